@@ -66,8 +66,11 @@ def text() -> str:
 
 def schedules() -> str:
     """A table of the pipeline schedules."""
-    rows = [f"| `{name}` | {one.words} | {'yes' if one.runs else 'no'} |" for name, one in SCHEDULES.items()]
-    return "\n".join(["| `schedule=` | order of passes | `mw train` runs it |", "|---|---|---|", *rows])
+    rows = [
+        f"| `{name}` | {one.words} | {'any number' if one.alike else 'one'} |"
+        for name, one in SCHEDULES.items()
+    ]
+    return "\n".join(["| `schedule=` | order of passes | runs on hosts |", "|---|---|---|", *rows])
 
 
 def _values(word: str) -> str:

@@ -23,7 +23,7 @@ LAYOUTS = {
     "`context`, Ulysses": "context=2,context_method=ulysses",
     "`expert`": "fsdp=2,expert=2",
     "`pipe`, schedule `lanes`": "pipe=2,microbatches=2,schedule=lanes",
-    "`pipe`, other schedules": "pipe=2,microbatches=2",
+    "`pipe`, other schedules (on one host)": "pipe=2,microbatches=2",
     "`offload`": "data=2,offload=true",
     "fp8 or int8 matmuls": "data=2,matmul_dtype=fp8",
     "int8 or int4 weights": "tensor=2,weights_dtype=int8",

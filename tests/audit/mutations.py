@@ -307,7 +307,7 @@ def _updated_whole(step: Broken) -> CompiledProgram:
         updates, moments = step.optimizer.update(whole(grads), whole(state.opt_state), weights, norm=norm)
         return cut(optax.apply_updates(weights, updates), mine), cut(moments, state.opt_state)
 
-    step._updated = updated
+    step._updated_shards = updated
     return compiled(step)
 
 
@@ -523,7 +523,7 @@ def _updated_twice(step: Broken) -> CompiledProgram:
             weights = optax.apply_updates(weights, updates)
         return weights, moments
 
-    step._updated = twice
+    step._updated_shards = twice
     return compiled(step)
 
 

@@ -196,12 +196,12 @@ class TestGiven:
     def test_what_does_not_run_is_ranked_and_said(self) -> None:
         found = self._found("pipe=4,tensor=8,schedule=1f1b")
         assert found.notices == (
-            "None of these layouts runs yet (pipe=4 with schedule=1f1b): they are what can be planned.",
+            "None of these layouts runs yet (schedule=1f1b on 16 hosts): they are what can be planned.",
         )
         assert found.faster is None
 
     def test_what_does_not_run_is_refused_where_only_that_is_wanted(self) -> None:
-        with pytest.raises(PlanError, match=r"what is asked runs yet \(pipe=4 with schedule=1f1b\); --any"):
+        with pytest.raises(PlanError, match=r"what is asked runs yet \(schedule=1f1b on 16 hosts\); --any"):
             self._found("pipe=4,schedule=1f1b", runnable=True)
 
     def test_a_pipeline_that_is_asked_for_runs_in_lanes(self) -> None:
@@ -298,11 +298,20 @@ class TestRanking:
         workload, config = Workload(512, 8192), load_model("llama-3.1-405b")
         found = search(config, load("h100:64x8"), workload, weights_dtype="bf16", compute_dtypes=("bf16",))
         for candidate in found.candidates:
-            assert why_not(config, candidate.layout) is None
+            assert why_not(config, candidate.layout, num_hosts=64) is None
         assert found.faster
         faster = found.faster.candidate.layout
-        assert found.faster.why_not == f"pipe={faster.pipe} with schedule={faster.schedule.pipeline}"
+        assert found.faster.why_not == f"schedule={faster.schedule.pipeline} on 64 hosts"
         assert found.faster.candidate.step_seconds * 1.02 < found.best.step_seconds
+
+    def test_on_one_host_every_schedule_runs(self) -> None:
+        config, workload = load_model("llama-3-8b"), Workload(128, 4096)
+        asked = {"weights_dtype": "bf16", "compute_dtypes": ("bf16",), "runnable": True}
+        given = parse_conditions("pipe=4,tensor=2")
+        found = search(config, load("h100:1x8"), workload, given=given, **asked)
+        schedules = {one.layout.schedule.pipeline for one in found.candidates}
+        assert {"1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "lanes"} >= schedules > {"interleaved"}
+        assert found.faster is None
 
     def test_a_model_that_does_not_run_is_ranked_and_said(self) -> None:
         found = _search("phi-3-mini-128k", "h100:1x8", 2**18, 4096)

@@ -72,6 +72,12 @@ class BigramStep:
         state = self.init(0)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
+    def saved(self, state: Any) -> Any:
+        return state
+
+    def placed(self, saved: Any) -> Any:
+        return saved
+
     def step(self, state: Any, tokens: np.ndarray) -> tuple[Any, dict[str, jax.Array]]:
         self.batches.append(tokens)
         with jax.set_mesh(self.mesh):

@@ -49,6 +49,7 @@ from meshwright.cost.priced import PricedCollective
 from meshwright.errors import OutOfMemoryError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.fit import check_one_program
 from meshwright.models.parameters import parameters
 from meshwright.plan_file import Plan
 
@@ -65,8 +66,10 @@ def audit_plan(
 
     numerics: also run the layout with a tiny model beside one device (see `numerics.check_numerics`).
     target: "cpu", "tpu" or "gpu", whose compiler to ask; by default that of the plan's hardware where it is
-    installed, else the CPU's. Raises AuditError where the step does not compile.
+    installed, else the CPU's. Raises AuditError where the step does not compile, LayoutError where it is
+    several programs.
     """
+    check_one_program(plan.layout, "an audit compares")
     chosen = choose_target(plan.hardware, plan.layout, target)
     try:
         compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)

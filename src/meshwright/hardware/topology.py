@@ -114,6 +114,11 @@ class Hardware:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_chips", self.num_slices * prod(self.dims))
 
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts the chips have, at least."""
+        return -(-self.num_chips // self.chip.chips_per_host)
+
     def __repr__(self) -> str:
         chip = self.chip
         return f"Hardware({self.spec}: {self.num_chips:,} {chip.name} of {format_bytes(chip.hbm_bytes)})"

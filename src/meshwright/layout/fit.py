@@ -138,6 +138,15 @@ def check_fields(layout: "Layout", config: ModelConfig) -> None:
         raise LayoutError(f"{config.name} has no latents (R) for remat = latents; fits: remat = matmuls")
 
 
+def check_one_program(layout: "Layout", who: str) -> None:
+    """Raises LayoutError where a step is not one program; who: takes one alone."""
+    if layout.stages_apart:
+        raise LayoutError(
+            f"layout {layout}: {who} one program, and the stages of schedule = "
+            f"{layout.schedule.pipeline} run programs of their own; fits: schedule = lanes"
+        )
+
+
 def check_stages(layout: "Layout", config: ModelConfig) -> None:
     """Raises LayoutError where there are too few layers, or nothing for an axis to split."""
     layers, pipe, interleave = config.num_layers, layout.pipe, layout.interleave

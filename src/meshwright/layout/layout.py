@@ -347,10 +347,27 @@ class Layout:
         """Stages of the pipeline."""
         return self.mesh.sizes.get("pipe", 1)
 
+    @cached_property
+    def of_stage(self) -> "Layout":
+        """This layout within one stage of a pipeline whose stages run programs of their own: without `pipe`.
+
+        >>> print(Layout.of(pipe=4, data=2, microbatches=8, schedule="zb-h1").of_stage)
+        data=2,microbatches=8
+        """
+        sizes = {axis: size for axis, size in self.mesh.sizes.items() if axis != "pipe"}
+        schedule = replace(self.schedule, pipeline=Schedule.pipeline, interleave=1)
+        form = self.form and {**self.form, "pipe": 1}
+        return replace(self, mesh=Mesh(sizes), schedule=schedule, _known_form=form)
+
     @property
     def stages_alike(self) -> bool:
         """Whether there are several stages, which run one program."""
         return self.pipe > 1 and self.schedule.is_alike
+
+    @property
+    def stages_apart(self) -> bool:
+        """Whether there are several stages, which run programs of their own, dispatched by one process."""
+        return self.pipe > 1 and not self.schedule.is_alike
 
     @property
     def num_passes(self) -> int:

@@ -11,11 +11,15 @@ from meshwright.layout.precision import DTYPES
 from meshwright.models.config import ModelConfig
 
 
-def why_not(config: ModelConfig, layout: Layout, phase: str = "train") -> str | None:
-    """Why this model under this layout does not run in this phase; None where it does."""
+def why_not(config: ModelConfig, layout: Layout, phase: str = "train", *, num_hosts: int = 1) -> str | None:
+    """Why this model under this layout does not run in this phase; None where it does.
+
+    num_hosts: of the machine, each with a process: only one process dispatches programs of several stages.
+    """
     return (
         model_lacks(config)
         or layout_lacks(layout, phase)
+        or _hosts_lack(layout, num_hosts)
         or _together_lack(config, layout)
         or _does_not_divide(config, layout)
     )
@@ -58,6 +62,11 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     features = {
         f"dispatch={schedule.dispatch}": schedule.dispatch != "each",
         f"offload=true with pipe={layout.pipe}": schedule.offload and layout.pipe > 1,
+        f"offload_optimizer=true with schedule={schedule.pipeline}": schedule.offload_optimizer
+        and layout.stages_apart,
+        # It scales updates by the size of a whole stack of layers, of which a stage has a part.
+        f"optimizer=adafactor with schedule={schedule.pipeline}": precision.optimizer == "adafactor"
+        and layout.stages_apart,
         "offload=true": schedule.offload and is_inference,
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
@@ -72,6 +81,12 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         not in (None, precision.compute_dtype, *(["int8", "fp8"] if is_inference else [])),
     }
     return next((feature for feature, used in features.items() if used), None)
+
+
+def _hosts_lack(layout: Layout, num_hosts: int) -> str | None:
+    if layout.stages_apart and num_hosts > 1:
+        return f"schedule={layout.schedule.pipeline} on {num_hosts} hosts"
+    return None
 
 
 def _together_lack(config: ModelConfig, layout: Layout) -> str | None:

@@ -58,7 +58,7 @@ class Saver:
         self._saving = step
         with self._errors():
             partial.parent.mkdir(parents=True, exist_ok=True)
-            self._orbax.save(partial / files.STATE, args=ocp.args.PyTreeSave(_by_name(state)), force=True)
+            self._orbax.save(partial / files.STATE, args=ocp.args.PyTreeSave(by_name(state)), force=True)
         self._commit = threading.Thread(target=self._finish, args=(partial, position), name="checkpoint")
         self._commit.start()
 
@@ -143,7 +143,7 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
     Raises CheckpointError where there is none, `step` itself is damaged, or an array differs.
     """
     step = sound_step(directory, step)
-    wanted = _by_name(abstract_state)
+    wanted = by_name(abstract_state)
     with _opened(directory, step) as checkpointer:
         stored = _check(directory, step, wanted, checkpointer)
         for name in sorted(stored.keys() - wanted.keys()):
@@ -152,7 +152,7 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
                 " which this model has not; name the run of this model"
             )
         restored = checkpointer.restore(_path(directory, step), args=_to_restore(wanted))
-    return _like(abstract_state, restored), files.read_position(directory, step), step
+    return like(abstract_state, restored), files.read_position(directory, step), step
 
 
 def restore_params(directory: Path, abstract_params: Any, step: int | None = None) -> Any:
@@ -163,11 +163,11 @@ def restore_params(directory: Path, abstract_params: Any, step: int | None = Non
     """
     step = sound_step(directory, step)
     abstract = {"params": abstract_params}
-    wanted = _by_name(abstract)
+    wanted = by_name(abstract)
     with _opened(directory, step) as checkpointer:
         _check(directory, step, wanted, checkpointer, cast=True)
         restored = checkpointer.restore(_path(directory, step), args=_to_restore(wanted))
-    return _like(abstract, restored)["params"]
+    return like(abstract, restored)["params"]
 
 
 def sound_step(directory: Path, step: int | None = None) -> int:
@@ -201,7 +201,7 @@ def _path(directory: Path, step: int) -> Path:
     return directory.absolute() / str(step) / files.STATE
 
 
-def _by_name(tree: Any) -> dict[str, Any]:
+def by_name(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by their dotted paths, whatever containers it is made of."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
@@ -209,9 +209,9 @@ def _by_name(tree: Any) -> dict[str, Any]:
     return named
 
 
-def _like(tree: Any, named: dict[str, Any]) -> Any:
+def like(tree: Any, named: dict[str, Any]) -> Any:
     """`named` put back into the containers of `tree`."""
-    return jax.tree.unflatten(jax.tree.structure(tree), [named[name] for name in _by_name(tree)])
+    return jax.tree.unflatten(jax.tree.structure(tree), [named[name] for name in by_name(tree)])
 
 
 def _to_restore(wanted: dict[str, Any]) -> ocp.args.PyTreeRestore:

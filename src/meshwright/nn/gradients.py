@@ -229,10 +229,10 @@ def _is_scattered(layout: Layout, name: str, letters: str) -> bool:
 
 
 def _mapped(config: ModelConfig, leaf: Callable[..., Any], *trees: Any) -> Any:
-    """The pytree of the trained parameters of `leaf(path, letters, array, ...)`."""
+    """The pytree of `leaf(path, letters, array, ...)` of what is trained of the first tree's parameters."""
     flat = [flatten(tree) for tree in trees]
 
     def one(path: str, param: Param) -> Any:
         return leaf(path, param.letters, *(arrays[path] for arrays in flat))
 
-    return build(config, one, only=trained(config))
+    return build(config, one, only=trained(config) & flat[0].keys())

@@ -25,7 +25,7 @@ from meshwright.nn.attention import (
     alibi_slopes,
 )
 from meshwright.nn.blockwise import blockwise
-from meshwright.nn.contract import local_product
+from meshwright.nn.contract import LATER, local_product
 from meshwright.nn.each_device import KEPT
 from meshwright.nn.elementwise import activate, along, mean_of_last, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
@@ -84,7 +84,7 @@ def _policy(layout: Layout) -> Callable[..., Any]:
     XLA for CPU has one memory alone: what is offloaded stays where it is (jax 0.10.2).
     """
     if not layout.offload:
-        return jax.checkpoint_policies.save_only_these_names(*_SAVED[layout.remat])
+        return jax.checkpoint_policies.save_only_these_names(*_SAVED[layout.remat], LATER)
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
         names_which_can_be_offloaded=[INPUT, *_SAVED[layout.remat]],
@@ -125,6 +125,8 @@ class JaxOps:
         self._num_products = 0  # of the layer that is being traced
         self._routes: Routes | None = None  # of the experts that are being traced, without a capacity
         self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
+        self._token: Array | None = None
+        self.parted: set[str] = set()
 
     def of_validation(self) -> "JaxOps":
         """These operations, whose loss is the cross-entropy alone."""
@@ -136,6 +138,15 @@ class JaxOps:
         """These operations in the stage of a pipeline with this number; layers: those of each stage."""
         ops = copy(self)
         ops._stage = number, layers
+        return ops
+
+    def parting(self, token: Array | None) -> "JaxOps":
+        """These operations, whose products multiply gradients of weights by `token` (`local_product`).
+
+        parted: the names of those weights, which are known once a program has been traced.
+        """
+        ops = copy(self)
+        ops._token = token
         return ops
 
     def reads(self, weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +205,8 @@ class JaxOps:
             if self._narrow:
                 y = narrow_product(plan, self.dtype, self._narrow, x, w, scales)
             else:
-                y = local_product(plan, self.dtype, x, w)
+                y = local_product(plan, self.dtype, x, w, self._token)
+                self.parted |= {name} if self._token is not None else set()
             return checkpoint_name(apply_reshard(plan.out_reshard, y), self._kind_of_product(plan))
 
     def _rows_at_columns(self, rows: Array, there: Reshard) -> Array:

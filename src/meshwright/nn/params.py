@@ -5,6 +5,7 @@
 
 import zlib
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -61,10 +62,11 @@ def init_params(
     seed: int,
     *,
     only: Collection[str] | None = None,
+    part: Callable[[str, jax.Array], jax.Array] = lambda path, whole: whole,
 ) -> dict[str, Any]:
     """Fresh parameters, made in place on their shards; the values do not depend on the layout.
 
-    only: the paths of those to make, by default all.
+    only: the paths of those to make, by default all. part: of the whole array of a path, what is kept.
     """
     sizes = dimensions(config)
     dtype = JAX_DTYPES[layout.weights_dtype]
@@ -79,7 +81,8 @@ def init_params(
 
     with jax.set_mesh(mesh):
         where = shardings(config, layout, mesh, only=only)
-        return jax.jit(lambda: build(config, leaf, only=only), out_shardings=where)()
+        made = partial(build, config, lambda path, param: part(path, leaf(path, param)), only=only)
+        return jax.jit(made, out_shardings=where)()
 
 
 def joined(config: ModelConfig, *trees: Mapping[str, Any]) -> dict[str, Any]:

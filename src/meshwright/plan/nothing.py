@@ -28,9 +28,9 @@ def nothing_found(
     """The error of a search that has no layout to rank. runnable: it looked for what runs alone."""
     about = f"{config.name} on {hardware.spec}"
     if runnable and (choice := _first(spaces, workload, given)):
+        why = why_not(config, choice.layout, num_hosts=hardware.num_hosts)
         return PlanError(
-            f"{about}: nothing that meets what is asked runs yet ({why_not(config, choice.layout)}); "
-            "--any ranks what can be planned"
+            f"{about}: nothing that meets what is asked runs yet ({why}); --any ranks what can be planned"
         )
 
     def found(conditions: Sequence[Condition]) -> bool:

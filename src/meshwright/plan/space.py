@@ -146,10 +146,10 @@ class Space:
     def _orders(self, pipe: int, running: bool) -> Iterator[Layout]:
         """The base with each set of rules: stages that are alike split what others do not.
 
-        Lanes are what runs. Of all that can be planned they are searched where `pipe` or the schedule is
-        given: others are faster.
+        On several hosts lanes alone run. Of all that can be planned they are searched where `pipe` or the
+        schedule is given: others are faster.
         """
-        if pipe == 1 or not running:
+        if pipe == 1 or not running or self.hardware.num_hosts == 1:
             yield self.base
         asked = running or {one.field for one in (*self._of_mesh, *self._of_schedule)} & {"pipe", "schedule"}
         meets = self._meets("schedule", LANES.name) and self._meets("interleave", 1)

@@ -212,7 +212,7 @@ def search(
         near = scout.nearest(workload, runs=runs)
         notices.append(planned_words(workload, planned, _why_another(pool, near, workload, hardware)))
     if not runs and runnable is None:
-        why = why_not(config, found[0].layout)
+        why = why_not(config, found[0].layout, num_hosts=hardware.num_hosts)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
     faster = _faster(scout.not_run(workload, planned), found, config, hardware, planned) if runs else None
     said = tuple(assumptions(config, planned, found[0]))
@@ -320,14 +320,17 @@ class _Scout:
         of_schedule = (id(mesh), choice.schedule, choice.remat, choice.offload)
         of_mesh = self._of_mesh(mesh)
         if of_mesh is None and of_schedule not in reasons:
-            reasons[of_schedule] = mesh, why_not(self._config, choice.layout)
+            reasons[of_schedule] = mesh, self._why_not(choice.layout)
         return of_mesh or reasons[of_schedule][1]
 
     def _of_mesh(self, mesh: Layout) -> str | None:
         reasons, key = self._reasons, (id(mesh),)
         if key not in reasons:  # with the mesh itself, or another one may get its id
-            reasons[key] = mesh, why_not(self._config, mesh)
+            reasons[key] = mesh, self._why_not(mesh)
         return reasons[key][1]
+
+    def _why_not(self, layout: Layout) -> str | None:
+        return why_not(self._config, layout, num_hosts=self._hardware.num_hosts)
 
 
 def _few_shards(asked: Workload, planned: Workload) -> int:
@@ -405,5 +408,6 @@ def _faster(
     for _, choice in islice(others, 1):
         candidate = well_placed(price(config, hardware, workload, choice.layout))
         if (1 + TIE) * candidate.step_seconds < least:
-            return Faster(candidate, why_not(config, candidate.layout) or "")
+            why = why_not(config, candidate.layout, num_hosts=hardware.num_hosts)
+            return Faster(candidate, why or "")
     return None

@@ -58,7 +58,15 @@ class TrainStep(Protocol):
     def init(self, seed: int) -> Any: ...
 
     def abstract_state(self) -> Any:
-        """The state as jax.ShapeDtypeStruct with shardings."""
+        """The state as it is saved, as jax.ShapeDtypeStruct with shardings."""
+        ...
+
+    def saved(self, state: Any) -> Any:
+        """The state as it is saved: by names that are alike under all layouts."""
+        ...
+
+    def placed(self, saved: Any) -> Any:
+        """The state of one that was restored."""
         ...
 
     def step(self, state: Any, tokens: np.ndarray) -> tuple[Any, dict[str, jax.Array]]:
@@ -291,7 +299,7 @@ class _Loop:
                 "best_loss": self.best_loss,
                 "validation_loss": loss,
             }
-            self.saver.save(number, state, position)
+            self.saver.save(number, self.step.saved(state), position)
             self.agreement.saved()
         self.reporter.restart_clock()
         return stopped
@@ -430,7 +438,7 @@ def _restored(run: Path, step: TrainStep, corpus: Corpus) -> Start:
             " give that one, or name another run"
         )
     return Start(
-        state,
+        step.placed(state),
         done,
         position["next_example"],
         position["seed"],

@@ -30,7 +30,7 @@ from meshwright.train.metrics import Line
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.reasons import Waits, machine_load, why_not_as_planned
 from meshwright.train.settings import Settings, evaluation_sets, save_settings
-from meshwright.train.step import CompiledStep
+from meshwright.train.staged import training_step
 from meshwright.train.tokenizer import BESIDE_TOKENIZER, tokenizer_file
 from meshwright.units import format_count, format_seconds
 
@@ -97,7 +97,7 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         balance_loss=settings.balance_loss,
         router_z_loss=settings.router_z_loss,
     )
-    step = CompiledStep(
+    step = training_step(
         plan.model,
         plan.layout,
         plan.workload,

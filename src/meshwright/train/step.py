@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_updates
+from meshwright.layout.fit import check_one_program, check_updates
 from meshwright.layout.workload import Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
@@ -83,6 +83,7 @@ class CompiledStep:
             raise PlanError(f"{config.name}: the plan is of phase {workload.phase!r}; training takes 'train'")
         layout.check(config, workload.num_sequences, workload.seq_len)
         check_updates(layout, config)
+        check_one_program(layout, "a compiled step is")
         if masked and layout.pipe > 1:
             raise LayoutError(
                 f"layout {layout}: pipe = {layout.pipe} masks no documents or answers yet; fits: pipe = 1"
@@ -124,13 +125,13 @@ class CompiledStep:
                 fresh = init_params(self.config, self.layout, self.mesh, seed, only=adapters)
                 params = joined(self.config, params, fresh)
         with jax.set_mesh(self.mesh):
-            return jax.jit(self._first_state)(params)
+            return jax.jit(self.first_state)(params)
 
-    def _first_state(self, params: Any) -> TrainState:
-        state = self._with_moments(params)
+    def first_state(self, params: Any) -> TrainState:
+        state = self.with_moments(params)
         return replace(state, opt_state=self._waiting(state.opt_state))
 
-    def _with_moments(self, params: Any) -> TrainState:
+    def with_moments(self, params: Any) -> TrainState:
         mine = shards(self.config, self.layout, params)
         start = jnp.zeros((), jnp.int32)
         if not self.layout.master_weights:
@@ -138,11 +139,14 @@ class CompiledStep:
         master = jax.tree.map(lambda weight: weight.astype(jnp.float32), mine)
         return TrainState(params, Mastered(master, self.optimizer.init(master)), start)
 
-    def abstract_state(self) -> TrainState:
-        """The state as ShapeDtypeStructs with shardings: moments are split as gradients once summed."""
-        params = abstract_params(self.config, self.layout, self.mesh)
+    def abstract_state(self, params: Any = None) -> TrainState:
+        """The state as ShapeDtypeStructs with shardings: moments are split as gradients once summed.
+
+        params: those of a part of the model, by default of all.
+        """
+        params = params or abstract_params(self.config, self.layout, self.mesh)
         with jax.set_mesh(self.mesh):
-            shapes = jax.eval_shape(self._with_moments, params)
+            shapes = jax.eval_shape(self.with_moments, params)
         state = jax.tree.map(self._placed, shapes)
         if not self.layout.offload_optimizer:
             return state
@@ -155,6 +159,14 @@ class CompiledStep:
     def _waiting(self, opt_state: Any) -> Any:
         """The optimizer's state where it waits for the next update; its counters stay on the device."""
         return _moved(opt_state, jax.memory.Space.Host) if self.layout.offload_optimizer else opt_state
+
+    def saved(self, state: TrainState) -> TrainState:
+        """The state as it is saved."""
+        return state
+
+    def placed(self, saved: TrainState) -> TrainState:
+        """The state of one that was restored as `abstract_state` has it."""
+        return saved
 
     # Batches
 
@@ -178,7 +190,7 @@ class CompiledStep:
         held = self.batch_sharding.addressable_devices_indices_map(batch).values()
         return sorted({row for index in held if index for row in range(*index[0].indices(batch[0]))})
 
-    def _put(self, tokens: np.ndarray) -> Array:
+    def put(self, tokens: np.ndarray) -> Array:
         """The batch of which `tokens` are this process's `own_rows`."""
         batch, rows = self.abstract_tokens().shape, self.own_rows
 
@@ -197,12 +209,12 @@ class CompiledStep:
         Where the routers' losses have weights also "balance_loss" and "router_z_loss", of the mean layer.
         """
         with jax.set_mesh(self.mesh):
-            return self._run(self.jitted, state, self._put(tokens))
+            return self._run(self.jitted, state, self.put(tokens))
 
     def evaluate(self, state: TrainState, tokens: np.ndarray) -> Array:
         """Mean nats per token of tokens[B, T+1]."""
         with jax.set_mesh(self.mesh):
-            return self._run(self._jitted_loss, state.params, self._put(tokens))
+            return self._run(self._jitted_loss, state.params, self.put(tokens))
 
     def _run(self, jitted: Any, *arguments: Any) -> Any:
         """The result of a program, which no process begins before all have compiled it."""
@@ -238,20 +250,20 @@ class CompiledStep:
         if self.layout.pipe > 1:
             return self._lanes(params, params, rows, self.ops.of_validation()).loss()
         loss, _ = self._over_all(params, rows, self.ops.of_validation())
-        return loss * self._all_over_counted(rows) if self.masked else loss
+        return loss * self.all_over_counted(rows) if self.masked else loss
 
     def _over_all(self, params: Any, rows: Array, ops: JaxOps) -> tuple[Array, Any]:
         """The nats of the counted targets over the number of all; and the sum of the routers' losses."""
-        tokens, targets, places = self._dealt(rows)
+        tokens, targets, places = self.dealt(rows)
         return transformer.losses(self.config, ops, ops.reads(params), tokens, targets, places)
 
-    def _all_over_counted(self, rows: Array) -> Array:
+    def all_over_counted(self, rows: Array) -> Array:
         """B T over the number of targets that count; of the whole batch, since microbatches differ in it."""
         targets = rows[:, 1:]
         counted = jnp.sum((targets & (BEGINS | UNCOUNTED)) == 0)
         return targets.size / jnp.maximum(counted, 1).astype(jnp.float32)
 
-    def _dealt(self, rows: Array) -> tuple[Array, Array, Places]:
+    def dealt(self, rows: Array) -> tuple[Array, Array, Places]:
         """Tokens and targets [B, T] of rows[B, T+1], dealt so that shards of T have equal work."""
         split = self.layout.tokens("tokens")
         attended = self.layout.attending.tokens("tokens").axes_of("T")
@@ -269,19 +281,19 @@ class CompiledStep:
         return tokens, place(deal(targets)), Places(deal(positions - first), deal(first))
 
     def _lanes(self, params: Any, leaves: Any, rows: Array, ops: JaxOps) -> Lanes:
-        microbatches = self._microbatches(rows)
+        microbatches = self.microbatches(rows)
 
         def batch(index: Array) -> tuple[Array, Array]:
-            return self._dealt(microbatches[:, index])[:2]
+            return self.dealt(microbatches[:, index])[:2]
 
         # Split as the rows once, rather than by every layer of every tick.
         places = jax.tree.map(
-            lambda x: reshard(x, self.batch_sharding.spec), self._dealt(microbatches[:, 0])[2]
+            lambda x: reshard(x, self.batch_sharding.spec), self.dealt(microbatches[:, 0])[2]
         )
         weights = self.router_weights if ops.router_losses else None
         return Lanes(self.config, self.layout, params, leaves, batch, places, ops, weights)
 
-    def _microbatches(self, rows: Array) -> Array:
+    def microbatches(self, rows: Array) -> Array:
         """rows[B, T+1] as [B/m, m, T+1].
 
         Row i of a device goes to microbatch i mod m, so that no row changes its device.
@@ -293,24 +305,31 @@ class CompiledStep:
     def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
         (loss, of_routers), grads = self._losses_and_gradients(state.params, rows)
         with jax.named_scope("update"):
-            if self.layout.offload_optimizer:
-                state = replace(state, opt_state=_moved(state.opt_state, jax.memory.Space.Device))
             norm = gradient_norm(grads)
-            mine, opt_state = self._updated(state, grads, norm)
-            opt_state = self._waiting(opt_state)
-            params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
-            metrics = {
-                "loss": loss,
-                "grad_norm": norm,
-                "learning_rate": self.schedule(state.num_updates),
-            }
-            if of_routers is not None:
-                mean = of_routers / sum(layer.kind.stack == "layers" for layer in self.config.layers)
-                metrics |= {"balance_loss": mean[0], "router_z_loss": mean[1]}
-        return TrainState(params, opt_state, state.num_updates + 1), metrics
+            after = self.updated(state, grads, norm)
+            return after, self.metrics(loss, of_routers, norm, state.num_updates)
 
-    def _updated(self, state: TrainState, grads: Any, norm: Array) -> tuple[Any, Any]:
-        """The shards of the weights after an update, and the optimizer's state. norm: of the gradients."""
+    def metrics(
+        self, loss: Array, of_routers: Array | None, norm: Array, num_updates: Array
+    ) -> dict[str, Array]:
+        """What `step` tells. of_routers: the sum of the layers' losses; num_updates: before this one."""
+        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": self.schedule(num_updates)}
+        if of_routers is not None:
+            mean = of_routers / sum(layer.kind.stack == "layers" for layer in self.config.layers)
+            metrics |= {"balance_loss": mean[0], "router_z_loss": mean[1]}
+        return metrics
+
+    def updated(self, state: TrainState, grads: Any, norm: Array) -> TrainState:
+        """The state after an update. norm: of the gradients."""
+        if self.layout.offload_optimizer:
+            state = replace(state, opt_state=_moved(state.opt_state, jax.memory.Space.Device))
+        mine, opt_state = self._updated_shards(state, grads, norm)
+        opt_state = self._waiting(opt_state)
+        params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
+        return TrainState(params, opt_state, state.num_updates + 1)
+
+    def _updated_shards(self, state: TrainState, grads: Any, norm: Array) -> tuple[Any, Any]:
+        """The shards of the weights after an update, and the optimizer's state."""
         if not self.layout.master_weights:
             mine = shards(self.config, self.layout, state.params)
             updates, opt_state = self.optimizer.update(grads, state.opt_state, mine, norm=norm)
@@ -331,7 +350,7 @@ class CompiledStep:
         config, layout, count = self.config, self.layout, self.layout.microbatches
         leaves = differentiated(config, layout, params)
 
-        scale = self._all_over_counted(rows) if self.masked else None
+        scale = self.all_over_counted(rows) if self.masked else None
 
         def share(leaves: Any, rows: Array) -> tuple[Array, tuple[Array, Any]]:
             loss, of_routers = self._over_all(as_used(config, layout, params, leaves), rows, self.ops)
@@ -350,7 +369,7 @@ class CompiledStep:
             return losses, summed(config, layout, grads)
         if count == 1:
             return losses_and_gradients(rows)
-        split = self._microbatches(rows)
+        split = self.microbatches(rows)
 
         def add(total: Any, index: Array) -> tuple[Any, None]:
             losses, gradients = losses_and_gradients(split[:, index])

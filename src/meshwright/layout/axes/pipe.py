@@ -35,10 +35,9 @@ class Pipe(Axis):
 
     def fit(self, config: ModelConfig, layout: "Layout") -> None:
         schedule = layout.schedule
-        if not layout.stages_alike:
-            return
-        SCHEDULES[schedule.pipeline].check(layout.pipe, schedule.microbatches, schedule.interleave)
-        if len({layer.kind.stack for layer in config.layers}) > 1:
+        if layout.pipe > 1:
+            SCHEDULES[schedule.pipeline].check(layout.pipe, schedule.microbatches, schedule.interleave)
+        if layout.stages_alike and len({layer.kind.stack for layer in config.layers}) > 1:
             raise LayoutError(
                 f"layout {layout}: the stages of lanes run one program, and {config.name} has dense layers "
                 "beside experts; fits: pipe = 1, or another schedule"
@@ -51,10 +50,6 @@ class Pipe(Axis):
             "from "
             f"stage to stage: {SCHEDULES[layout.schedule.pipeline].words}"
         )
-
-    def why_not(self, layout: "Layout") -> str | None:
-        name = layout.schedule.pipeline
-        return None if SCHEDULES[name].runs else f"pipe={layout.pipe} with schedule={name}"
 
 
 PIPE = Pipe("pipe")

@@ -46,7 +46,6 @@ LANES = PipelineSchedule(
     rows=lanes,
     most_alive=_alive,
     least_stages=2,
-    runs=True,
     alike=True,
     check_numbers=_check,
 )

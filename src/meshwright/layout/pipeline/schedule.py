@@ -33,9 +33,9 @@ class PipelineSchedule:
     splits_backward: whether the gradient of the weights may be a pass of its own, W.
     least_stages: the fewest for which the schedule is one.
     check_numbers(p, m): raises LayoutError where the schedule does not exist for p stages and m microbatches.
-    runs: whether `nn/` executes the schedule.
     alike: whether all stages run one program, idle passes included, each with a share of the vocabulary and
-    with its layers' weights stored on it (L over `pipe`).
+    with its layers' weights stored on it (L over `pipe`). Else each stage runs programs of its own, which one
+    process dispatches in the order of the table.
     """
 
     name: str
@@ -47,7 +47,6 @@ class PipelineSchedule:
     splits_backward: bool = False
     least_stages: int = 1
     check_numbers: Callable[[int, int], None] = any_numbers
-    runs: bool = False
     alike: bool = False
 
     def check(self, stages: int, microbatches: int, chunks: int = 1) -> None:

@@ -11,6 +11,7 @@ head, and back. A table says only the order. When each pass starts follows from 
     W  the gradient of the weights, which no other pass waits for
 """
 
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -83,3 +84,42 @@ class PassTable:
     def split(self) -> tuple[frozenset[tuple[int, int]], ...]:
         """(microbatch, chunk) of each stage whose backward pass is split into B and W."""
         return tuple(frozenset((p.microbatch, p.chunk) for p in row if p.kind == "W") for row in self.rows)
+
+    def in_order(self) -> Iterator[tuple[int, tuple[TablePass, ...]]]:
+        """(stage, its next pass or two that are joined), each after what it waits for.
+
+        In turns: in each, every stage goes on, if what it waits for was made in turns before.
+
+        >>> from meshwright.layout.pipeline import pass_table
+        >>> [f"{one.kind}{one.microbatch} on {s}" for s, (one,) in pass_table("1f1b", 2, 2).in_order()]
+        ['F0 on 0', 'F1 on 0', 'F0 on 1', 'B0 on 1', 'B0 on 0', 'F1 on 1', 'B1 on 1', 'B1 on 0']
+        """
+        done: set[tuple[str, int, Place]] = set()
+        left = [list(row) for row in self.rows]
+        while any(left):
+            turn = [
+                (stage, tuple(row[: 2 if row[0].joined else 1]))
+                for stage, row in enumerate(left)
+                if row and self._is_ready(stage, row, done)
+            ]
+            assert turn, f"the table of {self.name} deadlocks"
+            for stage, passes in turn:
+                del left[stage][: len(passes)]
+                yield stage, passes
+            done |= {(one.kind, one.microbatch, Place(s, one.chunk)) for s, passes in turn for one in passes}
+
+    def _is_ready(self, stage: int, row: Sequence[TablePass], done: Container[tuple]) -> bool:
+        """Whether what a stage's next passes read of other depths is done; the rest is earlier in its row."""
+        for one in row[: 2 if row[0].joined else 1]:
+            before, after = self.neighbours(Place(stage, one.chunk))
+            place = {"F": before, "B": after, "W": None}[one.kind]
+            if place and (one.kind, one.microbatch, place) not in done:
+                return False
+        return True
+
+    def neighbours(self, place: Place) -> tuple[Place | None, Place | None]:
+        """The places of the depths before and after the one that lies there; None at the ends."""
+        depth = self.depths[place]
+        route = next(route for route in self.routes if route[depth] == place)
+        before = route[depth - 1] if depth else None
+        return before, route[depth + 1] if depth + 1 < self.num_depths else None

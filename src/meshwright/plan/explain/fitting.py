@@ -124,21 +124,25 @@ def _fewer_tokens(
         for candidate in _priced(config, hardware, fewer, [leanest.replace(microbatches=share)]):
             if candidate.fits:
                 words = _changed(layout, candidate.layout)
-                why = why_not(config, candidate.layout)
-                return Change((f"--batch-tokens {fewer.num_tokens}", *words), candidate, why)
+                said = (f"--batch-tokens {fewer.num_tokens}", *words)
+                return Change(said, candidate, _why_not(config, candidate))
     return None
 
 
 def _cheapest(config: ModelConfig, layout: Layout, fitting: list[Candidate]) -> Change:
     """The change with the fewest words, among candidates within TIE of the fastest that runs, if any does."""
-    running = [one for one in fitting if why_not(config, one.layout) is None] or fitting
+    running = [one for one in fitting if _why_not(config, one) is None] or fitting
     least = (1 + TIE) * min(candidate.step_seconds for candidate in running)
     changes = [
-        Change(_changed(layout, one.layout), one, why_not(config, one.layout))
+        Change(_changed(layout, one.layout), one, _why_not(config, one))
         for one in running
         if one.step_seconds <= least
     ]
     return min(changes, key=lambda change: (len(change.words), change.candidate.step_seconds))
+
+
+def _why_not(config: ModelConfig, candidate: Candidate) -> str | None:
+    return why_not(config, candidate.layout, num_hosts=candidate.hardware.num_hosts)
 
 
 def _changed(layout: Layout, other: Layout) -> tuple[str, ...]:

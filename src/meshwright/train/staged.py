@@ -1,0 +1,287 @@
+"""The training step of a pipeline whose stages run programs of their own (nn/stage_programs.py).
+
+The parameters and the optimizer's state of a depth lie on the devices of its stage. What another stage reads
+as well is sent there when a step begins, and its gradients come back at the end: a tied table that the head
+reads, and under DualPipe the weights of the other direction. So each parameter has one state, however many
+stages read it.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import SingleDeviceSharding
+
+from meshwright.errors import LayoutError
+from meshwright.layout import Layout
+from meshwright.layout.pipeline import pass_table
+from meshwright.layout.pipeline.table import Place
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import parameters
+from meshwright.models.transformer import Places
+from meshwright.nn.checkpoint import by_name, like
+from meshwright.nn.compiler import Options
+from meshwright.nn.dispatch import Dispatch, Executor, OnDevices
+from meshwright.nn.gradients import summed
+from meshwright.nn.mesh import device_mesh
+from meshwright.nn.params import abstract_params, flatten, init_params, joined
+from meshwright.nn.stage_programs import LOSS, ROUTERS, Chunk, ChunkPrograms, is_stacked
+from meshwright.nn.weights import load_hf
+from meshwright.train.optimizer import OptimizerConfig, gradient_norm
+from meshwright.train.step import CompiledStep, TrainState
+
+# By depth.
+State = tuple[TrainState, ...]
+
+
+def training_step(config: ModelConfig, layout: Layout, *arguments: Any, **options: Any) -> Any:
+    """The step that `train.loop.train` drives under this layout. Arguments as of CompiledStep."""
+    kind = StagedStep if layout.stages_apart else CompiledStep
+    return kind(config, layout, *arguments, **options)
+
+
+class StagedStep:
+    """What `train.loop.train` drives where every stage of the pipeline runs programs of its own.
+
+    Arguments as of CompiledStep. The state is that of each depth; it is saved as one of the whole model, in
+    the host's memory, so that a run may go on under another layout. Raises LayoutError where there are
+    several processes: none of them could dispatch what the others' devices run.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        workload: Workload,
+        optimizer: OptimizerConfig,
+        *,
+        mesh: jax.sharding.Mesh | None = None,
+        options: Options | None = None,
+        **others: Any,
+    ) -> None:
+        schedule = layout.schedule
+        if jax.process_count() > 1:
+            raise LayoutError(
+                f"layout {layout}: one process dispatches the stages of schedule = {schedule.pipeline}, and "
+                f"there are {jax.process_count()}; fits: one process, or schedule = lanes"
+            )
+        layout.check(config, workload.num_sequences, workload.seq_len)
+        self.config, self.layout, self.workload = config, layout, workload
+        self.mesh = device_mesh(layout) if mesh is None else mesh
+        self.stages = [
+            CompiledStep(config, layout.of_stage, workload, optimizer, mesh=own, options=options, **others)
+            for own in stage_meshes(self.mesh)
+        ]
+        self.chunks = Chunk.of_depths(config, layout)
+        self.table = pass_table(schedule.pipeline, layout.pipe, layout.microbatches, schedule.interleave)
+        self.first = self.stages[0]
+        self.owners = self.table.routes[0]
+        programs = {
+            Place(*place): self._programs(depth, place[0]) for place, depth in self.table.depths.items()
+        }
+        self.dispatch = Dispatch(self.table, [own.mesh for own in self.stages], programs, options or {})
+        self._norm, self._sum = jax.jit(gradient_norm), jax.jit(lambda parts: sum(parts[1:], parts[0]))
+        self._metrics, self._summed = jax.jit(self.first.metrics), jax.jit(self._reduced)
+        self._updated = {stage: jax.jit(stage.updated, donate_argnums=0) for stage in self.stages}
+
+    def _reduced(self, gradients: dict[str, Array]) -> dict[str, Array]:
+        """The gradients of a chunk, by path, as the moments lie."""
+        return flatten(summed(self.config, self.first.layout, joined(self.config, gradients)))
+
+    def _programs(self, depth: int, stage: int) -> ChunkPrograms:
+        own = self.stages[stage]
+
+        def batch(rows: Array, index: Array) -> tuple[Array, Array, Places]:
+            return own.dealt(own.microbatches(rows)[:, index])
+
+        def share(rows: Array) -> Any:
+            return (own.all_over_counted(rows) if own.masked else 1.0) / self.layout.microbatches
+
+        return ChunkPrograms(
+            self.config, own.layout, own.ops, self.chunks[depth], batch, share, own.router_weights
+        )
+
+    # What the loop asks
+
+    @property
+    def batch_sequences(self) -> int:
+        return self.workload.num_sequences
+
+    @property
+    def own_rows(self) -> Sequence[int]:
+        return range(self.workload.num_sequences)
+
+    @property
+    def seq_len(self) -> int:
+        return self.workload.seq_len
+
+    @property
+    def flops_per_step(self) -> float:
+        return self.first.flops_per_step
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        return self.first.peak_flops_per_second * self.layout.pipe
+
+    # State
+
+    def init(self, seed: int) -> State:
+        """Fresh parameters, or those of `start_from`, which are read into the host's memory."""
+        loaded, start_from = None, self.first.start_from
+        if start_from is not None:
+            alone = Layout.of(weights_dtype=self.layout.weights_dtype)
+            loaded = load_hf(start_from, self.config, alone, device_mesh(alone, _host().device_set))
+        return tuple(self._first_state(depth, seed, loaded) for depth in range(len(self.chunks)))
+
+    def _first_state(self, depth: int, seed: int, loaded: Any) -> TrainState:
+        own, chunk = self._owner(depth), self.chunks[depth]
+        if loaded is None:
+            only = [path for path in parameters(self.config) if chunk.has(path)]
+            params = init_params(self.config, own.layout, own.mesh, seed, only=only, part=chunk.part)
+        else:
+            params = _placed(chunk, loaded, self._abstract_params(depth))
+        with jax.set_mesh(own.mesh):
+            return jax.jit(own.first_state)(params)
+
+    def _owner(self, depth: int) -> CompiledStep:
+        return self.stages[self.owners[depth].stage]
+
+    def abstract_state(self) -> TrainState:
+        """The state of the whole model, as it is saved: in the host's memory."""
+        return jax.tree.map(_on_the_host, self.first.abstract_state())
+
+    def saved(self, state: State) -> TrainState:
+        """The state of the whole model, in the host's memory."""
+        depths = [by_name(own) for own in state]
+
+        def one(name: str) -> np.ndarray:
+            parts = [own[name] for own in depths if name in own]
+            stacked = len(parts) > 1 and is_stacked(name)
+            return np.concatenate(list(map(np.asarray, parts))) if stacked else np.asarray(parts[0])
+
+        abstract = self.abstract_state()
+        return like(abstract, {name: jax.device_put(one(name), _host()) for name in by_name(abstract)})
+
+    def placed(self, saved: TrainState) -> State:
+        """The state of every depth, of one as `saved` gives it."""
+        depths = zip(self.chunks, self.abstract_depths(), strict=True)
+        return tuple(_placed(chunk, saved, abstract) for chunk, abstract in depths)
+
+    def abstract_depths(self) -> State:
+        """The state of every depth as ShapeDtypeStructs."""
+        depths = range(len(self.chunks))
+        return tuple(self._owner(depth).abstract_state(self._abstract_params(depth)) for depth in depths)
+
+    def _abstract_params(self, depth: int) -> Any:
+        own, chunk = self._owner(depth), self.chunks[depth]
+        params = flatten(abstract_params(self.config, own.layout, own.mesh))
+
+        def part(path: str) -> jax.ShapeDtypeStruct:
+            shape = jax.eval_shape(partial(chunk.part, path), params[path]).shape
+            return jax.ShapeDtypeStruct(shape, params[path].dtype, sharding=params[path].sharding)
+
+        return joined(self.config, {path: part(path) for path in params if chunk.has(path)})
+
+    # The step
+
+    def step(self, state: State, tokens: np.ndarray) -> tuple[State, dict[str, Array]]:
+        """(next state, metrics) as of CompiledStep, the metrics on the first stage; the state is donated."""
+        return self.step_on(OnDevices(), state, self._rows(tokens))
+
+    def evaluate(self, state: State, tokens: np.ndarray) -> Array:
+        """Mean nats per token of tokens[B, T+1]."""
+        on = OnDevices()
+        losses = self.dispatch.loss(self._read(on, _params(state)), self._rows(tokens), on)
+        return on.run(self._owner(-1).mesh, self._sum, losses)
+
+    def _rows(self, tokens: np.ndarray) -> list[Array]:
+        return [stage.put(tokens) for stage in self.stages]
+
+    def step_on(self, on: Executor, state: State, rows: Sequence[Array]) -> tuple[State, dict[str, Array]]:
+        """A step by an executor. rows: of the batch, on each stage."""
+        losses, gradients = self.losses_and_gradients(on, _params(state), rows)
+        first = self.first.mesh
+        norms = [on.run(self._owner(depth).mesh, self._norm, own) for depth, own in enumerate(gradients)]
+        norm = on.run(first, self._norm, [on.send(one, first) for one in norms])
+        told = losses[LOSS], losses.get(ROUTERS), norm, state[0].num_updates
+        metrics = on.run(first, self._metrics, *told)
+        after = []
+        for depth, own in enumerate(state):
+            stage = self._owner(depth)
+            known = own, gradients[depth], on.send(norm, stage.mesh)
+            after.append(on.run(stage.mesh, self._updated[stage], *known))
+        return tuple(after), metrics
+
+    def losses_and_gradients(
+        self, on: Executor, params: Sequence[Any], rows: Sequence[Array]
+    ) -> tuple[dict[str, Array], list[Any]]:
+        """(losses on the first stage, gradients by depth as the moments lie). params: by depth."""
+        totals = self.dispatch.totals(self._read(on, params), rows, on)
+        losses: dict[str, list[Array]] = {}
+        gradients: list[dict[str, Array]] = [{} for _ in self.chunks]
+        for place, depth in self.table.depths.items():
+            own, mesh = totals.pop(Place(*place)), self.stages[place[0]].mesh
+            for name in own.keys() & {LOSS, ROUTERS}:
+                losses.setdefault(name, []).append(on.send(own.pop(name), self.first.mesh))
+            for path, gradient in on.run(mesh, self._summed, own).items():
+                home = depth if self.chunks[depth].has(path) else 0  # of a tied table, which the head reads
+                self._add(on, gradients[home], path, gradient, self._owner(home).mesh)
+        sums = {name: on.run(self.first.mesh, self._sum, parts) for name, parts in losses.items()}
+        return sums, [joined(self.config, flat) for flat in gradients]
+
+    def _add(self, on: Executor, total: dict[str, Array], path: str, more: Array, mesh: Any) -> None:
+        there = on.send(more, mesh)
+        total[path] = on.run(mesh, self._sum, [total[path], there]) if path in total else there
+
+    def _read(self, on: Executor, params: Sequence[Any]) -> dict[Place, Any]:
+        """What every chunk reads, on its stage: its own parameters, and the head a tied table."""
+        table = {"embed": params[0]["embed"]} if self.config.tied_embeddings else {}
+        read = [
+            own | (table if chunk.is_last else {}) for own, chunk in zip(params, self.chunks, strict=True)
+        ]
+        return {
+            Place(*place): on.send(read[depth], self.stages[place[0]].mesh)
+            for place, depth in self.table.depths.items()
+        }
+
+    @property
+    def num_compiled(self) -> int:
+        """How many versions of a program were compiled: one, unless the types of its arguments changed."""
+        return self.dispatch.num_compiled
+
+
+def _placed(chunk: Chunk, whole: Any, abstract: Any) -> Any:
+    """What of a whole pytree belongs to a chunk, as `abstract` has it."""
+    arrays = by_name(whole)
+    parts = {
+        name: jax.device_put(np.asarray(chunk.part(name, arrays[name])), leaf.sharding)
+        for name, leaf in by_name(abstract).items()
+    }
+    return like(abstract, parts)
+
+
+def _params(state: State) -> list[Any]:
+    return [own.params for own in state]
+
+
+def stage_meshes(mesh: jax.sharding.Mesh) -> list[jax.sharding.Mesh]:
+    """The mesh of every stage of a mesh with the axis `pipe`."""
+    axis = mesh.axis_names.index("pipe")
+    names, types = (
+        tuple(one for number, one in enumerate(of_axes) if number != axis)
+        for of_axes in (mesh.axis_names, mesh.axis_types)
+    )
+    stages = np.moveaxis(mesh.devices, axis, 0)
+    return [jax.sharding.Mesh(own, names, axis_types=types) for own in stages]
+
+
+def _host() -> Any:
+    return SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+
+
+def _on_the_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_host())

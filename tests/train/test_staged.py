@@ -1,0 +1,230 @@
+"""A pipeline whose stages run programs of their own: loss and every gradient are those of one device.
+
+Values are float32, where a layout changes nothing but the order of sums (tests/train/test_accumulation.py).
+"""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tests.nn.saving import save
+from tests.nn.test_layouts import GPT, LATENT, LOCAL, MIXTURE, TIED, TINY
+from tests.train.compiling import Compiling
+from tests.train.test_accumulation import (
+    OPTIMIZER,
+    TOKENS,
+    assert_agrees,
+    compiled_step,
+)
+
+from meshwright.audit.facts.products import dot_flops
+from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.errors import LayoutError
+from meshwright.layout import Layout
+from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.runs import check_runs, why_not
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.nn import checkpoint
+from meshwright.nn.checkpoint import by_name
+from meshwright.train.staged import StagedStep, training_step
+
+DEEP = replace(TINY, num_layers=4)
+
+
+def staged_step(config: ModelConfig, text: str) -> StagedStep:
+    layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+    check_runs(config, layout)
+    return training_step(config, layout, Workload(16, 16), OPTIMIZER, chip_flops_per_second=1e11)
+
+
+def test_loss_and_gradients_are_those_of_one_device() -> None:
+    """Uneven stages: of three layers one has two; and the head reads the first stage's table."""
+    assert_agrees(replace(TIED, num_layers=3), "pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "lanes"])
+def test_every_schedule(schedule: str) -> None:
+    chunks = ",interleave=2" if schedule == "interleaved" else ""
+    assert_agrees(DEEP, f"pipe=2,data=2,microbatches=4,schedule={schedule}{chunks}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipe=4,fsdp=2,microbatches=4,remat=full,schedule=zb-v",
+        "pipe=2,data=4,zero=1,microbatches=4,remat=matmuls,schedule=zb-h1",
+        "pipe=2,data=4,zero=2,microbatches=4,remat=full,schedule=zb-h1",
+        "pipe=2,fsdp=2,tensor=2,microbatches=4,sequence_parallel=true,schedule=dualpipe",
+        "pipe=2,data=2,context=2,microbatches=2,context_method=ring,schedule=zb-h1",
+        "pipe=4,data=2,microbatches=1,schedule=1f1b",
+    ],
+)
+def test_with_every_other_axis(text: str) -> None:
+    assert_agrees(replace(DEEP, num_layers=7), text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [TIED, LOCAL, GPT, LATENT, MIXTURE], ids=lambda config: config.name)
+def test_other_families(config: ModelConfig) -> None:
+    """Windows, norms of heads, biases, positions, latents; experts behind a dense layer."""
+    assert_agrees(config, "pipe=2,fsdp=2,microbatches=2,schedule=zb-v")
+
+
+@pytest.mark.slow
+def test_the_routers_losses() -> None:
+    assert_agrees(MIXTURE, "pipe=2,fsdp=2,expert=2,microbatches=2,schedule=zb-h1", (0.1, 0.01))
+
+
+@pytest.mark.slow
+def test_a_table_read_from_both_ends_is_one() -> None:
+    """DualPipe has two copies of every weight, and of a tied table three."""
+    assert_agrees(replace(TIED, num_layers=4), "pipe=4,data=2,microbatches=8,schedule=dualpipe")
+
+
+@cache
+def _alone() -> list[float]:
+    return _updates(compiled_step(DEEP, Layout.of()))
+
+
+def _updates(step: Any, state: Any = None, num_updates: int = 3) -> list[float]:
+    state, figures = state or step.init(0), []
+    for _ in range(num_updates):
+        state, metrics = step.step(state, TOKENS)
+        figures += [float(metrics[name]) for name in ("loss", "grad_norm", "learning_rate")]
+    return [*figures, float(step.evaluate(state, TOKENS))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipe=2,data=2,microbatches=4,schedule=zb-h1",
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in (
+                "pipe=2,data=2,zero=1,microbatches=4,schedule=zb-v",
+                "pipe=2,tensor=2,microbatches=4,schedule=dualpipe",
+            )
+        ),
+    ],
+)
+def test_three_updates_equal_one_device(text: str) -> None:
+    """The norm that clips is that of all stages. 1e-5: some hundred roundings of sums in another order."""
+    step = staged_step(DEEP, text)
+    assert _updates(step) == pytest.approx(_alone(), rel=1e-5)
+    assert step.num_compiled == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["lion", "muon"])
+def test_other_optimizers(optimizer: str) -> None:
+    alone = _updates(compiled_step(DEEP, Layout.of(optimizer=optimizer)))
+    step = staged_step(DEEP, f"pipe=2,microbatches=2,schedule=zb-h1,optimizer={optimizer}")
+    assert _updates(step) == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_masked_rows_pass_through_a_pipeline() -> None:
+    """A document that begins within a row, and targets that are not counted, as on one device."""
+    from meshwright.train.rows import BEGINS, UNCOUNTED
+
+    rows = TOKENS.copy()
+    rows[:, 5] |= BEGINS
+    rows[3:7, 9:] |= UNCOUNTED
+    options = {"chip_flops_per_second": 1e11, "masked": True}
+    found = []
+    for text in ("data=1", "pipe=2,data=2,microbatches=4,schedule=zb-h1"):
+        layout = Layout.parse(text, weights_dtype="f32", compute_dtype="f32")
+        step = training_step(DEEP, layout, Workload(16, 16), OPTIMIZER, **options)
+        state, metrics = step.step(step.init(0), rows)
+        found.append([float(metrics["loss"]), float(metrics["grad_norm"]), float(step.evaluate(state, rows))])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+def test_a_checkpoint_goes_on_bit_for_bit_and_under_other_layouts(tmp_path: Path) -> None:
+    step = staged_step(replace(TIED, num_layers=3), "pipe=2,data=2,microbatches=2,schedule=zb-h1")
+    state, _ = step.step(step.init(0), TOKENS)
+    save(tmp_path, 1, step.saved(state), {})
+    restored, _, _ = checkpoint.restore(tmp_path, step.abstract_state())
+    there = step.placed(restored)
+    for name, leaf in by_name(state).items():
+        again = by_name(there)[name]
+        assert again.sharding == leaf.sharding and np.array_equal(again, leaf), name
+    other = compiled_step(replace(TIED, num_layers=3), Layout.of(fsdp=2))
+    on, _, _ = checkpoint.restore(tmp_path, other.abstract_state())
+    expected = _updates(step, there, 1)
+    assert _updates(other, on, 1) == pytest.approx(expected, rel=1e-5)
+    assert _updates(step, step.placed(restored), 1) == expected
+
+
+def _compiled(step: StagedStep) -> Compiling:
+    """A step compiled and not run."""
+    on: Any = Compiling()
+    state = tuple(jax.tree.map(lambda x: on.array(x, x.sharding), own) for own in step.abstract_depths())
+    tokens = [stage.abstract_tokens() for stage in step.stages]
+    step.step_on(on, state, [on.array(rows, rows.sharding) for rows in tokens])
+    return on
+
+
+def _flops(step: StagedStep) -> dict[tuple[int, str], float]:
+    """Of each program's products, by stage and name."""
+    compiled = _compiled(step).compiled.items()
+    names = {program: (place.stage, name) for ((place, name), *_), program in step.dispatch.programs.items()}
+    return {
+        names[program]: dot_flops(parse_hlo(one.as_text()))
+        for (_, program, _), one in compiled
+        if program in names
+    }
+
+
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_the_gradient_of_the_weights_is_a_pass_of_its_own(remat: str) -> None:
+    """W has the FLOPs of the products' gradients to weights and no others, and B is left without these."""
+    step = staged_step(DEEP, f"pipe=2,microbatches=2,schedule=zb-h1,remat={remat}")
+    flops, whole = (
+        _flops(one) for one in (step, staged_step(DEEP, f"pipe=2,microbatches=2,schedule=1f1b,remat={remat}"))
+    )
+    config, tokens = step.config, TOKENS[:, 1:].size // 2
+    attention = config.d_model * (2 * config.num_heads + 2 * config.num_kv_heads) * config.d_head
+    weights = (attention + 3 * config.d_model * config.d_ff) * config.num_layers // 2
+    assert flops[0, "weight_gradient"] == 2 * weights * tokens
+    parts = flops[0, "input_gradient"] + flops[0, "weight_gradient"]
+    assert parts == whole[0, "backward"]
+
+
+@pytest.mark.slow
+def test_memory_is_as_the_schedule_has_it() -> None:
+    """By the compiler's figures: flat in the microbatches; of p - s with 1F1B, of p with ZB-H1."""
+    config = replace(DEEP, d_model=128, d_ff=512, d_head=16)
+    peaks = {}
+    for schedule, microbatches in (("1f1b", 4), ("1f1b", 8), ("zb-h1", 4), ("gpipe", 8)):
+        layout = Layout.of(pipe=4, microbatches=microbatches, schedule=schedule)
+        layout = layout.replace(weights_dtype="f32", compute_dtype="f32")
+        workload = Workload(4 * microbatches, 128)
+        on = _compiled(StagedStep(config, layout, workload, OPTIMIZER, chip_flops_per_second=1e11))
+        peaks[schedule, microbatches] = [on.peak[stage] for stage in range(4)]
+    assert peaks["1f1b", 8] == pytest.approx(peaks["1f1b", 4], rel=0.02)
+    steps = -np.diff(peaks["1f1b", 4])
+    assert steps.min() > 0 and steps[0] == pytest.approx(steps[1], rel=0.1)
+    assert max(peaks["zb-h1", 4]) == pytest.approx(peaks["1f1b", 4][0], rel=0.1)
+    assert min(peaks["zb-h1", 4]) > 0.9 * max(peaks["zb-h1", 4])
+    assert min(peaks["gpipe", 8]) > 1.5 * max(peaks["1f1b", 8])
+
+
+def test_what_no_programs_of_stages_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout.of(pipe=2, microbatches=2, schedule="zb-h1")
+    assert why_not(DEEP, layout) is None
+    assert why_not(DEEP, layout, num_hosts=2) == "schedule=zb-h1 on 2 hosts"
+    assert why_not(DEEP, layout.replace(schedule="lanes"), num_hosts=2) is None
+    assert why_not(DEEP, layout.replace(optimizer="adafactor")) == "optimizer=adafactor with schedule=zb-h1"
+    with pytest.raises(LayoutError, match="at least 4 microbatches, not 2; fits: microbatches of 4 or more"):
+        staged_step(DEEP, "pipe=2,microbatches=2,schedule=dualpipe")
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(LayoutError, match="there are 2; fits: one process, or schedule = lanes"):
+        staged_step(DEEP, "pipe=2,microbatches=2,schedule=zb-h1")
