@@ -23,7 +23,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _compiler(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     monkeypatch.setattr(
-        "meshwright.audit.tune.figures",
+        "meshwright.audit.tune.compiled_figures",
         lambda plan, *_, **__: Figures(num_bytes, None, program=str(plan.layout)),
     )
 
