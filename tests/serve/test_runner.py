@@ -49,6 +49,7 @@ def make_runner(
     first_device: int = 0,
     shares_pages: bool = False,
     host_bytes: int = 0,
+    with_native: bool = True,
     **words: object,
 ) -> JaxRunner:
     split = layout(tensor).replace(**words)
@@ -66,6 +67,7 @@ def make_runner(
         block=8,
         shares_pages=shares_pages,
         host_bytes=host_bytes,
+        with_native=with_native,
     )
     runner.warm_up()
     return runner
@@ -178,6 +180,13 @@ def test_requests_alone_get_the_tokens_of_transformers(runner, answers):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_xla_alone_gets_the_same_tokens(reference, answers, tensor):
+    """Where the C++ extension runs, the other tests are of it."""
+    runner = make_runner(reference[0], tensor, with_native=False)
+    assert generate(runner, *map(greedy, PROMPTS)) == answers
+
+
 def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypatch):
     """As where attention reads whole tables: the tables of short sequences are short."""
     monkeypatch.setattr(runner_module, "reads_whole_tables", lambda mesh: True)

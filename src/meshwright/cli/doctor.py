@@ -26,6 +26,8 @@ _TIMEOUT_SECONDS = 120
 # libtpu holds this file for the one process that may use the chips.
 _TPU_LOCK = Path("/tmp/libtpu_lockfile")
 _ON_CPU = "JAX_PLATFORMS=cpu mw doctor"
+_REBUILD = "rm -r ~/.cache/meshwright/native"
+_ASK_NATIVE = "from meshwright.nn.native import why_not; print(why_not() or '')"
 _ASK_JAX = "import jax; d = jax.devices(); print(len(d), d[0].platform, d[0].device_kind, sep='|')"
 
 
@@ -65,6 +67,7 @@ def check_all() -> Iterator[Check]:
     yield _python()
     yield from packages()
     yield devices()
+    yield native()
     yield from _extras()
     yield from _locks()
     yield _disk()
@@ -92,19 +95,36 @@ def devices() -> Check:
     """What JAX sees, asked in a process of its own: a broken driver may end it or hang."""
     if find_spec("jax") is None:
         return Check("devices", "not asked: JAX is not installed, and planning needs none", ok=True)
-    command = [sys.executable, "-c", _ASK_JAX]
+    answer, failure = _asked(_ASK_JAX)
+    if failure is not None:
+        return Check("devices", failure, ok=False, mend=_ON_CPU)
+    count, kind, name = answer.split("|")
+    cores = f", {os.cpu_count()} cores" if kind == "cpu" else ""
+    return Check("devices", f"{count} {kind} ({name.strip()}){cores}", ok=True)
+
+
+def native() -> Check:
+    """Whether CPUs generate with the C++ extension, which is built now where it was not yet, or why not."""
+    if find_spec("jax") is None:
+        return Check("on CPUs", "not asked: JAX is not installed", ok=True)
+    answer, failure = _asked(_ASK_NATIVE)
+    if failure is not None:
+        return Check("on CPUs", f"the native extension ends the process: {failure}", ok=False, mend=_REBUILD)
+    reason = answer.strip()
+    found = f"XLA alone; no native extension: {reason}" if reason else "native extension, in C++"
+    return Check("on CPUs", found, ok=True)
+
+
+def _asked(code: str) -> tuple[str, str | None]:
+    """What a process of its own prints that runs `code`, and how it failed; None where it did not."""
+    command = [sys.executable, "-c", code]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return Check(
-            "devices", f"no answer in {_TIMEOUT_SECONDS} s", ok=False, mend="JAX_PLATFORMS=cpu mw doctor"
-        )
+        return "", f"no answer in {_TIMEOUT_SECONDS} s"
     if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
-        return Check("devices", last, ok=False, mend=_ON_CPU)
-    count, kind, name = asked.stdout.split("|")
-    cores = f", {os.cpu_count()} cores" if kind == "cpu" else ""
-    return Check("devices", f"{count} {kind} ({name.strip()}){cores}", ok=True)
+        return "", (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+    return asked.stdout, None
 
 
 def _extras() -> Iterator[Check]:

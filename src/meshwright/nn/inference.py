@@ -24,6 +24,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.models.transformer import Places
+from meshwright.nn import native
 from meshwright.nn.attention import Scores, alibi_slopes
 from meshwright.nn.elementwise import along
 from meshwright.nn.embedding import embed
@@ -49,7 +50,14 @@ Params = dict[str, Any]
 
 
 class InferenceOps(JaxOps):
-    """Runs `models/transformer.py` on weights as `layered` and a PagedCache. Call under `jax.set_mesh`."""
+    """Runs `models/transformer.py` on weights as `layered` and a PagedCache. Call under `jax.set_mesh`.
+
+    with_native: on CPUs products of few rows are those of native.py, which must be there.
+    """
+
+    def __init__(self, config: ModelConfig, layout: Layout, *, with_native: bool = False) -> None:
+        super().__init__(config, layout)
+        self._with_native = with_native
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array | Quantised) -> Array:
         einsum = plan.einsum
@@ -60,8 +68,16 @@ class InferenceOps(JaxOps):
             if isinstance(weight, Quantised) and not weight.is_grouped:
                 return self._scaled_product(plan, spec, x, weight)
             w = self._read_weight(plan, weight)
-            y = _product(spec, x, w, partition_spec(plan.product)).astype(self.dtype)
+            y = self._product(plan, spec, x, w).astype(self.dtype)
             return apply_reshard(plan.out_reshard, y)
+
+    def _product(self, plan: Contraction, spec: str, x: Array, w: Array) -> Array:
+        """The product of operands as computed on, of int8 weights with x in int8, summed in float32."""
+        if self._with_native and native.takes(spec, x, w):
+            return native.einsum(spec, x, w, partition_spec(plan.product))
+        if w.dtype == jnp.int8:
+            return int8_product(lambda narrow: _product(spec, narrow, w, partition_spec(plan.product)), x)
+        return _product(spec, x, w, partition_spec(plan.product))
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
         """The weights of experts where the products of rows read them, as they are stored."""
@@ -89,10 +105,8 @@ class InferenceOps(JaxOps):
         einsum = plan.einsum
         values = apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), weight.values)
         sums_locally = not plan.product.unreduced and not plan.lhs_computed.axes_of(einsum.lhs[-1])
-        if self.layout.matmul_dtype == "int8" and values.dtype == jnp.int8 and sums_locally:
-            y = int8_product(lambda narrow: _product(spec, narrow, values, partition_spec(plan.product)), x)
-        else:
-            y = _product(spec, x, values.astype(self.dtype), partition_spec(plan.product))
+        is_narrow = self.layout.matmul_dtype == "int8" and values.dtype == jnp.int8 and sums_locally
+        y = self._product(plan, spec, x, values if is_narrow else values.astype(self.dtype))
         y = apply_reshard(plan.out_reshard, y.astype(self.dtype)).astype(jnp.float32)
         kept = [letter for letter in _letters_there(plan) if letter in einsum.out]
         dims = tuple(einsum.out.index(letter) for letter in kept)

@@ -34,6 +34,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import at_most
+from meshwright.nn import native
 from meshwright.nn.attention import Scores
 from meshwright.nn.elementwise import softcap
 from meshwright.nn.mesh import array_type, partition_spec, platform
@@ -66,7 +67,8 @@ class PagedCache:
     tables i32[R, G, P]: a row for each of a replica's `rows`, in order, replica by replica. groups: of each
     cache, the group whose pages it has. is_fresh: the rows are whole prompts, each from its position 0 on, so
     that attention needs no page. stands: (queries, positions) of every sequence, where they are known: its
-    rows are at the last so many of so many. An audit counts by it.
+    rows are at the last so many of so many. An audit counts by it. with_native: native.py is there, and
+    attends where it can.
     """
 
     pools: Pools
@@ -77,6 +79,7 @@ class PagedCache:
     groups: tuple[int, ...]
     is_fresh: bool = False
     stands: tuple[int, int] | None = None
+    with_native: bool = False
 
     def by_row(self, x: Array) -> Array:
         """x[N, ...] as [R, Q, ...], where all rows are of one length."""
@@ -138,6 +141,8 @@ class PagedCache:
         of_q, of_heads = PartitionSpec(by_replica, there, None), PartitionSpec(there)
         slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
         form = partial(_page_by_page, stands=self.stands) if platform() == "cpu" else _gathered
+        if self.with_native and not split and sinks is None and slopes is None and native.attends(pools):
+            form = _natively
 
         def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Pool) -> Array:
             outs, token = [], 0
@@ -378,6 +383,14 @@ def _page_by_page(
 
     outs = jnp.zeros((num_rows, length, num_heads, width), jnp.float32)
     return lax.fori_loop(0, num_rows, one_row, _Found(outs, outs[..., 0] if split else None))
+
+
+def _natively(
+    asked: _Asked, pools: Sequence[Pool], window: int | None, how: Scores, *_: Array | Axes | None
+) -> _Found:
+    """The queries over the pages of each row, by native.py."""
+    q = asked.q.astype(jnp.float32)
+    return _Found(native.attention(q, asked.positions, asked.tables, pools, window, how), None)
 
 
 def _gathered(

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.precision import DTYPES
@@ -94,6 +94,8 @@ def _in_groups(w: Array, group: int) -> Array:
 
 def int8_product(product: Callable[[Array], Array], x: Array, num_rows: int = 2) -> Array:
     """`product`, i32 of int8, of x, which has a scale for each of its first `num_rows` dimensions."""
+    if (spec := jax.typeof(x).sharding.spec).reduced:  # which is of cotangents, and no reduction takes it
+        x = reshard(x, PartitionSpec(*spec.partitions))
     wide = x.astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=tuple(range(num_rows, x.ndim)), keepdims=True)
     scales = jnp.maximum(largest / _LARGEST["int8"], 1e-30)

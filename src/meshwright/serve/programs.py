@@ -68,7 +68,8 @@ class InferencePrograms:
 
     Of each replica: num_slots entries of `last`, which holds the token that each slot's sequence was given
     last, and one that is nobody's; num_pages pages, and where layers with a window have their own
-    num_window_pages of those.
+    num_window_pages of those. with_native: the programs call nn/native.py, which must be there; else they are
+    XLA's alone, as in audits, which count what XLA's operations compute and move.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class InferencePrograms:
         num_pages: int,
         page_size: int,
         num_window_pages: int = 0,
+        with_native: bool = False,
     ) -> None:
         self.config, self.layout, self.mesh = config, layout, mesh
         self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
@@ -88,7 +90,7 @@ class InferencePrograms:
         self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
-        self.ops = InferenceOps(config, layout)
+        self.ops, self._with_native = InferenceOps(config, layout, with_native=with_native), with_native
         self._x = partition_spec(layout.activation("x", "BTD"))
 
     def step(self, step: StepShape) -> Any:
@@ -208,7 +210,15 @@ class InferencePrograms:
         places = Places(positions[:, None])
         there = reshard(positions, PartitionSpec(self._pages[0]))
         cache = PagedCache(
-            pools, there, tables, step.rows, self.layout, self._groups, step.is_fresh, step.stands
+            pools,
+            there,
+            tables,
+            step.rows,
+            self.layout,
+            self._groups,
+            step.is_fresh,
+            step.stands,
+            self._with_native,
         )
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)

@@ -32,6 +32,7 @@ from meshwright.layout.paged import DEFAULT_PAGE, block_of
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import even_context, widest_window
+from meshwright.nn import native
 from meshwright.nn.compiled import Compilations
 from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
@@ -95,7 +96,8 @@ class JaxRunner:
     are compiled ahead, too. keeps_windows: layers with a sliding window keep its positions alone, in pages of
     their own; else every position, as the others. shares_pages: with another runner, of all layers.
     host_bytes: of the host's memory, for pages that are evicted from the cache; then all layers keep every
-    position. Call `warm_up` before use.
+    position. with_native: on CPUs the C++ extension runs what it can where it is to be had (nn/native.py).
+    Call `warm_up` before use.
     Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
     longer than the model's, there is no slot, too few pages for one sequence, or too few bytes for a page.
     """
@@ -118,6 +120,7 @@ class JaxRunner:
         keeps_windows: bool = True,
         shares_pages: bool = False,
         host_bytes: int = 0,
+        with_native: bool = True,
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context)
@@ -144,6 +147,7 @@ class JaxRunner:
             num_pages=limits.num_pages,
             page_size=page_size,
             num_window_pages=limits.num_window_pages,
+            with_native=with_native and native.runs_on(mesh),
         )
         self._host = HostPages(self._programs.exported(1), limits.num_replicas, host_bytes, page_size)
         self.limits = replace(limits, num_host_pages=self._host.num_pages)

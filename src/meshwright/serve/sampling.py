@@ -73,7 +73,7 @@ def sample(logits: ArrayLike, rows: SampledRows, edits: Edits | None = None) -> 
     logits = jnp.asarray(logits, jnp.float32)
     rows = SampledRows(*map(jnp.asarray, rows))
     edited = logits if edits is None else jax.vmap(_edit)(logits, Edits(*map(jnp.asarray, edits)))
-    greedy = jnp.argmax(edited, axis=-1).astype(jnp.int32)
+    greedy = _argmax(edited)
     # Batch-wide conditions only skip work: a row that needs none of it gets the same token either way.
     sampled = rows.temperature > 0
     drawn = lax.cond(jnp.any(sampled), _draw, lambda *_: greedy, edited, rows)
@@ -159,4 +159,14 @@ def _gumbel_argmax(scaled: Array, allowed: Array, seed: Array, position: Array) 
     """
     key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
     noise = jax.random.gumbel(key, scaled.shape, jnp.float32)
-    return jnp.argmax(jnp.where(allowed, scaled + noise, -jnp.inf)).astype(jnp.int32)
+    return _argmax(jnp.where(allowed, scaled + noise, -jnp.inf))
+
+
+def _argmax(x: Array) -> Array:
+    """i32: where the largest number along the last dimension first stands; 0 where one is NaN.
+
+    XLA for CPU reduces values with their indices one by one: 16 rows of 32,000 took 2.4 ms, and this way take
+    0.5 (jax 0.10.2, Zen 4).
+    """
+    places = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    return jnp.min(jnp.where(x < jnp.max(x, axis=-1, keepdims=True), x.shape[-1], places), axis=-1)

@@ -1,0 +1,204 @@
+"""The optional extension for CPUs in C++ (native.cc): what XLA for CPU does slowly as it generates.
+
+XLA reads bf16 and int8 weights at half of the memory's speed where few rows meet them. The extension is built
+by the system's C++ compiler when it is first asked for, in a few seconds, and kept in
+`cache_folder() / "native"`: a wheel of it would be one for each version of JAX, whose headers it is compiled
+with. Where it cannot be had, `why_not` says why and XLA's own operations run, as on other processors.
+
+It is compiled for the instructions that it needs and no further, so that the file serves every machine which
+has them. XLA calls it by names that hold a hash of its source: a program that was compiled with another one
+is another program, also among those that are kept on disk.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from meshwright.files import cache_folder
+from meshwright.nn.attention import Scores
+from meshwright.nn.cpu import features
+from meshwright.nn.each_device import each_device, spec_of
+from meshwright.nn.quantised import Quantised
+
+# Rows of a product up to which the extension beats XLA by a fifth or more; it still does for int8 beyond.
+MOST_ROWS = 32
+_SOURCE = Path(__file__).with_name("native.cc")
+_NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-shared",
+    "-fPIC",
+    *(f"-m{name.replace('_', '')}" for name in _NEEDED),
+)
+_OPERATIONS = "product", "attention"
+_COMPILERS = "c++", "g++", "clang++"
+_TIMEOUT_SECONDS = 120
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_LOADING = threading.Lock()
+
+
+class _NotAvailable(Exception):
+    """Why there is no extension."""
+
+
+def runs_on(mesh: jax.sharding.Mesh) -> bool:
+    """Whether programs for this mesh call the extension; builds it where need be."""
+    return mesh.devices.flat[0].platform == "cpu" and why_not() is None
+
+
+def why_not() -> str | None:
+    """Why this process has no extension; None where it has: then it is built, loaded and known to JAX."""
+    with _LOADING:
+        return _loaded()
+
+
+@cache
+def _loaded() -> str | None:
+    try:
+        missing = [name for name in _NEEDED if name not in features()]
+        if missing:
+            raise _NotAvailable(f"the processor has no {', '.join(missing)}")
+        library = _library(cache_folder() / "native" / f"{_key()}.so")
+        for name in _OPERATIONS:
+            handler = jax.ffi.pycapsule(getattr(library, name))
+            jax.ffi.register_ffi_target(_target(name), handler, platform="cpu")
+    except _NotAvailable as reason:
+        return str(reason)
+    except OSError as error:
+        return f"{error.filename or 'the library'}: {error.strerror or error}"
+    return None
+
+
+def takes(spec: str, x: Array, w: Array) -> bool:
+    """Whether `einsum` has this product: of few rows, in bf16 or with int8 weights."""
+    lhs, rhs, out = spec.replace("->", ",").split(",")
+    of_row = lhs[2:]
+    is_of_rows = rhs.endswith(of_row) and out == lhs[:2] + rhs.removesuffix(of_row)
+    is_narrow = w.dtype == jnp.int8 or x.dtype == w.dtype == jnp.bfloat16
+    return is_of_rows and is_narrow and prod(_local_shape(x)[:2]) <= MOST_ROWS
+
+
+def einsum(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
+    """y[B, T, ...] f32 of x[B, T, I...] by w[..., I...], each device of its blocks; see `product`."""
+    num_summed = len(spec.partition(",")[0]) - 2
+
+    def local(x: Array, w: Array) -> Array:
+        kept = w.shape[: w.ndim - num_summed]
+        rows = jnp.reshape(x, (x.shape[0] * x.shape[1], -1))
+        y = product(rows, jnp.reshape(w, (prod(kept), -1)))
+        return jnp.reshape(y, (*x.shape[:2], *kept))
+
+    return each_device(local, (spec_of(x), spec_of(w)), out_sharding)(x, w)
+
+
+def product(x: Array, w: Array) -> Array:
+    """y f32[R, O] of x[R, I] and w[O, I] on one device: both bf16; or w int8, for which x is made int8.
+
+    A row of the result does not depend on the others. With int8 it is `quantised.int8_product` of the row,
+    but that XLA may multiply by the reciprocal of 127 for the row's scale.
+    """
+    y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(_target("product"), y)(x, w)
+
+
+def attends(pools: Sequence[Array | Quantised]) -> bool:
+    """Whether `attention` reads such pools: of keys and values, in f32 or int8."""
+    first = jax.tree.leaves(pools)[0]
+    return first.ndim == 4 and first.dtype in (jnp.float32, jnp.int8)
+
+
+def attention(
+    q: Array,
+    positions: Array,
+    tables: Array,
+    pools: Sequence[Array | Quantised],
+    window: int | None,
+    how: Scores,
+) -> Array:
+    """out f32[R, Q, N, O] of q f32[R, Q, N, H] over the pages of each row, as `PagedCache.attend` has it.
+
+    On one device. positions i32[R, Q]; tables i32[R, P]; pools: k[B, K, S, H] and v[B, K, S, O], both f32 or
+    both int8.
+    """
+    arrays = jax.tree.leaves(pools)
+    values = arrays[len(arrays) // 2]
+    out = jax.ShapeDtypeStruct((*q.shape[:3], values.shape[-1]), jnp.float32)
+    return jax.ffi.ffi_call(_target("attention"), out)(
+        q,
+        positions,
+        tables,
+        *arrays,
+        scale=np.float32(1.0 if how.scale is None else how.scale),
+        softcap=np.float32(how.softcap or 0.0),
+        window=np.int64(window or 0),
+    )
+
+
+def _local_shape(x: Array) -> tuple[int, ...]:
+    """The shape of one device's block."""
+    return jax.typeof(x).sharding.shard_shape(x.shape)
+
+
+@cache
+def _key() -> str:
+    parts = _SOURCE.read_text(encoding="utf-8"), jax.__version__, " ".join(_FLAGS)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _target(name: str) -> str:
+    return f"meshwright_{name}_{_key()}"
+
+
+def _library(path: Path) -> Any:
+    """The library at `path`, built where it is missing or not whole: to load half of one ends the process."""
+    if not _is_whole(path):
+        _build(path)
+    return ctypes.CDLL(str(path))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the digest at the end of the file, which the loader passes over, is that of the rest."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def _build(path: Path) -> None:
+    """Compiles to a file beside `path`, which then takes its name: a reader finds a whole one or none."""
+    found = [os.environ["CXX"]] if os.environ.get("CXX") else [*filter(None, map(shutil.which, _COMPILERS))]
+    if not found:
+        raise _NotAvailable("there is no C++ compiler: install g++ or clang++, or name one in CXX")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    command = [found[0], *_FLAGS, f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(partial)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+            raise _NotAvailable(f"{found[0]} cannot compile it: {said}")
+        with partial.open("ab") as file:
+            file.write(hashlib.sha256(partial.read_bytes()).digest())
+        partial.replace(path)
+    except subprocess.TimeoutExpired:
+        raise _NotAvailable(f"{found[0]} took more than {_TIMEOUT_SECONDS} s to compile it") from None
+    finally:
+        partial.unlink(missing_ok=True)

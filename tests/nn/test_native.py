@@ -1,0 +1,259 @@
+"""The C++ extension for CPUs: against numpy and XLA, built anew, and where it cannot be had."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.nn.extension import needs_native
+from tests.nn.test_layouts import TINY
+
+from meshwright.layout import Layout
+from meshwright.nn import native
+from meshwright.nn.attention import Scores
+from meshwright.nn.mesh import device_mesh
+from meshwright.nn.paged import NOBODY, Rows
+from meshwright.nn.quantised import int8_product, quantise, widened
+from meshwright.serve.programs import InferencePrograms, StepShape
+
+SIZES = st.integers(1, 200)
+
+
+def _operands(rows: int, size: int, width: int, dtype: Any = jnp.bfloat16) -> tuple[jax.Array, jax.Array]:
+    random = np.random.default_rng(rows * size * width)
+    x = jnp.asarray(random.normal(size=(rows, size)), jnp.bfloat16)
+    if dtype == jnp.int8:
+        return x, jnp.asarray(random.integers(-128, 128, (width, size)), jnp.int8)
+    return x, jnp.asarray(random.normal(size=(width, size)), dtype)
+
+
+@given(st.integers(1, 40), SIZES, SIZES)
+def test_a_product_in_bf16_is_that_of_float32(rows: int, size: int, width: int) -> None:
+    needs_native()
+    x, w = _operands(rows, size, width)
+    expected = np.asarray(x, np.float32) @ np.asarray(w, np.float32).T
+    np.testing.assert_allclose(native.product(x, w), expected, atol=2e-6 * size, rtol=1e-5)
+
+
+@given(st.integers(1, 40), SIZES, SIZES, st.sampled_from(["bfloat16", "float32"]))
+def test_a_product_with_int8_is_exact_but_for_the_scale(rows: int, size: int, width: int, kind: str) -> None:
+    needs_native()
+    x, w = _operands(rows, size, width, jnp.int8)
+    wide = np.asarray(x, np.float32)
+    scales = np.maximum(np.abs(wide).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
+    whole = np.round(wide / scales).astype(np.int32) @ np.asarray(w, np.int32).T
+    np.testing.assert_array_equal(native.product(x.astype(kind), w), whole.astype(np.float32) * scales)
+
+
+def test_it_quantises_rows_as_xla_does() -> None:
+    needs_native()
+    x, w = _operands(8, 256, 64, jnp.int8)
+
+    def by_xla(x: jax.Array) -> jax.Array:
+        return int8_product(lambda n: jnp.einsum("RI,OI->RO", n, w, preferred_element_type=jnp.int32), x, 1)
+
+    # XLA multiplies by the reciprocal of 127: a number on the border of two steps may fall to the other.
+    step = 128 * np.abs(np.asarray(x, np.float32)).max() / 127
+    np.testing.assert_allclose(native.product(x, w), jax.jit(by_xla)(x), atol=2 * step)
+
+
+def test_a_row_of_zeros_or_of_nan_is_one_of_the_product() -> None:
+    needs_native()
+    x, w = _operands(5, 70, 9, jnp.int8)
+    x = x.at[1].set(0).at[3, 5].set(jnp.nan)
+    found = np.asarray(native.product(x, w))
+    assert (found[1] == 0).all()
+    assert np.isnan(found[3]).all()
+    assert np.isfinite(found[[0, 2, 4]]).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
+def test_a_row_does_not_depend_on_the_others(dtype: Any) -> None:
+    """To the bit, with every number of rows beside it, and wherever it stands among them."""
+    needs_native()
+    x, w = _operands(32, 93, 75, dtype)
+    alone = np.concatenate([np.asarray(native.product(x[row : row + 1], w)) for row in range(32)])
+    for rows in range(2, 33):
+        np.testing.assert_array_equal(native.product(x[:rows], w), alone[:rows])
+        np.testing.assert_array_equal(native.product(x[32 - rows :], w), alone[32 - rows :])
+
+
+def test_attention_of_a_row_does_not_depend_on_the_others() -> None:
+    """To the bit; over keys of five pages of six positions in f32, and in int8."""
+    needs_native()
+    random = np.random.default_rng(0)
+    q = jnp.asarray(random.normal(size=(4, 3, 6, 20)), jnp.float32)
+    wide = [jnp.asarray(random.normal(size=(20, 2, 6, 20)), jnp.float32) for _ in range(2)]
+    tables = jnp.asarray(random.permutation(20).reshape(4, 5), jnp.int32)
+    positions = jnp.asarray([[0, 1, 2], [27, 28, 29], [9, 10, NOBODY], [5, 6, 7]], jnp.int32)
+    for pools in (wide, [quantise(pool, "int8", 1, 1) for pool in wide]):
+        every = np.asarray(native.attention(q, positions, tables, pools, 8, Scores(None, 0.3)))
+        for row in range(4):
+            one = slice(row, row + 1)
+            alone = native.attention(q[one], positions[one], tables[one], pools, 8, Scores(None, 0.3))
+            np.testing.assert_array_equal(alone[0], every[row])
+
+
+def test_an_int8_cache_is_attended_to_as_the_numbers_it_stands_for() -> None:
+    needs_native()
+    random = np.random.default_rng(1)
+    q = jnp.asarray(random.normal(size=(2, 1, 4, 16)), jnp.float32)
+    pools = [
+        quantise(jnp.asarray(random.normal(size=(6, 2, 4, 16)), jnp.float32), "int8", 1, 1) for _ in range(2)
+    ]
+    positions, tables = jnp.asarray([[11], [6]], jnp.int32), jnp.asarray([[4, 0, 2], [5, 1, 3]], jnp.int32)
+    wide = [widened(pool, jnp.float32) for pool in pools]
+    expected, found = (
+        native.attention(q, positions, tables, some, None, Scores(3.0, 0.25)) for some in (wide, pools)
+    )
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_threads_call_it_at_once() -> None:
+    needs_native()
+    x, w = _operands(16, 512, 1024)
+    multiply = jax.jit(native.product)
+    expected, found = np.asarray(multiply(x, w)), []
+
+    def call() -> None:
+        found.extend(np.asarray(multiply(x, w)) for _ in range(20))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    for one in found:
+        np.testing.assert_array_equal(one, expected)
+
+
+LAYOUTS = {
+    "one device": ("bf16", ""),
+    "int8": ("int8", ""),
+    "tensor": ("bf16", "tensor=2"),
+    "int8, tensor": ("int8", "tensor=2"),
+    "data": ("bf16", "data=2"),
+    "f32": ("f32", ""),
+}
+
+
+def _logits(dtype: str, text: str, *, with_native: bool) -> tuple[np.ndarray, str]:
+    """Logits after one token of four sequences each, and the program."""
+    computed = "f32" if dtype == "f32" else "bf16"
+    layout = Layout.parse(text).replace(weights_dtype=dtype, compute_dtype=computed).at("generate")
+    if dtype == "int8":
+        layout = layout.replace(matmul_dtype="int8")
+    mesh = device_mesh(layout)
+    programs = InferencePrograms(
+        TINY, layout, mesh, num_slots=4, num_pages=8, page_size=4, with_native=with_native
+    )
+    count = programs.num_replicas
+    step = StepShape((Rows(4, 1),), 4, 4, 2)
+    random = np.random.default_rng(0)
+
+    def some(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        if leaf.dtype == jnp.int8:
+            values = random.integers(-127, 128, leaf.shape)
+        else:
+            values = (
+                random.uniform(0, 0.1, leaf.shape) if leaf.ndim == 1 else random.normal(size=leaf.shape) / 8
+            )
+        return jax.device_put(jnp.asarray(values, leaf.dtype), leaf.sharding)
+
+    params = jax.tree.map(some, programs.abstract_params())
+    tokens = random.integers(0, TINY.vocab_size, count * 4).astype(np.int32)
+    tables = np.tile(np.arange(8, dtype=np.int32).reshape(4, 1, 2), (count, 1, 1))
+    pools, last = programs.empty()
+    columns = np.zeros(count * 4, np.int32), np.zeros(count * 4, np.int32), tables
+    compiled = programs.step(step)
+    heads = np.tile(np.arange(4, dtype=np.int32), count)
+    logits, _ = compiled(params, pools, last, tokens, *columns, heads)
+    return np.asarray(logits), compiled.as_text()
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_a_step_gives_the_logits_of_xlas(case: str) -> None:
+    needs_native()
+    (own, program), (expected, plain) = (_logits(*LAYOUTS[case], with_native=here) for here in (True, False))
+    assert program.count("meshwright_attention") >= TINY.num_layers
+    assert ("meshwright_product" in program) == (case != "f32")
+    assert "meshwright" not in plain.replace("meshwright/", "")
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(own, expected, atol=(1e-5 if case == "f32" else 0.03) * size)
+
+
+def _in_a_process(code: str, **env: str) -> str:
+    run = [sys.executable, "-c", f"from meshwright.nn import native\n{code}"]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env={**os.environ, **env})
+    return done.stdout.strip()
+
+
+def test_without_a_compiler_it_says_so(tmp_path: Path) -> None:
+    needs_native()
+    found = _in_a_process("print(native.why_not())", PATH=str(tmp_path), CXX="", XDG_CACHE_HOME=str(tmp_path))
+    assert found == "there is no C++ compiler: install g++ or clang++, or name one in CXX"
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+    needs_native()
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n", encoding="utf-8")
+    broken.chmod(0o755)
+    found = _in_a_process("print(native.why_not())", CXX=str(broken), XDG_CACHE_HOME=str(tmp_path))
+    assert found == f"{broken} cannot compile it: no such header"
+    assert not list(tmp_path.glob("meshwright/native/*"))
+
+
+def test_another_processor_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "features", lambda: frozenset(native._NEEDED) - {"avx512_vnni"})
+    assert native._loaded.__wrapped__() == "the processor has no avx512_vnni"
+
+
+def test_programs_for_others_call_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(platform: str) -> Any:
+        return SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+
+    monkeypatch.setattr(native, "why_not", lambda: None)
+    assert native.runs_on(of("cpu"))
+    assert not native.runs_on(of("gpu"))
+
+
+@pytest.mark.parametrize("harm", ["half of it", "another byte"])
+def test_a_broken_library_is_built_anew(harm: str) -> None:
+    """The loader would end the process over one that is cut short."""
+    needs_native()
+    path = native.cache_folder() / "native" / f"{native._key()}.so"
+    whole = path.read_bytes()
+    other = whole[: len(whole) // 2] if harm == "half of it" else b"\0" + whole[1:]
+    path.unlink()  # the file that this process has loaded stays as it is
+    path.write_bytes(other)
+    assert _in_a_process("print(native.why_not())") == "None"
+    assert native._is_whole(path)
+
+
+def test_a_program_kept_on_disk_calls_it_in_another_process() -> None:
+    needs_native()
+    code = """
+import jax, jax.numpy as jnp
+from meshwright.nn.compiled import keep_compiled
+keep_compiled()
+assert native.why_not() is None
+read = []
+jax.monitoring.register_event_listener(lambda event, **_: read.append(event.endswith("/cache_hits")))
+x, w = jnp.ones((3, 64), jnp.bfloat16), jnp.ones((8, 64), jnp.bfloat16)
+found = jax.jit(lambda x, w: 2 * native.product(x, w))(x, w)
+assert (found == 128).all()
+print(any(read))
+"""
+    assert _in_a_process(code) == "False"
+    assert _in_a_process(code) == "True"
