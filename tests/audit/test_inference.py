@@ -66,13 +66,15 @@ def test_pages_of_16_bits_are_wider_on_cpus(phase: Phase) -> None:
     assert audit["memory"]["planned_by_cause"]["cache"] == 2 * memory.cache
 
 
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow), "int4"])
 def test_rows_of_a_quantised_table_travel_as_they_are_stored_beside_their_scales(dtype: str) -> None:
     layout = Layout.parse("data=2,tensor=4", weights_dtype=dtype)
     audit = audit_plan(Plan(TINY, "cpu:8", Workload(16, 64, "generate"), layout), "cpu", use_cache=False)
     assert (audit["verdict"], audit["findings"]) == ("match", [])
     rows = [one["bytes"] for one in audit["planned"] if one["tensor"] == "embed"]
     assert rows == [8 * TINY.d_model, 8 * 4]
+    planned, compiled = (audit["memory"][f"{side}_by_cause"] for side in ("planned", "compiled"))
+    assert planned["weights"] + planned["cache"] == pytest.approx(compiled["arguments"], rel=0.01)
 
 
 @pytest.mark.slow

@@ -52,6 +52,24 @@ def test_heads_and_sequences_split_a_cache() -> None:
     assert _read_bytes(graph) == 16 * kv_read_bytes(config, 4096) / (2 * 8)
 
 
+def test_stored_weights_count_their_scales() -> None:
+    """LLaMA-3-8B: of int4 a scale for 32 numbers in layers, and tables in int8, with one a row."""
+    config = PRESETS["llama-3-8b"]
+    matrices = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    tables, norms = 2 * 128_256 * 4096, (2 * 32 + 1) * 4096
+
+    def weights(dtype: str) -> int:
+        layout = Layout.of(weights_dtype=dtype)
+        return inference_memory(_generate(config, 128, layout), layout).weights
+
+    assert weights("bf16") == 2 * (matrices + tables + norms)
+    of_tables = tables + 4 * 2 * 128_256
+    assert weights("int4") == matrices * (1 / 2 + 4 / 32) + of_tables + 2 * norms
+    # A scale an output: of wo N H inputs, of w_out F, of the others D.
+    outputs = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
+    assert weights("int8") == matrices + 4 * outputs + of_tables + 2 * norms
+
+
 def test_latents_have_no_heads_and_are_whole_over_tensor() -> None:
     config, layout = PRESETS["deepseek-v3"], Layout.of(data=2, tensor=8)
     graph = _generate(config, 4096, layout, sequences=16)

@@ -162,9 +162,10 @@ class Segment:
 
 
 class StoredWeights(NamedTuple):
-    """Elements on one device of the weights of one part of the model, all of its layers together.
+    """The weights of one part of the model on one device, all of its layers together, in elements.
 
-    layers: whose weights they are; none of those outside the layers. stored: as they lie between steps.
+    layers: whose weights they are; none of those outside the layers. stored: as they lie between steps, in
+    stored_bytes, their scales among them.
     accumulated: of their gradients, while microbatches add to them. updated: as the optimizer has them, and
     their gradients once summed. optimizer: its state. update_flops: of an update.
     exchanged: what an update sends, of all layers at once.
@@ -173,6 +174,7 @@ class StoredWeights(NamedTuple):
     place: Place
     layers: frozenset[int] = frozenset()
     stored: Any = 0
+    stored_bytes: Any = 0
     accumulated: Any = 0
     updated: Any = 0
     optimizer: Any = 0

@@ -4,8 +4,7 @@ The recorded pass is priced as the forward passes of training are (step.py), wit
 ratings in inference. Memory is weights, caches and what one operation reads and writes; nothing is kept for a
 backward pass. What a cache holds, and what a layer reads of it, is said by models/count.py: a local layer's
 window, one latent for all heads, one cache for several layers. Weights and caches are read in the type that
-they are stored in, and widened where they are multiplied. The scales of quantised caches are counted; those
-of weights, a number an output, are not.
+they are stored in, and widened where they are multiplied. The scales of quantised ones count.
 
 Queries meet keys as the programs of serve/ have it (`attention_form`): whole prompts by a kernel or block by
 block, others over pages.
@@ -393,7 +392,7 @@ def inference_memory(graph: Graph, layout: Layout) -> InferenceMemory:
         for _, node in graph.nodes()
     )
     return InferenceMemory(
-        weights=round(stored_parameters(graph, layout).weights * dtype_bytes(layout.weights_dtype)),
+        weights=stored_parameters(graph, layout).weight_bytes,
         cache=whole(_held_by_a_stage(graph, layout)),
         buffers=held,
     )

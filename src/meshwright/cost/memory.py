@@ -93,10 +93,11 @@ class Memory:
 class Stored:
     """Parameters on one chip of a stage: as stored, as gradients accumulate, as the optimizer has them.
 
-    optimizer: elements of its state. update_flops: of an update.
+    weight_bytes: as stored, with scales. optimizer: elements of its state. update_flops: of an update.
     """
 
     weights: int
+    weight_bytes: int
     gradients: int
     updated: int
     optimizer: int
@@ -110,7 +111,8 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
     """
     totals: list[Any] = [0] * len(fields(Stored))
     for part, share in weights_of_stage(graph, layout, stage):
-        counts = (part.stored, part.accumulated, part.updated, part.optimizer, part.update_flops)
+        stored = part.stored, part.stored_bytes
+        counts = (*stored, part.accumulated, part.updated, part.optimizer, part.update_flops)
         totals = [total + share * count for total, count in zip(totals, counts, strict=True)]
     return Stored(*map(ceiling, totals))
 
@@ -178,7 +180,7 @@ def state_bytes(graph: Graph, layout: Layout, stage: int, *, reduced_at_once: bo
     master, optimizer = (0, 0) if layout.offload_optimizer else _of_the_optimizer(stored, layout)
     gradients = stored.updated if reduced_at_once else stored.gradients
     return (
-        whole(stored.weights * dtype_bytes(layout.weights_dtype) + master),
+        whole(stored.weight_bytes + master),
         whole(gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
         whole(optimizer),
     )

@@ -21,6 +21,7 @@ from meshwright.cost.lowering import Lowering
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, blocks_of
 from meshwright.layout.optimizers import WeightUpdate
+from meshwright.layout.precision import DTYPES, stored_bytes
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.parameters import Param, dimensions
@@ -165,6 +166,10 @@ class Recorder:
         """
         stack, _, name = path.rpartition("/")
         letters, trained = param.letters, param.trained
+        stored, dtype = self.layout.weight(name, letters), self.layout.stored_dtype(path, param)
+        summed = [letter for letter in param.fan_in if letter in letters]
+        inputs = prod(self.sizes[letter] / self.mesh.size(stored.axes_of(letter)) for letter in summed)
+        bytes_each = stored_bytes(dtype, inputs)
         updated = self.layout.gradient(name, letters)
         update = WeightUpdate(self.layout.optimizer, path, param, updated, self.sizes, self.mesh)
         exchanged = (
@@ -182,7 +187,8 @@ class Recorder:
         before = self._stored.get(stack or name)
         before = before or StoredWeights(self._place(stack, name), self._layers(stack))
         self._stored[stack or name] = before._replace(
-            stored=before.stored + self._whole_elements(self.layout.weight(name, letters)),
+            stored=before.stored + self._whole_elements(stored),
+            stored_bytes=before.stored_bytes + self._whole_elements(stored) * bytes_each,
             accumulated=before.accumulated
             + trained * self._whole_elements(self.layout.accumulated(name, letters)),
             updated=before.updated + trained * update.elements,
@@ -191,7 +197,9 @@ class Recorder:
             exchanged=before.exchanged + (tuple(exchanged) if trained else ()),
         )
         of_a_layer = letters[1:] if stack else letters
-        value = self.value(self.layout.weight(name, of_a_layer), self.layout.stored_dtype(path, param))
+        value = self.value(self.layout.weight(name, of_a_layer), dtype)
+        if dtype not in DTYPES:
+            value = replace(value, bytes_per_device=whole(self.elements(value.array) * bytes_each))
         return value if trained else replace(value, frozen=True)
 
     def _place(self, stack: str, name: str) -> Place:

@@ -1,15 +1,19 @@
 """The number types of a step, and the optimizer whose state some are of."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.errors import LayoutError
 from meshwright.layout.optimizers import OPTIMIZERS
+from meshwright.units import dtype_bytes
 
 DTYPES = ("f32", "bf16")
 # Of weights that no gradient changes, and of caches.
 STORED_DTYPES = (*DTYPES, "fp8", "int8", "int4")
 # What a scale of a narrow operand is of (nn/narrow.py).
 MATMUL_SCALES, SCALED_DTYPES = ("rows", "tiles"), ("fp8", "int8")
+# Inputs of an output that share a scale, of weights in int4 (nn/quantised.py).
+GROUP = 32
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
 OPTIMIZER_DTYPES = (*DTYPES, "fp8", "int8")
 
@@ -65,6 +69,19 @@ FITS = {
     "optimizer": OPTIMIZERS,
     "matmul_scales": MATMUL_SCALES,
 }
+
+
+def stored_bytes(dtype: str, inputs: Any) -> Any:
+    """Bytes of a number of a stored weight, with its share of a float32 scale.
+
+    inputs: over how many a product with the weight sums, which in int8 and fp8 share a scale.
+
+    >>> stored_bytes("bf16", 4096), stored_bytes("int8", 4096), stored_bytes("int4", 4096)
+    (2, 1.0009765625, 0.625)
+    """
+    if dtype in DTYPES:
+        return dtype_bytes(dtype)
+    return dtype_bytes(dtype) + dtype_bytes("f32") / (GROUP if dtype == "int4" else inputs)
 
 
 def matmul_dtype_of(weights_dtype: str, kind: str) -> str | None:

@@ -23,9 +23,8 @@ from jax import Array
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.precision import DTYPES
+from meshwright.layout.precision import DTYPES, GROUP
 
-GROUP = 32
 QUANTISED_DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int4}
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 7.0}
 

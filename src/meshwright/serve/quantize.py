@@ -20,12 +20,12 @@ import numpy as np
 from meshwright.errors import CheckpointError, ModelError, PlanError
 from meshwright.files import read_text
 from meshwright.layout import Layout
+from meshwright.layout.precision import GROUP
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.nn.inference import layered
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import flatten
-from meshwright.nn.quantised import GROUP
 from meshwright.nn.weights import load_hf, save_hf
 from meshwright.serve.load import ModelFolder, load_model_folder
 from meshwright.serve.programs import InferencePrograms
