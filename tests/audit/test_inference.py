@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.audit.test_families import TWO_PERIODS
-from tests.nn.test_layouts import GPT, TIED
+from tests.nn.test_layouts import GPT, LATENT, TIED
 
 from meshwright.audit.audit import _logits_bytes, audit_plan
 from meshwright.cost.inference import inference_cost
@@ -44,6 +44,18 @@ WINDOWS = replace(TWO_PERIODS, sliding_window=8)
         pytest.param(WINDOWS, "data=2,fsdp=2,tensor=2", "generate", marks=pytest.mark.slow),
         pytest.param(GPT, "data=2,tensor=4", "prefill", marks=pytest.mark.slow),
         pytest.param(GPT, "data=2,tensor=4", "generate", marks=pytest.mark.slow),
+        (TINY, "context=2,tensor=2", "prefill"),
+        *(
+            pytest.param(config, text, phase, marks=pytest.mark.slow)
+            for config, text, phase in (
+                (TINY, "context=2,tensor=2", "generate"),
+                (TINY, "context=4", "prefill"),
+                (TINY, "context=2,tensor=2,context_method=ring", "prefill"),
+                (TINY, "data=2,context=2,tensor=2,context_method=ring", "prefill"),
+                (TINY, "context=2,tensor=2,context_method=ulysses", "prefill"),
+                (LATENT, "context=2,tensor=2", "prefill"),
+            )
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )

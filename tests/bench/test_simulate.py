@@ -215,7 +215,8 @@ def test_seconds_of_a_generate_step(steps: StepSeconds, num_sequences: int, cont
 
 
 def test_seconds_of_a_prompt(steps: StepSeconds):
-    cost, _ = pass_cost(CONFIG, LAYOUT.at("prefill"), MACHINE, 1, 256, 1024)
+    """It gathers tables as long as a context."""
+    cost, _ = pass_cost(CONFIG, LAYOUT.at("prefill"), MACHINE, 1, 256, 4096)
     assert steps.seconds(0, 0, [(256, 1024)]) == pytest.approx(cost.seconds, rel=0.01)
 
 
@@ -251,7 +252,11 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
     random = np.random.default_rng(seed)
     limits = Limits.of(int(random.integers(1, 12)), 1024, chunk=int(random.integers(1, 9)) * 64)
     runner: Any = SimpleNamespace(
-        limits=limits, _mesh=one_device(has_kernels), _num_drafts=0, _has_kernels=has_kernels
+        limits=limits,
+        _mesh=one_device(has_kernels),
+        _num_drafts=0,
+        _has_whole_prompts=has_kernels,
+        _programs=SimpleNamespace(num_sharing=1),
     )
     runner._steps = dict.fromkeys(JaxRunner._shapes(runner))
     num_blocks = int(random.integers(0, limits.chunk // limits.block + 1))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.layout import Layout
 from meshwright.plan_file import load_plan
 
 POINT = {
@@ -95,14 +96,19 @@ def test_where_nothing_meets_the_target_json_says_why_and_what_is_nearest(capsys
     assert found["nearest"]["batch"] == 1 and "--tpot" in found["reason"]
 
 
-def test_prompts_are_split_by_position_only_on_request(capsys):
+def test_prompts_are_split_by_position_where_a_target_needs_it(capsys, tmp_path):
+    """By data ranks, each with all the weights; ways that share these do not run."""
     asked = [*MODEL, "--hardware", "v5e:4x4", "--layout", "data=2,tensor=8", "--prompt-tokens", "32k"]
     asked += ["--output-tokens", "512"]
     whole = document(capsys, *asked)
-    sooner = next(way for way in whole["other_prefills"] if "context" in way["layout"])
-    target = ["--ttft", str(1.01 * sooner["ttft_seconds"])]
-    assert sooner["ttft_seconds"] < 0.9 * whole["best"]["ttft_seconds"]
+    ways = {way["layout"]: way["ttft_seconds"] for way in whole["other_prefills"]}
+    by_ranks = ways["context=2,tensor=8,remat=none"]
+    assert by_ranks < 0.9 * whole["best"]["ttft_seconds"]
+    best = document(capsys, *asked, "--ttft", str(1.01 * by_ranks), "-o", str(tmp_path / "plan.toml"))["best"]
+    assert (best["ttft_seconds"], best["why_not_run"]) == (by_ranks, None)
+    assert load_plan(tmp_path / "plan.toml").layout.rules == Layout.of(context=2, tensor=8).rules
+    target = ["--ttft", str(1.01 * min(ways.values()))]
     assert main([*asked, *target]) == 1
     assert "which mw serve does not run yet: --any ranks such layouts" in capsys.readouterr().err
     assert main([*asked, *target, "--any"]) == 0
-    assert "mw serve does not run it yet: context=" in capsys.readouterr().out
+    assert "mw serve does not run it yet: weights that lie as context=" in capsys.readouterr().out

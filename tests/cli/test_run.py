@@ -262,7 +262,7 @@ def test_what_cannot_be_disaggregated_is_refused(trained: Path, plan: Path):
         (Serving(prefix_cache=False), "hands over pages, which --no-prefix-cache forgets"),
         (
             Serving(plan=load_plan(plan)),
-            "splits its sequences over 4; fits: a layout without data, fsdp and cache=batch",
+            "splits its sequences over 4; fits: a layout without data, fsdp, context and cache=batch",
         ),
     ):
         asked = replace(asked, mode="disaggregated")

@@ -47,15 +47,41 @@ def _run(
             lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), types
         )
     pages = np.arange(B) % (B // programs.num_replicas(config, layout.at(phase)))
-    heads = np.arange(B // layout.num_batch_shards) * tokens.shape[1] + tokens.shape[1] - 1
-    columns = (tokens, positions, np.zeros(tokens.size), pages, np.tile(heads, layout.num_batch_shards))
+    shards = layout.at(phase).num_batch_shards
+    heads = np.arange(B // shards) * tokens.shape[1] + tokens.shape[1] - 1
+    columns = (tokens, positions, np.zeros(tokens.size), pages, np.tile(heads, shards))
+    prefill = layout.at("prefill")
+    if phase == "prefill" and prefill.table.position_axes:
+        columns = _prefilled_together(prefill, tokens, positions, others[3].shape)
     placed = [
         jax.device_put(np.asarray(x, np.int32).reshape(told.shape), told.sharding)
         for x, told in zip((np.zeros(last.shape), *columns), (last, *others), strict=True)
     ]
     with jax.set_mesh(mesh):
         logits, pools = step(weights, pools, *placed)
-    return np.asarray(logits), pools
+    logits = np.asarray(logits)
+    if len(logits) > B:  # of every replica, of which those that prefill together have the same
+        apart = np.reshape(
+            logits, (prefill.num_batch_shards, -1, B // prefill.num_batch_shards, logits.shape[-1])
+        )
+        assert (apart == apart[:, :1]).all()
+        logits = np.reshape(apart[:, 0], (B, -1))
+    return logits, pools
+
+
+def _prefilled_together(
+    layout: Layout, tokens: np.ndarray, positions: np.ndarray, tables: tuple[int, ...]
+) -> tuple[np.ndarray, ...]:
+    """The columns of a step in which replicas prefill prompts together, and each keeps as many of them."""
+    shards = layout.num_batch_shards
+    rows, replicas = B // shards, tables[0] // (B // shards)
+    kept = rows * shards // replicas
+    mine = np.full((replicas, rows, S), -1)
+    pages = np.zeros((replicas, rows, *tables[1:]))
+    for number in range(B):
+        replica, row = number // kept, number % rows
+        mine[replica, row], pages[replica, row] = positions[number], number % kept
+    return tokens, mine, np.zeros(tokens.size), pages, np.full(B, S - 1)
 
 
 def _check_type(found: jax.Array, told: jax.ShapeDtypeStruct) -> None:
@@ -75,7 +101,7 @@ def test_whole_prompts_attend_to_themselves(monkeypatch: pytest.MonkeyPatch) -> 
     """As where a kernel takes them: the logits and pages of blocks."""
     positions = np.broadcast_to(np.arange(S), (B, S))
     expected, pools = _run(_layout("data=2"), "prefill", None, TOKENS, positions)
-    monkeypatch.setattr(programs, "attends_to_whole_prompts", lambda mesh: True)
+    monkeypatch.setattr(programs, "attends_to_whole_prompts", lambda mesh, layout: True)
     found, same = _run(_layout("data=2"), "prefill", None, TOKENS, positions)
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
     jax.tree.map(partial(np.testing.assert_allclose, atol=TOLERANCE), same, pools)
@@ -146,6 +172,34 @@ def test_a_batch_agrees_with_one_device(text: str) -> None:
         np.testing.assert_allclose(mine, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (FEW, "context=2,tensor=2,kv_replicas=2,cache=batch"),
+        *(
+            pytest.param(config, text, marks=pytest.mark.slow)
+            for config, text in (
+                (FEW, "context=2,tensor=2,kv_replicas=2,cache=sequence"),
+                (TINY, "data=2,context=2,tensor=2,context_method=ring"),
+                (TINY, "context=4,context_method=ulysses"),
+                (TINY, "context=2,tensor=2,tensor2=2"),
+                (LATENT, "context=2,tensor=2"),
+                (LATENT, "context=2,tensor=2,context_method=ring"),
+                (GPT, "context=4,tensor=2"),
+                (TIED, "fsdp=2,context=2,tensor=2"),
+                (MIXTURE, "data=2,context=2,expert=2"),
+            )
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_prompts_are_prefilled_by_position(config: ModelConfig, text: str) -> None:
+    for mine, expected in zip(
+        _prefill_then_generate(_layout(text), config), _one_device(config), strict=True
+    ):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
 def test_sequences_divide_over_the_cache() -> None:
     with pytest.raises(LayoutError) as error:
         workload_step(FEW, _layout("tensor=2,kv_replicas=4,cache=batch"), Workload(6, S), "generate")
@@ -155,12 +209,12 @@ def test_sequences_divide_over_the_cache() -> None:
     )
 
 
-def test_positions_are_whole() -> None:
+def test_tokens_are_on_all_devices_that_have_parts_of_heads() -> None:
     with pytest.raises(LayoutError) as error:
-        workload_step(TINY, Layout.of(context=2), Workload(B, S), "generate")
+        workload_step(TINY, Layout.of(tensor=2, sequence_parallel=True), Workload(B, S), "generate")
     assert str(error.value) == (
-        "layout context=2,remat=none: inference splits over data, fsdp, expert and tensor; "
-        "leave out context=2"
+        "layout tensor=2,sequence_parallel=true,remat=none: inference splits over data, fsdp, expert, "
+        "context and tensor; leave out sequence_parallel=true"
     )
 
 

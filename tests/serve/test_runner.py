@@ -223,6 +223,35 @@ def test_replicas_share_the_requests(reference, answers):
     np.testing.assert_allclose(found, expected[np.arange(15), PROMPTS[1][1:]], atol=10 * TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (2, {"context": 2}),
+        *(
+            pytest.param(tensor, {"context": 2, **more}, marks=pytest.mark.slow)
+            for tensor, more in (
+                (1, {}),
+                (1, {"context": 4}),
+                (2, {"context_method": "ring"}),
+                (1, {"context_method": "ulysses"}),
+                (1, {"data": 2}),
+                (1, {"fsdp": 2}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_devices_prefill_a_prompt_together(reference, answers, tensor: int, words: dict[str, Any]) -> None:
+    """Each has some of its positions; one at a time, and in company, where each prefills its own."""
+    runner = make_runner(reference[0], tensor, num_slots=8, **words)
+    ran: list[Batch] = []
+    run = runner.run
+    runner.run = lambda batch: ran.append(batch) or run(batch)
+    assert [generate(runner, greedy(prompt))[0] for prompt in PROMPTS] == answers
+    assert [runner._shape_of(batch).fresh > 0 for batch in ran if batch.works[0].is_prompt] == [True] * 6
+    assert generate(runner, *map(greedy, PROMPTS)) == answers
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [{"tensor": 1}, {"tensor": 2}, {"tensor": 2, "kv_dtype": "int8"}])
 def test_prefill_and_generation_on_their_own_devices(reference, answers, words):
@@ -388,26 +417,45 @@ def test_bfloat16_serves_what_it_was_given(reference):
         assert found.logprob == pytest.approx(expected.logprob, abs=0.06)
 
 
+_BY_POSITION = {"T": ["context"]}
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("words", "message"),
     [
         (
             "fsdp=2,tensor=2,sequence_parallel=true",
             "layout fsdp=2,tensor=2,sequence_parallel=true,remat=none: inference splits over data, fsdp, "
-            "expert and tensor; leave out sequence_parallel=true",
+            "expert, context and tensor; leave out sequence_parallel=true",
         ),
         (
             "tensor=8",
             "wk[L, D, K_tensor, H]: 4 KV heads (K) do not divide over tensor = 8;"
             " fits: tensor in {1, 2, 4}, or replicate: wk[L, D, K, H]",
         ),
+        (
+            {"mesh": {"context": 2}, "rules": {"activations": _BY_POSITION, "generate": _BY_POSITION}},
+            "layout context=2,rules=own,remat=none: inference splits over data, fsdp, expert, context and "
+            "tensor; leave out context of T in [layout.rules.generate], since a token has no positions to "
+            "split",
+        ),
     ],
 )
-def test_a_layout_that_cannot_serve_is_refused(reference, text, message):
-    split = Layout.parse(text)
+def test_a_layout_that_cannot_serve_is_refused(reference, words, message):
+    split = Layout.parse(words) if isinstance(words, str) else Layout.from_dict(words)
     with pytest.raises(LayoutError) as error:
         JaxRunner({}, read_model(reference[0]), split, device_mesh(split), num_slots=1, context=8)
     assert str(error.value) == message
+
+
+def test_prompts_too_short_for_their_devices_are_refused(reference):
+    split = Layout.of(context=3)
+    with pytest.raises(PlanError) as error:
+        JaxRunner({}, read_model(reference[0]), split, device_mesh(split), num_slots=3, context=8)
+    assert str(error.value) == (
+        "hf0: prompts of a context of 8 tokens fill no block that divides over context = 3; fits: a context "
+        "of 24 or more, or context = 1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def serve(
         bool,
         typer.Option(
             "--runnable/--any",
-            help="Prefill prompts as mw serve does, or also split by position (ring attention).",
+            help="Prefill prompts as mw serve does, or also by position over devices that share weights.",
         ),
     ] = True,
     price: Annotated[

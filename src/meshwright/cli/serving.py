@@ -176,7 +176,7 @@ def _check_hands_over(config: ModelConfig, asked: Serving, layout: Layout) -> No
     if (shards := num_replicas(config, layout.at("generate"))) > 1:
         raise PlanError(
             f"{option} hands over pages of one cache, and {layout} splits its sequences over "
-            f"{shards}; fits: a layout without data, fsdp and cache=batch"
+            f"{shards}; fits: a layout without data, fsdp, context and cache=batch"
         )
     if asked.mode == DISAGGREGATED and len(jax.devices()) < 2 * layout.num_chips:
         raise PlanError(

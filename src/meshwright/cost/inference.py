@@ -13,7 +13,7 @@ A batch may be an array of batches: then every figure that follows from it is an
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import comb
@@ -77,7 +77,8 @@ def attention_form(
 
         kernel   on chip. Generate steps of accelerators, which read what is cached once, are priced so too
         blocks   whole prompts without a kernel: XLA's operations, a pair of blocks at a time
-        pages    on CPUs: rows of some queries meet the pages of their sequence one by one
+        pages    on CPUs: rows of some queries meet the pages of their sequence one by one, but where devices
+                 have parts of a prompt
         tables   chunks of prompts on accelerators: whole tables of pages are gathered for rows of queries
 
     longest: positions of a whole prompt as its program has them. Other software has kernels for everything.
@@ -85,12 +86,25 @@ def attention_form(
     if not hardware.software.is_ours:
         return "kernel"
     if hardware.chip.kind == "cpu":
-        return "pages"
+        return form_on_cpus(layout)
     if layout.phase != "prefill":
         return "kernel"
     if queries < positions:
         return "tables"
     return "blocks" if lacks_kernel(config, hardware, layout, longest) else "kernel"
+
+
+def form_on_cpus(layout: Layout) -> AttentionForm:
+    """How queries meet keys on CPUs, which have no kernels."""
+    return "blocks" if layout.phase == "prefill" and layout.table.position_axes else "pages"
+
+
+def keys_read(
+    config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, positions: int, longest: int
+) -> int:
+    """Positions that a pass of the last `queries` of so many reads: tables are as long as any may be."""
+    is_table = attention_form(config, hardware, layout, queries, positions, positions) == "tables"
+    return longest if is_table else positions
 
 
 class _CachedOps(SymbolicOps):
@@ -118,9 +132,18 @@ class _CachedOps(SymbolicOps):
         )
         super().__init__(config, layout, shape, lowering)
         self.form = form
+        # Prompts whose positions are split are kept as generation reads them.
+        self._kept_as = layout.at("generate") if layout.table.position_axes else layout
 
     def take(self, name: str, x: Value, indices: Value) -> Value:
-        return x if self.verified else super().take(name, x, indices)
+        """The tokens whose logits are wanted, on all devices that share positions."""
+        if self.verified:
+            return x
+        self.layout, over = self.layout.whole_positions, x.array.axes_of("T")
+        out = super().take(name, x, indices)
+        partial = out.array.replace(unreduced=over)
+        sent = self.transfers("activations", reshard(partial, out.array), name, x.dtype, critical=True)
+        return self.add(Node(name, "move", (x,), (out,), forward_transfers=sent)) if sent else out
 
     def fetch(self, name: str, stored: Value, reshard: Reshard) -> Value:
         """A weight as its product reads it: in the type that it is stored in, where that is narrower."""
@@ -188,6 +211,9 @@ class _CachedOps(SymbolicOps):
         partial sums of exponentials and values are added up. Source: How to Scale Your Model, "Inference".
         """
         if self.sizes["T"] == self.sizes["S"]:
+            layout = self.layout
+            if self.config.mla is None and (layout.passes_keys_round or layout.attending is not layout):
+                self._all_to_keep({"k": k, "v": v})
             return super().attention(name, q, k, v, places, cache, kind)
         kept = tuple(self.cached(1, kind.window).values())
         out = self._like_queries(q, v)
@@ -204,6 +230,29 @@ class _CachedOps(SymbolicOps):
             )
             made = self._attend(name, (latent, rope), kept, latent, partial, kind.window)
         return self._moved(f"from_{name}", made, out), cache
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Value,
+        latent: Value,
+        rope: Value,
+        w: Mapping[str, Value],
+        places: Places,
+        cache: object,
+        kind: LayerKind,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Value, object]:
+        if self.sizes["T"] == self.sizes["S"] and self.layout.table.position_axes:
+            self._all_to_keep({"latent": latent, "rope": rope})
+        return super().latent_attention(name, q, latent, rope, w, places, cache, kind, scale=scale)
+
+    def _all_to_keep(self, kept: Mapping[str, Value]) -> None:
+        """Gathers what each device has of a prompt: the cache of a sequence has all of its positions."""
+        for name, x in kept.items():
+            there = self.layout.keys(name, "".join(x.array.dims))
+            self.reshard(name, "move", x, there, x.dtype, critical=False, what="keys and values")
 
     def _keys_met(self, k: Value, window: int | None) -> Any:
         if self.form == "tables":
@@ -268,7 +317,7 @@ class _CachedOps(SymbolicOps):
         sizes, dtype = self.sizes, self.layout.kv_dtype
         self.sizes = sizes | {"L": num_layers, "S": cached_positions(sizes["S"], window)}
         found = {
-            name: self.value(self.layout.activation(name, "L" + letters), dtype)
+            name: self.value(self._kept_as.activation(name, "L" + letters), dtype)
             for name, letters in cache_arrays(self.config).items()
         }
         for name in cache_scales(self.config, dtype):

@@ -543,6 +543,24 @@ class Layout:
         """The way back of `to_heads`."""
         return both_ways(self.attending.activation(name, letters), self.activation(name, letters))
 
+    @cached_property
+    def prompt_axes(self) -> Axes:
+        """The axes that split the positions of prompts, in prefill; generation splits sequences over them."""
+        return self.rules.in_phase("prefill").position_axes
+
+    @property
+    def num_prompt_shards(self) -> int:
+        return self.mesh.size(self.prompt_axes)
+
+    @cached_property
+    def whole_positions(self) -> "Layout":
+        """This layout where tokens are single ones, such as those whose logits are wanted: T is not split."""
+        if not self.table.axes_of("T"):
+            return self
+        letters = tuple((letter, axes) for letter, axes in self.table.letters if letter not in "TS")
+        own = (("generate", self.rules.in_phase("generate")),)
+        return replace(self, rules=replace(self.rules, activations=Table(letters), own=own), phase="prefill")
+
     @property
     def passes_keys_round(self) -> bool:
         """Whether keys and values stay split by position, S, and pass round a ring (else gathered)."""

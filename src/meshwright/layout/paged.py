@@ -5,6 +5,7 @@ the first that it sees to its own; elsewhere whole tables of pages are gathered 
 """
 
 from functools import lru_cache
+from math import lcm
 
 # Positions of a page, and queries of a row of a prompt.
 DEFAULT_PAGE, DEFAULT_BLOCK = 64, 64
@@ -18,6 +19,15 @@ TOGETHER, SIDE_BY_SIDE = 8, 2
 def block_of(platform: str) -> int:
     """Queries of a row of a prompt on devices of this platform, as JAX calls it."""
     return _BLOCK_OF_CPU if platform == "cpu" else DEFAULT_BLOCK
+
+
+def divided_block(block: int, num_shards: int) -> int:
+    """Positions of a block of prompts that are dealt to so many devices, two pieces to each.
+
+    >>> divided_block(64, 1), divided_block(64, 4), divided_block(16, 3)
+    (64, 64, 48)
+    """
+    return lcm(block, 2 * num_shards) if num_shards > 1 else block
 
 
 def page_of(positions: int, window: int | None) -> int:

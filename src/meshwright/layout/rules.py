@@ -78,6 +78,22 @@ class Table:
             _without(self.letters, axes), tuple((name, _without(rows, axes)) for name, rows in self.arrays)
         )
 
+    @cached_property
+    def position_axes(self) -> Axes:
+        """The axes that split positions, T, and nothing of a token, as `context` does."""
+        apart = {axis for letter, axes in self.letters if letter not in "BTSC" for axis in axes}
+        return tuple(axis for axis in self.axes_of("T") if axis not in apart)
+
+    @cached_property
+    def of_generation(self) -> "Table":
+        """This table for a token of each sequence: without positions to split, B has their axes instead."""
+        if not (over := self.position_axes):
+            return self
+        rows = {letter: tuple(one for one in axes if one not in over) for letter, axes in self.letters}
+        rows = {"B": (), **rows, "C": self.axes_of("C")}
+        rows["B"] += over
+        return Table(tuple((letter, axes) for letter, axes in rows.items() if axes), self.arrays)
+
     def to_dict(self) -> dict[str, object]:
         """Letters with lists of axes, and arrays with such tables of their own, as TOML has them."""
         rows: dict[str, object] = {letter: list(axes) for letter, axes in self.letters}
@@ -132,7 +148,8 @@ def _split(table: Table, name: str, letters: str) -> ShardedArray:
 class Rules:
     """The tables of a Layout. Layouts that differ in degrees alone share them.
 
-    own: tables of activations of single phases; the others have `activations`.
+    own: tables of activations of single phases; the others have `activations`, but that in generation the
+    axes that split positions split sequences.
     """
 
     stored: Table = Table(())
@@ -151,7 +168,9 @@ class Rules:
 
     def in_phase(self, phase: str) -> Table:
         """The table of activations in "train", "prefill" or "generate"."""
-        return dict(self.own).get(phase, self.activations)
+        if phase in dict(self.own):
+            return dict(self.own)[phase]
+        return self.activations.of_generation if phase == "generate" else self.activations
 
     def tables(self) -> Iterable[tuple[str, Table]]:
         """(name, table) of all of them."""

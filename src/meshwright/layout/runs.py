@@ -33,7 +33,8 @@ def check_runs(config: ModelConfig, layout: Layout | None = None, phase: str = "
         raise LayoutError(
             f"layout {layout}: {feature} can be planned, not yet run; mw plan train ranks what runs"
             if phase == "train"
-            else f"layout {layout}: inference splits over data, fsdp, expert and tensor; leave out {feature}"
+            else f"layout {layout}: inference splits over data, fsdp, expert, context and tensor; leave out "
+            f"{feature}"
         )
 
 
@@ -56,7 +57,7 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     for axis in AXES:
         if layout.degree(axis.name) > 1 and (word := axis.why_not(layout)):
             return word
-    if phase != "train" and (word := _positions_split(layout)):
+    if phase != "train" and (word := _tokens_split(layout)):
         return word
     schedule, precision, is_inference = layout.schedule, layout.precision, phase != "train"
     features = {
@@ -96,12 +97,14 @@ def _together_lack(config: ModelConfig, layout: Layout) -> str | None:
     return None
 
 
-def _positions_split(layout: Layout) -> str | None:
-    """What splits the positions of a sequence: one token has none to split."""
-    axes = layout.at("train").activation("x", "BTD").axes_of("T")
-    words = [f"context={layout.mesh.size('context')}"] if "context" in axes else []
-    words += ["sequence_parallel=true"] if set(axes) - {"context"} else []
-    return ", ".join(words) or None
+def _tokens_split(layout: Layout) -> str | None:
+    """What splits the tokens of a sequence: over devices of parts of heads, or where there is but one."""
+    prefill, generate = (layout.at(phase).table for phase in ("prefill", "generate"))
+    if set(prefill.axes_of("T")) - set(layout.prompt_axes):
+        return "sequence_parallel=true"
+    if axes := generate.position_axes:
+        return f"{', '.join(axes)} of T in [layout.rules.generate], since a token has no positions to split"
+    return None
 
 
 def _does_not_divide(config: ModelConfig, layout: Layout) -> str | None:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import Layer, ModelConfig
@@ -144,6 +144,15 @@ class InferenceOps(JaxOps):
             return super().attention(name, q, k, v, places, None, kind, **how)
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         pages, number = cache
+        if self.layout.table.position_axes:
+            how = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            with jax.named_scope(name):
+                whole = {letter: self._gather_positions(letter, x) for letter, x in (("k", k), ("v", v))}
+                pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
+            if not self.layout.passes_keys_round and self.layout.attending is self.layout:
+                k, v = whole["k"], whole["v"]
+            out, _ = super().attention(name, q, k, v, places, None, kind, **how)
+            return out, (pages, number)
         with jax.named_scope(name):
             pages = pages.written(number, {"k": k[:, 0], "v": v[:, 0]})
         if pages.is_fresh:
@@ -173,6 +182,13 @@ class InferenceOps(JaxOps):
         if cache is None:
             return super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
         pages, number = cache
+        if self.layout.table.position_axes:
+            with jax.named_scope(name):
+                kept = {"latent": latent, "rope": rope}
+                whole = {letter: self._gather_positions(letter, x) for letter, x in kept.items()}
+                pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
+            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
+            return out, (pages, number)
         num_rotary = rope.shape[-1]
         with jax.named_scope(name):
             pages = pages.written(number, {"latent": latent[:, 0], "rope": rope[:, 0]})
@@ -193,6 +209,13 @@ class InferenceOps(JaxOps):
                 number, jnp.concatenate([query, turned], axis=-1), kind.windows[0], how, None
             ).astype(self.dtype)
             return jnp.einsum("BNR,NOR->BNO", sums, out_of)[:, None], (pages, number)
+
+    def _gather_positions(self, name: str, x: Array) -> Array:
+        """All positions of keys, values or latents, which may be there already."""
+        if _split_of(x)[1] is None:
+            return x
+        with jax.named_scope(name):
+            return apply_reshard(self.layout.keys(name, "BTKH" if x.ndim == 4 else "BTR"), x)
 
     def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
         """The weight `name` as `spec` reads it, for a product of other operands."""
@@ -231,7 +254,7 @@ def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Arra
     XLA for CPU takes its fast path for both bf16 and int8 from two rows on.
     """
     is_narrow = x.dtype in (jnp.bfloat16, jnp.int8)
-    if x.shape[0] == 1 and spec.startswith("B") and is_narrow and platform() == "cpu":
+    if x.shape[:2] == (1, 1) and spec.startswith("B") and is_narrow and platform() == "cpu":
         return _product(spec, jnp.concatenate([x, x]), w, out_sharding)[:1]
     if spec.startswith("B") and w.ndim > 2:
         return _of_flat_weight(spec, x, w, out_sharding)
@@ -289,6 +312,13 @@ def _from_the_start(q: Array) -> Places:
     """The places of whole prompts q[R, Q, ...], padding included, which no token before it sees."""
     spec = PartitionSpec(_split_of(q)[0], None)
     return Places(lax.broadcasted_iota(jnp.int32, q.shape[:2], 1, out_sharding=spec))
+
+
+def _in_a_row(x: Array) -> Array:
+    """x[B, T, ...] as [B * T, ...]."""
+    first, _, *rest = _split_of(x)
+    plain = reshard(x, PartitionSpec(*_split_of(x)))  # no cotangent will be summed
+    return jnp.reshape(plain, (-1, *x.shape[2:]), out_sharding=PartitionSpec(first, *rest))
 
 
 def _by_token(out: Array) -> Array:

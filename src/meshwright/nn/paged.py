@@ -68,7 +68,8 @@ class PagedCache:
     cache, the group whose pages it has. is_fresh: the rows are whole prompts, each from its position 0 on, so
     that attention needs no page. stands: (queries, positions) of every sequence, where they are known: its
     rows are at the last so many of so many. An audit counts by it. with_native: native.py is there, and
-    attends where it can.
+    attends where it can. sharing: of the axes that split pages those over which replicas share the step's
+    tokens, each with positions of its own: NOBODY for what others keep.
     """
 
     pools: Pools
@@ -80,6 +81,7 @@ class PagedCache:
     is_fresh: bool = False
     stands: tuple[int, int] | None = None
     with_native: bool = False
+    sharing: Axes = ()
 
     def by_row(self, x: Array) -> Array:
         """x[N, ...] as [R, Q, ...], where all rows are of one length."""
@@ -96,7 +98,8 @@ class PagedCache:
             pool = pools[name][number]
             own = self._spec(name, _values(pool).ndim)
             stored = _spec_of(pool, own)
-            rows = PartitionSpec(*own[:-2], own[-1])
+            apart = tuple(axis for axis in _axes(own[0]) if axis not in self.sharing)
+            rows = PartitionSpec(apart or None, *own[1:-2], own[-1])
             places = PartitionSpec(own[0]), PartitionSpec(own[0], None)
             split = _axes(own[-2])
 

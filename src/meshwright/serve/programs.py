@@ -4,7 +4,9 @@ A step takes rows of tokens: one token per row to generate, a block of tokens pe
 its drafts per row to verify them, or whole prompts. It writes their keys and values to pages, and yields the
 logits that are sampled. Axes of the layout that split the batch make replicas: each has its own slots, rows
 and pages, so that no token of one is ever sent to another. Axes that split the sequences of the cache alone
-(`cache=batch`) make replicas of each of these, which share all but slots, rows and pages.
+(`cache=batch`) make replicas of each of these, which share all but slots, rows and pages. Axes that split the
+positions of prompts (`context`) make replicas for generation, which prefill a whole prompt together: each has
+a part of it, attends to all of it, and its keys and values go to the pages of the one whose sequence it is.
 """
 
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 from jax.typing import DTypeLike
 
@@ -27,6 +29,7 @@ from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import widest_window
 from meshwright.models.transformer import Places
+from meshwright.nn.blockwise import dealt_positions, zigzag
 from meshwright.nn.inference import InferenceOps, abstract_layered
 from meshwright.nn.mesh import device_mesh, partition_spec
 from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools, page_groups
@@ -36,7 +39,7 @@ from meshwright.serve.sampling import Edits, Sampled, SampledRows, sample
 from meshwright.serve.scoring import score
 from meshwright.serve.sequence import GREEDY
 
-_TABLES = 3  # their number among the columns of a step
+_TOKENS, _POSITIONS, _SLOTS, _TABLES, _HEADS = range(5)  # the columns of a step
 
 
 class StepShape(NamedTuple):
@@ -84,6 +87,9 @@ class InferencePrograms:
         num_window_pages: int = 0,
         with_native: bool = False,
     ) -> None:
+        prefill = layout.at("prefill")
+        self._prefill = prefill if layout.prompt_axes else None
+        layout = layout.at("generate") if self._prefill else layout
         self.config, self.layout, self.mesh = config, layout, mesh
         self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
         self.num_replicas = num_replicas(config, layout)
@@ -92,6 +98,8 @@ class InferencePrograms:
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
         self.ops, self._with_native = InferenceOps(config, layout, with_native=with_native), with_native
         self._x = partition_spec(layout.activation("x", "BTD"))
+        # Replicas that prefill a prompt together.
+        self.num_sharing = self.num_replicas // self._prefill.num_batch_shards if self._prefill else 1
 
     def step(self, step: StepShape) -> Any:
         """The compiled step: (params, pools, last, tokens, positions, slots, tables, heads).
@@ -99,7 +107,8 @@ class InferencePrograms:
         Replica by replica: tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions
         i32[N]; tables i32[R, G, P], one for each group of layers; heads i32[num_heads], after which tokens
         logits are wanted. Slots and tokens are numbered through all the replicas that share a shard of the
-        batch.
+        batch. Where replicas prefill prompts together, tokens and heads are of all of them, and positions of
+        each, NOBODY for the tokens of others.
         Yields those, f32[num_logits, V], whole over V, and the pools, updated in place.
         """
         jitted, arguments = self.jitted_step(step)
@@ -112,8 +121,15 @@ class InferencePrograms:
         of_replicas = [(self.num_replicas * first, *rest) for first, *rest in shapes]
         columns = [self._split(*shape) for shape in of_replicas]
         columns[_TABLES] = self._type(self._pages[0], *of_replicas[_TABLES])
+        run: Any = self._step
+        if self._prefill and step.is_fresh:
+            run, rows = partial(self._prompts, self._prefill), self._prefill.num_batch_shards
+            shared = partition_spec(self._prefill.activation("x", "BTD"))[0]
+            columns[_TOKENS] = columns[_SLOTS] = self._type(shared, rows * step.num_tokens)
+            columns[_POSITIONS] = self._type(self._pages[0], *of_replicas[_POSITIONS])
+            columns[_HEADS] = self._type(shared, rows * step.num_heads)
         arguments = (self.abstract_params(), self.abstract_pools(), self._split(self._num_last))
-        jitted = jax.jit(partial(self._step, step), donate_argnums=1)
+        jitted = jax.jit(partial(run, step), donate_argnums=1)
         return jitted, (*arguments, *columns)
 
     def choice(self, num_logits: int, *, with_edits: bool) -> Any:
@@ -230,6 +246,53 @@ class InferencePrograms:
             padded = partial(_padded, step.num_logits, self.num_replicas // self._num_apart)
             return self._on_each(padded, whole), cache.pools
 
+    def _prompts(
+        self,
+        layout: Layout,
+        step: StepShape,
+        params: Mapping[str, Any],
+        pools: Pools,
+        last: Array,
+        tokens: Array,
+        positions: Array,
+        slots: Array,
+        tables: Array,
+        heads: Array,
+    ) -> tuple[Array, Pools]:
+        """The step of whole prompts, each of which several replicas prefill: a shard of its positions each.
+
+        layout: that of prefill. Positions are dealt so that all shards have early and late ones.
+        """
+        [rows], num_shards = step.rows, layout.num_prompt_shards
+        length = rows.length
+        split = partition_spec(layout.tokens("tokens"))
+        shared = PartitionSpec(split[0], None)
+
+        def dealt(x: Array, spec: PartitionSpec) -> Array:
+            by_row = PartitionSpec(jax.typeof(x).sharding.spec[0], None)
+            return reshard(zigzag(jnp.reshape(x, (-1, length), out_sharding=by_row), num_shards), spec)
+
+        order = jnp.asarray(dealt_positions(length, num_shards))
+        places = Places(jnp.broadcast_to(order, (tokens.shape[0] // length, length), out_sharding=shared))
+        kept = PartitionSpec(self._pages[0])
+        there = jnp.reshape(dealt(positions, PartitionSpec(*kept, None)), -1, out_sharding=kept)
+        by_sequence = cached_array(self.layout, self.config).axes_of("B")
+        sharing = tuple(axis for axis in by_sequence if axis not in layout.batch_axes)
+        cache = PagedCache(pools, there, tables, step.rows, self.layout, self._groups, True, sharing=sharing)
+        ops = InferenceOps(self.config, layout, with_native=self._with_native)
+        x = transformer.enter(self.config, ops, params, dealt(tokens, split), places)
+        x, cache = transformer.through(self.config, ops, params, x, places, cache, self.config.layers)
+        with jax.named_scope("take"):
+            x = _at(heads, x, reshard(places.positions, split))
+        head = InferenceOps(self.config, layout.whole_positions, with_native=self._with_native)
+        logits = transformer.leave(self.config, head, params, x)
+        with jax.named_scope("logits"):
+            whole = reshard(logits, PartitionSpec(shared[0], None, None))[:, 0].astype(jnp.float32)
+            local = partial(_repeated, step.num_logits, self.num_replicas // self._num_apart)
+            of_each = PartitionSpec(self._x[0], None)
+            repeated = jax.shard_map(local, in_specs=shared, out_specs=of_each, check_vma=False)
+            return repeated(whole), cache.pools
+
     def _choose(
         self, last: Array, logits: Array, slots: Array, rows: SampledRows, edits: Edits | None
     ) -> tuple[Array, Sampled]:
@@ -263,9 +326,19 @@ def num_replicas(config: ModelConfig, layout: Layout) -> int:
     return layout.mesh.size(axes)
 
 
-def attends_to_whole_prompts(mesh: jax.sharding.Mesh) -> bool:
-    """Whether there are kernels for whole prompts. On CPUs blocks over pages take half of the time."""
-    return mesh.devices.flat[0].platform != "cpu"
+def num_kept_apart(config: ModelConfig, layout: Layout) -> int:
+    """`num_replicas` of the cache that a step fills: by parts of prompts that of generation."""
+    splits = layout.phase == "prefill" and layout.prompt_axes
+    return num_replicas(config, layout.at("generate") if splits else layout)
+
+
+def attends_to_whole_prompts(mesh: jax.sharding.Mesh, layout: Layout) -> bool:
+    """Whether whole prompts have programs of their own, which read no page.
+
+    They have where there are kernels, and where devices have parts of a prompt. Else on CPUs blocks over
+    pages take half of the time.
+    """
+    return mesh.devices.flat[0].platform != "cpu" or bool(layout.prompt_axes)
 
 
 def reads_whole_tables(mesh: jax.sharding.Mesh) -> bool:
@@ -293,9 +366,11 @@ def workload_step(
     layout.check(config, workload.num_sequences, workload.seq_len)
     mesh = device_mesh(layout) if mesh is None else mesh
     window, of_window = widest_window(config) or workload.seq_len, 0
-    num_slots = workload.num_sequences // num_replicas(config, layout)
+    # Replicas that prefill a prompt together have rows together, and each its own sequences.
+    num_rows = workload.num_sequences // num_replicas(config, layout)
+    num_slots = -(-workload.num_sequences // num_kept_apart(config, layout))
     page = page_of(workload.seq_len, window)
-    pages_of_row, is_fresh = -(-workload.seq_len // page), attends_to_whole_prompts(mesh)
+    pages_of_row, is_fresh = -(-workload.seq_len // page), attends_to_whole_prompts(mesh, layout)
     if window < workload.seq_len and (phase == "generate" or is_fresh):
         of_window = pages_of_row - (workload.seq_len - window) // page
     programs = InferencePrograms(
@@ -308,15 +383,15 @@ def workload_step(
         num_window_pages=num_slots * of_window if of_window < pages_of_row else 0,
     )
     if phase == "generate":
-        rows = Rows(num_slots, 1)
+        rows = Rows(num_rows, 1)
     elif is_fresh:
-        rows = Rows(num_slots, workload.seq_len)
+        rows = Rows(num_rows, workload.seq_len)
     else:
         block = min(block_of(mesh.devices.flat[0].platform), workload.seq_len)
-        rows = Rows(num_slots * -(-workload.seq_len // block), block)
+        rows = Rows(num_rows * -(-workload.seq_len // block), block)
     stands = 1 if phase == "generate" else workload.seq_len, workload.seq_len
     is_fresh = is_fresh and phase == "prefill"
-    step = StepShape((rows,), num_slots, num_slots, pages_of_row, is_fresh=is_fresh, stands=stands)
+    step = StepShape((rows,), num_rows, num_rows, pages_of_row, is_fresh=is_fresh, stands=stands)
     return *programs.jitted_step(step), mesh
 
 
@@ -352,6 +427,20 @@ def _padded(num_rows: int, num_replicas: int, logits: Array) -> Array:
     of_replicas = jnp.reshape(logits, (num_replicas, -1, logits.shape[-1]))
     missing = num_rows - of_replicas.shape[1]
     return jnp.reshape(jnp.pad(of_replicas, ((0, 0), (0, missing), (0, 0))), (-1, logits.shape[-1]))
+
+
+def _repeated(num_rows: int, num_replicas: int, logits: Array) -> Array:
+    """The rows, filled up, for each replica: alike for all that made them."""
+    padded = jnp.pad(logits, ((0, num_rows - logits.shape[0]), (0, 0)))
+    return jnp.tile(padded, (num_replicas, 1))
+
+
+def _at(heads: Array, x: Array, positions: Array) -> Array:
+    """x[R, 1, D] of x[R, T, D] where positions[R, T] are heads[R]: a sum of which other devices add zeros."""
+    first, _, last = jax.typeof(x).sharding.spec.partitions
+    mine = (positions == heads[:, None])[:, :, None]
+    own, spec = jnp.where(mine, x, jnp.zeros((), x.dtype)), PartitionSpec(first, last)
+    return lax.reduce_sum(own, (1,), out_sharding=spec)[:, None]
 
 
 def _given(last: Array, slots: Array, tokens: Array) -> Array:

@@ -12,7 +12,6 @@ Where attention reads whole tables, steps that generate or verify are compiled f
 short sequences do not pay for the whole context.
 """
 
-import math
 import threading
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import groupby, islice
+from math import inf
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.layout.paged import DEFAULT_PAGE, block_of
+from meshwright.layout.paged import DEFAULT_PAGE, block_of, divided_block
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import even_context, widest_window
@@ -82,7 +82,7 @@ class _Shape(NamedTuple):
     @property
     def rank(self) -> tuple[float, ...]:
         """The smaller, the less it computes and reads."""
-        return *self[:-1], self.pages or math.inf
+        return *self[:-1], self.pages or inf
 
 
 class JaxRunner:
@@ -90,11 +90,12 @@ class JaxRunner:
 
     params: on `mesh` as the layout stores them, from `load_hf` or a checkpoint; they are moved into arrays a
     layer. Axes that split the batch or the cache's sequences make replicas, among which slots and pages are
-    split evenly. num_pages: of the cache in all, as many as all slots can fill where None. block: tokens of a
-    prompt's row; None: as suits the platform. num_drafts: most drafts of one sequence a step. strict: what
-    this process compiles after the warm-up is an error of the next step; scores of prompts of every length
-    are compiled ahead, too. keeps_windows: layers with a sliding window keep its positions alone, in pages of
-    their own; else every position, as the others. shares_pages: with another runner, of all layers.
+    split evenly. num_pages: of the cache in all, as many as all slots can fill where None. chunk: most prompt
+    tokens of a step; where devices have parts of a prompt it is a whole one. block: tokens of a prompt's row;
+    None: as suits the platform. num_drafts: most drafts of one sequence a step. strict: what this process
+    compiles after the warm-up is an error of the next step; scores of prompts of every length are compiled
+    ahead, too. keeps_windows: layers with a sliding window keep its positions alone, in pages of their own;
+    else every position, as the others. shares_pages: with another runner, of all layers.
     host_bytes: of the host's memory, for pages that are evicted from the cache; then all layers keep every
     position. with_native: on CPUs the C++ extension runs what it can where it is to be had (nn/native.py).
     Call `warm_up` before use.
@@ -132,11 +133,17 @@ class JaxRunner:
             num_pages=num_pages,
             page_size=page_size,
             # The chunks of replicas that share a shard of the batch are computed by all of its devices.
-            chunk=max(1, chunk // num_together),
-            block=block or block_of(mesh.devices.flat[0].platform),
+            chunk=max(1, (context if layout.prompt_axes else chunk) // num_together),
+            block=divided_block(block or block_of(mesh.devices.flat[0].platform), layout.num_prompt_shards),
             window=widest_window(config) if keeps_windows and not host_bytes else None,
             even_context=even_context(config, context),
         )
+        if limits.block % layout.num_prompt_shards:
+            over, count = "·".join(layout.prompt_axes), layout.num_prompt_shards
+            raise PlanError(
+                f"{config.name}: prompts of a context of {context} tokens fill no block that divides over "
+                f"{over} = {count}; fits: a context of {limits.block * count} or more, or {over} = 1"
+            )
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         self._num_together = num_together
         self._programs = InferencePrograms(
@@ -151,7 +158,7 @@ class JaxRunner:
         )
         self._host = HostPages(self._programs.exported(1), limits.num_replicas, host_bytes, page_size)
         self.limits = replace(limits, num_host_pages=self._host.num_pages)
-        self._has_kernels = attends_to_whole_prompts(mesh)
+        self._has_whole_prompts = attends_to_whole_prompts(mesh, layout)
         self._params = layered(params, config, layout, mesh) if params else {}
         self._steps: dict[_Shape, Any] = {}
         self._seconds: dict[_Shape, float] = {}
@@ -196,7 +203,7 @@ class JaxRunner:
 
         A row that nobody holds has its products and no attention.
         """
-        inputs = _Inputs(Batch(tuple(prompts)), self._step_of(shape), self.limits, self._num_together)
+        inputs = self._inputs(Batch(tuple(prompts)), self._step_of(shape))
         seconds = []
         for _ in range(3):
             started = time.perf_counter()
@@ -248,7 +255,7 @@ class JaxRunner:
                 for pages in [*narrow, 0]
                 if self._num_drafts
             ],
-            *[_Shape(0, 0, 0, count) for count in blocks if self._has_kernels],
+            *[_Shape(0, 0, 0, count) for count in blocks if self._has_whole_prompts],
         ]
 
     def _step_of(self, shape: _Shape) -> StepShape:
@@ -277,7 +284,7 @@ class JaxRunner:
             raise RuntimeError("a program was compiled after the warm-up, which strict serving forbids")
         shape = self._shape_of(batch)
         step = self._step_of(shape)
-        inputs = _Inputs(batch, step, self.limits, self._num_together)
+        inputs = self._inputs(batch, step)
         rows, edits = inputs.sampling(self.vocab_size)
         choose = self._choices[step.num_logits, edits is not None]
         self.move(batch.moves)
@@ -369,20 +376,24 @@ class JaxRunner:
                 self._score_programs[length] = self._programs.scores(length)
             return self._score_programs[length]
 
+    def _inputs(self, batch: Batch, step: StepShape) -> "_Inputs":
+        sharing = self._programs.num_sharing if step.is_fresh else 1
+        return _Inputs(batch, step, self.limits, self._num_together, sharing)
+
     def _shape_of(self, batch: Batch) -> _Shape:
         """The smallest compiled shape that holds the batch."""
-        of_replica = self.limits.slots_of_replica
-        blocks, others, works = Counter[int](), Counter[int](), Counter[int]()
+        of_replica, sharing = self.limits.slots_of_replica, self._programs.num_sharing
+        blocks, others, prompts = Counter[int](), Counter[int](), Counter[int]()
         for work in batch.works:
             replica = work.slot // of_replica
             blocks[replica] += _num_blocks(work, self.limits.block)
             others[replica] += len(work.tokens) == 1 + work.num_drafts
-            works[replica] += 1
+            prompts[replica // sharing] += 1
         num_blocks, num_others = max(blocks.values(), default=0), max(others.values(), default=0)
         if (
-            self._has_kernels
+            self._has_whole_prompts
             and not num_others
-            and max(works.values(), default=2) == 1
+            and max(prompts.values(), default=2) == 1
             and not any(w.start for w in batch.works)
         ):
             return min(shape for shape in self._steps if shape.fresh >= num_blocks)
@@ -403,37 +414,42 @@ class JaxRunner:
 class _Inputs:
     """A batch as arrays, replica by replica: each work in a row of its kind, a long one in several blocks.
 
-    num_together: replicas that share a shard of the batch.
+    num_together: replicas that share a shard of the batch. num_sharing: those that prefill together, and have
+    the tokens of their prompts together.
     """
 
-    def __init__(self, batch: Batch, step: StepShape, limits: Limits, num_together: int) -> None:
-        self._step, self._slots, self._num_together = step, limits.slots_of_replica, num_together
+    def __init__(
+        self, batch: Batch, step: StepShape, limits: Limits, num_together: int, num_sharing: int
+    ) -> None:
+        self._step, self._slots = step, limits.slots_of_replica
+        self._num_together, self._num_sharing = num_together, num_sharing
         count = limits.num_replicas
+        num_shares = count // num_sharing
         num_logits = count * step.num_logits
-        self.tokens = np.zeros(count * step.num_tokens, np.int32)
+        self.tokens = np.zeros(num_shares * step.num_tokens, np.int32)
         self.positions = np.full(count * step.num_tokens, NOBODY, np.int32)
-        self.slots = np.full(count * step.num_tokens, self._slots, np.int32)
+        self.slots = np.full(num_shares * step.num_tokens, self._slots, np.int32)
         groups = 2 if limits.window else 1
         self.tables = np.zeros((count * step.num_rows, groups, step.pages_of_row), np.int32)
-        self.heads = np.zeros(count * step.num_heads, np.int32)
+        self.heads = np.zeros(num_shares * step.num_heads, np.int32)
         self.chosen_slots = np.full(num_logits, self._slots, np.int32)
         self.chosen_positions = np.zeros(num_logits, np.int32)
         self._params = [GREEDY] * num_logits
         self._edits: list[LogitEdits | None] = [None] * num_logits
         self.sampled: list[range] = []
-        self._num_sampled = [0] * count
-        starts = [list(_starts(step.rows)) for _ in range(count)]
+        self._num_sampled = [0] * num_shares
+        starts = [list(_starts(step.rows)) for _ in range(num_shares)]
         for work in batch.works:
-            replica = work.slot // self._slots
+            share = work.slot // self._slots // num_sharing
             is_block = len(work.tokens) > 1 + work.num_drafts
             kind = len(step.rows) - 1 if is_block else 0
             length = step.rows[kind].length
             begins = range(0, len(work.tokens), length)
             for begin in begins:
-                row, token = starts[replica][kind]
+                row, token = starts[share][kind]
                 self._put(work, begin, min(length, len(work.tokens) - begin), row, token)
-                starts[replica][kind] = row + 1, token + length
-            self._choose(work, starts[replica][kind][1] - length, len(work.tokens) - begins[-1])
+                starts[share][kind] = row + 1, token + length
+            self._choose(work, starts[share][kind][1] - length, len(work.tokens) - begins[-1])
 
     @property
     def of_step(self) -> tuple[np.ndarray, ...]:
@@ -447,10 +463,11 @@ class _Inputs:
     def _put(self, work: SequenceWork, begin: int, count: int, row: int, token: int) -> None:
         """`count` tokens of the work from its number `begin` on, as a row of its replica."""
         replica = work.slot // self._slots
-        row, token = row + replica * self._step.num_rows, token + replica * self._step.num_tokens
+        place, row = token + replica * self._step.num_tokens, row + replica * self._step.num_rows
+        token += replica // self._num_sharing * self._step.num_tokens
         start = work.start + begin
         self.tokens[token : token + count] = work.tokens[begin : begin + count]
-        self.positions[token : token + count] = range(start, start + count)
+        self.positions[place : place + count] = range(start, start + count)
         self.slots[token] = self._slot_of(work)
         self.tables[row, 0, : len(work.pages)] = work.pages
         if work.window_pages:  # what is no page is never seen, so any number does
@@ -459,12 +476,14 @@ class _Inputs:
     def _choose(self, work: SequenceWork, token: int, count: int) -> None:
         """Asks for what is sampled behind the last of the row's `count` tokens, and before each draft."""
         replica = work.slot // self._slots
-        token += replica % self._num_together * self._step.num_tokens
-        head = self._num_sampled[replica]
-        self._num_sampled[replica] += work.num_samples
+        share = replica // self._num_sharing
+        if self._num_sharing == 1:
+            token += replica % self._num_together * self._step.num_tokens
+        head = self._num_sampled[share]
+        self._num_sampled[share] += work.num_samples
         first = replica * self._step.num_logits + head
         self.sampled.append(range(first, first + work.num_samples))
-        head += replica * self._step.num_heads
+        head += share * self._step.num_heads
         for number, behind in zip(self.sampled[-1], range(work.num_samples, 0, -1), strict=True):
             self.heads[head + number - first] = token + count - behind
             self.chosen_positions[number] = work.start + len(work.tokens) - behind + 1

@@ -18,6 +18,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.presets import PRESETS
+from meshwright.plan.serve.chosen import plan_of_point
 from meshwright.plan.serve.explain import explain_serving
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.phase import price_phase
@@ -258,7 +259,10 @@ def test_chunks_read_the_weights_again_and_sum_to_their_passes():
 
 
 def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
-    """Beyond the bound of tensor parallelism its collectives take the time; no kernel attends in a ring."""
+    """Beyond the bound of tensor parallelism its collectives take the time; no kernel attends in a ring.
+
+    What keeps the weights where generation has them runs; what shares them over more devices does not.
+    """
     config, machine, requests = PRESETS["llama-3-70b"], load("h100:4x8"), Requests(32_768, 128)
     plain = search_serving(
         config, [machine], requests, precisions=[BF16], layout=Layout.of(tensor=8, data=4)
@@ -281,7 +285,17 @@ def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
     ).best
     assert found.prefill_layout.context > 1 and found.ttft_seconds <= target.ttft
     assert found.tpot_seconds == pytest.approx(plain.tpot_seconds, rel=0.5) and found.layout == plain.layout
-    assert found.why_not and "context" in found.why_not
+    assert found.why_not and "context" in found.why_not and found.served_layout is None
+    runs = Targets(ttft=1.01 * ways[4].ttft_seconds)
+    served = search_serving(config, [machine], requests, runs, precisions=[BF16], layout=plain.layout).best
+    assert served.why_not is None and served.ttft_seconds <= runs.ttft
+    both = plan_of_point(served).layout
+    assert (both.context, both.tensor, both.data) == (4, 8, 1)
+    alike = [
+        pass_cost(config, one.at("generate"), machine, served.batch, 1, 32_832)
+        for one in (both, plain.layout)
+    ]
+    assert alike[0][0].seconds == alike[1][0].seconds and alike[0][1] == alike[1][1]
     assert found.memory.total <= machine.chip.program_bytes
     assert "ring attention" in str(explain_serving(found))
 

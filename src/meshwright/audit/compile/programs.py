@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
-from meshwright.cost.inference import inference_cost, record_inference, record_pass
+from meshwright.cost.inference import form_on_cpus, inference_cost, record_inference, record_pass
 from meshwright.cost.memory import held_bytes, stored_parameters, update_work
 from meshwright.cost.ops import record_training
 from meshwright.cost.priced import PricedCollective
@@ -105,7 +105,7 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         shape = Shape(workload.num_sequences, queries, workload.seq_len)
         at = layout.at(phase)
         if by_cpu:
-            graph = record_pass(plan.model, at, shape, "pages")
+            graph = record_pass(plan.model, at, shape, form_on_cpus(at))
         else:
             graph = record_inference(plan.model, hardware, at, shape)
     of_update = _update_products(plan)

@@ -14,7 +14,8 @@ from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.paged import DEFAULT_PAGE, block_of
+from meshwright.layout.paged import DEFAULT_PAGE, block_of, divided_block
+from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.count import even_context, widest_window
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan_file import Plan, load_plan
@@ -83,14 +84,16 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         plan.workload.num_sequences,
         context,
         page_size=min(DEFAULT_PAGE, context),
-        block=block_of(hardware.chip.kind),
+        chunk=context if plan.layout.prompt_axes else DEFAULT_CHUNK,
+        block=divided_block(block_of(hardware.chip.kind), plan.layout.num_prompt_shards),
         window=widest_window(plan.model),
         even_context=even_context(plan.model, context),
     )
     most = limits.tokens_of_a_step(engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED
     prices = StepSeconds(plan.model, plan.layout, hardware, most, context)
-    steps = PaddedSteps(prices, limits, has_kernels=hardware.chip.kind != "cpu")
+    whole = hardware.chip.kind != "cpu" or bool(plan.layout.prompt_axes)
+    steps = PaddedSteps(prices, limits, has_kernels=whole)
     return Planned(
         limits,
         steps,

@@ -87,7 +87,7 @@ class Composition:
 
     def _generate(self, letter: str) -> Table:
         """The table of activations, with entries of their own for the arrays of a cache."""
-        table = self._table("activations")
+        table = self._table("activations").of_generation
         entries = []
         for name, letters in CACHE_ARRAYS.items():
             rows = {one: axes for one, axes in table.letters if one in letters}

@@ -9,7 +9,7 @@ from meshwright.plan_file import Plan
 
 
 def plan_of_point(point: Point) -> Plan:
-    """Its generate step, with room for whole requests.
+    """Its generate step, with room for whole requests, by the layout of both phases where there is one.
 
     Raises LayoutError where something that was planned with padding does not divide.
     """
@@ -21,7 +21,8 @@ def plan_of_point(point: Point) -> Plan:
         "bytes_per_chip": point.memory.total,
     }
     workload = Workload(point.batch, context, "generate")
-    return Plan(config, point.hardware.spec, workload, point.layout, planned)
+    layout = point.served_layout or point.layout
+    return Plan(config, point.hardware.spec, workload, layout, planned)
 
 
 def plan_of_phase(point: PhasePoint) -> Plan:

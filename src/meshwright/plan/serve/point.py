@@ -12,7 +12,7 @@ from meshwright.layout.runs import why_not
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token
-from meshwright.plan.serve.prefill import PromptPasses, Way, by_position, prefilling
+from meshwright.plan.serve.prefill import PromptPasses, Way, by_position, prefilling, serving_both
 from meshwright.plan.serve.requests import Requests
 
 
@@ -105,10 +105,16 @@ class Point:
         return self.cost.bound
 
     @property
+    def served_layout(self) -> Layout | None:
+        """The layout of both phases; None where they want the weights in other places."""
+        return serving_both(self.layout, self.prefill_layout)
+
+    @property
     def why_not(self) -> str | None:
         """Why `mw serve` does not run it; None where it does."""
-        prefill = self.prefill_layout
-        return why_not(self.config, self.layout, "generate") or why_not(self.config, prefill, "prefill")
+        if (both := self.served_layout) is None:
+            return f"weights that lie as {self.prefill_layout} in prefill and as {self.layout} in generation"
+        return why_not(self.config, both, "generate") or why_not(self.config, both, "prefill")
 
     @cached_property
     def other_prefills(self) -> tuple[Way, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.inference import Passes, attention_form
+from meshwright.cost.inference import Passes, keys_read
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -61,7 +61,7 @@ class PromptPasses:
         self._parts = [
             (times, Passes(config, at, self.batches, queries, context, hardware))
             for times, queries, end in _parts(requests, chunk)
-            for context in [_keys_read(config, hardware, at, requests, queries, end)]
+            for context in [keys_read(config, hardware, at, queries, end, requests.context)]
         ]
 
     @property
@@ -94,17 +94,25 @@ def _parts(requests: Requests, chunk: int | None) -> list[tuple[float, int, int]
     return [*found, (1.0, rest, prompt)] if rest else found
 
 
-def _keys_read(
-    config: ModelConfig, hardware: Hardware, layout: Layout, requests: Requests, queries: int, end: int
-) -> int:
-    """Positions that a pass up to position `end` reads: where tables are gathered, as long as a request."""
-    reads_tables = attention_form(config, hardware, layout, queries, end, end) == "tables"
-    return requests.context if reads_tables else end
-
-
 def prefilling(layout: Layout) -> Layout:
     """The layout that prefills where `layout` generates: how the cache is split is nothing to it."""
     return layout.replace(cache="copies") if layout.form else layout
+
+
+def serving_both(layout: Layout, prefill: Layout) -> Layout | None:
+    """The layout that prefills as `prefill` and generates as `layout`; None where weights lie otherwise.
+
+    Devices that have parts of a prompt have sequences of their own in generation, as data ranks do.
+
+    >>> print(serving_both(Layout.of(data=2, tensor=4), Layout.of(context=2, tensor=4)))
+    context=2,tensor=4,remat=none
+    >>> serving_both(Layout.of(tensor=8), Layout.of(context=2, tensor=4, zero=3, zero_context=True))
+    """
+    if not prefill.prompt_axes:
+        return layout
+    both = layout.replace(data=1, context=prefill.context, context_method=prefill.word("context_method"))
+    alike = both.mesh == prefill.mesh and both.rules.stored == prefill.rules.stored
+    return both if alike else None
 
 
 def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iterator[Layout]:

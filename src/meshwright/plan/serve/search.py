@@ -24,7 +24,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.point import Point
-from meshwright.plan.serve.prefill import PromptPasses, by_position, prefilling
+from meshwright.plan.serve.prefill import PromptPasses, by_position, prefilling, serving_both
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.smallest import sizes
 from meshwright.units import dtype_bytes, format_bytes, format_seconds
@@ -182,7 +182,7 @@ class _Sweep:
         steps, prompts = generate.seconds(machine), prefill.seconds(machine)
         if prompts[0] > self._most_ttft:
             for other in by_position(self.config, layout, self.requests):
-                if self._runnable and why_not(self.config, other, "prefill"):
+                if self._runnable and not _runs(self.config, layout, other):
                     continue
                 passes = self._prompts(other, machine)
                 held = self._memory(generate, passes)
@@ -258,6 +258,12 @@ class _Sweep:
         return shards * int(most // shards)
 
 
+def _runs(config: ModelConfig, layout: Layout, prefill: Layout) -> bool:
+    """Whether `mw serve` prefills so where it generates as `layout`."""
+    both = serving_both(layout, prefill)
+    return both is not None and why_not(config, both, "prefill") is None
+
+
 def _at(batch: float, batches: Any, figures: Any) -> float:
     return float(np.interp(batch, batches, figures))
 
@@ -321,7 +327,7 @@ def _sooner_by_position(point: Point) -> str:
     """What splitting its prompts by position would give, where that is sooner and does not run."""
     for way in point.other_prefills:  # the fastest first
         is_sooner = way.layout.context > 1 and way.ttft_seconds < point.ttft_seconds
-        if is_sooner and why_not(point.config, way.layout, "prefill"):
+        if is_sooner and not _runs(point.config, point.layout, way.layout):
             return (
                 f"; with prompts split by position over context={way.layout.context} it would be "
                 f"{format_seconds(way.ttft_seconds)}, which mw serve does not run yet: --any ranks such "

@@ -2,11 +2,12 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from meshwright.cost.inference import Passes, cache_bytes, inference_memory, record_pass
+from meshwright.cost.inference import Passes, cache_bytes, inference_memory, keys_read, record_pass
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -36,6 +37,10 @@ class StepSeconds:
         self._config, self._layout, self._hardware = config, layout, hardware
         self._most_tokens = most_tokens
         self._shards = layout.at("generate").num_batch_shards
+        # A whole prompt is prefilled by all devices that have parts of it, a part behind others by one.
+        self._whole = layout.replace(cache="copies") if layout.form else layout
+        apart = replace(self._whole.rules, activations=self._whole.at("generate").table, own=())
+        self._behind = replace(self._whole, rules=apart) if layout.prompt_axes else self._whole
         self._contexts = [_NEXT_TO_NONE, *_lengths(context)]
         self._batches = np.unique(np.round(2 ** np.arange(0, np.log2(max(2, most_tokens)) + 0.5, 0.5)))
         rows = [self._generate(length) for length in self._contexts]
@@ -106,14 +111,18 @@ class StepSeconds:
 
     def _prefill(self, num_tokens: int, ends: int) -> float:
         """Seconds of prefilling `num_tokens` tokens that are divided over the shards of the batch."""
-        share = max(1, -(-num_tokens // self._shards))
-        return float(self._passes("prefill", np.array([float(self._shards)]), share, max(share, ends))[0])
+        is_whole = num_tokens >= ends
+        shards = (self._whole if is_whole else self._behind).num_batch_shards
+        share = max(1, -(-num_tokens // shards))
+        return float(self._passes("prefill", np.array([float(shards)]), share, max(share, ends))[0])
 
     def _passes(self, phase: str, batches: np.ndarray, queries: int, context: int) -> np.ndarray:
         layout = self._layout
-        if phase == "prefill" and layout.form:
-            layout = layout.replace(cache="copies")
-        found = Passes(self._config, layout.at(phase), batches, queries, context, self._hardware)
+        if phase == "prefill":
+            layout = self._whole if queries == context else self._behind
+        at, longest = layout.at(phase), self._contexts[-1]
+        context = keys_read(self._config, self._hardware, at, queries, context, longest)
+        found = Passes(self._config, at, batches, queries, context, self._hardware)
         return np.broadcast_to(found.seconds(self._hardware), batches.shape)
 
 
@@ -125,7 +134,7 @@ class StepBytes:
 
     def __init__(self, config: ModelConfig, layout: Layout) -> None:
         self._config, self._layout = config, layout.at("generate").replace(microbatches=1)
-        self._shards = float(layout.num_batch_shards)
+        self._shards = float(self._layout.num_batch_shards)
         shape = Shape(self._shards, 1, _SHORTEST)
         graph = record_pass(config, self._layout, shape)
         self.weights = int(inference_memory(graph, self._layout).weights)
