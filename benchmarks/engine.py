@@ -9,6 +9,9 @@
     modes        goodput of interleaved over batched at the same arrivals; at least 2
     host         the share of a step of 64 streams in which Python's threads compute; under 0.1
     http         64 streams over HTTP: seconds over those of the engine alone; under 1.05
+    native       tokens per second with the C++ extension for CPUs, by XLA alone, and by
+                 transformers with its cache: of one stream, of 16 with prompts of 16 to 128 tokens,
+                 and of a prompt of 512; bf16 and int8
     long_prompt  the worst gap between tokens of 4 streams of `mw serve` while a prompt of 30k tokens is
                  prefilled and one of 10 MB is refused, over the median gap before; under 4
 
@@ -28,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -66,11 +70,18 @@ def some_tokens(count: int, seed: int = 0, vocab_size: int = SMALL.vocab_size) -
 
 
 def new_runner(
-    num_slots: int, context: int, config: ModelConfig = CONFIG, dtype: str = "bf16", **how: Any
+    num_slots: int,
+    context: int,
+    config: ModelConfig = CONFIG,
+    dtype: str = "bf16",
+    stored: dict[str, str] | None = None,
+    **how: Any,
 ) -> JaxRunner:
+    """Compiled. stored: of the layout, how weights are stored and multiplied if not in `dtype`."""
     layout = Layout.of(weights_dtype=dtype, compute_dtype=dtype)
     mesh = device_mesh(layout, jax.devices()[:1])
     params = init_params(config, layout, mesh, 0)
+    layout = layout.replace(**stored) if stored else layout
     runner = JaxRunner(params, config, layout, mesh, num_slots=num_slots, context=context, **how)
     runner.warm_up()
     return runner
@@ -144,6 +155,76 @@ def of_two_runners(
 ) -> Row:
     """The seconds of a token of one runner beside another's, under one load of `token_seconds`."""
     return paired(rounds, lambda: token_seconds(one, *load), lambda: token_seconds(other, *load), names)
+
+
+INT8 = {"weights_dtype": "int8", "matmul_dtype": "int8"}
+
+
+def native(rounds: int) -> Row:
+    prompts = [some_tokens(int(n), i) for i, n in enumerate(np.random.default_rng(0).integers(16, 129, 16))]
+    found: Row = {}
+    for dtype, stored in (("bf16", None), ("int8", INT8)):
+        runners = [
+            new_runner(16, 640, stored=stored, with_native=with_native) for with_native in (True, False)
+        ]
+        peers = [Transformers()] if dtype == "bf16" else []
+        for name in ("stream", "ragged", "prefill"):
+            turns = [
+                [tokens_per_second(one, name, prompts) for one in (*runners, *peers)]
+                for _ in range(rounds + 1)
+            ][1:]
+            columns = zip(("", "_by_xla", "_by_transformers"), zip(*turns, strict=True), strict=False)
+            found |= {f"{dtype}_{name}{whose}": statistics.median(own) for whose, own in columns}
+            found[f"{dtype}_{name}_ratio"] = statistics.median(turn[0] / turn[1] for turn in turns)
+            print(found, flush=True)
+    return found
+
+
+class Transformers:
+    """The model of CONFIG's sizes in transformers, on PyTorch in bf16."""
+
+    def __init__(self) -> None:
+        torch, transformers = map(import_module, ("torch", "transformers"))
+        sizes = {
+            "hidden_size": CONFIG.d_model,
+            "intermediate_size": CONFIG.d_ff,
+            "num_hidden_layers": CONFIG.num_layers,
+            "num_attention_heads": CONFIG.num_heads,
+            "num_key_value_heads": CONFIG.num_kv_heads,
+            "vocab_size": CONFIG.vocab_size,
+        }
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+        self._torch: Any = torch
+        self._model: Any = model.to(torch.bfloat16).eval()
+
+    def seconds(self, prompts: list[tuple[int, ...]], num_tokens: int) -> float:
+        """Of greedy answers of so many tokens to the prompts, padded on the left."""
+        longest = max(map(len, prompts))
+        ids = self._torch.tensor([(longest - len(one)) * [0] + list(one) for one in prompts])
+        mask = self._torch.tensor([(longest - len(one)) * [0] + len(one) * [1] for one in prompts])
+        how = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "do_sample": False}
+        started = time.perf_counter()
+        with self._torch.inference_mode():
+            self._model.generate(ids, attention_mask=mask, pad_token_id=0, **how)
+        return time.perf_counter() - started
+
+
+def tokens_per_second(
+    one: JaxRunner | Transformers, load: str, ragged: list[tuple[int, ...]], num_tokens: int = 48
+) -> float:
+    """New tokens, first ones included, or of `prefill` the prompt's, a second from request to the last."""
+    long = some_tokens(512)
+    prompts = {"stream": ragged[:1], "ragged": ragged, "prefill": [long]}[load]
+    asked = 1 if load == "prefill" else num_tokens
+    count = len(long) if load == "prefill" else len(prompts) * asked
+    if isinstance(one, Transformers):
+        return count / one.seconds(prompts, asked)
+
+    async def answered(engine: Engine) -> list[list[float]]:
+        return await asyncio.gather(*(times_of(engine, prompt, asked) for prompt in prompts))
+
+    with Engine(one, prefix_cache=False) as engine:
+        return count / max(times[-1] for times in asyncio.run(answered(engine)))
 
 
 def tail(rounds: int) -> Row:
@@ -370,6 +451,7 @@ def main() -> None:
         "modes": modes,
         "host": host,
         "http": http,
+        "native": native,
         "long_prompt": long_prompt,
     }
     parser.add_argument("--rows", default=",".join(rows))

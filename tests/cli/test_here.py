@@ -78,6 +78,14 @@ def test_doctor_survives_a_jax_that_does_not_start(monkeypatch):
     assert not check.ok and "nosuchplatform" in check.found
 
 
+def test_doctor_says_what_runs_on_cpus(tmp_path: Path, monkeypatch):
+    assert doctor.native().found.startswith(("native extension", "XLA alone; no native extension: "))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    check = doctor.native()
+    assert check.ok and check.found.startswith("XLA alone; no native extension: ")
+
+
 def test_demo_refuses_a_folder_that_is_not_its_own(tmp_path: Path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     (tmp_path / "checkpoints").mkdir()

@@ -16,6 +16,7 @@ import typer
 from meshwright import __version__
 from meshwright.cli.common import Json, emit, progress, show
 from meshwright.cli.extras import EXTRAS
+from meshwright.files import cache_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -26,7 +27,6 @@ _TIMEOUT_SECONDS = 120
 # libtpu holds this file for the one process that may use the chips.
 _TPU_LOCK = Path("/tmp/libtpu_lockfile")
 _ON_CPU = "JAX_PLATFORMS=cpu mw doctor"
-_REBUILD = "rm -r ~/.cache/meshwright/native"
 _ASK_NATIVE = "from meshwright.nn.native import why_not; print(why_not() or '')"
 _ASK_JAX = "import jax; d = jax.devices(); print(len(d), d[0].platform, d[0].device_kind, sep='|')"
 
@@ -109,7 +109,8 @@ def native() -> Check:
         return Check("on CPUs", "not asked: JAX is not installed", ok=True)
     answer, failure = _asked(_ASK_NATIVE)
     if failure is not None:
-        return Check("on CPUs", f"the native extension ends the process: {failure}", ok=False, mend=_REBUILD)
+        found = f"the native extension ends the process: {failure}"
+        return Check("on CPUs", found, ok=False, mend=f"rm -r {cache_folder() / 'native'}")
     reason = answer.strip()
     found = f"XLA alone; no native extension: {reason}" if reason else "native extension, in C++"
     return Check("on CPUs", found, ok=True)

@@ -313,8 +313,6 @@ struct Scores {
   int64_t window;        // positions that a query sees; all before it where 0
 };
 
-constexpr int64_t kMostTogether = 64;  // query heads that share one of the cache
-
 struct Sizes {
   int64_t num_rows, length, num_heads, num_kv_heads, page, pages_of_row;
 };
@@ -390,8 +388,9 @@ void AttendOnce(const float* q, int64_t position, const int32_t* table, const Po
   const int64_t least = how.window ? std::max<int64_t>(0, position - how.window + 1) : 0;
   const int64_t first = least / size, num_pages = position / size - first + 1, count = num_pages * padded;
   thread_local std::vector<float> room;
-  room.resize(together * count);
+  room.resize(together * (count + 1));
   float* const scores = room.data();
+  float* const sums = scores + together * count;
   const auto row_of = [&](int64_t n) { return (static_cast<int64_t>(table[first + n]) * sizes.num_kv_heads + head) * size; };
   for (int64_t n = 0; n < num_pages; ++n) {
     const int64_t begin = (first + n) * size;
@@ -405,7 +404,6 @@ void AttendOnce(const float* q, int64_t position, const int32_t* table, const Po
       }
     }
   }
-  float sums[kMostTogether];
   for (int64_t g = 0; g < together; ++g) sums[g] = Softmax(scores + g * count, count);
   for (int64_t n = 0; n < num_pages; ++n) {
     const int64_t begin = (first + n) * size, from = std::max<int64_t>(0, least - begin);
@@ -443,7 +441,7 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
   const auto k = *pools.get<ffi::AnyBuffer>(0), v = *pools.get<ffi::AnyBuffer>(is_narrow ? 2 : 1);
   const auto of_q = q.dimensions(), of_k = k.dimensions(), of_v = v.dimensions();
   const Sizes sizes{of_q[0], of_q[1], of_q[2], of_k[1], of_k[2], tables.dimensions()[1]};
-  if (of_k[3] != of_q[3] || sizes.num_heads % sizes.num_kv_heads || sizes.num_heads / sizes.num_kv_heads > kMostTogether) {
+  if (of_k[3] != of_q[3] || sizes.num_heads % sizes.num_kv_heads) {
     return ffi::Error::InvalidArgument("the sizes of q and k do not fit");
   }
   const Scores how{scale, softcap, window};
