@@ -393,7 +393,7 @@ def record_inference(
     """
     queries, positions = shape.query_len, shape.key_len
     form = attention_form(config, hardware, layout, queries, positions, longest or positions)
-    has_kernel = form == "kernel" and queries == positions and hardware.software.is_ours
+    has_kernel = form == "kernel" and layout.phase == "prefill" and hardware.software.is_ours
     return record_pass(
         config,
         layout,
@@ -404,9 +404,12 @@ def record_inference(
     )
 
 
-def alike_of(hardware: Hardware) -> tuple[object, ...]:
-    """What machines have in common whose passes are recorded alike."""
-    return hardware.chip.kind, hardware.chip.compute_capability, hardware.software.is_ours
+def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
+    """What machines have in common whose passes in this phase are recorded alike (`attention_form`)."""
+    chip, is_ours = hardware.chip, hardware.software.is_ours
+    if phase == "generate":
+        return (is_ours and chip.kind == "cpu",)
+    return chip.kind, chip.compute_capability, is_ours
 
 
 @lru_cache(maxsize=256)

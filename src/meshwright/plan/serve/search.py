@@ -219,7 +219,7 @@ class _Sweep:
     def _generate(self, layout: Layout, machine: Hardware) -> Passes:
         """The generate steps of all batches."""
         requests, generate = self.requests, layout.at("generate")
-        key = generate, *alike_of(machine)
+        key = generate, *alike_of(machine, "generate")
         if key not in self._steps:
             shards = generate.mesh.size(cache_batch_axes(generate, self.config))
             self._steps[key] = Passes(
@@ -234,7 +234,7 @@ class _Sweep:
 
     def _prompts(self, layout: Layout, machine: Hardware) -> PromptPasses:
         """The passes that prefill."""
-        key = layout, *alike_of(machine)
+        key = layout, *alike_of(machine, "prefill")
         if key not in self._prefills:
             found = PromptPasses(self.config, layout, self.requests, self.requests.chunk, machine)
             self._prefills[key] = found
