@@ -10,7 +10,9 @@ from jax.sharding import Mesh, NamedSharding
 
 
 class Array(jax.ShapeDtypeStruct):
-    """The type of an array that is on devices for as long as something refers to it."""
+    """The type of an array that is on devices until `end`, or for as long as something refers to it."""
+
+    end: weakref.finalize
 
 
 class Compiling:
@@ -35,6 +37,11 @@ class Compiling:
         figures = compiled.memory_analysis()
         made = figures.output_size_in_bytes - figures.alias_size_in_bytes
         self.peak[stage] = max(self.peak[stage], self.alive[stage] + made + figures.temp_size_in_bytes)
+        for given, info in zip(
+            jax.tree.leaves(arguments), jax.tree.leaves(compiled.args_info[0]), strict=True
+        ):
+            if info.donated:
+                given.end()
         where = compiled.output_shardings
         return jax.tree.map(lambda info, sharding: self.array(info, sharding), compiled.out_info, where)
 
@@ -52,7 +59,7 @@ class Compiling:
         stage = _stage(sharding.mesh)
         self.alive[stage] += size
         self.peak[stage] = max(self.peak[stage], self.alive[stage])
-        weakref.finalize(made, self._gone, stage, size)
+        made.end = weakref.finalize(made, self._gone, stage, size)
         return made
 
     def _gone(self, stage: int, size: int) -> None:

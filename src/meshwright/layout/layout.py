@@ -352,7 +352,7 @@ class Layout:
         """This layout within one stage of a pipeline whose stages run programs of their own: without `pipe`.
 
         >>> print(Layout.of(pipe=4, data=2, microbatches=8, schedule="zb-h1").of_stage)
-        data=2,microbatches=8
+        data=2,microbatches=8,remat=none
         """
         sizes = {axis: size for axis, size in self.mesh.sizes.items() if axis != "pipe"}
         schedule = replace(self.schedule, pipeline=Schedule.pipeline, interleave=1)

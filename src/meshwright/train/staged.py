@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
@@ -85,6 +86,7 @@ class StagedStep:
         }
         self.dispatch = Dispatch(self.table, [own.mesh for own in self.stages], programs, options or {})
         self._norm, self._sum = jax.jit(gradient_norm), jax.jit(lambda parts: sum(parts[1:], parts[0]))
+        self._plus = jax.jit(jnp.add, donate_argnums=0)
         self._metrics, self._summed = jax.jit(self.first.metrics), jax.jit(self._reduced)
         self._updated = {stage: jax.jit(stage.updated, donate_argnums=0) for stage in self.stages}
 
@@ -235,7 +237,7 @@ class StagedStep:
 
     def _add(self, on: Executor, total: dict[str, Array], path: str, more: Array, mesh: Any) -> None:
         there = on.send(more, mesh)
-        total[path] = on.run(mesh, self._sum, [total[path], there]) if path in total else there
+        total[path] = on.run(mesh, self._plus, total.pop(path), there) if path in total else there
 
     def _read(self, on: Executor, params: Sequence[Any]) -> dict[Place, Any]:
         """What every chunk reads, on its stage: its own parameters, and the head a tied table."""

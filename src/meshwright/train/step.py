@@ -86,7 +86,8 @@ class CompiledStep:
         check_one_program(layout, "a compiled step is")
         if masked and layout.pipe > 1:
             raise LayoutError(
-                f"layout {layout}: pipe = {layout.pipe} masks no documents or answers yet; fits: pipe = 1"
+                f"layout {layout}: schedule = lanes masks no documents or answers yet; fits: pipe = 1, or "
+                "another schedule on one host"
             )
         self.config, self.layout, self.workload = config, layout, workload
         self.start_from, self.masked = start_from, masked
