@@ -28,7 +28,7 @@ from meshwright.cost.recorder import Shape
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
-from meshwright.models.config import MLA, ModelConfig
+from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
 from meshwright.plan.train import price
@@ -336,6 +336,15 @@ def test_gradients_of_one_microbatch_are_reduced_to_the_shards_of_the_optimizer(
     counts = count_params(SMALL)
     assert one.gradients == BF16 * ((counts.total - counts.norms) // 8 + counts.norms)
     assert several.gradients == BF16 * counts.total
+
+
+def test_rows_of_experts_are_made_beside_what_they_are_made_of() -> None:
+    """Gate, up and the cotangent of their product, then those of gate and up: five arrays of rows x F."""
+    num_rows, width, layout = 1 << 14, 1 << 12, Layout.of(remat="full")
+    moe = MoE(num_experts=4, experts_per_token=1, d_ff=width)
+    graph = record_loss(replace(SMALL, moe=moe), layout, Shape(1, num_rows, num_rows), Lowering())
+    one = 2 * num_rows * width
+    assert 5 * one < train_memory(graph, layout).buffers < 5.2 * one
 
 
 _MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"

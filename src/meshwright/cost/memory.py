@@ -292,7 +292,7 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
     Weights are gathered and values recomputed in order, before the first cotangent. Each is alive until
     it is read for the last time, a cotangent from the first that adds to it until its producer has run. What
     several products add to one cotangent are arrays of their own until all are there. What is computed
-    element by element takes the place of what it reads last.
+    element by element takes the place of what it reads last, but for rows of experts.
     """
     saved = {id(value) for value in saved_values(segment, remat)}
     made = {id(value) for node in segment.nodes if node.kind != "gather" for value in node.outputs}
@@ -302,8 +302,8 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
     values, cotangents = _Alive(), _Alive()
     most = 0
     for place, (node, recomputes, _) in enumerate(steps):
-        copied = node.outputs[0].is_copy
-        if node.kind == "elementwise":
+        copied, in_place = node.outputs[0].is_copy, _is_in_place(node)
+        if in_place:
             _end_of_use(values, segment, last, place)
         if recomputes:
             for value in _made_anew(node):
@@ -311,7 +311,7 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
         else:
             # Of layouts in which nothing moves, the cotangent of the result is that of what it was made of.
             passed = [cotangents.end(value) for value in node.outputs]
-            waits = 0 if node.kind == "elementwise" else sum(passed) * copied
+            waits = 0 if in_place else sum(passed) * copied
             for value in node.inputs:
                 if id(value) in made:
                     cotangents.add(value, value.memory_bytes * copied + passed[0] * (1 - copied))
@@ -319,6 +319,11 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
         most = larger(most, values.total + cotangents.total)
         _end_of_use(values, segment, last, place)
     return most
+
+
+def _is_in_place(node: Node) -> bool:
+    """Whether results take the place of inputs; those of rows of experts do not, made by loops or kernels."""
+    return node.kind == "elementwise" and "C" not in node.outputs[0].array.dims
 
 
 class _Alive:
