@@ -50,6 +50,7 @@ from meshwright.cost.step import (
     hop_transfer,
     lost_at_nodes,
     lost_between_stages,
+    sent_together,
     stage_times,
     timed_passes,
     update_transfers,
@@ -250,7 +251,10 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
         return along_lines(one.op, one.gathered_bytes, lines, adds=adds) + lost
 
     def timed_pass(one: SegmentPass) -> TimedPass:
-        return TimedPass(one, sent, chip, lambda transfer: lost_between_stages(transfer, placement, chip))
+        def lost(transfer: Transfer) -> Any:
+            return lost_between_stages(transfer, placement, chip)
+
+        return TimedPass(one, sent_together(one.transfers, sent), chip, lost)
 
     timed = timed_passes(graph, layout, dtypes, chip, timed_pass)
     for segment in graph.segments:  # prices of this chip, which nobody asks for again

@@ -25,10 +25,18 @@ from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.lowering import Lowering, lacks_kernel
 from meshwright.cost.memory import stored_parameters
 from meshwright.cost.ops import SymbolicOps, symbolic_weights
-from meshwright.cost.passes import Dtypes
+from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import depth_counts
-from meshwright.cost.step import StepCost, StepPricer, TimedPass, at_step_rates, stage_times, timed_passes
+from meshwright.cost.step import (
+    StepCost,
+    StepPricer,
+    TimedPass,
+    at_step_rates,
+    sent_together,
+    stage_times,
+    timed_passes,
+)
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import TPU_LANES, has_narrow_values
@@ -502,8 +510,10 @@ class Passes:
             return prices[key](transfer.gathered_bytes) + chip.step.collective_seconds
 
         dtypes = Dtypes.of(self.layout)
-        timed = timed_passes(
-            self.graph, self.layout, dtypes, chip, lambda one: TimedPass(one, seconds_of, chip)
-        )
+
+        def timed_pass(one: SegmentPass) -> TimedPass:
+            return TimedPass(one, sent_together(one.transfers, seconds_of), chip)
+
+        timed = timed_passes(self.graph, self.layout, dtypes, chip, timed_pass)
         [counts] = depth_counts(self.graph, "1f1b", 1, 1)
         return stage_times(timed, counts)[0] + chip.step.launch_seconds + 0 * self.batches

@@ -40,12 +40,14 @@ from meshwright.cost.step import (
     host_update_seconds,
     lost_at_nodes,
     lost_between_stages,
+    sent_together,
     stage_times,
     timed_passes,
     update_transfers,
 )
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
+from meshwright.layout.axes.expert import expert_home
 from meshwright.layout.pipeline import StageRoute
 from meshwright.layout.pipeline.depths import stage_routes
 from meshwright.layout.rules import is_matrix
@@ -70,7 +72,13 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
     if mesh.form is None or hardware.software.eager or hardware.chip.kind == "cpu":
         return mesh
     axes = ["context"] if mesh.word("context_method") == "allgather" else []
-    if mesh.degree("expert") == 1 and (mesh.fsdp > 1 or mesh.zero_stage == 0):
+    home, cut = expert_home(mesh.form)
+    beside = {**mesh.form, home: 2 * cut}
+    # Gradients of experts' biases are summed with those of matrices without data ranks, and apart with them.
+    cuts = cut > 1 and config.moe is not None and not config.moe.expert_bias
+    if cuts and mesh.form[home] == cut and expert_home(beside) == (home, cut):
+        mesh = mesh.with_form(beside)
+    if (mesh.degree("expert") == 1 or (cuts and home == "fsdp")) and (mesh.fsdp > 1 or mesh.zero_stage == 0):
         axes.append("data")
     # Experts without a capacity keep what they gather over `tensor` beside what they gather it from.
     by_token = config.moe is not None and mesh.schedule.capacity is None
@@ -132,6 +140,7 @@ class Family:
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
         self.placements = [machine.place(member.mesh.mesh) for member in members]
         self._prices: dict[tuple, Any] = {}
+        self._sent: dict[SegmentPass, list[tuple[Transfer, Any]]] = {}
         self._timed: dict[tuple[SegmentPass, bool], TimedPass] = {}
         self._segments: dict[tuple[Saving, bool], _SegmentSeconds] = {}
         self._stages: dict[tuple[tuple[StageRoute, ...], Saving], Stages] = {}
@@ -229,8 +238,11 @@ class Family:
 
     def _timed_pass(self, one: SegmentPass, joined: bool) -> TimedPass:
         if (one, joined) not in self._timed:
+            if one not in self._sent:
+                self._sent[one] = sent_together(one.transfers, self._seconds)
+            sent = self._sent[one]
             self._timed[one, joined] = TimedPass(
-                one, self._seconds, self.chip, self._lost_between_stages, joined=joined
+                one, sent, self.chip, self._lost_between_stages, joined=joined
             )
         return self._timed[one, joined]
 

@@ -18,7 +18,7 @@ that are summed over the same axes travel together, as compilers and frameworks 
 latency of a message.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -186,7 +186,7 @@ class StepPricer:
             return lost_between_stages(transfer, self.placement, self.chip)
 
         def timed(one: SegmentPass) -> TimedPass:
-            return TimedPass(one, seconds_of, self.chip, lost, joined=joined)
+            return TimedPass(one, sent_together(one.transfers, seconds_of), self.chip, lost, joined=joined)
 
         return timed_passes(self.graph, self.layout, self.dtypes, self.chip, timed)
 
@@ -331,27 +331,26 @@ def at_step_rates(hardware: Hardware) -> Hardware:
 class TimedPass:
     """One pass with the seconds of its transfers: those of every microbatch, and those of a step.
 
+    sent: its transfers, as of `sent_together`; arrays of seconds where the pass is one of many layouts.
     joined: whether it runs beside a pass of another microbatch, under which its exchanges of tokens hide.
-    seconds_of: of one run of a transfer; arrays where the pass is one of many layouts. lost_by_hosts: what
-    hosts take to launch one, beside `host_collective_seconds`. each, once: a transfer with the seconds of its
-    runs in a row. prefetched: seconds of reading weights that were
-    read ahead. room: seconds that could hide more. held_up: seconds that the chip waits for the host to
+    lost_by_hosts: what hosts take to launch a transfer, beside `host_collective_seconds`. each, once: a
+    transfer with the seconds of its runs in a row. prefetched: seconds of reading weights that were read
+    ahead. room: seconds that could hide more. held_up: seconds that the chip waits for the host to
     launch the pass. for_host: that it waits for activations on their way between chip and host.
     """
 
     def __init__(
         self,
         work: SegmentPass,
-        seconds_of: Callable[[Transfer], Any],
+        sent: Sequence[tuple[Transfer, Any]],
         chip: Chip,
         lost_by_hosts: Callable[[Transfer], Any] = lambda _: 0.0,
         *,
         joined: bool = False,
     ) -> None:
         self.work, self._step, self._joined = work, chip.step, joined
-        taken = _sent_together(work.transfers, seconds_of)
-        self.each = [pair for pair in taken if not pair[0].once]
-        self.once = [pair for pair in taken if pair[0].once]
+        self.each = [pair for pair in sent if not pair[0].once]
+        self.once = [pair for pair in sent if pair[0].once]
         self._behind = sum(seconds for transfer, seconds in self.each if not self._is_awaited(transfer))
         waited = sum(self._share(one) * seconds for one, seconds in self.each if self._is_awaited(one))
         covered = smaller(work.seconds, self._behind)
@@ -394,10 +393,10 @@ class TimedPass:
 _SENT_TOGETHER = ("weights", "gradients", "updated weights")
 
 
-def _sent_together(
+def sent_together(
     transfers: Iterable[Transfer], seconds_of: Callable[[Transfer], Any]
 ) -> list[tuple[Transfer, Any]]:
-    """Each transfer with the seconds of its runs in a row.
+    """Each transfer with the seconds of its runs in a row. seconds_of: of one run.
 
     Weights and gradients that compute does not wait for go as one message with others over the same axes,
     and have a share of its time by their bytes.
