@@ -35,12 +35,12 @@ import numpy as np
 
 from meshwright.cost.collectives import along_lines, lines_of
 from meshwright.cost.graph import Graph, Transfer
-from meshwright.cost.memory import update_work
 from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import depth_counts, stage_counts
+from meshwright.cost.state import StageState
 from meshwright.cost.step import (
     TimedPass,
     as_sent,
@@ -53,7 +53,6 @@ from meshwright.cost.step import (
     sent_together,
     stage_times,
     timed_passes,
-    update_transfers,
 )
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
@@ -278,8 +277,9 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
     for direction in ("forward", "backward"):
         waiting, room = done_once(timed, busiest, direction)
         seconds = seconds + waiting * exposed_share(waiting, room, chip.step.overlap)
-    seconds = seconds + seconds_of(update_work(graph, layout), "update", dtypes, chip)
-    for transfer, count in update_transfers(graph, layout):
+    state = StageState(graph, layout)
+    seconds = seconds + seconds_of(state.update_work(), "update", dtypes, chip)
+    for transfer, count in state.update_transfers():
         seconds = seconds + count * sent(transfer)
     return seconds + chip.step.launch_seconds * layout.microbatches
 

@@ -16,15 +16,13 @@ from meshwright.cost.lowering import Lowering
 from meshwright.cost.memory import (
     HeldBytes,
     Memory,
-    Stored,
     held_bytes,
     saved_bytes,
-    stored_parameters,
     train_memory,
-    update_work,
 )
 from meshwright.cost.ops import record_loss, record_training
 from meshwright.cost.recorder import Shape
+from meshwright.cost.state import StageState, Stored
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -50,7 +48,7 @@ def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
 
 
 def _stored(layout: Layout, config: ModelConfig = SMALL, stage: int = 0) -> Stored:
-    return stored_parameters(record(layout, config), layout, stage)
+    return StageState(record(layout, config), layout, stage).stored
 
 
 def _held(**bytes_of: int) -> HeldBytes:
@@ -242,7 +240,9 @@ def test_saving_less_takes_less(layout: Layout) -> None:
 def test_update_work() -> None:
     """Adam in bf16 with float32 moments: 2 + 8 + 2 bytes read, 2 + 8 written; 19 operations."""
     params = count_params(SMALL).total
-    work, wide = (update_work(record(one), one) for one in (Layout.of(), Layout.of(weights_dtype="f32")))
+    work, wide = (
+        StageState(record(one), one).update_work() for one in (Layout.of(), Layout.of(weights_dtype="f32"))
+    )
     assert (work.flops, work.hbm_bytes) == (19 * params, 22 * params)
     assert wide.hbm_bytes == 28 * params
 
@@ -258,7 +258,9 @@ def test_an_optimizer_with_less_state_takes_less() -> None:
         "lion": 4 * counts.total,
         "muon": 4 * matrices + 8 * (counts.vocab + vectors),
     }
-    adam, muon = (update_work(record(one), one) for one in (Layout.of(), Layout.of(optimizer="muon")))
+    adam, muon = (
+        StageState(record(one), one).update_work() for one in (Layout.of(), Layout.of(optimizer="muon"))
+    )
     assert muon.hbm_bytes < adam.hbm_bytes and muon.flops > adam.flops
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.memory import stored_parameters
 from meshwright.cost.ops import record_loss, record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import (
@@ -15,6 +14,7 @@ from meshwright.cost.stages import (
     stage_counts,
     stage_layers,
 )
+from meshwright.cost.state import StageState
 from meshwright.cost.step import StepPricer, hop_transfer
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
@@ -66,7 +66,7 @@ def test_dense_layers_lie_where_they_come():
     assert [stage[dense] for stage in counts] == [3, 0, 0, 0, 0, 0, 0, 0]
     assert [stage[experts] for stage in counts] == [4, 8, 8, 8, 8, 8, 7, 7]
     # The second stage has eight layers of experts and holds far more than the first, the embedding included.
-    first, second = (stored_parameters(graph, layout, stage).weights for stage in (0, 1))
+    first, second = (StageState(graph, layout, stage).stored.weights for stage in (0, 1))
     assert second > 1.7 * first
 
 

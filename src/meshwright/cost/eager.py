@@ -26,7 +26,6 @@ pass); PyTorch's notes on CUDA, "Memory management", `Tensor.record_stream` and 
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from meshwright.cost.figures import larger, largest, smaller
@@ -35,12 +34,11 @@ from meshwright.cost.memory import (
     Memory,
     gathered_weights_bytes,
     held_bytes,
-    host_state_bytes,
     peak_of,
-    state_bytes,
     train_memory,
 )
-from meshwright.cost.stages import Counts, alive_microbatches, different_stages, stage_counts
+from meshwright.cost.stages import Counts, Stage, stage_of, stages_of_kinds
+from meshwright.cost.state import StageState
 from meshwright.hardware.software import STEPS, Software
 from meshwright.layout import Layout
 from meshwright.units import dtype_bytes, whole
@@ -61,18 +59,14 @@ def step_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
 
 def eager_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    stages = different_stages(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
-    return peak_of(_stage_memory(graph, layout, software, stage) for stage in stages)
+    return peak_of(_stage_memory(graph, layout, software, stage) for stage in stages_of_kinds(graph, layout))
 
 
-def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: int) -> Memory:
-    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
-    counts = stage_counts(graph, schedule, pipe, interleave)[stage]
-    alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, stage)
-    states = state_bytes(graph, layout, stage, reduced_at_once=False)
-    phases = eager_phases(graph, counts, states, alive, layout, software)
-    found = peak_of(phases)
-    return replace(found, host=found.host + host_state_bytes(graph, layout, stage))
+def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: Stage) -> Memory:
+    state = StageState(graph, layout, stage.number)
+    states = state.device_bytes(reduced_at_once=False)
+    found = peak_of(eager_phases(graph, stage.counts, states, stage.alive, layout, software))
+    return replace(found, host=found.host + state.host_bytes)
 
 
 def reported_bytes(graph: Graph, layout: Layout, software: Software, room: float) -> float:
@@ -82,8 +76,9 @@ def reported_bytes(graph: Graph, layout: Layout, software: Software, room: float
     """
     if not software.eager:
         return train_memory(graph, layout).total
-    whole_step = eager_memory if not software.reports_first_stage else partial(_stage_memory, stage=0)
-    needed = whole_step(graph, layout, software).total
+    needed = eager_memory(graph, layout, software).total
+    if software.reports_first_stage:
+        needed = _stage_memory(graph, layout, software, stage_of(graph, layout, 0)).total
     held = _held_while_sent(graph, layout) if software.holds_sent else 0.0
     return max(needed, min(room, needed + held))
 

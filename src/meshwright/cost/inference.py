@@ -23,11 +23,11 @@ from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.lowering import Lowering, lacks_kernel
-from meshwright.cost.memory import stored_parameters
 from meshwright.cost.ops import SymbolicOps, symbolic_weights
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import depth_counts
+from meshwright.cost.state import StageState
 from meshwright.cost.step import (
     StepCost,
     StepPricer,
@@ -452,7 +452,7 @@ def inference_memory(graph: Graph, layout: Layout) -> InferenceMemory:
         for _, node in graph.nodes()
     )
     return InferenceMemory(
-        weights=stored_parameters(graph, layout).weight_bytes,
+        weights=StageState(graph, layout).stored.weight_bytes,
         cache=whole(_held_by_a_stage(graph, layout)),
         buffers=held,
     )

@@ -17,7 +17,7 @@ from meshwright.cost.eager import eager_phases
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Transfer
 from meshwright.cost.lowering import lacks_kernel
-from meshwright.cost.memory import HeldBytes, held_bytes, host_state_bytes, peak, state_bytes, update_work
+from meshwright.cost.memory import HeldBytes, held_bytes, peak
 from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
@@ -30,6 +30,7 @@ from meshwright.cost.stages import (
     joins_passes,
     stage_counts,
 )
+from meshwright.cost.state import StageState
 from meshwright.cost.step import (
     TimedPass,
     as_sent,
@@ -43,7 +44,6 @@ from meshwright.cost.step import (
     sent_together,
     stage_times,
     timed_passes,
-    update_transfers,
 )
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
@@ -182,12 +182,14 @@ class Family:
         key = stage_routes(schedule, pipe, interleave)
         if key not in self._states:
             layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
-            update = seconds_of(update_work(self.graph, layout), "update", self.dtypes, self.chip)
-            update = update + host_update_seconds(self.graph, layout, self.chip)
             different = different_stages(self.graph, schedule, pipe, interleave)
+            states = {stage: StageState(self.graph, layout, stage) for stage in different}
+            update = seconds_of(states[0].update_work(), "update", self.dtypes, self.chip)
+            update = update + host_update_seconds(states[0], self.chip)
             at_once = layout.microbatches == 1 and not self.software.eager
             stages = {
-                stage: state_bytes(self.graph, layout, stage, reduced_at_once=at_once) for stage in different
+                stage: (state.device_bytes(reduced_at_once=at_once), state.host_bytes)
+                for stage, state in states.items()
             }
             self._states[key] = _States(layout, stages, update)
         return self._states[key]
@@ -203,7 +205,7 @@ class Family:
                     seconds_of_many(one.op, one.axes, placements)(_at(rows, one.gathered_bytes))
                     + self._lost_at_nodes(one, placements)
                 )
-                for one, count in update_transfers(self.graph, self.layout.replace(pipe=pipe))
+                for one, count in StageState(self.graph, self.layout.replace(pipe=pipe)).update_transfers()
             )
         return self._sent_by_update[pipe]
 
@@ -279,12 +281,12 @@ class _SegmentSeconds(NamedTuple):
 class _States(NamedTuple):
     """What the members with some stages and chunks hold; layout: of one of them.
 
-    stages: bytes of (weights, gradients, optimizer), of the first stage of each kind. update_seconds: of
-    the optimizer.
+    stages: bytes of (weights, gradients, optimizer) and of what the host has, of the first stage of each
+    kind. update_seconds: of the optimizer.
     """
 
     layout: Layout
-    stages: dict[int, tuple[Any, Any, Any]]
+    stages: dict[int, tuple[tuple[Any, Any, Any], Any]]
     update_seconds: Any
 
 
@@ -324,7 +326,7 @@ class Stages:
         microbatches, totals, hosts = family.microbatches[rows], [], []
         layout = states.layout.replace(**self.saving._asdict())
         numbers, which = np.unique(microbatches, return_inverse=True)
-        for stage, parts in states.stages.items():
+        for stage, (parts, host) in states.stages.items():
             alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
             alive = np.array(alive)[which]
             if family.software.eager:
@@ -341,7 +343,7 @@ class Stages:
                 memory = peak((weights, gradients, optimizer), held, alive, microbatches, layout)
                 totals.append(memory.total)
                 hosts.append(memory.host)
-            hosts[-1] = hosts[-1] + _at(rows, host_state_bytes(family.graph, layout, stage))
+            hosts[-1] = hosts[-1] + _at(rows, host)
         return largest(totals), largest(hosts)
 
     def least_seconds(self, places: Sequence[int], schedule: str) -> Any:

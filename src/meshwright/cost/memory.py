@@ -27,29 +27,21 @@ operation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from meshwright.cost.figures import ceiling, larger, largest, smaller
+from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import (
     Graph,
     Node,
     Segment,
-    StoredWeights,
     Value,
-    Work,
     kept_with,
     recomputed_nodes,
     saved_values,
 )
-from meshwright.cost.stages import (
-    Counts,
-    alive_microbatches,
-    different_stages,
-    stage_counts,
-    stage_ends,
-    stage_layers,
-)
+from meshwright.cost.stages import Counts, Stage, stages_of_kinds
+from meshwright.cost.state import StageState
 from meshwright.layout import Layout
 from meshwright.units import dtype_bytes, whole
 
@@ -89,54 +81,9 @@ class Memory:
         return {**items, "total": self.total}
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Parameters on one chip of a stage: as stored, as gradients accumulate, as the optimizer has them.
-
-    weight_bytes: as stored, with scales. optimizer: elements of its state. update_flops: of an update.
-    """
-
-    weights: int
-    weight_bytes: int
-    gradients: int
-    updated: int
-    optimizer: int
-    update_flops: int
-
-
-def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
-    """Parameters on one chip of `stage`: its layers, and what the schedule's ends have besides.
-
-    A tied table is where the embedding is and where the head is.
-    """
-    totals: list[Any] = [0] * len(fields(Stored))
-    for part, share in weights_of_stage(graph, layout, stage):
-        stored = part.stored, part.stored_bytes
-        counts = (*stored, part.accumulated, part.updated, part.optimizer, part.update_flops)
-        totals = [total + share * count for total, count in zip(totals, counts, strict=True)]
-    return Stored(*map(ceiling, totals))
-
-
-def weights_of_stage(graph: Graph, layout: Layout, stage: int = 0) -> Iterator[tuple[StoredWeights, float]]:
-    """The parts of the recorded weights, each with the share of it that a stage has."""
-    pipe, schedule = layout.pipe, layout.schedule.pipeline
-    own = stage_layers(len(graph.layers), schedule, pipe, layout.interleave, stage, graph.head_layers)
-    first, last = stage_ends(schedule, pipe, stage)
-    here = {"first": first, "last": last, "first and last": first or last}
-    for part in graph.weights:
-        if part.place == "layers" and layout.stages_alike:
-            share = 1.0  # recorded as its stage's rows: L is split over pipe
-        elif part.place == "layers":
-            share = sum(layer in part.layers for layer in own) / len(part.layers)
-        else:
-            share = here[part.place]
-        yield part, share
-
-
 def train_memory(graph: Graph, layout: Layout) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    stages = different_stages(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
-    return peak_of(_stage_memory(graph, layout, stage) for stage in stages)
+    return peak_of(_stage_memory(graph, layout, stage) for stage in stages_of_kinds(graph, layout))
 
 
 def peak_of(found: Iterable[Memory]) -> Memory:
@@ -146,15 +93,11 @@ def peak_of(found: Iterable[Memory]) -> Memory:
     return replace(largest, host=max(memory.host for memory in of_all))
 
 
-def _stage_memory(graph: Graph, layout: Layout, index: int) -> Memory:
-    counts = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)[index]
-    held = held_bytes(graph, counts, layout.remat)
-    alive = alive_microbatches(
-        layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
-    )
-    states = state_bytes(graph, layout, index, reduced_at_once=layout.microbatches == 1)
-    found = peak(states, held, alive, layout.microbatches, layout)
-    return replace(found, host=found.host + host_state_bytes(graph, layout, index))
+def _stage_memory(graph: Graph, layout: Layout, stage: Stage) -> Memory:
+    state, held = StageState(graph, layout, stage.number), held_bytes(graph, stage.counts, layout.remat)
+    states = state.device_bytes(reduced_at_once=layout.microbatches == 1)
+    found = peak(states, held, stage.alive, layout.microbatches, layout)
+    return replace(found, host=found.host + state.host_bytes)
 
 
 def peak(
@@ -169,34 +112,6 @@ def peak(
     return Memory(
         weights, gradients, optimizer, whole(kept + over), whole(buffers - over), whole(saved - kept)
     )
-
-
-def state_bytes(graph: Graph, layout: Layout, stage: int, *, reduced_at_once: bool) -> tuple[Any, Any, Any]:
-    """Bytes of (weights, gradients, optimizer) on one chip of a stage.
-
-    reduced_at_once: whether gradients are reduced where they are made, to the shards of the optimizer.
-    """
-    stored = stored_parameters(graph, layout, stage)
-    master, optimizer = (0, 0) if layout.offload_optimizer else _of_the_optimizer(stored, layout)
-    gradients = stored.updated if reduced_at_once else stored.gradients
-    return (
-        whole(stored.weight_bytes + master),
-        whole(gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
-        whole(optimizer),
-    )
-
-
-def host_state_bytes(graph: Graph, layout: Layout, stage: int = 0) -> Any:
-    """Bytes that the optimizer has in the host's memory for one chip of a stage."""
-    if not layout.offload_optimizer:
-        return 0
-    return whole(sum(_of_the_optimizer(stored_parameters(graph, layout, stage), layout)))
-
-
-def _of_the_optimizer(stored: Stored, layout: Layout) -> tuple[Any, Any]:
-    """Bytes of (float32 weights beside those that are multiplied, state)."""
-    master = stored.updated * dtype_bytes("f32") if layout.master_weights else 0
-    return master, stored.optimizer * dtype_bytes(layout.optimizer_dtype)
 
 
 class HeldBytes(NamedTuple):
@@ -410,14 +325,3 @@ def gathered_weights_bytes(segment: Segment) -> int:
 
 def _bytes(values: Iterable[Value]) -> int:
     return sum({id(value): value.memory_bytes for value in values}.values())
-
-
-def update_work(graph: Graph, layout: Layout) -> Work:
-    """The optimizer on one chip's shard.
-
-    Weight, gradient and state are read, all but the gradient written; but for Muon memory decides.
-    """
-    stored = stored_parameters(graph, layout)
-    weights = 3 * dtype_bytes(layout.weights_dtype) + (2 * dtype_bytes("f32") if layout.master_weights else 0)
-    state = 2 * dtype_bytes(layout.optimizer_dtype)
-    return Work(stored.update_flops, stored.updated * weights + stored.optimizer * state)

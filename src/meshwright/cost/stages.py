@@ -6,6 +6,7 @@ A schedule cuts the model into depths: chunks of layers in order, of which every
 
 from collections import Counter
 from functools import lru_cache
+from typing import NamedTuple
 
 from meshwright.cost.graph import Graph
 from meshwright.layout import Layout
@@ -126,6 +127,31 @@ def different_stages(graph: Graph, schedule: str, pipe: int, interleave: int) ->
     """The first stage of each kind: of those with the same layers it has the most microbatches alive."""
     counts = stage_counts(graph, schedule, pipe, interleave)
     return [counts.index(one) for one in dict.fromkeys(counts)]
+
+
+class Stage(NamedTuple):
+    """What a stage runs and holds.
+
+    counts: how often a microbatch runs each segment of the graph there. alive: microbatches at once.
+    """
+
+    number: int
+    counts: Counts
+    alive: float
+
+
+def stages_of_kinds(graph: Graph, layout: Layout) -> list[Stage]:
+    """The first stage of each kind, as of `different_stages`."""
+    cut = layout.schedule.pipeline, layout.pipe, layout.interleave
+    return [stage_of(graph, layout, number) for number in different_stages(graph, *cut)]
+
+
+def stage_of(graph: Graph, layout: Layout, number: int) -> Stage:
+    """The stage of that number."""
+    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
+    counts = stage_counts(graph, schedule, pipe, interleave)[number]
+    alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, number)
+    return Stage(number, counts, alive)
 
 
 @lru_cache(maxsize=4096)

@@ -28,15 +28,15 @@ from typing import Any
 from meshwright.cost.collectives import CollectivePrice, collective_seconds
 from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer
-from meshwright.cost.memory import host_state_bytes, saved_bytes, update_work, weights_of_stage
+from meshwright.cost.memory import saved_bytes
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops, makespan
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.stages import Counts, depth_counts, idle_runs, joins_passes, mean_runs, stage_counts
+from meshwright.cost.state import StageState
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
-from meshwright.layout.optimizers import num_sums
 from meshwright.units import format_seconds
 
 # What the terms of transfers between chip and host are bound by.
@@ -151,9 +151,10 @@ class StepPricer:
         for direction in ("forward", "backward"):
             waiting, room = done_once(timed, busiest, direction)
             total += waiting * exposed_share(waiting, room, chip.step.overlap)
-        update, _ = work_seconds(update_work(self.graph, layout), "update", self.dtypes, chip)
-        total += update + host_update_seconds(self.graph, layout, chip)
-        total += sum(count * self._price(one).seconds for one, count in update_transfers(self.graph, layout))
+        state = StageState(self.graph, layout)
+        update, _ = work_seconds(state.update_work(), "update", self.dtypes, chip)
+        total += update + host_update_seconds(state, chip)
+        total += sum(count * self._price(one).seconds for one, count in state.update_transfers())
         return (total + chip.step.launch_seconds * microbatches) * chip.step.slowdown
 
     def _busiest(self, timed: "list[list[TimedPass]]") -> Counts:
@@ -240,38 +241,23 @@ class StepPricer:
 
     def _add_update(self, sums: "_Sums") -> None:
         """The optimizer, what it sends, and launches."""
-        layout, launch = self.layout, self.chip.step.launch_seconds
-        update = work_seconds(update_work(self.graph, layout), "update", self.dtypes, self.chip)
-        sums.add("optimizer", *update)
-        sums.add(
-            "optimizer state from and to the host", host_update_seconds(self.graph, layout, self.chip), HOST
-        )
-        for transfer, count in update_transfers(self.graph, layout):
+        state, launch = StageState(self.graph, self.layout), self.chip.step.launch_seconds
+        sums.add("optimizer", *work_seconds(state.update_work(), "update", self.dtypes, self.chip))
+        sums.add("optimizer state from and to the host", host_update_seconds(state, self.chip), HOST)
+        for transfer, count in state.update_transfers():
             sums.add_transfer(transfer, "update", count, 1.0)
         if launch:
-            sums.add("launch", launch * layout.microbatches, "launch")
+            sums.add("launch", launch * self.layout.microbatches, "launch")
 
 
-def host_update_seconds(graph: Graph, layout: Layout, chip: Chip) -> Any:
+def host_update_seconds(state: StageState, chip: Chip) -> Any:
     """Seconds in which the optimizer's state comes from the host for an update, and goes back after it."""
-    return 2 * host_seconds(host_state_bytes(graph, layout), chip)
+    return 2 * host_seconds(state.host_bytes, chip)
 
 
 def host_seconds(num_bytes: Any, chip: Chip) -> Any:
     """Seconds of a transfer between chip and host, one way. A CPU's memory is the host's."""
     return 0.0 * num_bytes if chip.kind == "cpu" else num_bytes / chip.host_link_bytes_per_second
-
-
-def update_transfers(graph: Graph, layout: Layout) -> list[tuple[Transfer, float]]:
-    """What an update sends, and how often: the sums of norms over the axes that split weights, and momentum.
-
-    Momentum goes to where its matrices are whole, and what is made of it comes back.
-    """
-    axes = layout.weight_axes
-    norm = Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
-    found = [(norm, float(num_sums(layout.optimizer)))] if axes else []
-    parts = weights_of_stage(graph, layout)
-    return found + [(transfer, 2 * share) for part, share in parts for transfer in part.exchanged]
 
 
 def as_sent(transfer: Transfer, layout: Layout, chip: Chip) -> Transfer:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.inference import form_on_cpus, inference_cost, record_inference, record_pass
-from meshwright.cost.memory import held_bytes, stored_parameters, update_work
+from meshwright.cost.memory import held_bytes
 from meshwright.cost.ops import record_training
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import mean_runs, stage_counts
+from meshwright.cost.state import StageState
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.optimizers import ARITHMETIC, WeightUpdate
@@ -90,8 +91,8 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         if layout.pipe == 1 and not plan.model.moe and not layout.offload:
             saved = _saved_by_layers(graph, layout)
         if layout.optimizer in ARITHMETIC:
-            work = update_work(graph, layout)
-            reduced = stored_parameters(graph, layout).updated
+            state = StageState(graph, layout)
+            work, reduced = state.update_work(), state.stored.updated
             update = PlannedUpdate(work.flops, reduced, work.hbm_bytes)
     else:
         phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
