@@ -21,7 +21,7 @@ def test_published_bytes() -> None:
     array, mesh, sizes = parse_array("A[I_XY, J]"), Mesh({"X": 2, "Y": 8, "Z": 2}), {"I": 128, "J": 2048}
     assert array.local_shape(mesh, sizes) == (8, 2048)
     assert array.bytes_per_device(mesh, sizes, "int8") == 16_384
-    assert array.bytes_in_total(mesh, sizes, "int8") == 512 * 1024
+    assert array.bytes_per_device(mesh, sizes, "int8") * mesh.num_devices == 512 * 1024
 
 
 def test_published_copies() -> None:
@@ -43,7 +43,7 @@ def test_local_shape_times_shards_is_the_whole(data: st.DataObject) -> None:
     held = prod(local) * mesh.num_devices
     copies = array.replicas(mesh) * mesh.size(array.unreduced)
     assert held == prod(sizes.values()) * copies
-    assert array.bytes_in_total(mesh, sizes, "bf16") == 2 * held
+    assert array.bytes_per_device(mesh, sizes, "bf16") * mesh.num_devices == 2 * held
 
 
 @given(st.data())

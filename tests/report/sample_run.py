@@ -7,8 +7,9 @@ from math import exp
 from pathlib import Path
 
 from meshwright.cli.main import main
+from meshwright.files import write_whole
 from meshwright.report.collectives_view import collectives_html
-from meshwright.report.html import write_report
+from meshwright.report.html import build_report
 
 _PLANNED = "plan train --model llama-3-8b --hardware v5p:4x4x4 --batch-tokens 1Mi --seq-len 4096 --tokens 1T"
 
@@ -26,7 +27,7 @@ BREAKDOWN = (
 def write_pages(folder: Path) -> dict[str, Path]:
     """A run's page, a plan's with its figures, and one of measured collectives."""
     with chdir(folder):  # a page that names a file has the same words wherever it is made
-        write_report(write_run(Path("demo")), Path("run.html"))
+        write_whole(Path("run.html"), build_report(write_run(Path("demo"))))
     assert main([*_PLANNED.split(), "-o", str(folder / "plan.toml")]) == 0
     assert main(["report", str(folder / "plan.toml"), "-o", str(folder / "plan.html")]) == 0
     common = {"op": "all_gather", "axes": ["X"], "num_devices": 8, "predicted_seconds": 1e-5}

@@ -8,8 +8,9 @@ import pytest
 from tests.report.sample_run import audit_document, corpus_document, metrics_lines, plan_document, write_run
 
 from meshwright.errors import DataError, PlanError
+from meshwright.files import write_whole
 from meshwright.report.documents import read_run
-from meshwright.report.html import build_report, write_report
+from meshwright.report.html import build_report
 from meshwright.report.plots import loss_chart, step_time_chart
 
 VOID = {"meta", "wbr", "link", "br", "img", "hr", "input"}
@@ -227,12 +228,12 @@ def test_a_document_of_another_shape_is_named(run):
 
 def test_a_report_is_written_whole_or_not_at_all(run, tmp_path):
     output = tmp_path / "out" / "report.html"
-    assert write_report(run, output) == output
+    assert write_whole(output, build_report(run)) == output
     first = output.read_text()
     assert first.rstrip().endswith("</html>")
     (run / "plan.json").write_text("{")
     with pytest.raises(DataError):
-        write_report(run, output)
+        write_whole(output, build_report(run))
     assert output.read_text() == first
     assert [path.name for path in output.parent.iterdir()] == ["report.html"]
 

@@ -9,6 +9,7 @@ from tests.report.sample_run import write_run
 from tests.report.test_html import Page
 
 from meshwright.errors import DataError, HardwareError, OutputError, PlanError
+from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -16,7 +17,7 @@ from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, save_plan
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.figure import Figure, Panel, write_figures
-from meshwright.report.html import build_report, read_plan, read_report, write_report
+from meshwright.report.html import build_report, read_plan, read_report
 from meshwright.report.plan_data import scaling
 from meshwright.report.plan_data.scaling import BEST
 from meshwright.report.plan_data.split import split_step
@@ -293,10 +294,10 @@ def test_what_cannot_be_written_is_refused_in_one_line(dense, tmp_path):
     run = write_run(tmp_path / "run")
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"report\.html: cannot be written") as error:
-        write_report(run, tmp_path / "file" / "report.html")
+        write_whole(tmp_path / "file" / "report.html", build_report(run))
     assert "\n" not in str(error.value)
     with pytest.raises(OutputError, match="cannot be written"):
-        write_report(run, tmp_path)
+        write_whole(tmp_path, build_report(run))
     with pytest.raises(OutputError, match=r"layouts\.svg: cannot be written"):
         write_figures(figures.values(), tmp_path / "file")
 

@@ -22,7 +22,7 @@ from meshwright.errors import AuditError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan_file import Plan, load_plan, save_plan
+from meshwright.plan_file import PLAN_FILE, Plan, load_plan, save_plan
 
 # Relative to a tensor's largest entry. Sums of some hundred terms differ by about ten roundings of 1.2e-7.
 _TOLERANCE = 1e-5
@@ -47,7 +47,7 @@ def check_numerics(plan: Plan) -> dict[str, Any]:
         "XLA_FLAGS": f"{flags}{small.layout.mesh.num_devices}",
     }
     with tempfile.TemporaryDirectory(prefix="meshwright-numerics-") as folder:
-        save_plan(small, Path(folder) / "plan.toml")
+        save_plan(small, Path(folder) / PLAN_FILE)
         command = [sys.executable, "-m", "meshwright.audit.numerics", folder]
         try:
             ran = subprocess.run(
@@ -131,7 +131,7 @@ def _or_infinite(value: float | None) -> float:
 
 def _compare_here(folder: Path) -> dict[str, Any]:
     """What the process does: both runs, one after the other."""
-    plan = load_plan(folder / "plan.toml")
+    plan = load_plan(folder / PLAN_FILE)
     alone = Layout.of(weights_dtype="f32", compute_dtype="f32")
     report = numerics_report(*_run(plan, plan.layout), *_run(plan, alone))
     return {"layout": str(plan.layout), "devices": plan.layout.mesh.num_devices, **report}

@@ -104,9 +104,6 @@ class Work:
     widened: bool = False
 
 
-NO_WORK = Work(kernels=0)
-
-
 @dataclass(frozen=True, eq=False)
 class Node:
     """One operation on one device.

@@ -105,10 +105,6 @@ class ShardedArray:
         """Bytes of one device's block; half a byte is rounded up."""
         return ceil(prod(self.local_shape(mesh, sizes)) * dtype_bytes(dtype))
 
-    def bytes_in_total(self, mesh: Mesh, sizes: Mapping[str, int], dtype: str) -> int:
-        """Bytes over all devices, every replica counted."""
-        return self.bytes_per_device(mesh, sizes, dtype) * mesh.num_devices
-
     def replicas(self, mesh: Mesh) -> int:
         """How many devices hold the same block (partial sums are not replicas)."""
         return mesh.num_devices // mesh.size(self.sharded_axes + self.unreduced)

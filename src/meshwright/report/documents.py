@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.errors import DataError, PlanError
 from meshwright.files import parse_json, read_text
+from meshwright.plan_file import PLAN_FILE
 from meshwright.report.figures import ABSENT
 
 JsonDocument = Mapping[str, Any]
@@ -136,7 +137,7 @@ def _read_folder(folder: Path) -> Run:
     return Run(
         path=folder,
         plan=read_json(folder / "plan.json"),
-        plan_text=_read_text(folder / "plan.toml"),
+        plan_text=_read_text(folder / PLAN_FILE),
         metrics=_read_lines(folder / "metrics.jsonl"),
         corpus=read_json(folder / "data" / "corpus.json"),
         audit=read_json(folder / "audit.json"),

@@ -14,10 +14,9 @@ from markupsafe import Markup
 
 from meshwright import __version__
 from meshwright.errors import MeshwrightError
-from meshwright.files import write_whole
 from meshwright.layout.workload import Workload
 from meshwright.notation.mesh import Mesh
-from meshwright.plan_file import load_plan
+from meshwright.plan_file import PLAN_FILE, load_plan
 from meshwright.progress import Progress
 from meshwright.report import audit_view, mesh_view, pages, plan_view, summary
 from meshwright.report.audit_graph import layer_svg
@@ -72,14 +71,9 @@ def build_report(path: Path, describe: Describe | None = None) -> str:
     return render(read_report(path, describe))
 
 
-def write_report(path: Path, output: Path, describe: Describe | None = None) -> Path:
-    """The path of the report, written whole or not at all. Raises OutputError where it cannot be written."""
-    return write_whole(output, build_report(path, describe))
-
-
 def read_plan(path: Path, on_progress: Progress | None = None) -> PricedPlan:
     """The plan that a run folder or a plan.toml holds, on its machine."""
-    plan = load_plan(path / "plan.toml" if path.is_dir() else path.with_suffix(".toml"))
+    plan = load_plan(path / PLAN_FILE if path.is_dir() else path.with_suffix(".toml"))
     if plan.workload.phase != "train":
         raise serving_plan(path)
     return price_plan(plan, on_progress)

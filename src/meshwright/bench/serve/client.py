@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import numpy as np
 
 from meshwright.errors import DeviceError, RequestError
 
@@ -36,10 +35,6 @@ class Answer:
     @property
     def ttft_seconds(self) -> float | None:
         return float(self.piece_seconds[0]) - self.start_seconds if len(self.piece_seconds) else None
-
-    @property
-    def gaps_seconds(self) -> np.ndarray:
-        return np.diff(self.piece_seconds)
 
 
 class Client(AbstractAsyncContextManager):
