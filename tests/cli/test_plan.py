@@ -176,7 +176,7 @@ def test_the_faster_layout_that_does_not_run_has_one_line(capsys):
     ]
     assert plan(*case, "--top", "3") == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "but does not run yet (pipe=" in out and "); --any ranks it" in out
+    assert "but does not run yet (schedule=" in out and " on 64 hosts); --any ranks it" in out
     assert "= within 2% of the best: ties, the simplest first" in out and " 2 = " in out
 
 

@@ -24,7 +24,7 @@ def _found(config: ModelConfig) -> list[str]:
     """The layouts that a search ranks for the tests' batch, pipelines among them."""
     workload, machine = Workload(16, 16), load("cpu:8")
     texts: dict[str, None] = {}
-    for given in ("", "pipe>1"):
+    for given in ("", "pipe>1", "schedule=lanes"):
         ranked = search(
             config,
             machine,
@@ -46,7 +46,7 @@ def test_a_sample_agrees_with_one_device() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(2 * NUM_RANKED))
+@pytest.mark.parametrize("place", range(3 * NUM_RANKED))
 @pytest.mark.parametrize("model", MODELS)
 def test_all_agree_with_one_device(model: str, place: int) -> None:
     found = _found(MODELS[model])
