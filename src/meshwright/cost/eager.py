@@ -37,7 +37,7 @@ from meshwright.cost.memory import (
     peak_of,
     train_memory,
 )
-from meshwright.cost.stages import Counts, Stage, stage_of, stages_of_kinds
+from meshwright.cost.stages import SegmentRuns, Stage, stage_of, stages_of_kinds
 from meshwright.cost.state import StageState
 from meshwright.hardware.software import STEPS, Software
 from meshwright.layout import Layout
@@ -103,7 +103,7 @@ def _held_while_sent(graph: Graph, layout: Layout) -> float:
 
 def eager_phases(
     graph: Graph,
-    counts: Counts,
+    counts: SegmentRuns,
     states: tuple[Any, Any, Any],
     alive: Any,
     layout: Layout,

@@ -34,7 +34,7 @@ Cargo = Literal[
 ]
 # Where the weights of one part of a model lie in a pipeline: dealt over its stages, with the embedding on
 # the first, with the head on the last, or with both (a tied table).
-Place = Literal["layers", "first", "last", "first and last"]
+WeightsPlace = Literal["layers", "first", "last", "first and last"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +168,7 @@ class StoredWeights(NamedTuple):
     exchanged: what an update sends, of all layers at once.
     """
 
-    place: Place
+    place: WeightsPlace
     layers: frozenset[int] = frozenset()
     stored: Any = 0
     stored_bytes: Any = 0

@@ -23,7 +23,7 @@ from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.recorder import MeshSizes, Shape
 from meshwright.cost.stages import (
-    Counts,
+    SegmentRuns,
     alive_microbatches,
     depth_counts,
     different_stages,
@@ -220,7 +220,7 @@ class Family:
 
             layout = self.layout.replace(**saving._asdict())
             timed = timed_passes(self.graph, layout, self.dtypes, self.chip, timed_pass)
-            alone: list[Counts] = [tuple(row) for row in np.eye(len(timed)).tolist()]
+            alone: list[SegmentRuns] = [tuple(row) for row in np.eye(len(timed)).tolist()]
             once = [
                 [done_once(timed, one, direction) for one in alone] for direction in ("forward", "backward")
             ]

@@ -40,7 +40,7 @@ from meshwright.cost.graph import (
     recomputed_nodes,
     saved_values,
 )
-from meshwright.cost.stages import Counts, Stage, stages_of_kinds
+from meshwright.cost.stages import SegmentRuns, Stage, stages_of_kinds
 from meshwright.cost.state import StageState
 from meshwright.layout import Layout
 from meshwright.units import dtype_bytes, whole
@@ -151,7 +151,7 @@ class HeldBytes(NamedTuple):
 
 
 @kept_with
-def held_bytes(graph: Graph, counts: Counts, remat: str) -> HeldBytes:
+def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
     """What the passes of a stage with these counts hold under one remat policy."""
     here = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
     layers = [(segment, count) for segment, count in here if segment.source]

@@ -10,11 +10,11 @@ from meshwright.cost.graph import (
     Cargo,
     Graph,
     Node,
-    Place,
     Segment,
     StoredWeights,
     Transfer,
     Value,
+    WeightsPlace,
     Work,
 )
 from meshwright.cost.lowering import Lowering
@@ -202,7 +202,7 @@ class Recorder:
             value = replace(value, bytes_per_device=whole(self.elements(value.array) * bytes_each))
         return value if trained else replace(value, frozen=True)
 
-    def _place(self, stack: str, name: str) -> Place:
+    def _place(self, stack: str, name: str) -> WeightsPlace:
         if stack:
             return "layers"
         if name == "embed":

@@ -14,7 +14,7 @@ from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.pipeline.depths import layers_of_depths, stage_routes
 
 # How often one microbatch runs each segment of the graph.
-Counts = tuple[float, ...]
+SegmentRuns = tuple[float, ...]
 # Whether a stage has the embedding, and whether it has the head.
 Ends = tuple[bool, bool]
 
@@ -51,7 +51,7 @@ def stage_layers(
     return [layer for depth in depths for layer in by_depth[depth]]
 
 
-def depth_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
+def depth_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[SegmentRuns, ...]:
     """How often one microbatch runs each segment of the graph at every depth.
 
     The first depth has what comes before the layers, the last what comes after; or every depth its share of
@@ -60,7 +60,7 @@ def depth_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tup
     return _depth_counts(_outline(graph), schedule, pipe, interleave)
 
 
-def stage_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
+def stage_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[SegmentRuns, ...]:
     """How often a microbatch runs each segment of the graph on every stage.
 
     Where half of the microbatches go in each direction it is the mean of both.
@@ -80,11 +80,11 @@ def _outline(graph: Graph) -> _Outline:
 
 
 @lru_cache(maxsize=512)
-def _depth_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
+def _depth_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) -> tuple[SegmentRuns, ...]:
     outside, layers, head_layers = outline
     by_depth = layers_of_depths(len(layers), schedule, pipe, interleave, head_layers)
     last, first_segment = len(by_depth) - 1, min(layers)
-    found: list[Counts] = []
+    found: list[SegmentRuns] = []
     alike = SCHEDULES[schedule].alike and pipe > 1
     for depth, own in enumerate(by_depth):
         counts = Counter(layers[layer] for layer in own)
@@ -96,7 +96,7 @@ def _depth_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) 
 
 
 @lru_cache(maxsize=512)
-def _stage_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
+def _stage_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) -> tuple[SegmentRuns, ...]:
     by_depth = _depth_counts(outline, schedule, pipe, interleave)
     directions = len(stage_routes(schedule, pipe, interleave))
     return tuple(
@@ -114,7 +114,7 @@ def idle_runs(graph: Graph, layout: Layout, segment: int) -> float:
     return 1.0 if layout.pipe == 1 or is_head else layout.num_passes / layout.microbatches
 
 
-def mean_runs(graph: Graph, layout: Layout) -> Counts:
+def mean_runs(graph: Graph, layout: Layout) -> SegmentRuns:
     """How often the mean chip runs each segment of the graph in a step, idle runs included."""
     of_stages = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
     return tuple(
@@ -136,7 +136,7 @@ class Stage(NamedTuple):
     """
 
     number: int
-    counts: Counts
+    counts: SegmentRuns
     alive: float
 
 

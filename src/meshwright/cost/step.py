@@ -32,7 +32,7 @@ from meshwright.cost.memory import saved_bytes
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops, makespan
 from meshwright.cost.priced import PricedCollective
-from meshwright.cost.stages import Counts, depth_counts, idle_runs, joins_passes, mean_runs, stage_counts
+from meshwright.cost.stages import SegmentRuns, depth_counts, idle_runs, joins_passes, mean_runs, stage_counts
 from meshwright.cost.state import StageState
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
@@ -157,7 +157,7 @@ class StepPricer:
         total += sum(count * self._price(one).seconds for one, count in state.update_transfers())
         return (total + chip.step.launch_seconds * microbatches) * chip.step.slowdown
 
-    def _busiest(self, timed: "list[list[TimedPass]]") -> Counts:
+    def _busiest(self, timed: "list[list[TimedPass]]") -> SegmentRuns:
         """What the stage runs whose passes take longest."""
         layout = self.layout
         stages = stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
@@ -191,7 +191,7 @@ class StepPricer:
 
         return timed_passes(self.graph, self.layout, self.dtypes, self.chip, timed)
 
-    def _add_once(self, sums: "_Sums", timed: "list[list[TimedPass]]", counts: Counts) -> None:
+    def _add_once(self, sums: "_Sums", timed: "list[list[TimedPass]]", counts: SegmentRuns) -> None:
         """What a step does once hides under what one microbatch's passes leave.
 
         Gradients are summed behind the last backward pass, updated weights gathered ahead of the first
@@ -426,7 +426,7 @@ def timed_passes(
     return found
 
 
-def stage_times(timed: list[list[TimedPass]], counts: Counts) -> tuple[Any, Any, Any]:
+def stage_times(timed: list[list[TimedPass]], counts: SegmentRuns) -> tuple[Any, Any, Any]:
     """(forward, backward but for what may be put off, that) of one microbatch on a stage, in seconds."""
     forward = backward = put_off = 0.0
     for count, directions in zip(counts, timed, strict=True):
@@ -439,7 +439,7 @@ def stage_times(timed: list[list[TimedPass]], counts: Counts) -> tuple[Any, Any,
     return forward, backward, put_off
 
 
-def done_once(timed: list[list[TimedPass]], counts: Counts, direction: Direction) -> tuple[Any, Any]:
+def done_once(timed: list[list[TimedPass]], counts: SegmentRuns, direction: Direction) -> tuple[Any, Any]:
     """Seconds of what a step does once on a stage, and what of one microbatch's passes could hide it."""
     chosen = _in_direction(timed, counts, direction)
     waiting = sum(count * seconds for count, one in chosen for _, seconds in one.once)
@@ -447,7 +447,7 @@ def done_once(timed: list[list[TimedPass]], counts: Counts, direction: Direction
 
 
 def _in_direction(
-    timed: list[list[TimedPass]], counts: Counts, direction: Direction
+    timed: list[list[TimedPass]], counts: SegmentRuns, direction: Direction
 ) -> list[tuple[float, TimedPass]]:
     return [
         (count, one)
