@@ -15,7 +15,8 @@ MEANINGS = {
     "tensor": "Tensor parallelism: devices split heads, feed-forward width and vocabulary for the same "
     "tokens.",
     "tensor2": "A second tensor axis, which splits the model dimension (2D tensor parallelism).",
-    "context": "Context parallelism: devices split each sequence by position.",
+    "context": "Context parallelism: devices split each sequence by position; in generation each has "
+    "sequences of its own.",
     "expert": "Expert parallelism: experts are divided over these devices, which are part of the data ranks.",
     "pipe": "Pipeline stages.",
     "kv_replicas": "Tensor parallelism beyond the number of KV heads: devices hold the same KV head and "
