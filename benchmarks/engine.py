@@ -9,9 +9,8 @@
     modes        goodput of interleaved over batched at the same arrivals; at least 2
     host         the share of a step of 64 streams in which Python's threads compute; under 0.1
     http         64 streams over HTTP: seconds over those of the engine alone; under 1.05
-    native       tokens per second with the C++ extension for CPUs, by XLA alone, and by
-                 transformers with its cache: of one stream, of 16 with prompts of 16 to 128 tokens,
-                 and of a prompt of 512; bf16 and int8
+    native       tokens per second with the C++ extension for CPUs and by XLA alone: of one stream, of 16 with
+                 prompts of 16 to 128 tokens, and of a prompt of 512; bf16 and int8
     long_prompt  the worst gap between tokens of 4 streams of `mw serve` while a prompt of 30k tokens is
                  prefilled and one of 10 MB is refused, over the median gap before; under 4
 
@@ -31,7 +30,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -167,58 +165,25 @@ def native(rounds: int) -> Row:
         runners = [
             new_runner(16, 640, stored=stored, with_native=with_native) for with_native in (True, False)
         ]
-        peers = [Transformers()] if dtype == "bf16" else []
         for name in ("stream", "ragged", "prefill"):
-            turns = [
-                [tokens_per_second(one, name, prompts) for one in (*runners, *peers)]
-                for _ in range(rounds + 1)
-            ][1:]
-            columns = zip(("", "_by_xla", "_by_transformers"), zip(*turns, strict=True), strict=False)
+            turns = [[tokens_per_second(one, name, prompts) for one in runners] for _ in range(rounds + 1)][
+                1:
+            ]
+            columns = zip(("", "_by_xla"), zip(*turns, strict=True), strict=True)
             found |= {f"{dtype}_{name}{whose}": statistics.median(own) for whose, own in columns}
             found[f"{dtype}_{name}_ratio"] = statistics.median(turn[0] / turn[1] for turn in turns)
             print(found, flush=True)
     return found
 
 
-class Transformers:
-    """The model of CONFIG's sizes in transformers, on PyTorch in bf16."""
-
-    def __init__(self) -> None:
-        torch, transformers = map(import_module, ("torch", "transformers"))
-        sizes = {
-            "hidden_size": CONFIG.d_model,
-            "intermediate_size": CONFIG.d_ff,
-            "num_hidden_layers": CONFIG.num_layers,
-            "num_attention_heads": CONFIG.num_heads,
-            "num_key_value_heads": CONFIG.num_kv_heads,
-            "vocab_size": CONFIG.vocab_size,
-        }
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
-        self._torch: Any = torch
-        self._model: Any = model.to(torch.bfloat16).eval()
-
-    def seconds(self, prompts: list[tuple[int, ...]], num_tokens: int) -> float:
-        """Of greedy answers of so many tokens to the prompts, padded on the left."""
-        longest = max(map(len, prompts))
-        ids = self._torch.tensor([(longest - len(one)) * [0] + list(one) for one in prompts])
-        mask = self._torch.tensor([(longest - len(one)) * [0] + len(one) * [1] for one in prompts])
-        how = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "do_sample": False}
-        started = time.perf_counter()
-        with self._torch.inference_mode():
-            self._model.generate(ids, attention_mask=mask, pad_token_id=0, **how)
-        return time.perf_counter() - started
-
-
 def tokens_per_second(
-    one: JaxRunner | Transformers, load: str, ragged: list[tuple[int, ...]], num_tokens: int = 48
+    one: JaxRunner, load: str, ragged: list[tuple[int, ...]], num_tokens: int = 48
 ) -> float:
     """New tokens, first ones included, or of `prefill` the prompt's, a second from request to the last."""
     long = some_tokens(512)
     prompts = {"stream": ragged[:1], "ragged": ragged, "prefill": [long]}[load]
     asked = 1 if load == "prefill" else num_tokens
     count = len(long) if load == "prefill" else len(prompts) * asked
-    if isinstance(one, Transformers):
-        return count / one.seconds(prompts, asked)
 
     async def answered(engine: Engine) -> list[list[float]]:
         return await asyncio.gather(*(times_of(engine, prompt, asked) for prompt in prompts))
