@@ -90,7 +90,7 @@ def test_a_long_row_reads_several_pages_at_a_time(window, last, monkeypatch):
     positions = jnp.asarray([[last - 1, last]], jnp.int32)
     asked = paged._Asked(QUERIES[:1, :2], positions, tables)
     together = paged._page_by_page(asked, pools, window, Scores(None, 0.5), None, None).out
-    monkeypatch.setattr(paged, "_TOGETHER", 37)
+    monkeypatch.setattr(paged, "TOGETHER", 37)
     one_by_one = paged._page_by_page(asked, pools, window, Scores(None, 0.5), None, None).out
     np.testing.assert_allclose(together, one_by_one, atol=1e-6)
     assert not np.isnan(together).any()

@@ -449,11 +449,11 @@ def test_a_layout_that_cannot_serve_is_refused(reference, words, message):
 
 
 def test_prompts_too_short_for_their_devices_are_refused(reference):
-    split = Layout.of(context=3)
+    split, config = Layout.of(context=3), dataclasses.replace(read_model(reference[0]), name="tiny")
     with pytest.raises(PlanError) as error:
-        JaxRunner({}, read_model(reference[0]), split, device_mesh(split), num_slots=3, context=8)
+        JaxRunner({}, config, split, device_mesh(split), num_slots=3, context=8)
     assert str(error.value) == (
-        "hf0: prompts of a context of 8 tokens fill no block that divides over context = 3; fits: a context "
+        "tiny: prompts of a context of 8 tokens fill no block that divides over context = 3; fits: a context "
         "of 24 or more, or context = 1"
     )
 
