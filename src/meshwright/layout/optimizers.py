@@ -101,16 +101,16 @@ class WeightUpdate:
 
     @property
     def flops(self) -> Any:
-        """Of all operations, products among them."""
+        """FLOPs of the update, those of its products among them."""
         elementwise = ARITHMETIC.get(self.optimizer, ARITHMETIC["adamw"]) * self.elements
         return elementwise + self.product_flops
 
     @property
     def product_flops(self) -> Any:
-        """Of products, which Muon's iterations alone have.
+        """FLOPs of the update's products, which Muon's iterations alone have.
 
-        Each multiplies X[m, n], m <= n, as X X^T, its square and that with X: 4 m^2 n + 2 m^3. A device has
-        whole matrices, of its share of the layers.
+        Each iteration multiplies X[m, n], m <= n, as X X^T, its square and that with X: 4 m^2 n + 2 m^3. A
+        device has whole matrices, of its share of the layers.
         """
         if not self._is_orthogonalised:
             return 0
@@ -137,8 +137,7 @@ class WeightUpdate:
         if not self._is_orthogonalised:
             return []
         padded = self._num_layers * self.mesh.size(self._dealt_over) * prod(self._shard[1:])
-        split = [axes for dim, axes in enumerate(self.array.axes) if axes and is_of_matrix(self.param, dim)]
-        return [(axes, padded) for axes in split]
+        return [(axes, padded) for axes in self._split]
 
     @property
     def _is_orthogonalised(self) -> bool:
@@ -151,10 +150,14 @@ class WeightUpdate:
         return [-(-self.sizes[letter] // self.mesh.size(axes)) for letter, axes in letters]
 
     @property
+    def _split(self) -> list[Axes]:
+        """The axes of each dimension of the matrices that is split."""
+        return [axes for dim, axes in enumerate(self.array.axes) if axes and is_of_matrix(self.param, dim)]
+
+    @property
     def _dealt_over(self) -> Axes:
-        """The axes that split the matrices of the weight."""
-        axes = (axes for dim, axes in enumerate(self.array.axes) if is_of_matrix(self.param, dim))
-        return tuple(chain.from_iterable(axes))
+        """The axes over which layers are dealt: all that split the matrices."""
+        return tuple(chain.from_iterable(self._split))
 
     @property
     def _num_layers(self) -> Any:

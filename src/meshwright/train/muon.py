@@ -1,6 +1,6 @@
 """Muon of matrices that are split over devices: for its iterations each device has whole ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -15,6 +15,7 @@ from meshwright.layout.optimizers import NEWTON_SCHULZ_STEPS, is_of_matrix, is_o
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, parameters
 from meshwright.nn.each_device import axes_of, spec_of
+from meshwright.nn.gradients import tensor_of
 from meshwright.notation.array import Axes
 
 # Times sqrt(max(rows, columns)), the root mean square of an update; 0.2 is AdamW's usual one
@@ -28,28 +29,31 @@ def orthogonalised(model: ModelConfig) -> optax.GradientTransformation:
     Layers are dealt to the n devices that split a matrix, in an all-to-all for each dimension that is split;
     what comes of them returns the same way. Each device computes 1/n of the layers, rounded up.
     """
-    weights = parameters(model)
+
+    def one(path: str, param: Param, x: Array) -> Array:
+        with jax.named_scope(tensor_of(path)):
+            return _of_stack(x, param)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        def one(path: tuple[Any, ...], x: Array) -> Array:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            with jax.named_scope(name.rpartition("/")[2]):
-                return _of_stack(x, weights[name])
-
-        return jax.tree_util.tree_map_with_path(one, updates), state
+        return _of_each(model, one, updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def labels(model: ModelConfig, tree: Any) -> Any:
     """ "muon" of each parameter that Muon takes, "adam" of the others."""
+    return _of_each(model, lambda path, param, _: "muon" if is_orthogonalised(path, param) else "adam", tree)
+
+
+def _of_each(model: ModelConfig, leaf: Callable[[str, Param, Any], Any], tree: Any) -> Any:
+    """The tree of `leaf(path, parameter, x)` of each parameter x that is in it."""
     params = parameters(model)
 
-    def label(path: tuple[Any, ...], _: Any) -> str:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return "muon" if is_orthogonalised(name, params[name]) else "adam"
+    def one(keys: tuple[Any, ...], x: Any) -> Any:
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        return leaf(path, params[path], x)
 
-    return jax.tree_util.tree_map_with_path(label, tree)
+    return jax.tree_util.tree_map_with_path(one, tree)
 
 
 def _of_stack(x: Array, param: Param) -> Array:
