@@ -99,30 +99,55 @@ def test_a_step_faster_than_its_price_streams() -> None:
     assert chip.hbm_bytes_per_second == pytest.approx(1e10)
 
 
-def _with_inference(launch: float = 0.0, memory: float = 1.0, cache: float = 1.0) -> Hardware:
-    """A host whose steps of a server reach these figures, and whose products reach 20 GFLOP/s."""
+def _with_inference(
+    launch: float = 0.0, memory: float = 1.0, matmul: float = 1.0, packed: float = 1.0, cache: float = 1.0
+) -> Hardware:
+    """A host whose steps of a server reach these figures, and whose products in training 20 GFLOP/s."""
     hardware = load("cpu:1")
     rates = {"f32": ((1e6, 2e10), (1e9, 2e10))}
-    reached = StepEfficiency(overlap=0.0, launch_seconds=launch, memory=memory, cache=cache)
-    chip = replace(hardware.chip, hbm_bytes_per_second=1e10, matmul_rates=rates, inference=reached)
+    reached = StepEfficiency(
+        matmul={"f32": matmul},
+        overlap=0.0,
+        roofline_overlap=0.0,
+        packed={"f32": packed},
+        launch_seconds=launch,
+        memory=memory,
+        cache=cache,
+    )
+    flops = {"f32": 5e10, "bf16": 5e10}
+    chip = replace(
+        hardware.chip,
+        flops_per_second=flops,
+        hbm_bytes_per_second=1e10,
+        matmul_rates=rates,
+        inference=reached,
+    )
     return replace(hardware, chip=chip)
 
 
 @pytest.mark.parametrize(
-    ("launch", "memory", "cache"), [(1e-4, 0.9, 0.8), (5e-3, 0.2, 0.05), (4e-3, 0.5, 0.5)]
+    ("launch", "memory", "matmul", "packed", "cache"),
+    [(1e-4, 0.9, 0.8, 1.0, 0.8), (5e-3, 0.2, 0.1, 0.3, 0.05), (4e-3, 0.5, 0.9, 0.5, 0.5)],
 )
-def test_what_steps_of_a_server_reach_is_found_again(launch: float, memory: float, cache: float) -> None:
+def test_what_steps_of_a_server_reach_is_found_again(
+    launch: float, memory: float, matmul: float, packed: float, cache: float
+) -> None:
     """Prices of a machine stand for times: the fitted one has the same, and trains as before."""
-    true = _with_inference(launch, memory, cache)
+    true = _with_inference(launch, memory, matmul, packed, cache)
     config, layout = inference.served_model(), Layout.of(weights_dtype="f32", compute_dtype="f32")
-    asked = inference.MeasuredSteps(config, layout, launch, 0.0, 0.0, 0.0)
-    points = {"one": (1, 16), "many": (8, 16), "long": (8, 448)}
+    asked = inference.MeasuredSteps(config, layout, launch, 0.0, 0.0, 0.0, 0.0)
+    points = {"one": (1, 1, 16), "prompt": (1, 264, 264), "many": (8, 1, 16), "long": (8, 1, 448)}
     timed = replace(asked, **{name: asked.price(true, *point) for name, point in points.items()})
     found = inference.with_inference(timed, _with_inference())
     for name, point in points.items():
         assert timed.price(found, *point) == pytest.approx(getattr(timed, name), rel=0.01)
     reaches = found.chip.hbm_bytes_per_second * found.chip.step.memory
     assert reaches == pytest.approx(1e10)
+    assert found.chip.matmul_rates == true.chip.matmul_rates
+    figures = found.chip.inference
+    assert figures is not None
+    assert figures.matmul["f32"] == pytest.approx(matmul, rel=0.02)
+    assert figures.packed["f32"] == pytest.approx(packed, rel=0.02)
 
 
 @pytest.mark.slow  # compiles the steps of two servers
@@ -131,7 +156,14 @@ def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
     assert chip.inference is not None
     assert 0 < chip.inference.launch_seconds < 1
     assert 0 < chip.inference.memory <= 1
-    assert set(chip.inference.sources) == {"memory", "cache", "launch_seconds"}
+    assert set(chip.inference.sources) == {
+        "memory",
+        "matmul",
+        "roofline_overlap",
+        "packed",
+        "cache",
+        "launch_seconds",
+    }
 
 
 def test_programs_prepared_together_keep_their_own_timings() -> None:

@@ -283,3 +283,16 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
 def one_device(is_accelerator: bool) -> Any:
     platform = "gpu" if is_accelerator else "cpu"
     return SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)], dtype=object))
+
+
+@pytest.mark.parametrize(
+    ("words", "replicas", "chunk", "block"),
+    [({}, 1, 512, 16), ({"data": 2}, 2, 512, 16), ({"kv_replicas": 2, "cache": "batch"}, 2, 256, 16)],
+)
+def test_a_plan_has_the_slots_and_chunks_of_its_layout(
+    words: dict[str, Any], replicas: int, chunk: int, block: int
+):
+    """The server and its simulation take them from here; kv_replicas=2 leaves sequences two caches."""
+    limits = Limits.of_layout(load_model("demo"), Layout.of(**words), "cpu", 8, 512)
+    assert (limits.num_replicas, limits.slots_of_replica) == (replicas, 8 // replicas)
+    assert (limits.chunk, limits.block) == (chunk, block)

@@ -31,7 +31,7 @@ OPTIONAL += (
     "attention_half_keys",
 )
 OPTIONAL += ("matmul_half_outputs", "network_falloff", "network_latency", "prefetch", "experts_seconds")
-OPTIONAL += ("exchanging", "compute_capability")
+OPTIONAL += ("roofline_overlap", "packed", "exchanging", "compute_capability")
 
 
 def _lines(spec: str) -> list[tuple[int, str, str]]:

@@ -11,6 +11,7 @@ from tests.nn.test_layouts import GPT, LATENT, MIXTURE, TIED, TINY
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.fit import num_replicas
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.inference import layered
@@ -46,7 +47,7 @@ def _run(
         pools = jax.tree.map(
             lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), types
         )
-    pages = np.arange(B) % (B // programs.num_replicas(config, layout.at(phase)))
+    pages = np.arange(B) % (B // num_replicas(layout.at(phase), config))
     shards = layout.at(phase).num_batch_shards
     heads = np.arange(B // shards) * tokens.shape[1] + tokens.shape[1] - 1
     columns = (tokens, positions, np.zeros(tokens.size), pages, np.tile(heads, shards))

@@ -1,6 +1,7 @@
 """Measured times as a latency and a bandwidth, and as a bandwidth that depends on the size."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import nextafter
 
 import numpy as np
 
@@ -76,8 +77,11 @@ def monotone(shares: Iterable[tuple[float, float]], most: float = 1.0) -> Points
     points: list[tuple[float, float]] = []
     slowest = 0.0
     for size, share in sorted(shares):
-        slowest = max(slowest, size / share)
-        points.append((float(size), min(most, float(size / slowest))))
+        rate = min(most, float(share))
+        if size / rate < slowest:
+            rate = nextafter(size / slowest, 0.0)  # size / (size / slowest) may be a bit less than slowest
+        points.append((float(size), rate))
+        slowest = size / rate
     return tuple(points)
 
 

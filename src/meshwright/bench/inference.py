@@ -4,20 +4,20 @@ They are no training steps: products have a row a sequence and read every weight
 Python makes the inputs of each step and reads its tokens. So the server's own programs are timed, with a
 small model, as the engine calls them, and fitted one by one:
 
-    launch_seconds   a step of a model that computes next to nothing
-    memory           a generate step of one sequence, over a short context
-    matmul_rates     a generate step of as many sequences as there are slots: products of few rows
-    cache            the same over a long context
+    launch_seconds     a step of a model that computes next to nothing
+    memory             a generate step of one sequence, over a short context
+    matmul             a prompt: products of many rows
+    packed             a generate step of as many sequences as there are slots: products of few rows
+    cache              the same over a long context
 """
 
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 from typing import NamedTuple
 
 import jax
 
-from meshwright.bench.fit import monotone, rate_of_time
+from meshwright.bench.fit import rate_of_time
 from meshwright.bench.timing import Listener, Prepared, TimedCall, tell
 from meshwright.cost.inference import pass_cost
 from meshwright.hardware.chip import StepEfficiency
@@ -32,10 +32,10 @@ from meshwright.serve.runner import JaxRunner
 from meshwright.serve.sequence import GREEDY, Request, Sequence
 
 DTYPE = "f32"
-_SLOTS, _SHORT, _LONG, _CONTEXT = 8, 16, 448, 512
+_SLOTS, _SHORT, _LONG, _CONTEXT, _PROMPT = 8, 16, 448, 512, 256
 _FITS = 4
 # Steps in a row that are timed as one.
-_REPEATS = 4
+_REPEATS = 16
 
 
 def served_model() -> ModelConfig:
@@ -50,26 +50,31 @@ def no_model() -> ModelConfig:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Seconds of generate steps: host, one and many over a short context, and many over a long one."""
+    """Seconds of a step of the host alone, of a prompt, and of generate steps.
+
+    one, many: sequences over a short context. long: many over a long one.
+    """
 
     config: ModelConfig
     layout: Layout
     host: float
+    prompt: float
     one: float
     many: float
     long: float
 
-    def price(self, hardware: Hardware, num_sequences: int, context: int) -> float:
-        """Seconds that the cost model expects of a generate step."""
-        at = self.layout.at("generate")
-        return pass_cost(self.config, at, hardware, num_sequences, 1, context)[0].seconds
+    def price(self, hardware: Hardware, num_sequences: int, queries: int, context: int) -> float:
+        """Seconds expected of the last `queries` of `context` positions of each sequence."""
+        at = self.layout.at("generate" if queries == 1 else "prefill")
+        return pass_cost(self.config, at, hardware, num_sequences, queries, context)[0].seconds
 
 
 class _Figures(NamedTuple):
-    """What is fitted: bytes a second of weights, FLOPs a second of small products, the cache's share."""
+    """What is fitted: bytes a second of weights, and what `StepEfficiency` calls the others."""
 
     bandwidth: float
-    small: float
+    matmul: float
+    packed: float
     cache: float
 
 
@@ -79,10 +84,11 @@ def prepare(progress: Listener, config: ModelConfig, host: ModelConfig) -> Prepa
     tell(progress, "compiling the steps of a server")
     runner, nothing = _runner(config, layout), _runner(host, layout)
     programs = [
-        _steps(nothing, _SLOTS, _SHORT),
-        _steps(runner, 1, _SHORT),
-        _steps(runner, _SLOTS, _SHORT),
-        _steps(runner, _SLOTS, _LONG),
+        _steps(nothing, _SLOTS, 1, _SHORT),
+        _steps(runner, 1, _PROMPT, _PROMPT),
+        _steps(runner, 1, 1, _SHORT),
+        _steps(runner, _SLOTS, 1, _SHORT),
+        _steps(runner, _SLOTS, 1, _LONG),
     ]
     return Prepared(
         programs,
@@ -93,21 +99,21 @@ def prepare(progress: Listener, config: ModelConfig, host: ModelConfig) -> Prepa
 def _runner(config: ModelConfig, layout: Layout) -> JaxRunner:
     mesh = device_mesh(layout, jax.devices()[:1])
     params = init_params(config, layout, mesh, 0)
-    runner = JaxRunner(params, config, layout, mesh, num_slots=_SLOTS, context=_CONTEXT, chunk=1)
+    runner = JaxRunner(params, config, layout, mesh, num_slots=_SLOTS, context=_CONTEXT, chunk=_PROMPT)
     runner.warm_up()
     return runner
 
 
-def _steps(runner: JaxRunner, num_sequences: int, context: int) -> TimedCall:
-    """Steps of one more token of each sequence, the last of so many positions."""
+def _steps(runner: JaxRunner, num_sequences: int, queries: int, context: int) -> TimedCall:
+    """Steps of `queries` more tokens of each sequence, up to so many positions."""
     pages = -(-context // DEFAULT_PAGE)
     works = tuple(
         SequenceWork(
             # As load tests ask: to sample from a vocabulary takes a CPU about as long as a small model.
             Sequence(Request((1,) * context, sampling=GREEDY), 1, 0, lambda _: None),
             slot,
-            context - 1,
-            (1,),
+            context - queries,
+            (1,) * queries,
             tuple(range(slot * pages, (slot + 1) * pages)),
         )
         for slot in range(num_sequences)
@@ -126,56 +132,61 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     Its bandwidth becomes that of the weights where this is more, of which training gets its own share.
     """
     chip = hardware.chip
-    inference = StepEfficiency(overlap=0.0, launch_seconds=measured.host, sources=_sources())
+    inference = StepEfficiency(
+        roofline_overlap=0.0, overlap=0.0, launch_seconds=measured.host, sources=_sources()
+    )
 
-    def priced(figures: _Figures) -> Hardware:
-        point = _small_product(measured.config), figures.small
-        rates = dict(chip.matmul_rates)
-        rates[DTYPE] = monotone([point, *rates[DTYPE]], most=float("inf"))
-        step = replace(inference, cache=figures.cache)
+    def reached(figures: _Figures) -> StepEfficiency:
         return replace(
-            hardware,
-            chip=replace(chip, hbm_bytes_per_second=figures.bandwidth, matmul_rates=rates, inference=step),
+            inference,
+            matmul={DTYPE: figures.matmul},
+            packed={DTYPE: figures.packed},
+            cache=figures.cache,
         )
 
-    def seconds(name: str, others: _Figures, step: tuple[int, int], value: float) -> float:
+    def priced(figures: _Figures) -> Hardware:
+        return replace(
+            hardware,
+            chip=replace(chip, hbm_bytes_per_second=figures.bandwidth, inference=reached(figures)),
+        )
+
+    def seconds(name: str, others: _Figures, step: tuple[int, int, int], value: float) -> float:
         return measured.price(priced(others._replace(**{name: value})), *step)
 
-    most = chip.flops(DTYPE)
-    figures = _Figures(1e3 * most, 10 * most, 1.0)
-    # (which figure, what it may be at most, the step that tells it as sequences and context, its time)
+    most = 1e3 * chip.flops(DTYPE)
+    figures = _Figures(most, 1.0, 1.0, 1.0)
+    # (which figure, what it may be at most, the step that tells it: sequences, queries, context; its time).
+    # Beside a prompt every slot has a row, whether or not somebody holds it: as many more queries.
+    prompt = _PROMPT + _SLOTS
     told = [
-        ("bandwidth", 1e3 * most, (1, _SHORT), measured.one),
-        ("small", 10 * most, (_SLOTS, _SHORT), measured.many),
-        ("cache", 1.0, (_SLOTS, _LONG), measured.long),
+        ("bandwidth", most, (1, 1, _SHORT), measured.one),
+        ("matmul", 1.0, (1, prompt, prompt), measured.prompt),
+        ("packed", 1.0, (_SLOTS, 1, _SHORT), measured.many),
+        ("cache", 1.0, (_SLOTS, 1, _LONG), measured.long),
     ]
     for _ in range(_FITS):
         for name, high, step, time in told:
             found = rate_of_time(partial(seconds, name, figures, step), time, high, 1e-8)
             figures = figures._replace(**{name: found})
-    found, bandwidth = priced(figures).chip, figures.bandwidth
+    bandwidth = figures.bandwidth
     rating = max(bandwidth, chip.hbm_bytes_per_second)
     return replace(
         hardware,
         chip=replace(
-            found,
+            chip,
             hbm_bytes_per_second=rating,
             step=replace(chip.step, memory=chip.step.memory * chip.hbm_bytes_per_second / rating),
-            inference=replace(inference, memory=bandwidth / rating, cache=figures.cache),
+            inference=replace(reached(figures), memory=bandwidth / rating),
         ),
     )
-
-
-def _small_product(config: ModelConfig) -> float:
-    """FLOPs of the median product of a generate step of all slots."""
-    width = config.num_heads * config.d_head
-    columns = [width, width, config.d_ff, config.d_ff, config.d_ff]
-    return 2.0 * _SLOTS * config.d_model * median(columns)
 
 
 def _sources() -> dict[str, str]:
     where = f"measured by mw calibrate with the programs of mw serve, JAX {jax.__version__}"
     return {
+        "matmul": f"{where}: a prompt of {_PROMPT} tokens",
+        "roofline_overlap": "0: the same cores load weights and multiply them",
+        "packed": f"{where}: generate steps of {_SLOTS} sequences beside those of one",
         "memory": f"{where}: weights of a generate step of one sequence",
         "cache": f"{where}: generate steps of {_SLOTS} sequences over {_LONG} and {_SHORT} positions",
         "launch_seconds": f"{where}: a generate step of {_SLOTS} sequences of a model with one narrow layer",

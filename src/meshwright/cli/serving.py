@@ -13,6 +13,7 @@ from meshwright.cli.forecast import StepForecast
 from meshwright.cli.served import Serving
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
+from meshwright.layout.fit import num_replicas
 from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.precision import matmul_dtype_of
 from meshwright.models.config import ModelConfig
@@ -25,7 +26,6 @@ from meshwright.plan_file import Plan
 from meshwright.progress import Progress
 from meshwright.serve.engine import Engine
 from meshwright.serve.load import ModelFolder, load_model_folder
-from meshwright.serve.programs import num_replicas
 from meshwright.serve.runner import JaxRunner, check_serves
 from meshwright.serve.scheduler import DISAGGREGATED, Drafter, mode_of
 from meshwright.serve.speculate import ModelDrafter, NgramDrafter
@@ -173,7 +173,7 @@ def _check_hands_over(config: ModelConfig, asked: Serving, layout: Layout) -> No
     if not asked.hands_over:
         return
     option = asked.hands_over_by
-    if (shards := num_replicas(config, layout.at("generate"))) > 1:
+    if (shards := num_replicas(layout.at("generate"), config)) > 1:
         raise PlanError(
             f"{option} hands over pages of one cache, and {layout} splits its sequences over "
             f"{shards}; fits: a layout without data, fsdp, context and cache=batch"

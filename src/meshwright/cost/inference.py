@@ -422,9 +422,16 @@ def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
 
 @lru_cache(maxsize=256)
 def in_inference(hardware: Hardware) -> Hardware:
-    """`hardware` with what its chips reach of their ratings in inference."""
+    """`hardware` with what its chips reach of their ratings in inference.
+
+    A share of the peak that products reach there comes before rates that were measured by their FLOPs, as of
+    training: products of few rows have few FLOPs, and of a few small ones as of a large one weights are read.
+    """
     chip = hardware.chip
-    return replace(hardware, chip=replace(chip, step=chip.inference)) if chip.inference else hardware
+    if not chip.inference:
+        return hardware
+    rates = {dtype: one for dtype, one in chip.matmul_rates.items() if dtype not in chip.inference.matmul}
+    return replace(hardware, chip=replace(chip, step=chip.inference, matmul_rates=rates))
 
 
 def inference_cost(

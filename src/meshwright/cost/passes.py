@@ -12,7 +12,7 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from meshwright.cost.figures import each, larger
+from meshwright.cost.figures import each, larger, smaller
 from meshwright.cost.graph import Direction, Node, Segment, Transfer, Work, kept_with, recomputed_nodes
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.efficiency import share_at
@@ -93,7 +93,7 @@ def _segment_pass(
     for kind, work, may_wait in _pieces(direction, nodes):
         compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
         overhead = _overhead(work, chip)
-        taken = larger(compute, hbm) + overhead + _routing(work, kind, chip)
+        taken = _roofline(compute, hbm, chip) + overhead + _routing(work, kind, chip)
         seconds = seconds + taken
         put_off = put_off + taken if may_wait else put_off
         if chip.step.prefetch:
@@ -123,13 +123,13 @@ def _transfers(direction: Direction, nodes: tuple[Node, ...]) -> tuple[Transfer,
 def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, str]:
     """(seconds, "compute" or "hbm", whichever takes longer)."""
     compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
-    seconds = max(compute, hbm) + _overhead(work, chip) + _routing(work, kind, chip)
+    seconds = _roofline(compute, hbm, chip) + _overhead(work, chip) + _routing(work, kind, chip)
     return seconds, "compute" if compute >= hbm else "hbm"
 
 
 def seconds_of(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> Any:
     """The seconds of `work_seconds`, of work of many layouts."""
-    busy = larger(*_compute_and_hbm(work, kind, dtypes, chip))
+    busy = _roofline(*_compute_and_hbm(work, kind, dtypes, chip), chip)
     return busy + _overhead(work, chip) + _routing(work, kind, chip)
 
 
@@ -143,7 +143,15 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
         hbm /= chip.step.cache
     elif work.widened:
         hbm /= chip.step.widened
+    elif work.shape and (packed := chip.step.packed.get(dtypes.matmul, 1.0)) < 1:
+        hbm = hbm / each(lambda rows: packed if rows > 1 else 1.0, work.shape[0])
     return compute_seconds(work, kind, dtypes, chip), hbm
+
+
+def _roofline(compute: Any, hbm: Any, chip: Chip) -> Any:
+    """Seconds of work whose FLOPs and bytes take so long (`StepEfficiency.roofline_overlap`)."""
+    longer, overlap = larger(compute, hbm), chip.step.roofline_overlap
+    return longer if overlap == 1 else longer + (1 - overlap) * smaller(compute, hbm)
 
 
 def _overhead(work: Work, chip: Chip) -> float:

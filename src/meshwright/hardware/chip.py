@@ -131,6 +131,9 @@ class StepEfficiency:
     links: by kind of link, the share of its bandwidth that the step's collectives reach. network_falloff: how
     that of the cards falls with the domains that a collective joins (`Switch.falloff`). network_latency: a
     factor on the latency of its steps between domains.
+    roofline_overlap: the share of the shorter time of an operation, of its FLOPs or of its bytes, that passes
+    under the longer: 1 (the roofline) where memory is read ahead of matrix units, 0 where the same cores load
+    and multiply, so that products of few rows take the sum.
     overlap: the share of a transfer's time that is hidden where as much compute runs beside it; the rest is
     what the transfer takes from that compute.
     waiting: the share of the time of critical transfers (activations of tensor parallelism) for which the
@@ -142,6 +145,8 @@ class StepEfficiency:
     begin when those before them have ended).
     scatter_passes: passes over the links of a reduce-scatter over several dimensions of a torus: 1 where one
     exists that uses all of these links, 2 where the compiler writes an all-reduce instead (XLA:TPU).
+    packed: by dtype of products, the share of the HBM bandwidth that weights reach where they are multiplied
+    by several rows: XLA:CPU packs them into blocks first, each time.
     cache, widened: a further share of the HBM bandwidth, which attention over a cache reaches, and products
     whose weights are stored narrower than they are multiplied.
     kernel_seconds: fixed time of one kernel. experts_seconds: of a product of several experts, whose tokens
@@ -173,6 +178,7 @@ class StepEfficiency:
     links: Mapping[str, float] = field(default_factory=dict, hash=False)
     network_falloff: float = 0.0
     network_latency: float = 1.0
+    roofline_overlap: float = 1.0
     overlap: float = 1.0
     waiting: float = 1.0
     exchanging: float = 1.0
@@ -181,6 +187,7 @@ class StepEfficiency:
     kernel_seconds: float = 0.0
     experts_seconds: float = 0.0
     collective_seconds: float = 0.0
+    packed: Mapping[str, float] = field(default_factory=dict, hash=False)
     cache: float = 1.0
     widened: float = 1.0
     launch_seconds: float = 0.0

@@ -52,8 +52,8 @@ _SWITCH = (
 )
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
 _STEP_SHARES = (
-    "experts", "attention", "memory", "elementwise", "cache", "widened", "overlap", "waiting", "exchanging",
-    "prefetch",
+    "experts", "attention", "memory", "elementwise", "cache", "widened", "roofline_overlap", "overlap",
+    "waiting", "exchanging", "prefetch",
 )  # fmt: skip
 _STEP_SECONDS = (
     "kernel_seconds", "experts_seconds", "collective_seconds", "launch_seconds",
@@ -169,7 +169,7 @@ def _step(file: CheckedToml, data: Mapping[str, Any], name: str) -> StepEfficien
     if name not in data:
         return StepEfficiency()
     table, prefix, links = file.table(data, name), f"{name}.", _LINKS[_kind(file, data)]
-    named = ("matmul", "memory_by_dtype", "links", "sources")
+    named = ("matmul", "memory_by_dtype", "packed", "links", "sources")
     file.refuse_unknown(table, (*_STEP_SHARES, *_STEP_SECONDS, *_STEP_COUNTS, *named), prefix)
     figures: dict[str, Any] = {key: file.share(table, key, prefix) for key in _STEP_SHARES if key in table}
     figures |= {key: file.figure(table, key, prefix) for key in _STEP_SECONDS if key in table}
@@ -177,6 +177,7 @@ def _step(file: CheckedToml, data: Mapping[str, Any], name: str) -> StepEfficien
     return StepEfficiency(
         matmul=_shares(file, table, prefix, "matmul", tuple(DTYPE_BYTES)),
         memory_by_dtype=_shares(file, table, prefix, "memory_by_dtype", tuple(DTYPE_BYTES)),
+        packed=_shares(file, table, prefix, "packed", tuple(DTYPE_BYTES)),
         links=_shares(file, table, prefix, "links", links),
         sources=file.strings(table, "sources", prefix),
         **figures,

@@ -95,6 +95,12 @@ def cache_batch_axes(layout: "Layout", config: ModelConfig) -> Axes:
     return cached_array(layout, config).axes_of("B")
 
 
+def num_replicas(layout: "Layout", config: ModelConfig) -> int:
+    """How many have slots and pages of their own: shards of the batch, and of the cache's sequences."""
+    axes = cache_batch_axes(layout, config) if layout.phase == "generate" else layout.batch_axes
+    return layout.mesh.size(axes)
+
+
 def check_cache(layout: "Layout", config: ModelConfig, num_sequences: int) -> None:
     """Raises LayoutError where the sequences do not divide over what splits those of a cache."""
     cache = cached_array(layout, config)

@@ -7,8 +7,12 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from meshwright.errors import PlanError
-from meshwright.layout.paged import DEFAULT_BLOCK, DEFAULT_PAGE
+from meshwright.layout import Layout
+from meshwright.layout.fit import num_replicas
+from meshwright.layout.paged import DEFAULT_BLOCK, DEFAULT_PAGE, block_of, divided_block
 from meshwright.layout.workload import DEFAULT_CHUNK
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import even_context, widest_window
 from meshwright.serve.pages import Move
 from meshwright.serve.sequence import Sequence, TokenScore
 
@@ -135,6 +139,41 @@ class Limits:
     @property
     def slots_of_replica(self) -> int:
         return self.num_slots // self.num_replicas
+
+    @classmethod
+    def of_layout(
+        cls,
+        config: ModelConfig,
+        layout: Layout,
+        platform: str,
+        num_slots: int,
+        context: int,
+        *,
+        num_pages: int | None = None,
+        page_size: int = DEFAULT_PAGE,
+        chunk: int = DEFAULT_CHUNK,
+        block: int | None = None,
+        keeps_windows: bool = True,
+    ) -> "Limits":
+        """The limits of a runner of this layout on devices of a platform, as `of` has them.
+
+        chunk: most prompt tokens of a step; where prompts are split by position, a whole context. block: the
+        platform's where None. keeps_windows: whether layers with a window keep no more pages than it needs.
+        """
+        at, longest = layout.at("generate"), context if layout.prompt_axes else chunk
+        replicas = num_replicas(at, config)
+        return cls.of(
+            num_slots,
+            context,
+            num_replicas=replicas,
+            num_pages=num_pages,
+            page_size=page_size,
+            # The chunks of replicas that share a shard of the batch are computed by all of its devices.
+            chunk=max(1, longest // (replicas // at.num_batch_shards)),
+            block=divided_block(block or block_of(platform), layout.num_prompt_shards),
+            window=widest_window(config) if keeps_windows else None,
+            even_context=even_context(config, context),
+        )
 
     @classmethod
     def of(

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec, reshard
 from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
-from meshwright.layout.fit import cache_batch_axes, cached_array
+from meshwright.layout.fit import cached_array, num_replicas
 from meshwright.layout.paged import block_of, page_of
 from meshwright.layout.runs import check_runs
 from meshwright.layout.workload import Phase, Workload
@@ -92,7 +92,7 @@ class InferencePrograms:
         layout = layout.at("generate") if self._prefill else layout
         self.config, self.layout, self.mesh = config, layout, mesh
         self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
-        self.num_replicas = num_replicas(config, layout)
+        self.num_replicas = num_replicas(layout, config)
         self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
@@ -320,16 +320,10 @@ class InferencePrograms:
             return jitted.lower(*arguments).compile()
 
 
-def num_replicas(config: ModelConfig, layout: Layout) -> int:
-    """How many have slots and pages of their own: shards of the batch, and of the cache's sequences."""
-    axes = cache_batch_axes(layout, config) if layout.phase == "generate" else layout.batch_axes
-    return layout.mesh.size(axes)
-
-
 def num_kept_apart(config: ModelConfig, layout: Layout) -> int:
     """`num_replicas` of the cache that a step fills: by parts of prompts that of generation."""
     splits = layout.phase == "prefill" and layout.prompt_axes
-    return num_replicas(config, layout.at("generate") if splits else layout)
+    return num_replicas(layout.at("generate") if splits else layout, config)
 
 
 def attends_to_whole_prompts(mesh: jax.sharding.Mesh, layout: Layout) -> bool:
@@ -367,7 +361,7 @@ def workload_step(
     mesh = device_mesh(layout) if mesh is None else mesh
     window, of_window = widest_window(config) or workload.seq_len, 0
     # Replicas that prefill a prompt together have rows together, and each its own sequences.
-    num_rows = workload.num_sequences // num_replicas(config, layout)
+    num_rows = workload.num_sequences // num_replicas(layout, config)
     num_slots = -(-workload.num_sequences // num_kept_apart(config, layout))
     page = page_of(workload.seq_len, window)
     pages_of_row, is_fresh = -(-workload.seq_len // page), attends_to_whole_prompts(mesh, layout)

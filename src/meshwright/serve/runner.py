@@ -28,10 +28,10 @@ from jax.sharding import Mesh
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.layout.paged import DEFAULT_PAGE, block_of, divided_block
+from meshwright.layout.fit import num_replicas
+from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import even_context, widest_window
 from meshwright.nn import native
 from meshwright.nn.compiled import Compilations
 from meshwright.nn.inference import layered
@@ -54,7 +54,6 @@ from meshwright.serve.programs import (
     InferencePrograms,
     StepShape,
     attends_to_whole_prompts,
-    num_replicas,
     reads_whole_tables,
 )
 from meshwright.serve.sampling import Edits, Sampled, SampledRows
@@ -125,18 +124,17 @@ class JaxRunner:
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context)
-        num_together = num_replicas(config, layout) // layout.num_batch_shards
-        limits = Limits.of(
+        limits = Limits.of_layout(
+            config,
+            layout,
+            mesh.devices.flat[0].platform,
             num_slots,
             context,
-            num_replicas=num_replicas(config, layout),
             num_pages=num_pages,
             page_size=page_size,
-            # The chunks of replicas that share a shard of the batch are computed by all of its devices.
-            chunk=max(1, (context if layout.prompt_axes else chunk) // num_together),
-            block=divided_block(block or block_of(mesh.devices.flat[0].platform), layout.num_prompt_shards),
-            window=widest_window(config) if keeps_windows and not host_bytes else None,
-            even_context=even_context(config, context),
+            chunk=chunk,
+            block=block,
+            keeps_windows=keeps_windows and not host_bytes,
         )
         if limits.block % layout.num_prompt_shards:
             over, count = "·".join(layout.prompt_axes), layout.num_prompt_shards
@@ -145,7 +143,7 @@ class JaxRunner:
                 f"{over} = {count}; fits: a context of {limits.block * count} or more, or {over} = 1"
             )
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
-        self._num_together = num_together
+        self._num_together = limits.num_replicas // layout.num_batch_shards
         self._programs = InferencePrograms(
             config,
             layout,
@@ -572,7 +570,7 @@ def check_serves(config: ModelConfig, layout: Layout, num_slots: int, context: i
     """Raises LayoutError or PlanError for what a JaxRunner cannot serve, before any weight is read."""
     check_runs(config, layout, "generate")
     layout.check(config)
-    least = num_replicas(config, layout.at("generate"))
+    least = num_replicas(layout.at("generate"), config)
     if num_slots < least:
         raise PlanError(
             f"{config.name}: {num_slots} slots can serve no request{on_each(least)}; fits: {least} or more"

@@ -14,9 +14,7 @@ from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.paged import DEFAULT_PAGE, block_of, divided_block
-from meshwright.layout.workload import DEFAULT_CHUNK
-from meshwright.models.count import even_context, widest_window
+from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.batch import Limits
@@ -80,14 +78,13 @@ def simulated(
 def _server(plan: Plan, engines: Engines) -> Planned:
     hardware = catalog.load(plan.hardware)
     context = plan.workload.seq_len
-    limits = Limits.of(
+    limits = Limits.of_layout(
+        plan.model,
+        plan.layout,
+        hardware.chip.kind,
         plan.workload.num_sequences,
         context,
         page_size=min(DEFAULT_PAGE, context),
-        chunk=context if plan.layout.prompt_axes else DEFAULT_CHUNK,
-        block=divided_block(block_of(hardware.chip.kind), plan.layout.num_prompt_shards),
-        window=widest_window(plan.model),
-        even_context=even_context(plan.model, context),
     )
     most = limits.tokens_of_a_step(engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED

@@ -9,7 +9,7 @@ from meshwright.errors import PlanError
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.fit import cache_batch_axes
+from meshwright.layout.fit import num_replicas
 from meshwright.layout.runs import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -97,7 +97,7 @@ def price_phase(
     points = []
     for layout in layouts:
         at = layout.at(workload.phase)
-        shards = _num_shards(config, at)
+        shards = num_replicas(at, config)
         if workload.num_sequences % shards == 0:
             points.append(_point(config, hardware, workload, layout))
     if not points:
@@ -117,15 +117,9 @@ def _point(config: ModelConfig, hardware: Hardware, workload: Workload, layout: 
     return PhasePoint(config, hardware, layout, workload, cost, memory, most)
 
 
-def _num_shards(config: ModelConfig, layout: Layout) -> int:
-    """How many the sequences of a step must divide over, in the layout's phase."""
-    generates = layout.phase == "generate"
-    return layout.mesh.size(cache_batch_axes(layout, config)) if generates else layout.num_batch_shards
-
-
 def max_batch(config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, context: int) -> int:
     """The most sequences that fit, of whole shards; 0 where one does not. Bytes grow with the batch."""
-    shards = _num_shards(config, layout)
+    shards = num_replicas(layout, config)
 
     def fits(batches: int) -> bool:
         _, memory = pass_cost(config, layout, hardware, batches * shards, queries, context)

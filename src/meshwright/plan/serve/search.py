@@ -18,7 +18,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
-from meshwright.layout.fit import cache_batch_axes
+from meshwright.layout.fit import num_replicas
 from meshwright.layout.runs import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
@@ -221,7 +221,7 @@ class _Sweep:
         requests, generate = self.requests, layout.at("generate")
         key = generate, *alike_of(machine, "generate")
         if key not in self._steps:
-            shards = generate.mesh.size(cache_batch_axes(generate, self.config))
+            shards = num_replicas(generate, self.config)
             self._steps[key] = Passes(
                 self.config,
                 generate,

@@ -19,7 +19,7 @@ from meshwright.cost.inference import pass_cost
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.fit import cache_batch_axes
+from meshwright.layout.fit import num_replicas
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import tensor_words
 from meshwright.plan.serve.phase import max_batch
@@ -115,10 +115,7 @@ def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list
             except LayoutError:
                 continue
             at = layout.at("generate")
-            if (
-                row.batch % at.mesh.size(cache_batch_axes(at, config)) == 0
-                or layout.word("cache") == "copies"
-            ):
+            if row.batch % num_replicas(at, config) == 0 or layout.word("cache") == "copies":
                 found.append(layout)
     return found
 
