@@ -11,6 +11,7 @@
     http         64 streams over HTTP: seconds over those of the engine alone; under 1.05
     native       tokens per second with the C++ extension for CPUs and by XLA alone: of one stream, of 16 with
                  prompts of 16 to 128 tokens, and of a prompt of 512; bf16 and int8
+    invariant    the same with --batch-invariant and without it
     long_prompt  the worst gap between tokens of 4 streams of `mw serve` while a prompt of 30k tokens is
                  prefilled and one of 10 MB is refused, over the median gap before; under 4
 
@@ -73,14 +74,14 @@ def new_runner(
     config: ModelConfig = CONFIG,
     dtype: str = "bf16",
     stored: dict[str, str] | None = None,
-    **how: Any,
+    how: dict[str, bool] | None = None,
 ) -> JaxRunner:
-    """Compiled. stored: of the layout, how weights are stored and multiplied if not in `dtype`."""
+    """Compiled. stored: of the layout, how weights are stored, multiplied if not in `dtype`."""
     layout = Layout.of(weights_dtype=dtype, compute_dtype=dtype)
     mesh = device_mesh(layout, jax.devices()[:1])
     params = init_params(config, layout, mesh, 0)
     layout = layout.replace(**stored) if stored else layout
-    runner = JaxRunner(params, config, layout, mesh, num_slots=num_slots, context=context, **how)
+    runner = JaxRunner(params, config, layout, mesh, num_slots=num_slots, context=context, **(how or {}))
     runner.warm_up()
     return runner
 
@@ -159,17 +160,28 @@ INT8 = {"weights_dtype": "int8", "matmul_dtype": "int8"}
 
 
 def native(rounds: int) -> Row:
+    return speeds(rounds, {"bf16": None, "int8": INT8}, "with_native", ("_by_xla", ""))
+
+
+def invariant(rounds: int) -> Row:
+    return speeds(rounds, {"bf16": None, "int8": INT8}, "batch_invariant", ("_otherwise", ""))
+
+
+def speeds(rounds: int, dtypes: dict[str, dict[str, str] | None], option: str, names: tuple[str, str]) -> Row:
+    """Tokens per second under each load with and without this option of the runner, and the ratio.
+
+    names: what stands behind the figures without it, and with it.
+    """
     prompts = [some_tokens(int(n), i) for i, n in enumerate(np.random.default_rng(0).integers(16, 129, 16))]
     found: Row = {}
-    for dtype, stored in (("bf16", None), ("int8", INT8)):
-        runners = [
-            new_runner(16, 640, stored=stored, with_native=with_native) for with_native in (True, False)
-        ]
+    for dtype, stored in dtypes.items():
+        made = ({option: is_on} for is_on in (True, False))
+        runners = [new_runner(16, 640, stored=stored, how=how) for how in made]
         for name in ("stream", "ragged", "prefill"):
             turns = [[tokens_per_second(one, name, prompts) for one in runners] for _ in range(rounds + 1)][
                 1:
             ]
-            columns = zip(("", "_by_xla"), zip(*turns, strict=True), strict=True)
+            columns = zip(reversed(names), zip(*turns, strict=True), strict=True)
             found |= {f"{dtype}_{name}{whose}": statistics.median(own) for whose, own in columns}
             found[f"{dtype}_{name}_ratio"] = statistics.median(turn[0] / turn[1] for turn in turns)
             print(found, flush=True)
@@ -417,6 +429,7 @@ def main() -> None:
         "host": host,
         "http": http,
         "native": native,
+        "invariant": invariant,
         "long_prompt": long_prompt,
     }
     parser.add_argument("--rows", default=",".join(rows))

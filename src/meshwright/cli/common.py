@@ -130,6 +130,13 @@ WeightsDtypeOption = Annotated[
         "--weights-dtype", help="Dtype of stored weights, quantised as they are read. [default: as computed]"
     ),
 ]
+BatchInvariantOption = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="Make results bitwise independent of what else is served, at some speed.",
+    ),
+]
 ProcessesOption = Annotated[int, whole_option("--processes", help="JAX processes to split the devices over.")]
 SeqLenOption = Annotated[int, length_option("--seq-len", help="Tokens per sequence: 4096, 8k (8192).")]
 ContextOption = Annotated[

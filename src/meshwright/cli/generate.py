@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwright.cli.common import (
+    BatchInvariantOption,
     CheckpointOption,
     ContextOption,
     Json,
@@ -52,6 +53,7 @@ def generate(
     context: ContextOption = None,
     tensor: TensorOption = 1,
     weights_dtype: WeightsDtypeOption = None,
+    batch_invariant: BatchInvariantOption = False,
     as_json: Json = False,
 ) -> None:
     """Continue a prompt with a checkpoint: a run's folder or a Hugging Face one.
@@ -68,7 +70,12 @@ def generate(
     from meshwright.serve.sequence import Request, SamplingParams
 
     asked = Serving(
-        tensor=tensor, num_slots=1, context=context, prefix_cache=False, weights_dtype=weights_dtype
+        tensor=tensor,
+        num_slots=1,
+        context=context,
+        prefix_cache=False,
+        weights_dtype=weights_dtype,
+        batch_invariant=batch_invariant,
     )
     folder = load_model_folder(checkpoint)
     tokens, longest = folder.tokenizer().encode(prompt), context_of(asked, folder.config)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from meshwright.cli.common import (
+    BatchInvariantOption,
     CheckpointOption,
     ContextOption,
     Json,
@@ -22,8 +23,8 @@ from meshwright.cli.common import (
 )
 from meshwright.cli.extras import require
 from meshwright.errors import MeshwrightError
+from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.plan_file import load_plan
-from meshwright.serve.batch import DEFAULT_CHUNK
 from meshwright.serve.folder import check_model_folder
 
 if TYPE_CHECKING:
@@ -111,11 +112,13 @@ def serve(
         count_option("--host-cache-bytes", help="Host memory for evicted cache pages: 8G. [default: none]"),
     ] = None,
     chunk: Annotated[
-        int,
+        int | None,
         count_option(
-            "--chunk", help="Most prompt tokens per step; smaller chunks delay running answers less."
+            "--chunk",
+            help="Most prompt tokens per step; smaller chunks delay running answers less. "
+            f"[default: {DEFAULT_CHUNK}; whole prompts with context]",
         ),
-    ] = DEFAULT_CHUNK,
+    ] = None,
     drafts: Annotated[
         int,
         whole_option(
@@ -131,6 +134,7 @@ def serve(
             "--draft-checkpoint", help="A smaller model that makes the --drafts. [default: n-gram look-up]"
         ),
     ] = None,
+    batch_invariant: BatchInvariantOption = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop if anything is compiled after the start.")
     ] = False,
@@ -202,6 +206,7 @@ def serve(
         draft_checkpoint=draft_checkpoint,
         host_cache_bytes=host_cache_bytes or 0,
         has_pools=prefill_replicas > 0,
+        batch_invariant=batch_invariant,
     )
     asked.check_prefix_cache()
     limits = ClientLimits(

@@ -11,7 +11,6 @@ from meshwright.errors import PlanError
 from meshwright.nn.devices import split_host, use_devices_of
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
-from meshwright.serve.batch import DEFAULT_CHUNK
 from meshwright.serve.client_limits import ClientLimits
 from meshwright.serve.scheduler import DISAGGREGATED
 
@@ -28,10 +27,10 @@ class Serving:
 
     plan: whose layout, dtypes, sequences and context are taken. dtype: of weights and products; None takes
     bf16, f32 on CPUs that do not multiply it. mode: interleaved, batched or disaggregated. chunk: most prompt
-    tokens of a step. host_cache_bytes: for pages that are evicted from the cache. has_pools: some servers
-    prefill for others, which generate. weights_dtype: of stored
+    tokens of a step, None as `layout.paged.chunk_of` has it. host_cache_bytes: for pages that are evicted
+    from the cache. has_pools: some servers prefill for others, which generate. weights_dtype: of stored
     weights alone; kv_dtype: of the cache. num_drafts: most guessed tokens of a sequence a step; 0 guesses
-    none.
+    none. batch_invariant: results of a request do not depend on others', bit for bit.
     """
 
     tensor: int = 1
@@ -42,7 +41,7 @@ class Serving:
     mode: str = "interleaved"
     prefix_cache: bool = True
     cache_tokens: int | None = None
-    chunk: int = DEFAULT_CHUNK
+    chunk: int | None = None
     num_drafts: int = 0
     weights_dtype: str | None = None
     kv_dtype: str | None = None
@@ -50,6 +49,7 @@ class Serving:
     draft_checkpoint: Path | None = None
     host_cache_bytes: int = 0
     has_pools: bool = False
+    batch_invariant: bool = False
 
     def use_devices(self) -> None:
         """Makes JAX see the devices that are asked for. Call it before JAX is imported."""

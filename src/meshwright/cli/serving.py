@@ -142,7 +142,7 @@ def _runner(
     if asked.kv_dtype:
         layout = layout.replace(kv_dtype=asked.kv_dtype)
     context = context_of(asked, config)
-    check_serves(config, layout, num_slots, context)
+    check_serves(config, layout, num_slots, context, batch_invariant=asked.batch_invariant)
     asked.check_prefix_cache()
     _check_hands_over(config, asked, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
@@ -159,6 +159,7 @@ def _runner(
         chunk=asked.chunk,
         num_drafts=asked.num_drafts,
         strict=asked.strict,
+        batch_invariant=asked.batch_invariant,
         # Pages that are handed over are those of all layers.
         keeps_windows=keeps_windows and not asked.hands_over,
         shares_pages=asked.hands_over,

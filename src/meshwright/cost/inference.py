@@ -40,7 +40,15 @@ from meshwright.cost.step import (
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import TPU_LANES, has_narrow_values
-from meshwright.layout.paged import DEFAULT_BLOCK, SIDE_BY_SIDE, TOGETHER, block_of, page_of, pages_met
+from meshwright.layout.paged import (
+    DEFAULT_BLOCK,
+    SIDE_BY_SIDE,
+    TOGETHER,
+    attends_to_whole_prompts,
+    block_of,
+    page_of,
+    pages_met,
+)
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
 from meshwright.models.config import LayerKind, ModelConfig
@@ -104,7 +112,8 @@ def attention_form(
 
 def form_on_cpus(layout: Layout) -> AttentionForm:
     """How queries meet keys on CPUs, which have no kernels."""
-    return "blocks" if layout.phase == "prefill" and layout.table.position_axes else "pages"
+    is_whole = layout.phase == "prefill" and attends_to_whole_prompts("cpu", layout)
+    return "blocks" if is_whole else "pages"
 
 
 def keys_read(

@@ -7,6 +7,10 @@ the first that it sees to its own; elsewhere whole tables of pages are gathered 
 from functools import lru_cache
 from math import lcm
 
+from meshwright.errors import PlanError
+from meshwright.layout.layout import Layout
+from meshwright.layout.workload import DEFAULT_CHUNK
+
 # Positions of a page, and queries of a row of a prompt.
 DEFAULT_PAGE, DEFAULT_BLOCK = 64, 64
 # Where attention goes page by page, tables are not gathered for each row, and short ones waste less.
@@ -28,6 +32,31 @@ def divided_block(block: int, num_shards: int) -> int:
     (64, 64, 48)
     """
     return lcm(block, 2 * num_shards) if num_shards > 1 else block
+
+
+def chunk_of(layout: Layout, context: int, asked: int | None = None) -> int:
+    """Most prompt tokens of a server's step: as asked, or a whole prompt where devices have parts of one.
+
+    Raises PlanError where fewer are asked for there: prefill by position is of whole prompts.
+    """
+    if not layout.prompt_axes:
+        return DEFAULT_CHUNK if asked is None else asked
+    if asked is not None and asked < context:
+        over = "·".join(layout.prompt_axes)
+        raise PlanError(
+            f"a chunk of {asked} tokens cannot be: {over} = {layout.num_prompt_shards} splits whole prompts, "
+            f"of up to {context} tokens; fits: no --chunk, or {over} = 1"
+        )
+    return context
+
+
+def attends_to_whole_prompts(platform: str, layout: Layout) -> bool:
+    """Whether whole prompts have programs of their own on this platform, which read no page.
+
+    They have where there are kernels, and where devices have parts of a prompt. Else on CPUs blocks over
+    pages take half of the time.
+    """
+    return platform != "cpu" or bool(layout.prompt_axes)
 
 
 def page_of(positions: int, window: int | None) -> int:

@@ -26,7 +26,8 @@ from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.models.transformer import Places
 from meshwright.nn import native
 from meshwright.nn.attention import Scores, alibi_slopes
-from meshwright.nn.elementwise import along
+from meshwright.nn.each_device import each_device, spec_of
+from meshwright.nn.elementwise import activate, along, norm, softcap
 from meshwright.nn.embedding import embed
 from meshwright.nn.execute import apply_reshard
 from meshwright.nn.grouped import read_product
@@ -42,6 +43,8 @@ from meshwright.nn.quantised import (
     quantise,
     widened,
 )
+from meshwright.nn.rope import apply_rope
+from meshwright.nn.rows import einsum_of_rows, in_tiles, is_of_rows
 from meshwright.nn.stack import KindInLoop
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
@@ -52,12 +55,16 @@ Params = dict[str, Any]
 class InferenceOps(JaxOps):
     """Runs `models/transformer.py` on weights as `layered` and a PagedCache. Call under `jax.set_mesh`.
 
-    with_native: on CPUs products of few rows are those of native.py, which must be there.
+    with_native: on CPUs products of few rows are those of native.py, which must be there. batch_invariant: a
+    token's results do not depend on how many others there are, bit for bit: products are of tiles of rows, or
+    those of native.py, of which each row is computed by itself.
     """
 
-    def __init__(self, config: ModelConfig, layout: Layout, *, with_native: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: Layout, *, with_native: bool = False, batch_invariant: bool = False
+    ) -> None:
         super().__init__(config, layout)
-        self._with_native = with_native
+        self._with_native, self._batch_invariant = with_native, batch_invariant
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array | Quantised) -> Array:
         einsum = plan.einsum
@@ -73,11 +80,13 @@ class InferenceOps(JaxOps):
 
     def _product(self, plan: Contraction, spec: str, x: Array, w: Array) -> Array:
         """The product of operands as computed on, of int8 weights with x in int8, summed in float32."""
-        if self._with_native and native.takes(spec, x, w):
-            return native.einsum(spec, x, w, partition_spec(plan.product))
+        there, is_native = partition_spec(plan.product), self._with_native and native.multiplies(x, w)
+        if is_native and (self._batch_invariant or (is_of_rows(spec) and native.has_few_rows(x))):
+            return einsum_of_rows(native.product, spec, x, w, there)
+        product = partial(einsum_of_rows, _tiled_product) if self._batch_invariant else _product
         if w.dtype == jnp.int8:
-            return int8_product(lambda narrow: _product(spec, narrow, w, partition_spec(plan.product)), x)
-        return _product(spec, x, w, partition_spec(plan.product))
+            return int8_product(lambda narrow: product(spec, narrow, w, there), x)
+        return product(spec, x, w, there)
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
         """The weights of experts where the products of rows read them, as they are stored."""
@@ -123,6 +132,49 @@ class InferenceOps(JaxOps):
             rows = embed(tokens, table.values, self.layout).astype(jnp.float32)
             scales = embed(tokens, table.scales[:, None], self.layout, is_column=True)
             return (rows * scales).astype(self.dtype)
+
+    def norm(
+        self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
+    ) -> Array:
+        if not self._batch_invariant:
+            return super().norm(name, x, scale, bias, kind=kind)
+        with jax.named_scope(name):
+            return self._by_token(
+                lambda x, scale, bias: norm(x, scale, bias, kind, self.config), x, weights=(scale, bias)
+            )
+
+    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
+        if not self._batch_invariant:
+            return super().rope(name, x, places, kind)
+        with jax.named_scope(name):
+            return self._by_token(
+                lambda x, positions: apply_rope(x, positions, self.config, kind), x, places.positions
+            )
+
+    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
+        if not self._batch_invariant:
+            return super().activation(name, gate, up, kind)
+        with jax.named_scope(name):
+            return self._by_token(lambda gate, up: activate(gate, up, kind), gate, up)
+
+    def softcap(self, name: str, logits: Array, cap: float) -> Array:
+        if not self._batch_invariant:
+            return super().softcap(name, logits, cap)
+        with jax.named_scope(name):
+            return self._by_token(lambda x: softcap(x, cap).astype(x.dtype), logits)
+
+    def _by_token(self, compute: Callable[..., Array], *arrays: Any, weights: Sequence[Any] = ()) -> Array:
+        """`compute` of arrays by token, and of weights that are whole, in tiles; it is like the first.
+
+        A compiler's vector instructions may round roots and exponentials otherwise than its scalar ones, and
+        it is the number of tokens that says which are used (float32, XLA for CPU in jax 0.10.2).
+        """
+
+        def local(arrays: Any, weights: Any) -> Array:
+            return in_tiles(lambda tile: compute(*tile, *weights), arrays)
+
+        specs = jax.tree.map(spec_of, (arrays, tuple(weights)))
+        return each_device(local, specs, spec_of(arrays[0]))(arrays, tuple(weights))
 
     def attention(
         self,
@@ -204,11 +256,18 @@ class InferenceOps(JaxOps):
             )
             how = Scores(None, q.shape[-1] ** -0.5 if scale is None else scale)
             plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
-            query = jnp.einsum("BNJ,NJR->BNR", plain, up)
+            query = self._with_heads("BNJ,NJR->BNR", plain, up)
             sums = pages.attend(
                 number, jnp.concatenate([query, turned], axis=-1), kind.windows[0], how, None
             ).astype(self.dtype)
-            return jnp.einsum("BNR,NOR->BNO", sums, out_of)[:, None], (pages, number)
+            return self._with_heads("BNR,NOR->BNO", sums, out_of)[:, None], (pages, number)
+
+    def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
+        """The einsum of tokens x[B, N, ...] with weights of each head."""
+        if not self._batch_invariant:
+            return jnp.einsum(spec, x, w)
+
+        return self._by_token(partial(jnp.einsum, spec), x, weights=(w,))
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """All positions of keys, values or latents, which may be there already."""
@@ -264,6 +323,11 @@ def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Arra
 def _rows_product(x: Array, w: Array) -> Array:
     """x[C, I] by w[O, I]."""
     return jnp.einsum("CI,OI->CO", x, w, preferred_element_type=_sums(x))
+
+
+def _tiled_product(x: Array, w: Array) -> Array:
+    """`_rows_product`, each row of which does not depend on the others."""
+    return in_tiles(lambda tile: _rows_product(tile, w), x)
 
 
 def _sums(x: Array) -> Any:

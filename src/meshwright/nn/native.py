@@ -26,12 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import PartitionSpec
 
 from meshwright.files import cache_folder
 from meshwright.nn.attention import Scores
 from meshwright.nn.cpu import features
-from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.quantised import Quantised
 
 # Rows of a product up to which the extension beats XLA by a fifth or more; it still does for int8 beyond.
@@ -86,26 +84,14 @@ def _loaded() -> str | None:
     return None
 
 
-def takes(spec: str, x: Array, w: Array) -> bool:
-    """Whether `einsum` has this product: of few rows, in bf16 or with int8 weights."""
-    lhs, rhs, out = spec.replace("->", ",").split(",")
-    of_row = lhs[2:]
-    is_of_rows = rhs.endswith(of_row) and out == lhs[:2] + rhs.removesuffix(of_row)
-    is_narrow = w.dtype == jnp.int8 or x.dtype == w.dtype == jnp.bfloat16
-    return is_of_rows and is_narrow and prod(_local_shape(x)[:2]) <= MOST_ROWS
+def multiplies(x: Array, w: Array) -> bool:
+    """Whether there is a `product` of such numbers: in bf16 or with int8 weights."""
+    return w.dtype == jnp.int8 or x.dtype == w.dtype == jnp.bfloat16
 
 
-def einsum(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
-    """y[B, T, ...] f32 of x[B, T, I...] by w[..., I...], each device of its blocks; see `product`."""
-    num_summed = len(spec.partition(",")[0]) - 2
-
-    def local(x: Array, w: Array) -> Array:
-        kept = w.shape[: w.ndim - num_summed]
-        rows = jnp.reshape(x, (x.shape[0] * x.shape[1], -1))
-        y = product(rows, jnp.reshape(w, (prod(kept), -1)))
-        return jnp.reshape(y, (*x.shape[:2], *kept))
-
-    return each_device(local, (spec_of(x), spec_of(w)), out_sharding)(x, w)
+def has_few_rows(x: Array) -> bool:
+    """Whether a device has so few rows of x[B, T, ...] that `product` beats XLA."""
+    return prod(jax.typeof(x).sharding.shard_shape(x.shape)[:2]) <= MOST_ROWS
 
 
 def product(x: Array, w: Array) -> Array:
@@ -149,11 +135,6 @@ def attention(
         softcap=np.float32(how.softcap or 0.0),
         window=np.int64(window or 0),
     )
-
-
-def _local_shape(x: Array) -> tuple[int, ...]:
-    """The shape of one device's block."""
-    return jax.typeof(x).sharding.shard_shape(x.shape)
 
 
 @cache

@@ -40,6 +40,7 @@ from meshwright.nn.elementwise import softcap
 from meshwright.nn.mesh import array_type, partition_spec, platform
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.quantised import QUANTISED_DTYPES, Quantised, quantise
+from meshwright.nn.rows import in_tiles
 from meshwright.notation.array import Axes, ShardedArray
 
 Pool = Array | Quantised  # where narrow with a scale for each token and head
@@ -68,7 +69,8 @@ class PagedCache:
     cache, the group whose pages it has. is_fresh: the rows are whole prompts, each from its position 0 on, so
     that attention needs no page. stands: (queries, positions) of every sequence, where they are known: its
     rows are at the last so many of so many. An audit counts by it. with_native: native.py is there, and
-    attends where it can. sharing: of the axes that split pages those over which replicas share the step's
+    attends where it can. batch_invariant: a query's result depends on its own position and pages alone.
+    sharing: of the axes that split pages those over which replicas share the step's
     tokens, each with positions of its own: NOBODY for what others keep.
     """
 
@@ -81,6 +83,7 @@ class PagedCache:
     is_fresh: bool = False
     stands: tuple[int, int] | None = None
     with_native: bool = False
+    batch_invariant: bool = False
     sharing: Axes = ()
 
     def by_row(self, x: Array) -> Array:
@@ -144,18 +147,24 @@ class PagedCache:
         of_q, of_heads = PartitionSpec(by_replica, there, None), PartitionSpec(there)
         slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
         form = partial(_page_by_page, stands=self.stands) if platform() == "cpu" else _gathered
+        is_alone = self.batch_invariant  # each query is a row of its own
+        if is_alone and form is _gathered:
+            form = _gathered_in_tiles
         if self.with_native and not split and sinks is None and slopes is None and native.attends(pools):
-            form = _natively
+            form, is_alone = _natively, False  # where each is by itself
 
         def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Pool) -> Array:
             outs, token = [], 0
             for rows, first in self._numbered():
                 mine = slice(token, token + rows.num_tokens)
                 token = mine.stop
+                own, length = tables[first : first + rows.num_rows], rows.length
+                if is_alone:
+                    own, length = jnp.repeat(own, length, axis=0), 1
                 asked = _Asked(
-                    jnp.reshape(q[mine], (rows.num_rows, rows.length, *q.shape[1:])),
-                    jnp.reshape(positions[mine], (rows.num_rows, rows.length)),
-                    tables[first : first + rows.num_rows],
+                    jnp.reshape(q[mine], (-1, length, *q.shape[1:])),
+                    jnp.reshape(positions[mine], (-1, length)),
+                    own,
                 )
                 found = form(asked, pools, window, how, sinks, slopes, split)
                 outs.append(
@@ -432,6 +441,11 @@ def _gathered(
         return _Found(out, None)
     log_sum = jnp.moveaxis(jax.nn.logsumexp(scores, axis=-1), 3, 1)
     return _Found(out, jnp.reshape(log_sum, out.shape[:3]))
+
+
+def _gathered_in_tiles(asked: _Asked, *how: Any) -> _Found:
+    """`_gathered` of as many rows at a time, however many there are."""
+    return in_tiles(lambda some: _gathered(some, *how), asked)
 
 
 def _weighed(found: _Found, split: Axes) -> Array:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
-from meshwright.layout.paged import DEFAULT_BLOCK, DEFAULT_PAGE, block_of, divided_block
+from meshwright.layout.paged import DEFAULT_BLOCK, DEFAULT_PAGE, block_of, chunk_of, divided_block
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import even_context, widest_window
@@ -151,16 +151,16 @@ class Limits:
         *,
         num_pages: int | None = None,
         page_size: int = DEFAULT_PAGE,
-        chunk: int = DEFAULT_CHUNK,
+        chunk: int | None = None,
         block: int | None = None,
         keeps_windows: bool = True,
     ) -> "Limits":
         """The limits of a runner of this layout on devices of a platform, as `of` has them.
 
-        chunk: most prompt tokens of a step; where prompts are split by position, a whole context. block: the
+        chunk: most prompt tokens of a step, as `chunk_of` has it. block: the
         platform's where None. keeps_windows: whether layers with a window keep no more pages than it needs.
         """
-        at, longest = layout.at("generate"), context if layout.prompt_axes else chunk
+        at, longest = layout.at("generate"), chunk_of(layout, context, chunk)
         replicas = num_replicas(at, config)
         return cls.of(
             num_slots,

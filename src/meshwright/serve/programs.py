@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
 from meshwright.layout.fit import cached_array, num_replicas
-from meshwright.layout.paged import block_of, page_of
+from meshwright.layout.paged import attends_to_whole_prompts, block_of, page_of
 from meshwright.layout.runs import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer
@@ -33,6 +33,7 @@ from meshwright.nn.blockwise import dealt_positions, zigzag
 from meshwright.nn.inference import InferenceOps, abstract_layered
 from meshwright.nn.mesh import device_mesh, partition_spec
 from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools, page_groups
+from meshwright.nn.rows import in_tiles
 from meshwright.serve.batch import PENDING
 from meshwright.serve.logit_edits import batch_rows, no_edits
 from meshwright.serve.sampling import Edits, Sampled, SampledRows, sample
@@ -72,7 +73,8 @@ class InferencePrograms:
     Of each replica: num_slots entries of `last`, which holds the token that each slot's sequence was given
     last, and one that is nobody's; num_pages pages, and where layers with a window have their own
     num_window_pages of those. with_native: the programs call nn/native.py, which must be there; else they are
-    XLA's alone, as in audits, which count what XLA's operations compute and move.
+    XLA's alone, as in audits, which count what XLA's operations compute and move. batch_invariant: what a
+    token gives does not depend on which others share its step, nor on the step's shape, bit for bit.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class InferencePrograms:
         page_size: int,
         num_window_pages: int = 0,
         with_native: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         prefill = layout.at("prefill")
         self._prefill = prefill if layout.prompt_axes else None
@@ -96,7 +99,8 @@ class InferencePrograms:
         self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
-        self.ops, self._with_native = InferenceOps(config, layout, with_native=with_native), with_native
+        self._with_native, self._batch_invariant = with_native, batch_invariant
+        self.ops = InferenceOps(config, layout, with_native=with_native, batch_invariant=batch_invariant)
         self._x = partition_spec(layout.activation("x", "BTD"))
         # Replicas that prefill a prompt together.
         self.num_sharing = self.num_replicas // self._prefill.num_batch_shards if self._prefill else 1
@@ -235,6 +239,7 @@ class InferencePrograms:
             step.is_fresh,
             step.stands,
             self._with_native,
+            self._batch_invariant,
         )
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
@@ -298,8 +303,9 @@ class InferencePrograms:
     ) -> tuple[Array, Sampled]:
         """Every device of a replica chooses alike from whole logits; tokens stay there for the next step."""
         by_replica = PartitionSpec(self._x[0])
-        local = jax.shard_map(sample, in_specs=by_replica, out_specs=by_replica, check_vma=False)
-        sampled = local(logits, rows, edits)
+        chosen = partial(in_tiles, _sampled) if self._batch_invariant else _sampled
+        local = jax.shard_map(chosen, in_specs=by_replica, out_specs=by_replica, check_vma=False)
+        sampled = local((logits, rows, edits))
         return self._on_each(_given, last, slots, sampled.tokens), sampled
 
     def _on_each(self, local: Any, *arrays: Array) -> Array:
@@ -324,15 +330,6 @@ def num_kept_apart(config: ModelConfig, layout: Layout) -> int:
     """`num_replicas` of the cache that a step fills: by parts of prompts that of generation."""
     splits = layout.phase == "prefill" and layout.prompt_axes
     return num_replicas(layout.at("generate") if splits else layout, config)
-
-
-def attends_to_whole_prompts(mesh: jax.sharding.Mesh, layout: Layout) -> bool:
-    """Whether whole prompts have programs of their own, which read no page.
-
-    They have where there are kernels, and where devices have parts of a prompt. Else on CPUs blocks over
-    pages take half of the time.
-    """
-    return mesh.devices.flat[0].platform != "cpu" or bool(layout.prompt_axes)
 
 
 def reads_whole_tables(mesh: jax.sharding.Mesh) -> bool:
@@ -364,7 +361,8 @@ def workload_step(
     num_rows = workload.num_sequences // num_replicas(layout, config)
     num_slots = -(-workload.num_sequences // num_kept_apart(config, layout))
     page = page_of(workload.seq_len, window)
-    pages_of_row, is_fresh = -(-workload.seq_len // page), attends_to_whole_prompts(mesh, layout)
+    platform, pages_of_row = mesh.devices.flat[0].platform, -(-workload.seq_len // page)
+    is_fresh = attends_to_whole_prompts(platform, layout)
     if window < workload.seq_len and (phase == "generate" or is_fresh):
         of_window = pages_of_row - (workload.seq_len - window) // page
     programs = InferencePrograms(
@@ -381,7 +379,7 @@ def workload_step(
     elif is_fresh:
         rows = Rows(num_rows, workload.seq_len)
     else:
-        block = min(block_of(mesh.devices.flat[0].platform), workload.seq_len)
+        block = min(block_of(platform), workload.seq_len)
         rows = Rows(num_rows * -(-workload.seq_len // block), block)
     stands = 1 if phase == "generate" else workload.seq_len, workload.seq_len
     is_fresh = is_fresh and phase == "prefill"
@@ -399,6 +397,10 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
 
 
 # Of one shard of the batch
+
+
+def _sampled(asked: tuple[Array, SampledRows, Edits | None]) -> Sampled:
+    return sample(*asked)
 
 
 def _known(tokens: Array, last: Array, slots: Array) -> Array:

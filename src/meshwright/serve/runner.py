@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
-from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.paged import DEFAULT_PAGE, attends_to_whole_prompts
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.nn import native
@@ -38,7 +38,6 @@ from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
 from meshwright.serve.batch import (
     ALREADY_THERE,
-    DEFAULT_CHUNK,
     Batch,
     IdleSeconds,
     Limits,
@@ -53,7 +52,6 @@ from meshwright.serve.pages import Move
 from meshwright.serve.programs import (
     InferencePrograms,
     StepShape,
-    attends_to_whole_prompts,
     reads_whole_tables,
 )
 from meshwright.serve.sampling import Edits, Sampled, SampledRows
@@ -90,16 +88,19 @@ class JaxRunner:
     params: on `mesh` as the layout stores them, from `load_hf` or a checkpoint; they are moved into arrays a
     layer. Axes that split the batch or the cache's sequences make replicas, among which slots and pages are
     split evenly. num_pages: of the cache in all, as many as all slots can fill where None. chunk: most prompt
-    tokens of a step; where devices have parts of a prompt it is a whole one. block: tokens of a prompt's row;
+    tokens of a step, as `chunk_of` has it. block: tokens of a prompt's row;
     None: as suits the platform. num_drafts: most drafts of one sequence a step. strict: what this process
     compiles after the warm-up is an error of the next step; scores of prompts of every length are compiled
     ahead, too. keeps_windows: layers with a sliding window keep its positions alone, in pages of their own;
     else every position, as the others. shares_pages: with another runner, of all layers.
     host_bytes: of the host's memory, for pages that are evicted from the cache; then all layers keep every
     position. with_native: on CPUs the C++ extension runs what it can where it is to be had (nn/native.py).
+    batch_invariant: log-probabilities of a request's tokens do not depend, bit for bit, on what else runs, on
+    the shapes of steps, chunks of prompts, or cached beginnings.
     Call `warm_up` before use.
     Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
-    longer than the model's, there is no slot, too few pages for one sequence, or too few bytes for a page.
+    longer than the model's, there is no slot, too few pages for one sequence, too few bytes for a page, or
+    what is asked cannot be batch-invariant.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class JaxRunner:
         context: int,
         num_pages: int | None = None,
         page_size: int = DEFAULT_PAGE,
-        chunk: int = DEFAULT_CHUNK,
+        chunk: int | None = None,
         block: int | None = None,
         num_drafts: int = 0,
         strict: bool = False,
@@ -121,13 +122,15 @@ class JaxRunner:
         shares_pages: bool = False,
         host_bytes: int = 0,
         with_native: bool = True,
+        batch_invariant: bool = False,
     ) -> None:
         layout = layout.at("generate")
-        check_serves(config, layout, num_slots, context)
+        check_serves(config, layout, num_slots, context, batch_invariant=batch_invariant)
+        platform = mesh.devices.flat[0].platform
         limits = Limits.of_layout(
             config,
             layout,
-            mesh.devices.flat[0].platform,
+            platform,
             num_slots,
             context,
             num_pages=num_pages,
@@ -153,10 +156,12 @@ class JaxRunner:
             page_size=page_size,
             num_window_pages=limits.num_window_pages,
             with_native=with_native and native.runs_on(mesh),
+            batch_invariant=batch_invariant,
         )
         self._host = HostPages(self._programs.exported(1), limits.num_replicas, host_bytes, page_size)
         self.limits = replace(limits, num_host_pages=self._host.num_pages)
-        self._has_whole_prompts = attends_to_whole_prompts(mesh, layout)
+        self._is_invariant = batch_invariant
+        self._has_whole_prompts = attends_to_whole_prompts(platform, layout) and not batch_invariant
         self._params = layered(params, config, layout, mesh) if params else {}
         self._steps: dict[_Shape, Any] = {}
         self._seconds: dict[_Shape, float] = {}
@@ -243,7 +248,8 @@ class JaxRunner:
     def _shapes(self) -> list[_Shape]:
         slots = compiled_sizes(self.limits.slots_of_replica)
         blocks = compiled_sizes(self.limits.chunk // self.limits.block)
-        narrow = _widths(self.limits.pages_of_a_context) if reads_whole_tables(self._mesh) else []
+        has_narrow = reads_whole_tables(self._mesh) and not self._is_invariant
+        narrow = _widths(self.limits.pages_of_a_context) if has_narrow else []
         return [
             *[_Shape(count, 0, 0, pages=pages) for count in slots for pages in [*narrow, 0]],
             *[_Shape(self.limits.slots_of_replica, 0, count) for count in blocks],
@@ -566,7 +572,9 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def check_serves(config: ModelConfig, layout: Layout, num_slots: int, context: int) -> None:
+def check_serves(
+    config: ModelConfig, layout: Layout, num_slots: int, context: int, *, batch_invariant: bool = False
+) -> None:
     """Raises LayoutError or PlanError for what a JaxRunner cannot serve, before any weight is read."""
     check_runs(config, layout, "generate")
     layout.check(config)
@@ -579,4 +587,19 @@ def check_serves(config: ModelConfig, layout: Layout, num_slots: int, context: i
         raise PlanError(
             f"{config.name}: a context of {context} tokens is longer than the model's {config.max_seq_len}; "
             f"fits: up to {config.max_seq_len}"
+        )
+    if batch_invariant:
+        _check_batch_invariant(config, layout.at("generate"))
+
+
+def _check_batch_invariant(config: ModelConfig, layout: Layout) -> None:
+    if config.moe:
+        raise PlanError(
+            f"{config.name}: results cannot be batch-invariant with {config.moe.num_experts} experts, among "
+            "which the tokens of all requests are sorted together; fits: a model without experts"
+        )
+    if (shared := layout.mesh.num_devices // layout.num_batch_shards) > 1:
+        raise PlanError(
+            f"{config.name}: results cannot be batch-invariant under {layout}, where {shared} devices add up "
+            "their parts of a sum in an order that may depend on its size; fits: a layout over data alone"
         )

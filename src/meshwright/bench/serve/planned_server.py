@@ -14,7 +14,7 @@ from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.paged import DEFAULT_PAGE, attends_to_whole_prompts
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.batch import Limits
@@ -89,7 +89,7 @@ def _server(plan: Plan, engines: Engines) -> Planned:
     most = limits.tokens_of_a_step(engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED
     prices = StepSeconds(plan.model, plan.layout, hardware, most, context)
-    whole = hardware.chip.kind != "cpu" or bool(plan.layout.prompt_axes)
+    whole = attends_to_whole_prompts(hardware.chip.kind, plan.layout)
     steps = PaddedSteps(prices, limits, has_kernels=whole)
     return Planned(
         limits,
