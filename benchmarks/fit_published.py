@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.collectives import along_lines, lines_of
+from meshwright.cost.eager import flushes
 from meshwright.cost.graph import Graph, Transfer
 from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
@@ -162,7 +163,13 @@ HOST = {
 # at 1,024, 80% at 2,048; causal queries see half of the keys.
 ATTENTION_HALF_KEYS = {"gpu": 256.0, "tpu": 0.0}
 # What is known of a software, which rows are not asked.
-KNOWN_OF_SOFTWARE = ("whole_sums", "gathers_first", "unfused_norms", "host_stage_seconds")
+KNOWN_OF_SOFTWARE = (
+    "whole_sums",
+    "gathers_first",
+    "unfused_norms",
+    "host_stage_seconds",
+    "host_flush_seconds",
+)
 SCALE = 0.08  # residuals below about this count squared, those above by their size
 SMALL_REGRET = 0.05
 SOURCE_ROWS = 24  # so many rows count a source of more
@@ -234,7 +241,7 @@ def efficiency(figures: Mapping[str, Any], kind: str, runs: Software | None = No
     return made(matmul=matmul, links=links, attention_half_keys=half, **known, **single)
 
 
-def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
+def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: int = 0) -> Any:
     """The step time as StepPricer has it, of a chip whose figures are arrays.
 
     The bubble of a pipeline is simulated with the first of each, and follows its lower bound from there.
@@ -281,6 +288,7 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
     seconds = seconds + seconds_of(state.update_work(), "update", dtypes, chip)
     for transfer, count in state.update_transfers():
         seconds = seconds + count * sent(transfer)
+    seconds = seconds + chip.step.host_flush_seconds * num_flushes
     return seconds + chip.step.launch_seconds * layout.microbatches
 
 
@@ -294,7 +302,7 @@ class Row:
 
     published: PublishedRow
     case: Case
-    parts: list[tuple[Mix, list[tuple[float, Layout, Graph]]]]
+    parts: list[tuple[Mix, list[tuple[float, Layout, Graph, int]]]]
     weight: float = 1.0
 
     @classmethod
@@ -306,7 +314,9 @@ class Row:
             for share, layout in mix.parts:
                 shape = Shape.of_microbatch(case.workload, layout)
                 graph = record_training(case.config, case.hardware, layout, shape)
-                recorded.append((share, layout, graph))
+                room = mix.hardware.chip.program_bytes
+                short = flushes(graph, layout, mix.hardware.software, room) if len(mix.parts) == 1 else 0
+                recorded.append((share, layout, graph, short))
             parts.append((mix, recorded))
         return cls(published, case, parts)
 
@@ -327,7 +337,7 @@ class Row:
         hardware = self.case.hardware
         hardware = replace(hardware, chip=replace(hardware.chip, step=step))
         seconds = [
-            sum(share * step_seconds(graph, layout, hardware) for share, layout, graph in recorded)
+            sum(share * step_seconds(*of_layout, hardware, short) for share, *of_layout, short in recorded)
             for _, recorded in self.parts
         ]
         return np.log(min(seconds, key=_first) / self.published.seconds())
@@ -610,7 +620,7 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
 def software_text(model: Model, x: np.ndarray, name: str, count: int, text: str) -> str:
     """The file of a software: its head as it is, and factors over XLA's figures."""
     head = text.split("\n\n")[0]
-    head = "\n".join(line for line in head.splitlines() if not line.startswith("host_"))
+    head = "\n".join(line for line in head.splitlines() if line.partition(" ")[0] not in HOST.get(name, {}))
     own, xla = f"software {name}", f"software {DEFAULT}"
     odds, seconds = ["[odds]"], ["[seconds]"]
     for figure, prior in FIGURES["gpu"].items():

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.cost.collectives import Copies
 from meshwright.cost.graph import Graph, Node
+from meshwright.cost.memory import saved_bytes
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
@@ -91,6 +92,15 @@ class TestExperts:
                 if transfer.op == "all_to_all"
             ]
             assert sent and set(sent) == {copies}
+
+    def test_rows_that_were_weighed_before_they_return_are_not_kept(self) -> None:
+        """[T, k, D] in bf16, which the gradients of gates read where tokens' own devices weigh them."""
+        kept = []
+        for dispatch in ("each", "once"):
+            layout = Layout.of(data=8, expert=4, dispatch=dispatch)
+            [layer] = [segment for segment in _record(self.CONFIG, layout).segments if segment.source]
+            kept.append(saved_bytes(layer, "matmuls"))
+        assert kept[0] - kept[1] == self.ROWS_BYTES // layout.num_chips
 
     def test_an_experts_gradient_is_summed_over_the_other_data_ranks_alone(self) -> None:
         graph = _record(self.CONFIG, Layout.of(data=8, expert=4))

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, L, N, record
 
-from meshwright.cost.eager import eager_memory, reported_bytes
+from meshwright.cost.eager import eager_memory, flushes, reported_bytes
 from meshwright.cost.memory import Memory, train_memory
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
+from meshwright.cost.step import StepPricer
+from meshwright.hardware.catalog import load
 from meshwright.hardware.software import Software, software
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -178,3 +180,41 @@ class TestReported:
         most = reported_bytes(graph, layout, every, self.ROOMY)
         assert most == eager_memory(graph, layout, EAGER).total
         assert most > reported_bytes(graph, layout, EAGER, self.ROOMY)
+
+
+class TestFlushes:
+    """An allocator that runs short gives its blocks back, once a microbatch."""
+
+    SPLIT = Layout.of(tensor=4, sequence_parallel=True, microbatches=8)
+
+    def test_where_what_is_needed_and_what_is_sent_are_more_than_there_is(self) -> None:
+        graph = record(self.SPLIT)
+        taken = eager_memory(graph, self.SPLIT, EAGER).total + 2 * L * BF16 * BTD
+        assert flushes(graph, self.SPLIT, EAGER, taken) == 0
+        assert flushes(graph, self.SPLIT, EAGER, taken - 1) == 8
+        titan = replace(EAGER, holds_sent=False)
+        assert flushes(graph, self.SPLIT, titan, taken - 1) == 0
+
+    def test_a_stage_sends_what_its_own_layers_do(self) -> None:
+        layout = self.SPLIT.replace(pipe=2)
+        graph = record(layout)
+        taken = eager_memory(graph, layout, EAGER).total + L * BF16 * BTD
+        assert flushes(graph, layout, EAGER, taken) == 0
+        assert flushes(graph, layout, EAGER, taken - 1) == 8
+
+    def test_a_program_that_a_compiler_planned_has_no_allocator(self) -> None:
+        assert flushes(record(self.SPLIT), self.SPLIT, software("xla"), 1.0) == 0
+
+    def test_a_step_takes_a_flush_longer_for_each(self) -> None:
+        """A chip of one byte runs out; one with room for all does not."""
+        layout, machine = self.SPLIT, load("h100:4").running("pytorch-eager")
+        small, large = (
+            StepPricer(
+                record(layout), layout, replace(machine, chip=replace(machine.chip, hbm_usable_bytes=size))
+            )
+            for size in (1, 10**15)
+        )
+        more = 8 * machine.chip.step.host_flush_seconds
+        assert more > 0
+        assert small.seconds() - large.seconds() == pytest.approx(more)
+        assert small.cost().seconds - large.cost().seconds == pytest.approx(more)

@@ -28,6 +28,7 @@ OPTIONAL += (
     "host_collective_seconds",
     "host_node_seconds",
     "host_stage_seconds",
+    "host_flush_seconds",
     "attention_half_keys",
 )
 OPTIONAL += ("matmul_half_outputs", "network_falloff", "network_latency", "prefetch", "experts_seconds")

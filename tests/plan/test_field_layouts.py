@@ -113,3 +113,15 @@ def test_every_row_has_a_name_and_a_source_of_its_year() -> None:
 
 def test_enough_rows_are_searched_in_every_run() -> None:
     assert len(_SEARCHED_EACH_TIME) >= 12
+
+
+def test_deepseeks_own_layout_fits_where_it_ran() -> None:
+    """Norms, up-projections and activations recomputed, what products and gates read kept in fp8, and tokens
+    sent once to a node (DeepSeek-V3, 2024, sections 3.2.2, 3.2.3 and 3.3.3).
+    """
+    [row] = [row for row in FIELD_LAYOUTS if row.name == "deepseek-v3"]
+    machine = row.hardware.running("megatron-te")
+    layout = row.layout.replace(remat="latents", saved_dtype="fp8", dispatch="once")
+    assert price(row.config, machine, row.workload, layout).fits
+    for without in ({"remat": "matmuls"}, {"saved_dtype": None}, {"dispatch": "each"}):
+        assert not price(row.config, machine, row.workload, layout.replace(**without)).fits

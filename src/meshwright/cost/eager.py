@@ -17,7 +17,7 @@ XLA plans the memory of a step as a whole (memory.py). Without that
 
 What an allocator reports is more where there is room (`reported_bytes`): the input of a reduce-scatter of
 activations is not given to anything else until the stream that sends it is done, and the host launches up to
-a whole forward pass ahead of it. Where there is no room the allocator waits.
+a whole forward pass ahead of it. Where there is no room the allocator waits, and flushes its blocks.
 
 Sources: PyTorch, torch/distributed/tensor/parallel/loss.py (the split loss), pytorch/pytorch#129721 (the
 memory of FSDP's streams), torch/distributed/fsdp (the root's weights are not resharded after the forward
@@ -72,33 +72,47 @@ def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: Stage
 def reported_bytes(graph: Graph, layout: Layout, software: Software, room: float) -> float:
     """What the software says that a step takes: of the rank that it asks, and with what its allocator holds.
 
-    room: bytes that a program may have. What is held is at most what is left of them.
+    room: bytes that a program may have. What is held is at most what is left of them. With stages half of
+    the published runs hold something, and the others nothing, which is what is counted.
     """
     if not software.eager:
         return train_memory(graph, layout).total
     needed = eager_memory(graph, layout, software).total
     if software.reports_first_stage:
         needed = _stage_memory(graph, layout, software, stage_of(graph, layout, 0)).total
-    held = _held_while_sent(graph, layout) if software.holds_sent else 0.0
+    held = _held_while_sent(graph, layout) if software.holds_sent and layout.pipe == 1 else 0.0
     return max(needed, min(room, needed + held))
+
+
+def flushes(graph: Graph, layout: Layout, software: Software, room: float) -> int:
+    """How often an allocator of `room` bytes runs out in a step: once a microbatch, or never.
+
+    It does where what is needed and what is still being sent are more than there is. Then it waits for the
+    device, gives all free blocks back and asks for them anew, before it would fail.
+    Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp (`num_alloc_retries`).
+    """
+    if not software.eager:
+        return 0
+    taken = eager_memory(graph, layout, software).total
+    taken += _held_while_sent(graph, layout) if software.holds_sent else 0.0
+    return layout.microbatches if taken > room else 0
 
 
 def _held_while_sent(graph: Graph, layout: Layout) -> float:
     """Bytes of what reduce-scatters of activations send in the layers that a host runs ahead.
 
-    Between stages the host waits for messages, and does not run ahead.
+    Those are of one forward pass of a stage: before the next the host waits for a message.
     """
-    if layout.pipe > 1:
-        return 0.0
     layers = [segment for segment in graph.segments if segment.source]
-    found = sum(
+    num_layers = sum(segment.count for segment in layers)
+    sent = sum(
         segment.count * transfer.gathered_bytes
         for segment in layers
         for node in segment.nodes
         for transfer in node.forward_transfers
         if transfer.op == "reduce_scatter" and transfer.critical
     )
-    return found * min(1.0, _LAYERS_AHEAD / sum(segment.count for segment in layers))
+    return sent * min(_LAYERS_AHEAD, num_layers / layout.pipe) / num_layers
 
 
 def eager_phases(

@@ -569,7 +569,10 @@ class SymbolicOps(Recorder):
         if self.layout.routing.exchanged:
             y = self._exchange(name, y, self.layout.from_experts("y"))
         parts = self.value(back.given, y.dtype)
-        return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, (y, own)), back)
+        # Rows of a token that cross as one were summed before, so experts weigh what they multiply last.
+        summed_before = self.layout.schedule.dispatch == "once" and self.layout.routing.exchanged
+        needs = (own,) if summed_before else (y, own)
+        return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, needs), back)
 
     def _exchange(self, name: str, rows: Value, reshard: Reshard, counts: tuple[Value, ...] = ()) -> Value:
         """Rows of tokens to or from the experts' devices, k of each token, or one for each node of them.

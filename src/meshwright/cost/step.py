@@ -26,6 +26,7 @@ from math import prod
 from typing import Any
 
 from meshwright.cost.collectives import CollectivePrice, collective_seconds
+from meshwright.cost.eager import flushes
 from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer
 from meshwright.cost.memory import saved_bytes
@@ -110,7 +111,7 @@ class StepPricer:
         self, graph: Graph, layout: Layout, hardware: Hardware, placement: Placement | None = None
     ) -> None:
         self.graph, self.layout, self.chip = graph, layout, hardware.chip
-        self.dtypes = Dtypes.of(layout)
+        self.dtypes, self.software = Dtypes.of(layout), hardware.software
         self.placement = placement or at_step_rates(hardware).place(layout.mesh)
         self._prices: dict[tuple, CollectivePrice] = {}
 
@@ -155,7 +156,8 @@ class StepPricer:
         update, _ = work_seconds(state.update_work(), "update", self.dtypes, chip)
         total += update + host_update_seconds(state, chip)
         total += sum(count * self._price(one).seconds for one, count in state.update_transfers())
-        return (total + chip.step.launch_seconds * microbatches) * chip.step.slowdown
+        total += self._flush_seconds() + chip.step.launch_seconds * microbatches
+        return total * chip.step.slowdown
 
     def _busiest(self, timed: "list[list[TimedPass]]") -> SegmentRuns:
         """What the stage runs whose passes take longest."""
@@ -248,6 +250,13 @@ class StepPricer:
             sums.add_transfer(transfer, "update", count, 1.0)
         if launch:
             sums.add("launch", launch * self.layout.microbatches, "launch")
+        sums.add("allocator", self._flush_seconds(), "launch")
+
+    def _flush_seconds(self) -> float:
+        """Seconds in which an allocator that is short of memory gives blocks back (`StepEfficiency`)."""
+        each = self.chip.step.host_flush_seconds
+        room = self.chip.program_bytes
+        return each * flushes(self.graph, self.layout, self.software, room) if each else 0.0
 
 
 def host_update_seconds(state: StageState, chip: Chip) -> Any:

@@ -158,6 +158,8 @@ class StepEfficiency:
     first, since hosts that launch operations one by one do not arrive together.
     host_stage_seconds: what each rank of such a collective adds to the hosts' time to launch it, where stages
     of a pipeline lie in several domains.
+    host_flush_seconds: what an allocator takes to give all of its free blocks back and to ask for them anew,
+    as it does where memory runs short, at least once a microbatch.
     unfused_norms: whether the steps of an RMS norm are kernels of their own.
     gathers_first: whether weights that ZeRO 1 or 2 updated are all gathered before the next forward pass
     begins; else each is gathered ahead of its first use.
@@ -195,6 +197,7 @@ class StepEfficiency:
     host_collective_seconds: float = 0.0
     host_node_seconds: float = 0.0
     host_stage_seconds: float = 0.0
+    host_flush_seconds: float = 0.0
     whole_sums: bool = False
     gathers_first: bool = False
     unfused_norms: bool = False

@@ -23,10 +23,13 @@ from meshwright.hardware.chip import StepEfficiency
 DEFAULT = "xla"
 _ODDS = ("matmul", "experts", "attention", "memory", "elementwise", "overlap", "waiting", "exchanging")
 _SECONDS = ("kernel_seconds", "launch_seconds", "network_falloff")
-_HOST = ("host_seconds", "host_collective_seconds", "host_node_seconds", "host_stage_seconds")
+_HOST = (
+    "host_seconds", "host_collective_seconds", "host_node_seconds", "host_stage_seconds",
+    "host_flush_seconds",
+)  # fmt: skip
 _FLAGS = (
-    "whole_sums", "gathers_first", "unfused_norms", "eager", "counts_head", "whole_logits", "buckets",
-    "holds_sent", "reports_first_stage", "static_rows", "is_ours",
+    "whole_sums", "wide_sums", "gathers_first", "unfused_norms", "eager", "counts_head", "whole_logits",
+    "buckets", "holds_sent", "reports_first_stage", "static_rows", "is_ours",
 )  # fmt: skip
 # Operations of which PyTorch runs, and keeps for the backward pass, every step.
 STEPS = ("norms", "gates", "keys")
@@ -55,6 +58,7 @@ class Software:
     once_since: the year from which a token goes to a node once, for all of its experts there
     (`Schedule.dispatch`); 0: never.
     static_rows: whether shapes do not depend on data: the rows of experts then have the room of a round.
+    wide_sums: whether gradients of whole weights are summed in float32, however little room that leaves.
     is_ours: whether its programs are those of this project: attention has the kernels that JAX has
     (layout/flash.py); others are taken to have one for every model.
     sources: where each figure comes from, by key.
@@ -68,7 +72,9 @@ class Software:
     host_collective_seconds: float = 0.0
     host_node_seconds: float = 0.0
     host_stage_seconds: float = 0.0
+    host_flush_seconds: float = 0.0
     whole_sums: bool = False
+    wide_sums: bool = False
     gathers_first: bool = False
     unfused_norms: bool = False
     eager: bool = False
@@ -106,10 +112,7 @@ class Software:
             step,
             **figures,
             sources={**step.sources, **told},
-            host_seconds=self.host_seconds,
-            host_collective_seconds=self.host_collective_seconds,
-            host_node_seconds=self.host_node_seconds,
-            host_stage_seconds=self.host_stage_seconds,
+            **{name: getattr(self, name) for name in _HOST},
             whole_sums=self.whole_sums,
             gathers_first=self.gathers_first,
             unfused_norms=self.unfused_norms,

@@ -72,8 +72,11 @@ def choose(case: Case) -> PricedMix:
 
 
 def _priced(case: Case, mix: Mix) -> PricedMix:
+    hardware = mix.hardware
+    if len(mix.parts) > 1:  # what fills the memory that there is does not run out of it
+        hardware = hardware.with_step(replace(hardware.chip.step, host_flush_seconds=0.0))
     candidates = (
-        price(case.config, case.hardware, case.workload, layout, whole=False, graph=_graph(case, layout))
+        price(case.config, hardware, case.workload, layout, whole=False, graph=_graph(case, layout))
         for _, layout in mix.parts
     )
     total = sum(share * memory_of(case, mix.hardware, part).total for share, part in mix.parts)

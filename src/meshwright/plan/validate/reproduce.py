@@ -123,15 +123,18 @@ def _preferences(
     if remats is None:
         known = ", ".join((*_REMATS, "selective"))
         raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {known}, each with +offload")
-    mixed, narrow = _states(row)
+    mixed, narrow = _states(row, wide_sums=hardware.software.wide_sums)
     for some in (mixed, narrow):
         yield from product(remats, some)
 
 
-def _states(row: PublishedRow) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]]]:
+def _states(
+    row: PublishedRow, *, wide_sums: bool
+) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]]]:
     """The dtypes that the parameters' states may have, the roomiest first: with a float32 copy, without.
 
-    bf16 gradients are given up before anything is computed again.
+    Float32 gradients are given up before anything is computed again, unless the software keeps them
+    (`wide_sums`).
 
     What is sharded can afford float32 weights, and may be bf16 alone; optimizers that shard their states or
     nothing have a float32 copy. One chip alone holds all states, so bf16 throughout is what fine-tuning
@@ -145,7 +148,8 @@ def _states(row: PublishedRow) -> tuple[list[Mapping[str, object]], list[Mapping
     if row.dtype in ("fp16", "f16"):
         return [_SCALED_LOSS], []
     if not sharded:
-        return [_MASTER_COPY, _MASTER_COPY | {"gradients_dtype": "bf16"}], []
+        narrower = [] if wide_sums else [_MASTER_COPY | {"gradients_dtype": "bf16"}]
+        return [_MASTER_COPY, *narrower], []
     kept = [_MASTER_COPY | {"zero": 1}] if (row.pipe or 1) > 1 else []
     return [*kept, _SHARDED_F32], narrow
 
