@@ -241,7 +241,7 @@ def efficiency(figures: Mapping[str, Any], kind: str, runs: Software | None = No
     return made(matmul=matmul, links=links, attention_half_keys=half, **known, **single)
 
 
-def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: int = 0) -> Any:
+def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: float = 0.0) -> Any:
     """The step time as StepPricer has it, of a chip whose figures are arrays.
 
     The bubble of a pipeline is simulated with the first of each, and follows its lower bound from there.
@@ -302,7 +302,7 @@ class Row:
 
     published: PublishedRow
     case: Case
-    parts: list[tuple[Mix, list[tuple[float, Layout, Graph, int]]]]
+    parts: list[tuple[Mix, list[tuple[float, Layout, Graph, float]]]]
     weight: float = 1.0
 
     @classmethod
@@ -315,7 +315,7 @@ class Row:
                 shape = Shape.of_microbatch(case.workload, layout)
                 graph = record_training(case.config, case.hardware, layout, shape)
                 room = mix.hardware.chip.program_bytes
-                short = flushes(graph, layout, mix.hardware.software, room) if len(mix.parts) == 1 else 0
+                short = flushes(graph, layout, mix.hardware.software, room) if len(mix.parts) == 1 else 0.0
                 recorded.append((share, layout, graph, short))
             parts.append((mix, recorded))
         return cls(published, case, parts)
@@ -337,7 +337,7 @@ class Row:
         hardware = self.case.hardware
         hardware = replace(hardware, chip=replace(hardware.chip, step=step))
         seconds = [
-            sum(share * step_seconds(*of_layout, hardware, short) for share, *of_layout, short in recorded)
+            sum(share * step_seconds(graph, layout, hardware, n) for share, layout, graph, n in recorded)
             for _, recorded in self.parts
         ]
         return np.log(min(seconds, key=_first) / self.published.seconds())

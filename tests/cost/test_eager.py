@@ -202,6 +202,10 @@ class TestFlushes:
         assert flushes(graph, layout, EAGER, taken) == 0
         assert flushes(graph, layout, EAGER, taken - 1) == 8
 
+    def test_each_time_that_the_host_has_run_ahead_again(self) -> None:
+        deep = replace(SMALL, num_layers=69)
+        assert flushes(record(self.SPLIT, deep), self.SPLIT, EAGER, 1.0) == 8 * 3
+
     def test_a_program_that_a_compiler_planned_has_no_allocator(self) -> None:
         assert flushes(record(self.SPLIT), self.SPLIT, software("xla"), 1.0) == 0
 

@@ -84,18 +84,20 @@ def reported_bytes(graph: Graph, layout: Layout, software: Software, room: float
     return max(needed, min(room, needed + held))
 
 
-def flushes(graph: Graph, layout: Layout, software: Software, room: float) -> int:
-    """How often an allocator of `room` bytes runs out in a step: once a microbatch, or never.
+def flushes(graph: Graph, layout: Layout, software: Software, room: float) -> float:
+    """How often an allocator of `room` bytes runs out in a step.
 
     It does where what is needed and what is still being sent are more than there is. Then it waits for the
-    device, gives all free blocks back and asks for them anew, before it would fail.
+    device, gives all free blocks back and asks for them anew, before it would fail: once a microbatch, or,
+    where a pass is longer than a host runs ahead, each time that the host is so far ahead again.
     Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp (`num_alloc_retries`).
     """
     if not software.eager:
-        return 0
+        return 0.0
     taken = eager_memory(graph, layout, software).total
     taken += _held_while_sent(graph, layout) if software.holds_sent else 0.0
-    return layout.microbatches if taken > room else 0
+    times = max(1.0, _num_layers(graph) / layout.pipe / _LAYERS_AHEAD)
+    return layout.microbatches * times if taken > room else 0.0
 
 
 def _held_while_sent(graph: Graph, layout: Layout) -> float:
@@ -103,16 +105,20 @@ def _held_while_sent(graph: Graph, layout: Layout) -> float:
 
     Those are of one forward pass of a stage: before the next the host waits for a message.
     """
-    layers = [segment for segment in graph.segments if segment.source]
-    num_layers = sum(segment.count for segment in layers)
     sent = sum(
         segment.count * transfer.gathered_bytes
-        for segment in layers
+        for segment in graph.segments
+        if segment.source
         for node in segment.nodes
         for transfer in node.forward_transfers
         if transfer.op == "reduce_scatter" and transfer.critical
     )
+    num_layers = _num_layers(graph)
     return sent * min(_LAYERS_AHEAD, num_layers / layout.pipe) / num_layers
+
+
+def _num_layers(graph: Graph) -> float:
+    return sum(segment.count for segment in graph.segments if segment.source)
 
 
 def eager_phases(
