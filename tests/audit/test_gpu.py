@@ -29,6 +29,8 @@ pytestmark = pytest.mark.skipif(
         ("tiny", "a100-80gb:2x4", Layout.of(data=2, fsdp=2, tensor=2)),
         ("tiny", "b200:8", Layout.of(data=2, tensor=4, sequence_parallel=True)),
         ("demo", "h200:2x8", Layout.of(data=2, fsdp=8, microbatches=2)),
+        ("tiny", "h100:8", Layout.of(pipe=2, fsdp=2, tensor=2, microbatches=4, schedule="zb-h1")),
+        ("tiny", "h100:8", Layout.of(pipe=2, fsdp=4, microbatches=4, schedule="dualpipe")),
     ],
 )
 def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout: Layout) -> None:

@@ -26,10 +26,10 @@ IN_FLOAT32 = {"weights_dtype": "f32", "compute_dtype": "f32"}
 
 
 def searched(config: ModelConfig, work: Workload) -> list[Layout]:
-    """The layouts of one program that a search prices for eight CPU devices, without recomputation."""
+    """The layouts that a search prices for eight CPU devices, without recomputation."""
     space = Space(config, load("cpu:8"), work, Layout.of(**IN_FLOAT32))
     found = {str(one.layout): one.layout for one in space.choices(space.meshes(running=True))}
-    return [one for one in found.values() if why_not(config, one) is None and not one.stages_apart]
+    return [one for one in found.values() if why_not(config, one) is None]
 
 
 def assert_as_planned(config: ModelConfig, layout: Layout) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from tests.nn.saving import save
 from tests.nn.test_layouts import GPT, LATENT, LOCAL, MIXTURE, TIED, TINY
-from tests.train.compiling import Compiling
 from tests.train.test_accumulation import (
     OPTIMIZER,
     TOKENS,
@@ -21,6 +20,8 @@ from tests.train.test_accumulation import (
     compiled_step,
 )
 
+from meshwright.audit.compile.compile import memory_by_cause
+from meshwright.audit.compile.stages import Compiling
 from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.errors import LayoutError
@@ -165,10 +166,9 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_under_other_layouts(tmp_path: Path
 
 def _compiled(step: StagedStep) -> Compiling:
     """A step compiled and not run."""
-    on: Any = Compiling()
-    state = tuple(jax.tree.map(lambda x: on.array(x, x.sharding), own) for own in step.abstract_depths())
-    tokens = [stage.abstract_tokens() for stage in step.stages]
-    step.step_on(on, state, [on.array(rows, rows.sharding) for rows in tokens])
+    meshes = [stage.mesh for stage in step.stages]
+    on = Compiling(meshes, lambda traced: traced.lower().compile(), lambda one: memory_by_cause(one, "cpu"))
+    on.step(step)
     return on
 
 

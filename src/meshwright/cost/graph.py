@@ -26,6 +26,8 @@ Cargo = Literal[
     "momentum",
     "activations",
     "activations between stages",
+    "weights between stages",
+    "gradients between stages",
     "keys and values",
     "tokens",
     "norm statistics",
@@ -165,7 +167,8 @@ class StoredWeights(NamedTuple):
     stored_bytes, their scales among them.
     accumulated: of their gradients, while microbatches add to them. updated: as the optimizer has them, and
     their gradients once summed. optimizer: its state. update_flops: of an update.
-    exchanged: what an update sends, of all layers at once.
+    exchanged: what an update sends, of all layers at once. summed: of a table that is read twice, how the
+    gradient of the second use is, where it is not added to that of the first before.
     """
 
     place: WeightsPlace
@@ -177,6 +180,7 @@ class StoredWeights(NamedTuple):
     optimizer: Any = 0
     update_flops: Any = 0
     exchanged: tuple[Transfer, ...] = ()
+    summed: tuple[Transfer, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

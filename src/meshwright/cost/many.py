@@ -29,6 +29,7 @@ from meshwright.cost.stages import (
     different_stages,
     joins_passes,
     stage_counts,
+    weight_copies,
 )
 from meshwright.cost.state import StageState
 from meshwright.cost.step import (
@@ -145,7 +146,6 @@ class Family:
         self._segments: dict[tuple[Saving, bool], _SegmentSeconds] = {}
         self._stages: dict[tuple[tuple[StageRoute, ...], Saving], Stages] = {}
         self._states: dict[tuple, _States] = {}
-        self._sent_by_update: dict[int, Any] = {}
 
     @cached_property
     def rows(self) -> dict[int, list[int]]:
@@ -191,23 +191,21 @@ class Family:
                 stage: (state.device_bytes(reduced_at_once=at_once), state.host_bytes)
                 for stage, state in states.items()
             }
-            self._states[key] = _States(layout, stages, update)
+            self._states[key] = _States(layout, stages, update, self._sent_by_update(states[0], pipe))
         return self._states[key]
 
-    def sent_by_update(self, pipe: int) -> Any:
+    def _sent_by_update(self, state: StageState, pipe: int) -> Any:
         """Seconds of what the optimizer sends, of the members with `pipe` stages."""
-        if pipe not in self._sent_by_update:
-            rows = self.rows[pipe]
-            placements = [self.placements[row] for row in rows]
-            self._sent_by_update[pipe] = sum(
-                count
-                * (
-                    seconds_of_many(one.op, one.axes, placements)(_at(rows, one.gathered_bytes))
-                    + self._lost_at_nodes(one, placements)
-                )
-                for one, count in StageState(self.graph, self.layout.replace(pipe=pipe)).update_transfers()
+        rows = self.rows[pipe]
+        placements = [self.placements[row] for row in rows]
+        return sum(
+            count
+            * (
+                seconds_of_many(one.op, one.axes, placements)(_at(rows, one.gathered_bytes))
+                + self._lost_at_nodes(one, placements)
             )
-        return self._sent_by_update[pipe]
+            for one, count in state.update_transfers()
+        )
 
     def segments(self, saving: Saving, joined: bool) -> "_SegmentSeconds":
         """What one run of every segment takes, for all members; joined: as `TimedPass` has it."""
@@ -282,12 +280,13 @@ class _States(NamedTuple):
     """What the members with some stages and chunks hold; layout: of one of them.
 
     stages: bytes of (weights, gradients, optimizer) and of what the host has, of the first stage of each
-    kind. update_seconds: of the optimizer.
+    kind. update_seconds: of the optimizer. sent_by_update: seconds of what it sends, of these members alone.
     """
 
     layout: Layout
     stages: dict[int, tuple[tuple[Any, Any, Any], Any]]
     update_seconds: Any
+    sent_by_update: Any
 
 
 class Stages:
@@ -313,6 +312,7 @@ class Stages:
         self._busy = totals.max(axis=0) * self._microbatches
         busiest = different[totals.argmax(axis=0)]
         waiting, room = np.einsum("ms,dsfm->fdm", busiest, once)
+        waiting[1] = waiting[1] * weight_copies(schedule, pipe, interleave)  # in the backward direction
         exposed = waiting * exposed_share(waiting, room, family.chip.step.overlap)
         self._besides = exposed.sum(axis=0) + family.chip.step.launch_seconds * self._microbatches
 
@@ -370,7 +370,7 @@ class Stages:
     def _once_seconds(self, schedule: str) -> Any:
         """Seconds of what a step does once, and of launches."""
         states = self.family.states(schedule, self.pipe, self.interleave)
-        return self._besides + self._all(states.update_seconds) + self.family.sent_by_update(self.pipe)
+        return self._besides + self._all(states.update_seconds) + states.sent_by_update
 
     def _depth_seconds(self, places: Any) -> tuple[Any, Any, Any]:
         """(forward, backward, weight) of one microbatch's passes: an entry a depth, each for some members."""

@@ -83,7 +83,7 @@ class Memory:
 
 def train_memory(graph: Graph, layout: Layout) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    return peak_of(_stage_memory(graph, layout, stage) for stage in stages_of_kinds(graph, layout))
+    return peak_of(stage_memory(graph, layout, stage) for stage in stages_of_kinds(graph, layout))
 
 
 def peak_of(found: Iterable[Memory]) -> Memory:
@@ -93,7 +93,8 @@ def peak_of(found: Iterable[Memory]) -> Memory:
     return replace(largest, host=max(memory.host for memory in of_all))
 
 
-def _stage_memory(graph: Graph, layout: Layout, stage: Stage) -> Memory:
+def stage_memory(graph: Graph, layout: Layout, stage: Stage) -> Memory:
+    """The peak of one stage."""
     state, held = StageState(graph, layout, stage.number), held_bytes(graph, stage.counts, layout.remat)
     states = state.device_bytes(reduced_at_once=layout.microbatches == 1)
     found = peak(states, held, stage.alive, layout.microbatches, layout)

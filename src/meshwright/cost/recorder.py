@@ -364,8 +364,10 @@ class Recorder:
             # Its gradient is added to that of the first use before it is summed, if that is not at once.
             at_once = not update
             waits = self.layout.microbatches > 1
-            backward = tuple(t for t in backward if at_once and not (t.once and waits))
-            update = ()
+            kept = tuple(t for t in backward if at_once and not (t.once and waits))
+            part = self._stored[stored.name]
+            self._stored[stored.name] = part._replace(summed=tuple(t for t in backward if t not in kept))
+            backward, update = kept, ()
         if not (forward or backward or update) and stored.dtype == dtype:
             return stored
         used = self.value(reshard.used, dtype)

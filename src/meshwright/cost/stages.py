@@ -35,7 +35,12 @@ def joins_passes(schedule: str, pipe: int, interleave: int) -> bool:
     >>> joins_passes("dualpipe", 4, 1), joins_passes("1f1b", 4, 1)
     (True, False)
     """
-    return len(stage_routes(schedule, pipe, interleave)) > 1
+    return weight_copies(schedule, pipe, interleave) > 1
+
+
+def weight_copies(schedule: str, pipe: int, interleave: int) -> int:
+    """Copies of the weights that the stages have together, whose gradients are summed one by one."""
+    return len(stage_routes(schedule, pipe, interleave))
 
 
 def stage_layers(
@@ -114,11 +119,15 @@ def idle_runs(graph: Graph, layout: Layout, segment: int) -> float:
     return 1.0 if layout.pipe == 1 or is_head else layout.num_passes / layout.microbatches
 
 
-def mean_runs(graph: Graph, layout: Layout) -> SegmentRuns:
-    """How often the mean chip runs each segment of the graph in a step, idle runs included."""
+def mean_runs(graph: Graph, layout: Layout, stage: int | None = None) -> SegmentRuns:
+    """How often the mean chip runs each segment of the graph in a step, idle runs included.
+
+    stage: of the pipeline, whose chips alone are meant.
+    """
     of_stages = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+    of_stages = of_stages if stage is None else (of_stages[stage],)
     return tuple(
-        sum(counts) / layout.pipe * layout.microbatches * idle_runs(graph, layout, segment)
+        sum(counts) / len(of_stages) * layout.microbatches * idle_runs(graph, layout, segment)
         for segment, counts in enumerate(zip(*of_stages, strict=True))
     )
 

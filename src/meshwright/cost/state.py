@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.cost.figures import ceiling
-from meshwright.cost.graph import Graph, StoredWeights, Transfer, Work
+from meshwright.cost.graph import Cargo, Graph, StoredWeights, Transfer, Work
 from meshwright.cost.stages import stage_ends, stage_layers
 from meshwright.layout import Layout
 from meshwright.layout.optimizers import num_sums
+from meshwright.layout.pipeline.depths import layers_of_depths, stage_routes
 from meshwright.units import dtype_bytes, whole
 
 
@@ -30,16 +31,17 @@ class Stored:
 class StageState:
     """Weights, gradients and the optimizer of one chip of a stage; figures of many layouts are arrays.
 
-    stored: the parameters of its layers, and of what the schedule's ends have besides.
+    stored: the parameters of its layers, and of what the schedule's ends have besides. Of what several stages
+    read, the first to do so has the optimizer's state.
     """
 
     def __init__(self, graph: Graph, layout: Layout, stage: int = 0) -> None:
         self.layout, self._parts = layout, tuple(_weights_of_stage(graph, layout, stage))
         totals: list[Any] = [0] * len(fields(Stored))
         for part, share in self._parts:
-            stored = part.stored, part.stored_bytes
-            counts = (*stored, part.accumulated, part.updated, part.optimizer, part.update_flops)
-            totals = [total + share * count for total, count in zip(totals, counts, strict=True)]
+            read = (share.read * count for count in (part.stored, part.stored_bytes, part.accumulated))
+            own = (share.own * count for count in (part.updated, part.optimizer, part.update_flops))
+            totals = [total + count for total, count in zip(totals, (*read, *own), strict=True)]
         self.stored = Stored(*map(ceiling, totals))
         # Float32 weights beside those that are multiplied, and the optimizer's own state.
         self._master = self.stored.updated * dtype_bytes("f32") if layout.master_weights else 0
@@ -80,15 +82,50 @@ class StageState:
     def update_transfers(self) -> list[tuple[Transfer, float]]:
         """What an update sends, and how often: sums of norms over the axes that split weights, and momentum.
 
-        Momentum goes to where its matrices are whole, and what is made of it comes back.
+        Momentum goes to where its matrices are whole, and what is made of it comes back. What other stages
+        read as well goes there when a step begins, and its gradients, once they are summed, come back.
         """
         axes = self.layout.weight_axes
         norm = Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
         found = [(norm, float(num_sums(self.layout.optimizer)))] if axes else []
-        return found + [(one, 2 * share) for part, share in self._parts for one in part.exchanged]
+        found += [(one, 2 * share.own) for part, share in self._parts for one in part.exchanged]
+        found += [
+            (one, share.borrowed * (1 if one.once else self.layout.microbatches))
+            for part, share in self._parts
+            if share.borrowed
+            for one in part.summed
+        ]
+        return found + [(one, 1.0) for one in self._between_stages()]
+
+    def _between_stages(self) -> Iterator[Transfer]:
+        """The weights that other stages read, and gradients of what is theirs."""
+        layout = self.layout
+        dtype = layout.gradients_dtype or layout.weights_dtype
+        if any(share.lent for _, share in self._parts):
+            lent = sum(share.lent * part.stored_bytes for part, share in self._parts)
+            yield self._to_stages("weights between stages", lent, layout.weights_dtype)
+        if any(share.borrowed for _, share in self._parts):
+            borrowed = sum(share.borrowed * part.updated for part, share in self._parts)
+            yield self._to_stages("gradients between stages", borrowed * dtype_bytes(dtype), dtype)
+
+    def _to_stages(self, what: Cargo, num_bytes: Any, dtype: str) -> Transfer:
+        sent = whole(self.layout.pipe * num_bytes)
+        return Transfer(what, "permute", ("pipe",), what, sent, dtype, critical=True)
 
 
-def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tuple[StoredWeights, float]]:
+class _Share(NamedTuple):
+    """What a stage has of a part of the weights: read there, updated there, and times sent to other stages.
+
+    borrowed: what it reads of what others update.
+    """
+
+    read: float
+    own: float
+    lent: float = 0.0
+    borrowed: float = 0.0
+
+
+def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tuple[StoredWeights, _Share]]:
     """The parts of the recorded weights, each with the share of it that a stage has.
 
     A tied table is where the embedding is and where the head is.
@@ -104,4 +141,30 @@ def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tupl
             share = sum(layer in part.layers for layer in own) / len(part.layers)
         else:
             share = here[part.place]
-        yield part, share
+        is_shared = layout.stages_apart
+        yield part, _shared(graph, layout, stage, part, share) if is_shared else _Share(share, share)
+
+
+def _shared(graph: Graph, layout: Layout, stage: int, part: StoredWeights, read: float) -> _Share:
+    """A stage's share of a part that chunks on several stages may read."""
+    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
+    routes = stage_routes(schedule, pipe, interleave)
+    by_depth = layers_of_depths(len(graph.layers), schedule, pipe, interleave, graph.head_layers)
+    # The depths that read it, each with its share, and the one that updates that.
+    if part.place == "layers":
+        shares = (len(part.layers.intersection(own)) / len(part.layers) for own in by_depth)
+        uses = [(depth, share, depth) for depth, share in enumerate(shares)]
+    else:
+        uses = [(depth, 1.0, _ENDS[part.place][0]) for depth in _ENDS[part.place]]
+    updated = lent = borrowed = 0.0
+    for depth, share, home in uses:
+        owner = routes[0][home].stage
+        readers = [route[depth].stage for route in routes]
+        updated += share * (owner == stage and depth == home)
+        lent += share * sum(reader != stage for reader in readers) * (owner == stage)
+        borrowed += share * sum(reader == stage for reader in readers) * (owner != stage)
+    return _Share(read, updated, lent, borrowed)
+
+
+# The depths that read what lies outside of the layers, the one that updates it first.
+_ENDS = {"first": (0,), "last": (-1,), "first and last": (0, -1)}

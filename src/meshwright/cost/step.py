@@ -33,7 +33,15 @@ from meshwright.cost.memory import saved_bytes
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops, makespan
 from meshwright.cost.priced import PricedCollective
-from meshwright.cost.stages import SegmentRuns, depth_counts, idle_runs, joins_passes, mean_runs, stage_counts
+from meshwright.cost.stages import (
+    SegmentRuns,
+    depth_counts,
+    idle_runs,
+    joins_passes,
+    mean_runs,
+    stage_counts,
+    weight_copies,
+)
 from meshwright.cost.state import StageState
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
@@ -115,26 +123,32 @@ class StepPricer:
         self.placement = placement or at_step_rates(hardware).place(layout.mesh)
         self._prices: dict[tuple, CollectivePrice] = {}
 
-    def cost(self) -> StepCost:
-        """The parts of one step: every microbatch in the graph's directions; in training also the update."""
+    def cost(self, stage: int | None = None) -> StepCost:
+        """The parts of one step: every microbatch in the graph's directions; in training also the update.
+
+        stage: of the pipeline, whose work, FLOPs and collectives they are; by default the busiest's, and
+        FLOPs of the mean chip. The step takes as long either way.
+        """
         timed, microbatches = self._timed(), self.layout.microbatches
-        busiest = self._busiest(timed)
+        stages = self._stages()
+        busiest = self._busiest(timed) if stage is None else stages[stage]
         sums = _Sums(self._price)
         idle = [idle_runs(self.graph, self.layout, number) for number in range(len(timed))]
         for count, directions, runs in zip(busiest, timed, idle, strict=True):
             for one in directions:
                 sums.add_pass(one, count * microbatches, runs)
+        executed = mean_runs(self.graph, self.layout, stage)
         flops = sum(
             count * one.work.flops
-            for count, directions in zip(mean_runs(self.graph, self.layout), timed, strict=True)
+            for count, directions in zip(executed, timed, strict=True)
             for one in directions
         )
         if self.layout.pipe > 1:
-            self._add_pipeline(sums, timed, sum(stage_times(timed, busiest)))
+            self._add_pipeline(sums, timed, sum(stage_times(timed, busiest)), stage)
         slowdown = 1.0
         if self.graph.trains:
             self._add_once(sums, timed, busiest)
-            self._add_update(sums)
+            self._add_update(sums, stage or 0)
             slowdown = self.chip.step.slowdown
         elif launch := self.chip.step.launch_seconds:
             sums.add("launch", launch, "launch")
@@ -150,7 +164,7 @@ class StepPricer:
             numbers = layout.schedule.pipeline, layout.pipe, microbatches, layout.interleave
             total = max(total, makespan(*numbers, self._pipeline_times(timed)))
         for direction in ("forward", "backward"):
-            waiting, room = done_once(timed, busiest, direction)
+            waiting, room = done_once(timed, busiest, direction, self._copies)
             total += waiting * exposed_share(waiting, room, chip.step.overlap)
         state = StageState(self.graph, layout)
         update, _ = work_seconds(state.update_work(), "update", self.dtypes, chip)
@@ -159,11 +173,18 @@ class StepPricer:
         total += self._flush_seconds() + chip.step.launch_seconds * microbatches
         return total * chip.step.slowdown
 
+    def _stages(self) -> tuple[SegmentRuns, ...]:
+        layout = self.layout
+        return stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+
+    @cached_property
+    def _copies(self) -> int:
+        layout = self.layout
+        return weight_copies(layout.schedule.pipeline, layout.pipe, layout.interleave)
+
     def _busiest(self, timed: "list[list[TimedPass]]") -> SegmentRuns:
         """What the stage runs whose passes take longest."""
-        layout = self.layout
-        stages = stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
-        return max(stages, key=lambda counts: sum(stage_times(timed, counts)))
+        return max(self._stages(), key=lambda counts: sum(stage_times(timed, counts)))
 
     def _price(self, transfer: Transfer) -> CollectivePrice:
         """The price of one run of a transfer."""
@@ -201,19 +222,26 @@ class StepPricer:
         """
         hiding: tuple[tuple[Direction, Direction], ...] = (("forward", "update"), ("backward", "backward"))
         for direction, named in hiding:
-            waiting, room = done_once(timed, counts, direction)
+            waiting, room = done_once(timed, counts, direction, self._copies)
             exposed = exposed_share(waiting, room, self.chip.step.overlap) if waiting else 0.0
+            times = self._copies if direction == "backward" else 1
             for count, one in _in_direction(timed, counts, direction):
                 for transfer, seconds in one.once:
-                    sums.add_transfer(transfer, named, count, exposed, seconds)
+                    sums.add_transfer(transfer, named, count * times, exposed, seconds)
 
-    def _add_pipeline(self, sums: "_Sums", timed: "list[list[TimedPass]]", microbatch_seconds: float) -> None:
-        """What the busiest stage waits for: other stages' passes (the bubble), and hops.
+    def _add_pipeline(
+        self,
+        sums: "_Sums",
+        timed: "list[list[TimedPass]]",
+        microbatch_seconds: float,
+        stage: int | None,
+    ) -> None:
+        """What a stage waits for: other stages' passes (the bubble), and hops.
 
-        microbatch_seconds: of the busiest stage's passes. A wait for the hops of other stages alone, longer
-        than all of its own, is part of the bubble.
+        microbatch_seconds: of the stage's passes. stage: whose hops; of the one with most where None. A wait
+        for the hops of other stages alone, longer than all of its own, is part of the bubble.
         """
-        layout, found = self.layout, self._hops(self._pipeline_times(timed))
+        layout, found = self.layout, self._hops(self._pipeline_times(timed), stage)
         waited = max(0.0, found.makespan_seconds - layout.microbatches * microbatch_seconds)
         exposed = min(found.exposed_seconds, waited, found.count * found.seconds)
         sums.add("pipeline bubble", waited - exposed, "bubble")
@@ -226,9 +254,10 @@ class StepPricer:
         """The hops between stages in a step: how many, how long each, what they add."""
         return self._hops(self.pipeline_times())
 
-    def _hops(self, times: Times) -> Hops:
+    def _hops(self, times: Times, stage: int | None = None) -> Hops:
         layout = self.layout
-        return hops(layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, times)
+        numbers = layout.pipe, layout.microbatches, layout.interleave
+        return hops(layout.schedule.pipeline, *numbers, times, stage)
 
     def pipeline_times(self) -> Times:
         """Seconds of the passes of one microbatch at every depth of a pipeline, and of its hops."""
@@ -241,13 +270,14 @@ class StepPricer:
         hop = self._price(hop_transfer(self.graph, layout.pipe)).seconds
         return Times([seconds[counts] for counts in by_depth], hop)
 
-    def _add_update(self, sums: "_Sums") -> None:
+    def _add_update(self, sums: "_Sums", stage: int) -> None:
         """The optimizer, what it sends, and launches."""
-        state, launch = StageState(self.graph, self.layout), self.chip.step.launch_seconds
+        state, launch = StageState(self.graph, self.layout, stage), self.chip.step.launch_seconds
         sums.add("optimizer", *work_seconds(state.update_work(), "update", self.dtypes, self.chip))
         sums.add("optimizer state from and to the host", host_update_seconds(state, self.chip), HOST)
         for transfer, count in state.update_transfers():
-            sums.add_transfer(transfer, "update", count, 1.0)
+            is_gradient = transfer.what == "gradients"
+            sums.add_transfer(transfer, "backward" if is_gradient else "update", count, 1.0)
         if launch:
             sums.add("launch", launch * self.layout.microbatches, "launch")
         sums.add("allocator", self._flush_seconds(), "launch")
@@ -448,10 +478,16 @@ def stage_times(timed: list[list[TimedPass]], counts: SegmentRuns) -> tuple[Any,
     return forward, backward, put_off
 
 
-def done_once(timed: list[list[TimedPass]], counts: SegmentRuns, direction: Direction) -> tuple[Any, Any]:
-    """Seconds of what a step does once on a stage, and what of one microbatch's passes could hide it."""
+def done_once(
+    timed: list[list[TimedPass]], counts: SegmentRuns, direction: Direction, copies: int = 1
+) -> tuple[Any, Any]:
+    """Seconds of what a step does once on a stage, and what of one microbatch's passes could hide it.
+
+    copies: of the weights, the gradients of each of which are summed.
+    """
     chosen = _in_direction(timed, counts, direction)
     waiting = sum(count * seconds for count, one in chosen for _, seconds in one.once)
+    waiting = waiting * (copies if direction == "backward" else 1)
     return waiting, sum(count * one.room for count, one in chosen)
 
 

@@ -19,10 +19,13 @@ from meshwright.nn.stage_programs import TOKEN, ChunkPrograms, Totals
 
 
 class Executor(Protocol):
-    """What runs programs: on devices, or by their types alone."""
+    """What runs programs: on devices, or by their types alone.
+
+    send: the arrays on another stage. what: "activations", "cotangents", "weights", "gradients" or "sums".
+    """
 
     def run(self, mesh: jax.sharding.Mesh, program: Any, *arguments: Any) -> Any: ...
-    def send(self, tree: Any, mesh: jax.sharding.Mesh) -> Any: ...
+    def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any: ...
 
 
 class OnDevices:
@@ -37,7 +40,7 @@ class OnDevices:
             found = program(*arguments)
         return jax.block_until_ready(found) if mesh.devices.flat[0].platform == "cpu" else found
 
-    def send(self, tree: Any, mesh: jax.sharding.Mesh) -> Any:
+    def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any:
         """The arrays on another stage, split alike; those that lie there as they are."""
         return jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, x.sharding.spec)), tree)
 
@@ -97,7 +100,7 @@ class Dispatch:
         for number in range(self.table.num_microbatches):
             x: Any = None
             for place in self.table.routes[0]:
-                x = on.send(x, self.meshes[place.stage])
+                x = on.send(x, self.meshes[place.stage], "activations")
                 x = self._run(on, place, "loss", weights[place], x, rows[place.stage], np.int32(number))
             losses.append(x)
         return losses
@@ -164,12 +167,12 @@ class _Step:
         if one.kind == "F":
             y, self.held[key] = found
             kind, there = ("F", after) if after else ("B", place)
-            self.inputs[kind, one.microbatch, there] = self._sent(y, there)
+            self.inputs[kind, one.microbatch, there] = self._sent(y, there, "activations")
         elif one.kind == "B":
             if before:
-                self.inputs["B", one.microbatch, before] = self._sent(found[0], before)
+                self.inputs["B", one.microbatch, before] = self._sent(found[0], before, "cotangents")
             if made.program == "input_gradient":
                 self.held[key] = self.dispatch.chunks[place].for_later(self.held[key], found[1])
 
-    def _sent(self, x: Any, place: Place) -> Any:
-        return self.on.send(x, self.dispatch.meshes[place.stage])
+    def _sent(self, x: Any, place: Place, what: str) -> Any:
+        return self.on.send(x, self.dispatch.meshes[place.stage], what)

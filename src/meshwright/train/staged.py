@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
@@ -27,7 +26,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.checkpoint import by_name, like
 from meshwright.nn.compiler import Options
 from meshwright.nn.dispatch import Dispatch, Executor, OnDevices
-from meshwright.nn.gradients import summed
+from meshwright.nn.gradients import added, summed
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import abstract_params, flatten, init_params, joined
 from meshwright.nn.stage_programs import LOSS, ROUTERS, Chunk, ChunkPrograms, is_stacked
@@ -86,7 +85,7 @@ class StagedStep:
         }
         self.dispatch = Dispatch(self.table, [own.mesh for own in self.stages], programs, options or {})
         self._norm, self._sum = jax.jit(gradient_norm), jax.jit(lambda parts: sum(parts[1:], parts[0]))
-        self._plus = jax.jit(jnp.add, donate_argnums=0)
+        self._plus = jax.jit(added, donate_argnums=0)
         self._metrics, self._summed = jax.jit(self.first.metrics), jax.jit(self._reduced)
         self._updated = {stage: jax.jit(stage.updated, donate_argnums=0) for stage in self.stages}
 
@@ -208,13 +207,13 @@ class StagedStep:
         losses, gradients = self.losses_and_gradients(on, _params(state), rows)
         first = self.first.mesh
         norms = [on.run(self._owner(depth).mesh, self._norm, own) for depth, own in enumerate(gradients)]
-        norm = on.run(first, self._norm, [on.send(one, first) for one in norms])
+        norm = on.run(first, self._norm, [on.send(one, first, "sums") for one in norms])
         told = losses[LOSS], losses.get(ROUTERS), norm, state[0].num_updates
         metrics = on.run(first, self._metrics, *told)
         after = []
         for depth, own in enumerate(state):
             stage = self._owner(depth)
-            known = own, gradients[depth], on.send(norm, stage.mesh)
+            known = own, gradients[depth], on.send(norm, stage.mesh, "sums")
             after.append(on.run(stage.mesh, self._updated[stage], *known))
         return tuple(after), metrics
 
@@ -228,7 +227,7 @@ class StagedStep:
         for place, depth in self.table.depths.items():
             own, mesh = totals.pop(Place(*place)), self.stages[place[0]].mesh
             for name in own.keys() & {LOSS, ROUTERS}:
-                losses.setdefault(name, []).append(on.send(own.pop(name), self.first.mesh))
+                losses.setdefault(name, []).append(on.send(own.pop(name), self.first.mesh, "sums"))
             for path, gradient in on.run(mesh, self._summed, own).items():
                 home = depth if self.chunks[depth].has(path) else 0  # of a tied table, which the head reads
                 self._add(on, gradients[home], path, gradient, self._owner(home).mesh)
@@ -236,8 +235,10 @@ class StagedStep:
         return sums, [joined(self.config, flat) for flat in gradients]
 
     def _add(self, on: Executor, total: dict[str, Array], path: str, more: Array, mesh: Any) -> None:
-        there = on.send(more, mesh)
-        total[path] = on.run(mesh, self._plus, total.pop(path), there) if path in total else there
+        there = on.send(more, mesh, "gradients")
+        if path in total:
+            there = on.run(mesh, self._plus, {path: total.pop(path)}, {path: there})[path]
+        total[path] = there
 
     def _read(self, on: Executor, params: Sequence[Any]) -> dict[Place, Any]:
         """What every chunk reads, on its stage: its own parameters, and the head a tied table."""
@@ -246,7 +247,7 @@ class StagedStep:
             own | (table if chunk.is_last else {}) for own, chunk in zip(params, self.chunks, strict=True)
         ]
         return {
-            Place(*place): on.send(read[depth], self.stages[place[0]].mesh)
+            Place(*place): on.send(read[depth], self.stages[place[0]].mesh, "weights")
             for place, depth in self.table.depths.items()
         }
 

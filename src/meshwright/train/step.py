@@ -145,7 +145,8 @@ class CompiledStep:
 
         params: those of a part of the model, by default of all.
         """
-        params = params or abstract_params(self.config, self.layout, self.mesh)
+        if params is None:
+            params = abstract_params(self.config, self.layout, self.mesh)
         with jax.set_mesh(self.mesh):
             shapes = jax.eval_shape(self.with_moments, params)
         state = jax.tree.map(self._placed, shapes)

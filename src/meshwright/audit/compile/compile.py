@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
-from meshwright.audit.compile.programs import traced_step
+from meshwright.audit.compile.programs import traced_step, training_step
 from meshwright.audit.compile.targets import Target, target_mesh
+from meshwright.audit.hlo.link import Call, Sent
 from meshwright.errors import AuditError, OutOfMemoryError
 from meshwright.hardware.description import host_memory_bytes
 from meshwright.plan_file import Plan, load_plan, save_plan
@@ -35,6 +36,8 @@ MEMORY_SHARE = 0.8
 # Of XLA:CPU, how well LLVM optimises: the program is the same text, in half of the time.
 UNOPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 0}
 _POLL_SECONDS = 0.1
+# What stands between the texts of the programs of stages.
+STAGES_APART = "\n\f\n"
 _PROGRAM, _FIGURES, _TARGET, _PLAN, _LOG = "program.hlo", "figures.json", "target.json", "plan.toml", "log"
 _ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
 
@@ -49,14 +52,41 @@ class CompiledProgram:
     """The optimised HLO, and the compiler's figures for one device; None where it gives none.
 
     compiler_log: its warnings about partitioning. cached: it was compiled before, and compile_seconds
-    are those of then.
+    are those of then. stages: of a pipeline whose stages run programs of their own; the others are one
+    program. memory_bytes are those of the stage that takes most.
     """
 
     hlo: str
     compile_seconds: float
     memory_bytes: dict[str, int] | None
+    stages: "StagePrograms | None" = None
     compiler_log: tuple[str, ...] = ()
     cached: bool = False
+
+
+@dataclass(frozen=True)
+class StagePrograms:
+    """The programs of a pipeline's stages, as a loop calls them: each a part of the text.
+
+    calls: in the order of their first runs. results: of each stage, the new state, as in `Call.given`.
+    memory_bytes: of each stage, the peak of the step, of which `arguments` are there when it begins. sent:
+    between stages, with how often.
+    """
+
+    calls: tuple[Call, ...]
+    results: tuple[tuple[str, ...], ...]
+    memory_bytes: tuple[dict[str, int], ...]
+    sent: tuple[tuple[Sent, int], ...]
+
+    @classmethod
+    def read(cls, document: dict) -> "StagePrograms":
+        """Those of a JSON document."""
+        return cls(
+            tuple(Call(*one) for one in document["calls"]),
+            tuple(map(tuple, document["results"])),
+            tuple(document["memory_bytes"]),
+            tuple((Sent(*one), count) for one, count in document["sent"]),
+        )
 
 
 def compile_plan(
@@ -91,6 +121,7 @@ def compile_plan(
 
 def _read(folder: Path, *, cached: bool) -> CompiledProgram:
     figures = json.loads((folder / _FIGURES).read_text())
+    figures["stages"] = StagePrograms.read(found) if (found := figures.get("stages")) else None
     log = tuple(warning_lines((folder / _LOG).read_text(errors="replace")))
     return CompiledProgram((folder / _PROGRAM).read_text(), **figures, compiler_log=log, cached=cached)
 
@@ -179,14 +210,50 @@ def _compile_here(folder: Path) -> None:
     """What the process does: plan.toml and target.json in, program.hlo and figures.json out."""
     plan, target = load_plan(folder / _PLAN), Target(**json.loads((folder / _TARGET).read_text()))
     with target.kernels():
-        traced = traced_step(plan, target_mesh(target, plan.layout))
-        lowered = traced.lower(lowering_platforms=(target.platform,))
+        if plan.layout.stages_apart:
+            text, figures = _compiled_stages(plan, target)
+        else:
+            traced = traced_step(plan, target_mesh(target, plan.layout))
+            compiled, seconds = _compiled(traced, target)
+            text = program_text(compiled)
+            figures = {"compile_seconds": seconds, "memory_bytes": memory_by_cause(compiled, target.name)}
+    (folder / _PROGRAM).write_text(text)
+    (folder / _FIGURES).write_text(json.dumps(figures))
+
+
+def _compiled(traced: Any, target: Target) -> tuple["jax.stages.Compiled", float]:
+    """(a program, seconds of the compiler)."""
+    lowered = traced.lower(lowering_platforms=(target.platform,))
     started = time.perf_counter()
     compiled = lowered.compile(compiler_options=UNOPTIMIZED if target.name == "cpu" else None)
-    seconds = time.perf_counter() - started
-    (folder / _PROGRAM).write_text(program_text(compiled))
-    figures = {"compile_seconds": seconds, "memory_bytes": memory_by_cause(compiled, target.name)}
-    (folder / _FIGURES).write_text(json.dumps(figures))
+    return compiled, time.perf_counter() - started
+
+
+def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
+    """(the texts of the stages' programs, the figures)."""
+    from meshwright.audit.compile.stages import Compiling
+
+    step = training_step(plan, target_mesh(target, plan.layout))
+    seconds = 0.0
+
+    def compiled(traced: Any) -> "jax.stages.Compiled":
+        nonlocal seconds
+        found, more = _compiled(traced, target)
+        seconds += more
+        return found
+
+    on = Compiling(
+        [stage.mesh for stage in step.stages], compiled, lambda one: memory_by_cause(one, target.name)
+    )
+    after = on.step(step)
+    memory = [on.memory_bytes(stage) for stage in range(plan.layout.pipe)]
+    stages = StagePrograms(tuple(on.calls.values()), after, tuple(memory), tuple(on.sent.items()))
+    figures = {
+        "compile_seconds": seconds,
+        "memory_bytes": max(memory, key=lambda one: one["total"]),
+        "stages": asdict(stages),
+    }
+    return STAGES_APART.join(map(program_text, on.compiled.values())), figures
 
 
 def memory_by_cause(compiled: object, target: str) -> dict[str, int] | None:

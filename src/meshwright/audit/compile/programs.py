@@ -1,23 +1,25 @@
 """What is audited of a plan, by its phase: the step as it is planned, and as JAX traces it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.inference import form_on_cpus, inference_cost, record_inference, record_pass
-from meshwright.cost.memory import held_bytes
+from meshwright.cost.memory import held_bytes, stage_memory
 from meshwright.cost.ops import record_training
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
-from meshwright.cost.stages import mean_runs, stage_counts
+from meshwright.cost.stages import mean_runs, stage_counts, stage_of
 from meshwright.cost.state import StageState
+from meshwright.cost.step import StepPricer
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.optimizers import ARITHMETIC, WeightUpdate
+from meshwright.layout.pipeline.depths import stage_routes
 from meshwright.layout.workload import Phase
-from meshwright.models.parameters import dimensions, parameters
+from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.units import dtype_bytes
@@ -56,6 +58,8 @@ class PlannedStep:
         return sum(self.memory.get(cause, 0) for cause in _STATE)
 
 
+# Of stacks of layers.
+_LETTERS = {"layers": "L", "dense_layers": "P"}
 _STATE = ("weights", "optimizer", "cache")
 
 
@@ -72,10 +76,13 @@ class PlannedUpdate:
     num_bytes: float
 
 
-def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> PlannedStep:
+def planned_step(
+    plan: Plan, hardware: Hardware, *, by_cpu: bool = False, stage: int | None = None
+) -> PlannedStep:
     """The step of `plan` as the cost model has it.
 
-    by_cpu: it is compared with a program for CPUs, where no kernel takes attention.
+    by_cpu: it is compared with a program for CPUs, where no kernel takes attention. stage: of a pipeline,
+    whose chips are meant; where None the busiest, or the mean.
     """
     workload, layout = plan.workload, plan.layout
     saved = update = None
@@ -85,13 +92,16 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         if by_cpu and layout.offload_optimizer:  # XLA:CPU counts what waits on the host among the rest
             memory = price(plan.model, hardware, workload, layout.replace(offload_optimizer=False)).memory
         graph = candidate.graph
+        if stage is not None:
+            cost = StepPricer(graph, layout, hardware).cost(stage)
+            memory = stage_memory(graph, layout, stage_of(graph, layout, stage))
         if by_cpu:
             shape = Shape.of_microbatch(workload, layout)
             graph = record_training(plan.model, hardware, layout, shape, has_kernel=False)
         if layout.pipe == 1 and not plan.model.moe and not layout.offload:
             saved = _saved_by_layers(graph, layout)
         if layout.optimizer in ARITHMETIC:
-            state = StageState(graph, layout)
+            state = StageState(graph, layout, stage or 0)
             work, reduced = state.update_work(), state.stored.updated
             update = PlannedUpdate(work.flops, reduced, work.hbm_bytes)
     else:
@@ -109,44 +119,63 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
             graph = record_pass(plan.model, at, shape, form_on_cpus(at))
         else:
             graph = record_inference(plan.model, hardware, at, shape)
-    of_update = _update_products(plan)
+    of_update = _update_products(plan, stage)
+    runs = zip(graph.segments, mean_runs(graph, layout, stage), strict=True)
+    nodes = [node for segment, count in runs if count for node in segment.nodes]
     return PlannedStep(
         collectives=cost.collectives,
         seconds=cost.seconds,
         flops=cost.executed_flops + sum(of_update.values()),
-        products=product_flops(graph, layout) | of_update,
+        products=product_flops(graph, layout, stage) | of_update,
         matmul_dtype=layout.matmul_dtype or layout.compute_dtype,
         memory=asdict(memory),
         memory_total=memory.total,
         layer_saved_bytes=saved,
         update=update,
-        elementwise=frozenset(node.name for _, node in graph.nodes() if node.kind == "elementwise"),
-        operations=graph.fused
-        | {node.name for _, node in graph.nodes()}
-        | {one.tensor for one in cost.collectives},
-        split_weights=_split_weights(plan),
+        elementwise=frozenset(node.name for node in nodes if node.kind == "elementwise"),
+        operations=graph.fused | {node.name for node in nodes} | {one.tensor for one in cost.collectives},
+        split_weights=_split_weights(plan, stage),
     )
 
 
-def _update_products(plan: Plan) -> dict[tuple[str, str], float]:
+def _update_products(plan: Plan, stage: int | None) -> dict[tuple[str, str], float]:
     """FLOPs of the optimizer's products on one device; none of optimizers that have none."""
     if plan.workload.phase != "train":
         return {}
-    sizes, layout, total = dimensions(plan.model), plan.layout, 0.0
-    for path, param in parameters(plan.model).items():
+    layout, total = plan.layout, 0.0
+    for path, param, sizes in _weights(plan, stage):
         array = layout.gradient(path.rpartition("/")[2], param.letters)
         update = WeightUpdate(layout.optimizer, path, param, array, sizes, layout.mesh)
         total += param.trained * update.product_flops
     return {("update", "update"): total} if total else {}
 
 
-def _split_weights(plan: Plan) -> Counter[str]:
+def _split_weights(plan: Plan, stage: int | None) -> Counter[str]:
     """How many of a plan's gradients each mesh axis splits."""
     found: Counter[str] = Counter()
-    for path, param in parameters(plan.model).items():
+    for path, param, _ in _weights(plan, stage):
         array = plan.layout.gradient(path.rpartition("/")[2], param.letters)
         found.update(param.trained * [axis for axis in array.sharded_axes if plan.layout.mesh.size(axis) > 1])
     return found
+
+
+def _weights(plan: Plan, stage: int | None) -> Iterator[tuple[str, Param, Mapping[str, int]]]:
+    """(path, parameter, sizes of its letters) of all parameters, or of those that a stage updates.
+
+    A stage with several depths updates each of them.
+    """
+    sizes, of_all = dimensions(plan.model), parameters(plan.model).items()
+    if stage is None:
+        yield from ((path, param, sizes) for path, param in of_all)
+        return
+    from meshwright.nn.stage_programs import Chunk
+
+    schedule = plan.layout.schedule
+    owners = stage_routes(schedule.pipeline, plan.layout.pipe, schedule.interleave)[0]
+    for place, chunk in zip(owners, Chunk.of_depths(plan.model, plan.layout), strict=True):
+        counts = {_LETTERS[stack]: rows.stop - rows.start for stack, rows in chunk.rows.items()}
+        if place.stage == stage:
+            yield from ((path, param, {**sizes, **counts}) for path, param in of_all if chunk.has(path))
 
 
 def _saved_by_layers(graph: Graph, layout: Layout) -> int | None:
@@ -157,10 +186,10 @@ def _saved_by_layers(graph: Graph, layout: Layout) -> int | None:
     return held_bytes(graph, counts, layout.remat).a_microbatch
 
 
-def product_flops(graph: Graph, layout: Layout) -> dict[tuple[str, str], float]:
-    """FLOPs of a step by tensor and pass, on the mean chip."""
+def product_flops(graph: Graph, layout: Layout, stage: int | None = None) -> dict[tuple[str, str], float]:
+    """FLOPs of a step by tensor and pass, on the mean chip, of all or of a stage."""
     found: dict[tuple[str, str], float] = defaultdict(float)
-    for segment, runs in zip(graph.segments, mean_runs(graph, layout), strict=True):
+    for segment, runs in zip(graph.segments, mean_runs(graph, layout, stage), strict=True):
         for direction in graph.directions:
             nodes = segment.nodes if direction != "recompute" else recomputed_nodes(segment, layout.remat)
             for node in nodes:
@@ -170,25 +199,30 @@ def product_flops(graph: Graph, layout: Layout) -> dict[tuple[str, str], float]:
     return dict(found)
 
 
+def training_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
+    """The training step of `plan` for `mesh`, or for the devices that there are: one program or several."""
+    from meshwright.train.optimizer import OptimizerConfig
+    from meshwright.train.staged import training_step
+
+    optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
+    return training_step(
+        plan.model,
+        plan.layout,
+        plan.workload,
+        optimizer,
+        chip_flops_per_second=1.0,
+        mesh=mesh,
+        options=plan.compiler,
+    )
+
+
 def traced_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
     """The step of `plan`, traced by JAX for `mesh`, or for the devices that there are."""
     import jax
 
     workload = plan.workload
     if workload.phase == "train":
-        from meshwright.train.optimizer import OptimizerConfig
-        from meshwright.train.step import CompiledStep
-
-        optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
-        step = CompiledStep(
-            plan.model,
-            plan.layout,
-            workload,
-            optimizer,
-            chip_flops_per_second=1.0,
-            mesh=mesh,
-            options=plan.compiler,
-        )
+        step = training_step(plan, mesh)
         jitted, mesh = step.jitted, step.mesh
         arguments = step.abstract_state(), step.abstract_tokens()
     else:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from meshwright.audit.facts.naming import origin_name
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.parse import Instruction, Program, arrays
-from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, resolve
+from meshwright.audit.hlo.trace import RUNS, CallPath, TracedValue, called_by, resolve
 
 Path = tuple[int, ...]
 _FUSED = ("fusion", "async-start")
@@ -74,7 +74,8 @@ def buffer_peak(program: Program) -> Peak | None:
 
 def input_bytes(program: Program) -> int:
     """Bytes of the program's inputs that are whole numbers: tokens, positions, counters, random keys."""
-    shapes = (shape for one in program.main.parameters for shape in one.shapes)
+    own = (one for one in program.main.parameters if one.attributes.get(RUNS) != "0")
+    shapes = (shape for one in own for shape in one.shapes)
     return sum(shape.allocated_bytes for shape in shapes if re.match(r"[su](32|64)|pred", shape.dtype))
 
 

@@ -18,9 +18,11 @@ MOVES = COPIES | SLICES | {"convert", "transpose", "bitcast-convert"}
 # Custom calls of XLA for TPU that put arrays side by side or cut padding of zeros off.
 _MOVING_CALLS = ("ConcatBitcast", "ZeroCrop")
 _CALLS = frozenset({"fusion", "call", "async-start"})
-_CALLED = (
+CALLED = (
     "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
 )  # fmt: skip
+# How often a call runs, where that is not once: of programs that a loop dispatches (link.py).
+RUNS = "runs"
 _SAID = re.compile(
     "|".join(re.sub(r"\d+", r"(\\d+)", said) for said in (at_most(0, 2), at_most(0), by_even_load(0)))
 )
@@ -75,13 +77,15 @@ class TracedValue:
 def places(program: Program, start: CallPath | None = None) -> Iterator[CallPath]:
     """Every chain of calls from the entry: fusions, calls, loop bodies, branches, async wrappers.
 
-    The small functions that reduce, sort and scatter apply to single elements are left out, and loops that
-    run no time.
+    The small functions that reduce, sort and scatter apply to single elements are left out, and loops and
+    calls that run no time.
     """
     start = start or CallPath(program.main)
     yield start
     for instruction in start.computation.instructions.values():
         if instruction.opcode == "while" and more_rounds() in instruction.op_name:
+            continue
+        if instruction.attributes.get(RUNS) == "0":
             continue
         for called in called_by(program, instruction):
             yield from places(program, start.enter(instruction, called))
@@ -91,7 +95,7 @@ def called_by(program: Program, instruction: Instruction) -> list[Computation]:
     """Computations that an instruction runs as a whole, in the order of its attributes' text."""
     if instruction.opcode not in _CALLS | {"while", "conditional"}:
         return []
-    text = " ".join(instruction.attributes.get(key, "") for key in _CALLED)
+    text = " ".join(instruction.attributes.get(key, "") for key in CALLED)
     return [
         program.computations[name]
         for name in re.findall(r"%?([\w.\-]+)", text)
@@ -100,7 +104,8 @@ def called_by(program: Program, instruction: Instruction) -> list[Computation]:
 
 
 def run_count(program: Program, place: CallPath) -> int | None:
-    """Times that a place runs in one step: the product of its loops' trip counts; None if unknown.
+    """Times that a place runs in one step: the product of its loops' trip counts, and of what is said of
+    calls; None if unknown.
 
     A branch runs as often as the numbers that choose it say, where the program has them; else every time.
     """
@@ -114,6 +119,7 @@ def run_count(program: Program, place: CallPath) -> int | None:
             count *= trips
         elif frame.caller.opcode == "conditional":
             count *= share_of_branch(program, caller, computation)
+        count *= int(frame.caller.attributes.get(RUNS, 1))
     return round(count)
 
 

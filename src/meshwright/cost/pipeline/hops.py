@@ -10,7 +10,7 @@ from meshwright.layout.pipeline import pipeline_schedule
 
 @dataclass(frozen=True)
 class Hops:
-    """The hops of one step, on the stage that sends most.
+    """The hops of one step, on one stage.
 
     forward: activations that it sends to the next depth. backward: cotangents that it sends to the one
     before. seconds: of one. exposed_seconds: by how much all hops lengthen the step. makespan_seconds: of
@@ -28,14 +28,18 @@ class Hops:
         return self.forward + self.backward
 
 
-def hops(schedule: str, stages: int, microbatches: int, chunks: int, times: Times) -> Hops:
+def hops(
+    schedule: str, stages: int, microbatches: int, chunks: int, times: Times, stage: int | None = None
+) -> Hops:
     """The hops of one step, exposed by what a simulation without them is shorter.
 
+    stage: that sends them; by default the one that sends most.
     Raises LayoutError for numbers with which the schedule does not exist.
     """
     whole = makespan(schedule, stages, microbatches, chunks, times)
     alone = makespan(schedule, stages, microbatches, chunks, Times(times.depths))
-    forward, backward = max(sent_hops(schedule, stages, microbatches, chunks), key=sum)
+    sent = sent_hops(schedule, stages, microbatches, chunks)
+    forward, backward = max(sent, key=sum) if stage is None else sent[stage]
     return Hops(forward, backward, times.hop_seconds, whole - alone, whole)
 
 
