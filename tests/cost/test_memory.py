@@ -18,13 +18,16 @@ from meshwright.cost.memory import (
     Memory,
     held_bytes,
     saved_bytes,
+    stage_memory,
     train_memory,
 )
 from meshwright.cost.ops import record_loss, record_training
 from meshwright.cost.recorder import Shape
+from meshwright.cost.stages import stage_of
 from meshwright.cost.state import StageState, Stored
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.pipeline.schedule import Alive
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.count import count_params
@@ -41,6 +44,11 @@ SAVED = {  # elements that one layer keeps
     "alternate": BTD + 2 * TOKENS * N * H + TOKENS * K * H + TOKENS * F,
     "full": BTD,
 }
+
+
+# What each product of a layer multiplies for the gradient of its weight: the inputs of wq, wk, wv, wo, w_gate
+# and w_in, that of w_out, and the cotangents of what they give.
+LEFT = (5 + 2) * BTD + 2 * TOKENS * N * H + 2 * TOKENS * K * H + 3 * TOKENS * F
 
 
 def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
@@ -285,9 +293,23 @@ def test_a_v_ends_where_it_begins() -> None:
     v = Layout.of(pipe=3, schedule="zb-v", microbatches=3)
     first, last = (_stored(v, stage=stage).weights for stage in (0, 2))
     assert first == LAYER_WEIGHTS + 2 * D + 2 * V * D + D and last == LAYER_WEIGHTS + 2 * D
-    # Three microbatches of one layer, the head's input and the norm of it, and the logits.
-    assert _memory(v).activations == BF16 * (3 * SAVED["none"] + 2 * BTD + BTV)
-    assert _memory(v).total - _memory(v.replace(schedule="zb-h1")).total >= 12 * V * D
+    # Three chunks of one layer, half of it each, as F saved them, and four of which W is due; of the head its
+    # input, the norm of it, and the logits.
+    chunks = 3 * SAVED["none"] // 2 + 4 * LEFT // 2
+    assert _memory(v).activations == BF16 * (chunks + 2 * BTD + BTV)
+    assert _memory(v).optimizer - _memory(v.replace(schedule="zb-h1")).optimizer == 8 * V * D
+
+
+@pytest.mark.parametrize("remat", SAVED)
+def test_a_split_backward_pass_leaves_what_gradients_of_weights_are_made_of(remat: str) -> None:
+    """Of three stages of ZB-H1 the second has, while its second B runs, two microbatches as F saved them and
+    two of which W is due; before the W of the first it has one and two.
+    """
+    layout = Layout.of(pipe=3, schedule="zb-h1", microbatches=6, remat=remat)
+    graph = record(layout, SMALL)
+    stage = stage_of(graph, layout, 1)
+    assert stage.alive == (Alive(2, 2),)
+    assert stage_memory(graph, layout, stage).activations == BF16 * (2 * SAVED[remat] + 2 * LEFT + BTD)
 
 
 def test_both_directions_of_a_dualpipe_have_ends_on_both_end_stages() -> None:

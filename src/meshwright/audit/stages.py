@@ -40,7 +40,7 @@ def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StageProgr
     found = []
     for stage in range(layout.pipe):
         planned = planned_step(plan, hardware, by_cpu=on_cpu, stage=stage)
-        hops = [one for one in planned.collectives if one.axes == _PIPE]
+        hops = [one for one in planned.collectives if (one.op, one.axes) == ("permute", _PIPE)]
         # What is summed over stages as well, as a norm is, the loop adds up.
         own = [
             replace(one, axes=tuple(axis for axis in one.axes if axis != "pipe"))

@@ -65,7 +65,11 @@ def eager_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
 def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: Stage) -> Memory:
     state = StageState(graph, layout, stage.number)
     states = state.device_bytes(reduced_at_once=False)
-    found = peak_of(eager_phases(graph, stage.counts, states, stage.alive, layout, software))
+    found = peak_of(
+        eager_phases(
+            graph, stage.counts, states, max(one.saved + one.left for one in stage.alive), layout, software
+        )
+    )
     return replace(found, host=found.host + state.host_bytes)
 
 

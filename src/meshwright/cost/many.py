@@ -49,8 +49,9 @@ from meshwright.cost.step import (
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.layout.axes.expert import expert_home
-from meshwright.layout.pipeline import StageRoute
+from meshwright.layout.pipeline import SCHEDULES, StageRoute
 from meshwright.layout.pipeline.depths import stage_routes
+from meshwright.layout.pipeline.schedule import Alive
 from meshwright.layout.rules import is_matrix
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
@@ -179,7 +180,7 @@ class Family:
 
     def states(self, schedule: str, pipe: int, interleave: int) -> "_States":
         """The states of the members with `pipe` stages, on which a schedule puts the layers."""
-        key = stage_routes(schedule, pipe, interleave)
+        key = stage_routes(schedule, pipe, interleave), SCHEDULES[schedule].splits_backward
         if key not in self._states:
             layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
             different = different_stages(self.graph, schedule, pipe, interleave)
@@ -327,11 +328,13 @@ class Stages:
         layout = states.layout.replace(**self.saving._asdict())
         numbers, which = np.unique(microbatches, return_inverse=True)
         for stage, (parts, host) in states.stages.items():
-            alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
-            alive = np.array(alive)[which]
+            each = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
+            most = max(map(len, each))
+            padded = np.array([[*found, *found[:1] * (most - len(found))] for found in each])[which]
+            alive = [Alive(*padded[:, one].T) for one in range(most)]
             if family.software.eager:
                 of_all = np.zeros(len(family.members))
-                of_all[rows] = alive
+                of_all[rows] = largest(one.saved + one.left for one in alive)
                 counts, software = self._counts[stage], family.software
                 phases = eager_phases(family.graph, counts, parts, of_all, layout, software)
                 totals += [_at(rows, np.asarray(phase.total)) for phase in phases]

@@ -5,7 +5,8 @@
     optimizer    its state, such as Adam's two moments: sharded from ZeRO 1 on; none where it waits on the
                  host, with the master copy
     activations  what the layers of this stage save for the backward pass, for every microbatch that is
-                 in flight, and the head's inputs and logits
+                 in flight, what a split backward pass leaves for gradients of weights, and the head's inputs
+                 and logits
     buffers      what else the largest of three phases has at once
 
 The phases:
@@ -26,7 +27,7 @@ This is the memory of a program that XLA plans as a whole; eager.py has that of 
 operation.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ from meshwright.cost.graph import (
 from meshwright.cost.stages import SegmentRuns, Stage, stages_of_kinds
 from meshwright.cost.state import StageState
 from meshwright.layout import Layout
+from meshwright.layout.pipeline.schedule import Alive
 from meshwright.units import dtype_bytes, whole
 
 # Layers whose activations are on the chip while the others' wait on the host.
@@ -102,7 +104,11 @@ def stage_memory(graph: Graph, layout: Layout, stage: Stage) -> Memory:
 
 
 def peak(
-    states: tuple[Any, Any, Any], held: "HeldBytes", alive: Any, microbatches: Any, layout: Layout
+    states: tuple[Any, Any, Any],
+    held: "HeldBytes",
+    alive: Sequence[Alive],
+    microbatches: Any,
+    layout: Layout,
 ) -> Memory:
     """Peak memory of one stage with `alive` microbatches; arguments may be arrays, one entry per layout."""
     weights, gradients, optimizer = states
@@ -118,15 +124,17 @@ def peak(
 class HeldBytes(NamedTuple):
     """Bytes that the passes of one stage hold.
 
-    a_microbatch: that its layers save for one microbatch. once: that the embedding and the head save,
-    which run one at a time, and the last layer's output. on_chip: the part of all that stays on the
-    chip where the rest is offloaded. layer: alive in the backward pass of a layer. head: beside what it
-    saves. waits: of the head while the layers run, beyond what it saves; less than 0 where that is gone.
-    head_gradient: of the head's weight, before it is reduced. table: of the embedding, gathered.
+    a_microbatch: that its layers save for one microbatch. left: that their split backward pass keeps for the
+    gradients of weights. once: that the embedding and the head save, which run one at a time, and the last
+    layer's output. on_chip: the part of all that stays on the chip where the rest is offloaded. layer: alive
+    in the backward pass of a layer. head: beside what it saves. waits: of the head while the layers run,
+    beyond what it saves; less than 0 where that is gone. head_gradient: of the head's weight, before it is
+    reduced. table: of the embedding, gathered.
     Arrays of bytes where the graph was recorded for many layouts.
     """
 
     a_microbatch: Any
+    left: Any
     once: Any
     on_chip: Any
     layer: Any
@@ -135,9 +143,10 @@ class HeldBytes(NamedTuple):
     head_gradient: Any
     table: Any
 
-    def saved(self, alive: Any) -> Any:
-        """Bytes of saved activations with `alive` microbatches in flight."""
-        return alive * self.a_microbatch + self.once
+    def saved(self, alive: Iterable[Alive]) -> Any:
+        """Bytes of saved activations, when there are most."""
+        each = (one.saved * self.a_microbatch + one.left * self.left for one in alive)
+        return largest(each) + self.once
 
     def buffers(self, gradients: Any, microbatches: Any, kept: Any, apart: bool) -> Any:
         """Bytes beside states, gradients and the saved activations `kept` in the largest phase.
@@ -164,6 +173,7 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
     waits = head_gradient - once
     return HeldBytes(
         a_microbatch=sum(count * _kept_bytes(segment, remat) for segment, count in layers),
+        left=sum(count * left_bytes(segment) for segment, count in layers),
         once=once,
         on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
         layer=largest(_alive_in_backward(segment, remat) for segment, _ in layers),
@@ -177,6 +187,18 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
 def _kept_bytes(segment: Segment, remat: str) -> int:
     """Bytes that one run keeps: all that its backward pass reads, where that is recomputed too early."""
     return saved_bytes(segment, "none" if segment.recomputed_early else remat)
+
+
+@kept_with
+def left_bytes(segment: Segment) -> int:
+    """Bytes of x and of dy of every product y = x W whose dW is put off.
+
+    Of each by itself, also where several read one x or it is saved: JAX's loops over layers give arrays of
+    their own. Experts' gradients are not put off (nn/stage_programs.py).
+    """
+    products = (node for node in segment.nodes if node.kind == "matmul" and node.weight_gradient)
+    parted = (node for node in products if not any(work.routed for work in node.weight_gradient))
+    return sum(value.memory_bytes for node in parted for value in (node.inputs[0], *node.outputs))
 
 
 @kept_with

@@ -12,6 +12,7 @@ from meshwright.cost.graph import Graph
 from meshwright.layout import Layout
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.pipeline.depths import layers_of_depths, stage_routes
+from meshwright.layout.pipeline.schedule import Alive
 
 # How often one microbatch runs each segment of the graph.
 SegmentRuns = tuple[float, ...]
@@ -133,20 +134,27 @@ def mean_runs(graph: Graph, layout: Layout, stage: int | None = None) -> Segment
 
 
 def different_stages(graph: Graph, schedule: str, pipe: int, interleave: int) -> list[int]:
-    """The first stage of each kind: of those with the same layers it has the most microbatches alive."""
+    """The first stage of each kind: of those with the same layers it has the most microbatches alive.
+
+    And the last of each, where gradients of weights may be put off: there they may be for longer.
+    """
     counts = stage_counts(graph, schedule, pipe, interleave)
-    return [counts.index(one) for one in dict.fromkeys(counts)]
+    found = {counts.index(one): None for one in dict.fromkeys(counts)}
+    if SCHEDULES[schedule].splits_backward:
+        found |= dict.fromkeys(pipe - 1 - counts[::-1].index(one) for one in dict.fromkeys(counts))
+    return list(found)
 
 
 class Stage(NamedTuple):
     """What a stage runs and holds.
 
-    counts: how often a microbatch runs each segment of the graph there. alive: microbatches at once.
+    counts: how often a microbatch runs each segment of the graph there. alive: microbatches at once, when
+    there may be most.
     """
 
     number: int
     counts: SegmentRuns
-    alive: float
+    alive: tuple[Alive, ...]
 
 
 def stages_of_kinds(graph: Graph, layout: Layout) -> list[Stage]:
@@ -179,9 +187,13 @@ def stage_ends(schedule: str, pipe: int, stage: int) -> Ends:
     return stage in first, stage in last
 
 
-def alive_microbatches(schedule: str, pipe: int, microbatches: int, interleave: int, stage: int) -> float:
-    """Microbatches whose activations a stage holds at once; a chunk's are a part of a microbatch's."""
+def alive_microbatches(
+    schedule: str, pipe: int, microbatches: int, interleave: int, stage: int
+) -> tuple[Alive, ...]:
+    """Microbatches of which a stage holds activations, when it may hold most; a chunk is a part of one."""
     if pipe == 1:
-        return 1
+        return (Alive(1),)
     record = SCHEDULES[schedule]
-    return record.in_flight(pipe, microbatches, interleave, stage) / record.chunks(interleave)
+    chunks = record.chunks(interleave)
+    found = record.alive(pipe, microbatches, interleave, stage)
+    return tuple(Alive(*(count / chunks for count in one)) for one in found)

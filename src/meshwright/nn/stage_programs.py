@@ -177,7 +177,8 @@ class ChunkPrograms:
                 return transformer.through(self.config, ops, used, x, places, None, self.layers)
 
         (y, of_routers), vjp = jax.vjp(run, leaves, x)
-        self._saved, saved = Recipe.of(vjp, self._there(weights, places, token))
+        # The same arrays as `run` reads: weights made anew would be kept with every microbatch.
+        self._saved, saved = Recipe.of(vjp, (token, (stacks, leaves), places))
         if of_routers is not None:
             totals = totals | {ROUTERS: totals[ROUTERS] + of_routers * self.share(rows)}
         if not self.is_last:
@@ -259,13 +260,9 @@ class ChunkPrograms:
         """(gradients of the layers' weights, dx)."""
         assert self._saved is not None, "forward is traced first"
         _, _, places = self.batch(rows, index)
-        vjp = self._saved.made(self._there(weights, places, token), saved)
+        vjp = self._saved.made((token, self._parts(weights, STACKS), places), saved)
         d_routers = self.router_weights
         return vjp((d_y, None if d_routers is None else jnp.asarray(d_routers) * self.share(rows)))
-
-    def _there(self, weights: Any, places: Places, token: Array | None) -> Any:
-        """What a backward pass has without its being saved."""
-        return token, self._parts(weights, STACKS), places
 
     def _entered(self, ops: JaxOps, ends: Any, x: Array | None, rows: Array, index: Array) -> Any:
         if not self.is_first:

@@ -6,6 +6,7 @@ Letters: p stages, m microbatches, v chunks a stage.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from meshwright.errors import LayoutError
 from meshwright.layout.pipeline.table import PassTable, Place, StageRoute, TablePass
@@ -19,6 +20,16 @@ def loop(p: int, v: int = 1) -> tuple[StageRoute, ...]:
 
 def any_numbers(p: int, m: int) -> None:
     """Refuses nothing: the schedule exists for any numbers of stages and microbatches."""
+
+
+class Alive(NamedTuple):
+    """Microbatch-chunks of which a stage has something at one time.
+
+    saved: all that F saved, until its B has run. left: what a B leaves for its W, from when it runs.
+    """
+
+    saved: float
+    left: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,42 @@ class PipelineSchedule:
         """
         self.check(stages, microbatches, chunks)
         return self.most_alive(stages, microbatches, self.chunks(chunks), stage)
+
+    def alive(self, stages: int, microbatches: int, chunks: int = 1, stage: int = 0) -> tuple[Alive, ...]:
+        """What is alive on the stage when it may have most: at no other time is there more of all.
+
+        Raises LayoutError for numbers with which the schedule does not exist.
+        """
+        most = self.in_flight(stages, microbatches, chunks, stage)
+        if not self.splits_backward:
+            return (Alive(most),)
+        # A stage that has had several rounds of microbatches repeats itself.
+        return _alive_in(self, stages, min(microbatches, _ROUNDS * stages), chunks, stage)
+
+
+_ROUNDS = 4
+
+
+@lru_cache(maxsize=4096)
+def _alive_in(
+    schedule: PipelineSchedule, stages: int, microbatches: int, chunks: int, stage: int
+) -> tuple[Alive, ...]:
+    """`PipelineSchedule.alive` by a walk through the stage's row."""
+    table = schedule.table(stages, microbatches, chunks)
+    split, found = table.split[stage], set[Alive]()
+    saved = left = 0
+    for one in table.rows[stage]:
+        is_split = (one.microbatch, one.chunk) in split
+        saved += one.kind == "F"
+        left += one.kind == "B" and is_split
+        found.add(Alive(saved, left))
+        saved -= one.kind == "B"
+        left -= one.kind == "W"
+    return tuple(sorted(one for one in found if not any(_has_more(other, one) for other in found)))
+
+
+def _has_more(one: Alive, other: Alive) -> bool:
+    return one != other and all(mine >= its for mine, its in zip(one, other, strict=True))
 
 
 def fitting(*values: int) -> str:
