@@ -74,6 +74,8 @@ def test_programs_of_another_plan_differ(text: str, kind: str) -> None:
         ("pipe=2,fsdp=2,tensor=2,microbatches=4,schedule=interleaved,interleave=2", DEEP),
         # Chunks without layers, of four on two stages.
         ("pipe=2,fsdp=2,tensor=2,microbatches=4,schedule=zb-v,remat=full", TINY),
+        # Two chunks of one stage whose programs are alike.
+        ("pipe=4,data=2,microbatches=4,schedule=zb-v", replace(TINY, num_layers=8)),
         ("pipe=2,fsdp=4,microbatches=4,schedule=dualpipe", DEEP),
         # A table that is read on both ends, and summed on both.
         ("pipe=2,data=4,zero=1,microbatches=4,schedule=zb-h1", TIED),

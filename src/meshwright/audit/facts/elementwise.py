@@ -63,13 +63,14 @@ def update_arithmetic(program: Program, operations: Collection[str] = ()) -> Upd
     for place in places(program):
         if place.loops:
             continue
+        runs = known_runs(program, place)
         for one in place.computation.instructions.values():
             if phase_of(one.op_name, differentiated=True) != "update" or is_of(one.op_name, operations):
                 continue
             if one.opcode == "reduce":
-                reduced += _reduced_elements(program, TracedValue(one, place))
+                reduced += runs * _reduced_elements(program, TracedValue(one, place))
             elif one.opcode in _ARITHMETIC and one.shapes[0].num_elements in sizes:
-                computed += one.shapes[0].num_elements
+                computed += runs * one.shapes[0].num_elements
     return UpdateArithmetic(computed, reduced)
 
 
