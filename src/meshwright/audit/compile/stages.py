@@ -81,7 +81,7 @@ class Compiling:
             there = NamedSharding(mesh, x.sharding.spec)
             if there == x.sharding:
                 return x
-            stages = self._stages[x.sharding.mesh], self._stages[mesh]
+            stages = self._stage(x.sharding), self._stages[mesh]
             self.sent[Sent(*stages, what, _bytes(x, there))] += 1
             copy = self.array(x, there, x.source)
             self.given[stages[1]] += _bytes(x, there) if is_given(x.source) else 0
@@ -108,7 +108,7 @@ class Compiling:
         """The arrays that are there when the step begins, by JAX's names."""
 
         def one(path: Any, x: Any) -> Array:
-            self.given[self._stages[x.sharding.mesh]] += _bytes(x, x.sharding)
+            self.given[self._stage(x.sharding)] += _bytes(x, x.sharding)
             return self.array(x, x.sharding, f"{name}{keystr(path)}")
 
         return jax.tree.map_with_path(one, tree)
@@ -117,11 +117,14 @@ class Compiling:
         """An array, which is alive from now on."""
         made = Array(like.shape, like.dtype, sharding=sharding)
         made.source = source
-        stage, size = self._stages[sharding.mesh], _bytes(like, sharding)
+        stage, size = self._stage(sharding), _bytes(like, sharding)
         self.alive[stage] += size
         self.peak[stage] = max(self.peak[stage], self.alive[stage])
         made.end = weakref.finalize(made, self._gone, stage, size)
         return made
+
+    def _stage(self, sharding: Any) -> int:
+        return self._stages[sharding.mesh]
 
     def _gone(self, stage: int, size: int) -> None:
         self.alive[stage] -= size
