@@ -90,7 +90,8 @@ def slurm(
 ) -> None:
     """Write an sbatch script with one process per GPU.
 
-    The job is queued again until the run is done.
+    A pipeline whose stages run programs of their own has one process for all GPUs of its node. The job is
+    queued again until the run is done.
 
     \b
     mw launch slurm -o job.sh -- mw train plan.toml --data corpus --run /shared/run && sbatch job.sh

@@ -19,7 +19,7 @@ def why_not(config: ModelConfig, layout: Layout, phase: str = "train", *, num_ho
     return (
         model_lacks(config)
         or layout_lacks(layout, phase)
-        or _hosts_lack(layout, num_hosts)
+        or hosts_lack(layout, num_hosts)
         or _together_lack(config, layout)
         or _does_not_divide(config, layout)
     )
@@ -84,7 +84,8 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     return next((feature for feature, used in features.items() if used), None)
 
 
-def _hosts_lack(layout: Layout, num_hosts: int) -> str | None:
+def hosts_lack(layout: Layout, num_hosts: int) -> str | None:
+    """What of the layout does not run on so many hosts, each with a process."""
     if layout.stages_apart and num_hosts > 1:
         return f"schedule={layout.schedule.pipeline} on {num_hosts} hosts"
     return None

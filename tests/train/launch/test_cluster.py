@@ -100,8 +100,9 @@ def check(value: Any, schema: Any, where: str = "") -> None:
         assert type(value) is schema, where
 
 
-def job(tmp_path: Path, hardware: str, chips: int) -> ClusterJob:
-    plan = Plan(load_model("llama-3-8b"), hardware, Workload(chips, 4096), Layout.of(fsdp=chips))
+def job(tmp_path: Path, hardware: str, chips: int, layout: Layout | None = None) -> ClusterJob:
+    layout = layout or Layout.of(fsdp=chips)
+    plan = Plan(load_model("llama-3-8b"), hardware, Workload(chips, 4096), layout)
     save_plan(plan, tmp_path / "plan.toml")
     return cluster_job(["mw", "train", str(tmp_path / "plan.toml"), "--run", "a run"], None, restarts=3)
 
@@ -304,6 +305,15 @@ def test_slurm_starts_all_and_queues_again_what_is_not_done(tmp_path, code, rest
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     expected = {"nodes=2", "ntasks-per-node=8", "gpus-per-node=8", "signal=TERM@120", "partition=big"}
     assert expected <= {line.removeprefix("#SBATCH --") for line in directives}
+
+
+def test_stages_with_programs_of_their_own_have_one_process(tmp_path):
+    """It dispatches the programs of all GPUs of a node; several nodes are refused before any is asked for."""
+    of_node = job(tmp_path, "h100:1x8", 8, Layout.of(pipe=4, data=2, microbatches=4, schedule="zb-h1"))
+    script = slurm_script(of_node, time_limit="1:00:00", partition=None, join_seconds=60)
+    assert "#SBATCH --ntasks-per-node=1\n" in script and "#SBATCH --gpus-per-node=8\n" in script
+    with pytest.raises(PlanError, match="schedule=zb-h1 on 2 hosts does not run yet; fits: schedule=lanes"):
+        job(tmp_path, "h100:2x8", 16, Layout.of(pipe=4, data=4, microbatches=4, schedule="zb-h1"))
 
 
 def test_what_a_cluster_cannot_start_is_refused(tmp_path):

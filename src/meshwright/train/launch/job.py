@@ -7,6 +7,7 @@ from pathlib import Path
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.runs import hosts_lack
 from meshwright.plan_file import load_plan
 
 # Process 0 listens here for the others, where no launcher can look for a free port.
@@ -20,12 +21,14 @@ class ClusterJob:
     """A command, the machine that its plan is for, and how often it may start again.
 
     The command goes on by itself (--resume), so that starting it again is all that a cluster must do.
+    is_alone: whether one process takes all chips of its node, as the stages of a pipeline may need.
     """
 
     name: str
     command: tuple[str, ...]
     hardware: Hardware
     restarts: int
+    is_alone: bool = False
 
     @property
     def chips_per_node(self) -> int:
@@ -51,5 +54,8 @@ def cluster_job(
     hardware = catalog.load(plan.hardware)
     if hardware.chip.kind == "cpu":
         raise PlanError(f"{plans[0]}: is for {plan.hardware}, which is this machine: see mw launch local")
+    alone = plan.layout.stages_apart
+    if why := hosts_lack(plan.layout, hardware.num_hosts):
+        raise PlanError(f"{plans[0]}: {why} does not run yet; fits: schedule=lanes")
     resumed = [*command, *(["--resume"] if resumes and "--resume" not in command else [])]
-    return ClusterJob(name or plan.model.name.replace(".", "-"), tuple(resumed), hardware, restarts)
+    return ClusterJob(name or plan.model.name.replace(".", "-"), tuple(resumed), hardware, restarts, alone)

@@ -7,7 +7,7 @@ from meshwright.train.launch.job import GRACE_SECONDS, PORT, ClusterJob
 
 
 def slurm_script(job: ClusterJob, *, time_limit: str, partition: str | None, join_seconds: float) -> str:
-    """The script: one process a GPU, all ended with the first that fails, and put in the queue again.
+    """The script: one process a GPU, or a node, all ended with the first that fails and queued again.
 
     SLURM sends SIGTERM GRACE_SECONDS before the time limit, at which a run saves and ends; the script is
     then queued again, as after a failure, up to `restarts` times. Raises PlanError for a plan on TPUs.
@@ -17,7 +17,7 @@ def slurm_script(job: ClusterJob, *, time_limit: str, partition: str | None, joi
     directives = {
         "job-name": job.name,
         "nodes": str(job.num_nodes),
-        "ntasks-per-node": str(job.chips_per_node),
+        "ntasks-per-node": "1" if job.is_alone else str(job.chips_per_node),
         "gpus-per-node": str(job.chips_per_node),
         "exclusive": None,
         "time": time_limit,
