@@ -8,7 +8,8 @@ import pytest
 from tests.audit.test_families import TWO_PERIODS
 from tests.nn.test_layouts import GPT, LATENT, TIED
 
-from meshwright.audit.audit import _logits_bytes, audit_plan
+from meshwright.audit.audit import audit_plan
+from meshwright.audit.beside_plan import _logits_bytes
 from meshwright.cost.inference import inference_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
