@@ -81,7 +81,7 @@ class InferenceOps(JaxOps):
     def _product(self, plan: Contraction, spec: str, x: Array, w: Array) -> Array:
         """The product of operands as computed on, of int8 weights with x in int8, summed in float32."""
         there, is_native = partition_spec(plan.product), self._with_native and native.multiplies(x, w)
-        if is_native and (self._batch_invariant or (is_of_rows(spec) and native.has_few_rows(x))):
+        if is_native and (self._batch_invariant or (is_of_rows(spec) and native.beats_xla(x, w))):
             return einsum_of_rows(native.product, spec, x, w, there)
         product = partial(einsum_of_rows, _tiled_product) if self._batch_invariant else _product
         if w.dtype == jnp.int8:

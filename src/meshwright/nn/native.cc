@@ -1,4 +1,4 @@
-// Products of few rows with weights in bf16 and int8, and attention of few queries over a cache of pages,
+// Products of few rows with weights in float32, bf16 and int8, and attention of few queries over a cache of pages,
 // for x86 with AVX512-BF16 and AVX512-VNNI.
 //
 // Called by XLA through its foreign function interface, and run on its threads; see native.py. Weights lie
@@ -81,6 +81,30 @@ __m512 Sums(const __m512* v) {
   const __m512 sums = Kind::Add(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xDD));
   return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums);
 }
+
+struct Float {
+  using Number = float;
+  static constexpr int64_t kLanes = 16;  // numbers of a vector
+
+  struct Row {};  // what a row of x has beside its numbers
+
+  static __m512i Some(const Number* at, int64_t count) {
+    return _mm512_castps_si512(_mm512_maskz_loadu_ps(0xFFFFu >> (kLanes - count), at));
+  }
+  static __m512i Weight(__m512i w) { return w; }
+  static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), sum);
+  }
+  static __m512 Add(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+  static float Result(float sum, Row) { return sum; }
+
+  static Row Prepare(const Number* from, int64_t size, int64_t apart, Number* to) {
+    for (int64_t k = 0; k < size; k += kLanes, to += apart) {
+      _mm512_store_si512(to, Some(from + k, std::min(kLanes, size - k)));
+    }
+    return {};
+  }
+};
 
 // bf16 by bf16, summed in float32.
 struct Bf16 {
@@ -255,7 +279,7 @@ void Multiply(ffi::ThreadPool& pool, const X* x, const typename Kind::Number* w,
   });
 }
 
-// y f32[R, O] of x[R, I] and w[O, I]: both bf16, or w int8 and x f32 or bf16.
+// y f32[R, O] of x[R, I] and w[O, I]: both f32 or both bf16, or w int8 and x f32 or bf16.
 ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
   const auto sizes = x.dimensions(), of_w = w.dimensions();
   if (sizes.size() != 2 || of_w.size() != 2 || sizes[1] != of_w[1]) {
@@ -265,7 +289,9 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
   const void *xs = x.untyped_data(), *ws = w.untyped_data();
   float* ys = y->typed_data();
   const auto of_x = x.element_type(), of_weights = w.element_type();
-  if (of_weights == ffi::BF16 && of_x == ffi::BF16) {
+  if (of_weights == ffi::F32 && of_x == ffi::F32) {
+    Multiply<Float>(pool, static_cast<const float*>(xs), static_cast<const float*>(ws), ys, rows, size, width);
+  } else if (of_weights == ffi::BF16 && of_x == ffi::BF16) {
     Multiply<Bf16>(pool, static_cast<const uint16_t*>(xs), static_cast<const uint16_t*>(ws), ys, rows, size, width);
   } else if (of_weights == ffi::S8 && of_x == ffi::BF16) {
     Multiply<Int8>(pool, static_cast<const uint16_t*>(xs), static_cast<const int8_t*>(ws), ys, rows, size, width);

@@ -1,6 +1,7 @@
 """The optional extension for CPUs in C++ (native.cc): what XLA for CPU does slowly as it generates.
 
-XLA reads bf16 and int8 weights at half of the memory's speed where few rows meet them. The extension is built
+XLA reads weights at half of the memory's speed where few rows meet them: several rows in float32, any in bf16
+and int8. The extension is built
 by the system's C++ compiler when it is first asked for, in a few seconds, and kept in
 `cache_folder() / "native"`: a wheel of it would be one for each version of JAX, whose headers it is compiled
 with. Where it cannot be had, `why_not` says why and XLA's own operations run, as on other processors.
@@ -33,6 +34,7 @@ from meshwright.nn.cpu import features
 from meshwright.nn.quantised import Quantised
 
 # Rows of a product up to which the extension beats XLA by a fifth or more; it still does for int8 beyond.
+# One row in float32 XLA multiplies at the memory's speed.
 MOST_ROWS = 32
 _SOURCE = Path(__file__).with_name("native.cc")
 _NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
@@ -85,13 +87,14 @@ def _loaded() -> str | None:
 
 
 def multiplies(x: Array, w: Array) -> bool:
-    """Whether there is a `product` of such numbers: in bf16 or with int8 weights."""
-    return w.dtype == jnp.int8 or x.dtype == w.dtype == jnp.bfloat16
+    """Whether there is a `product` of such numbers: both f32 or both bf16, or with int8 weights."""
+    return w.dtype == jnp.int8 or (x.dtype == w.dtype and w.dtype in (jnp.float32, jnp.bfloat16))
 
 
-def has_few_rows(x: Array) -> bool:
-    """Whether a device has so few rows of x[B, T, ...] that `product` beats XLA."""
-    return prod(jax.typeof(x).sharding.shard_shape(x.shape)[:2]) <= MOST_ROWS
+def beats_xla(x: Array, w: Array) -> bool:
+    """Whether `product` is the faster one for the rows of x[B, T, ...] that a device has."""
+    rows = prod(jax.typeof(x).sharding.shard_shape(x.shape)[:2])
+    return (rows > 1 or w.dtype != jnp.float32) and rows <= MOST_ROWS
 
 
 def product(x: Array, w: Array) -> Array:
