@@ -145,6 +145,8 @@ CASES = [
     Case("llama-3.2-1b", "h100:1x8", "fsdp=2,context=4,context_method=ulysses", 16, 4096),
     Case("llama-3.2-1b", "h100:1x8", "fsdp=2,pipe=4,microbatches=8,schedule=lanes", 32, 4096),
     Case("llama-3.2-1b", "h100:1x8", "data=2,pipe=4,microbatches=8,schedule=lanes,zero=1", 32, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "data=2,pipe=4,microbatches=8,schedule=zb-h1", 16, 2048),
+    Case("llama-3.2-1b", "h100:1x8", "data=2,pipe=4,microbatches=8,schedule=dualpipe,remat=full", 16, 2048),
     Case("llama-3.2-1b", "h100:1x8", "fsdp=8,offload=true", 16, 4096),
     Case("llama-3.2-1b", "h100:1x8", "fsdp=8,offload_optimizer=true", 16, 4096),
     Case("llama-3.2-1b", "h100:1x8", "fsdp=8,optimizer=lion", 16, 4096),

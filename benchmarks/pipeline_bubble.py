@@ -1,6 +1,6 @@
 """The bubble of every pipeline schedule, measured with simulated durations, beside the planner's simulation.
 
-    python benchmarks/pipeline_bubble.py     # results/pipeline_bubble.json; a minute or two on two cores
+    python benchmarks/pipeline_bubble.py [SCHEDULE ...]    # results/pipeline_bubble.json
 
 Eight stages on eight virtual CPU devices share this machine's cores, so that their overlap cannot be timed.
 Instead every program of every stage is timed alone (the median of its runs), and the loop that trains
@@ -11,6 +11,7 @@ calibration, the measured seconds of F, B and W at every depth; a whole backward
 their sums there, while the loop has programs of their own for them. `lanes` is one program and has no loop.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -40,7 +41,7 @@ from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.staged import StagedStep
 
 RESULTS = Path(__file__).parent / "results/pipeline_bubble.json"
-STAGES, MICROBATCHES, SEQ_LEN, NUM_TIMED = 8, 16, 128, 5
+STAGES, MICROBATCHES, SEQ_LEN, NUM_TIMED = 8, 16, 128, 3
 MODEL = ModelConfig(
     name="pipeline",
     num_layers=16,
@@ -156,17 +157,26 @@ def _pass_seconds(place: Place, of: Any) -> PassSeconds:
     return PassSeconds(of(place, "forward"), backward, weight)
 
 
-if __name__ == "__main__":
-    rows = [measured(name) for name in SCHEDULES if name != "lanes"]
-    for row in rows:
-        print(f"{row['schedule']:12} measured {row['measured']:.3f} simulated {row['simulated']:.3f}")
-    environment = {"jax": jax.__version__, "platform": f"{platform.machine()}, {os.cpu_count()} cores"}
-    outside = [row["schedule"] for row in rows if abs(row["ratio"] - 1) > LIMIT]
+def write(rows: list[dict[str, Any]]) -> None:
+    """The results so far, in the order of the schedules."""
     document = {
         "method": "simulated durations: programs timed alone, clocks per stage",
-        "environment": environment,
+        "environment": {"jax": jax.__version__, "platform": f"{platform.machine()}, {os.cpu_count()} cores"},
         "limit": LIMIT,
-        "outside": outside,
+        "outside": [row["schedule"] for row in rows if abs(row["ratio"] - 1) > LIMIT],
         "results": rows,
     }
     write_whole(RESULTS, json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("schedules", nargs="*", help="to measure anew; by default all")
+    asked = parser.parse_args().schedules
+    before = json.loads(RESULTS.read_text())["results"] if asked and RESULTS.exists() else []
+    found = {row["schedule"]: row for row in before}
+    for name in SCHEDULES:
+        if name != "lanes" and name in (asked or SCHEDULES):
+            found[name] = row = measured(name)
+            print(f"{name:12} measured {row['measured']:.3f} simulated {row['simulated']:.3f}", flush=True)
+            write([found[one] for one in SCHEDULES if one in found])
