@@ -108,7 +108,7 @@ def _with_inference(
     reached = StepEfficiency(
         matmul={"f32": matmul},
         overlap=0.0,
-        roofline_overlap=0.0,
+        roofline=0.0,
         packed={"f32": packed},
         launch_seconds=launch,
         memory=memory,
@@ -159,7 +159,7 @@ def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
     assert set(chip.inference.sources) == {
         "memory",
         "matmul",
-        "roofline_overlap",
+        "roofline",
         "packed",
         "cache",
         "launch_seconds",

@@ -260,7 +260,7 @@ def _machine(tmp_path: Path, spec: str, old: str, new: str) -> str:
         ("h100:8", "hbm_bytes = 80000000000", "hbm_byte = 8", "hbm_byte is unknown; did you mean hbm_bytes"),
         ("h100:8", "overlap = 1.0", "overlap = 1.5", "overlap = 1.5 must be at most 1"),
         ("h100:8", "overlap = 1.0", "overlap = -0.5", "overlap = -0.5 must be 0 or more"),
-        ("h100:8", "overlap = 1.0", "overlap = ", "machine.toml:32: not TOML: invalid value"),
+        ("h100:8", "overlap = 1.0", "overlap = ", "machine.toml:33: not TOML: invalid value"),
         ("h100:8", "bf16 = ", "bf17 = ", "flops_per_second.bf17 is unknown; did you mean bf16"),
         ("h100:8", 'kind = "gpu"', 'kind = "fpga"', "machine.toml:2: kind is 'fpga'; it is tpu, gpu or cpu"),
         ("h100:8", "domain_size = 8\n", "", "network.domain_size is missing"),

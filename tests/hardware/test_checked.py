@@ -32,7 +32,7 @@ OPTIONAL += (
     "attention_half_keys",
 )
 OPTIONAL += ("matmul_half_outputs", "network_falloff", "network_latency", "prefetch", "experts_seconds")
-OPTIONAL += ("roofline_overlap", "packed", "exchanging", "compute_capability")
+OPTIONAL += ("roofline", "packed", "exchanging", "compute_capability")
 
 
 def _lines(spec: str) -> list[tuple[int, str, str]]:

@@ -132,9 +132,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     Its bandwidth becomes that of the weights where this is more, of which training gets its own share.
     """
     chip = hardware.chip
-    inference = StepEfficiency(
-        roofline_overlap=0.0, overlap=0.0, launch_seconds=measured.host, sources=_sources()
-    )
+    inference = StepEfficiency(roofline=0.0, overlap=0.0, launch_seconds=measured.host, sources=_sources())
 
     def reached(figures: _Figures) -> StepEfficiency:
         return replace(
@@ -185,7 +183,7 @@ def _sources() -> dict[str, str]:
     where = f"measured by mw calibrate with the programs of mw serve, JAX {jax.__version__}"
     return {
         "matmul": f"{where}: a prompt of {_PROMPT} tokens",
-        "roofline_overlap": "0: the same cores load weights and multiply them",
+        "roofline": "0: the same cores load weights and multiply them",
         "packed": f"{where}: generate steps of {_SLOTS} sequences beside those of one",
         "memory": f"{where}: weights of a generate step of one sequence",
         "cache": f"{where}: generate steps of {_SLOTS} sequences over {_LONG} and {_SHORT} positions",

@@ -149,8 +149,8 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
 
 
 def _roofline(compute: Any, hbm: Any, chip: Chip) -> Any:
-    """Seconds of work whose FLOPs and bytes take so long (`StepEfficiency.roofline_overlap`)."""
-    longer, overlap = larger(compute, hbm), chip.step.roofline_overlap
+    """Seconds of work whose FLOPs and bytes take so long (`StepEfficiency.roofline`)."""
+    longer, overlap = larger(compute, hbm), chip.step.roofline
     return longer if overlap == 1 else longer + (1 - overlap) * smaller(compute, hbm)
 
 

@@ -11,7 +11,7 @@ from meshwright.files import parse_toml
 from meshwright.hardware.efficiency import Points, fault
 
 _MAY_BE_ZERO = (
-    "roofline_overlap", "overlap", "prefetch", "experts_seconds", "launch_seconds", "host_seconds",
+    "roofline", "overlap", "prefetch", "experts_seconds", "launch_seconds", "host_seconds",
     "host_collective_seconds",
     "host_node_seconds", "host_stage_seconds", "host_flush_seconds", "attention_half_keys",
     "network_falloff", "matmul_half_outputs", "kernel_seconds", "collective_seconds",

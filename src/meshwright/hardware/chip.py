@@ -131,7 +131,7 @@ class StepEfficiency:
     links: by kind of link, the share of its bandwidth that the step's collectives reach. network_falloff: how
     that of the cards falls with the domains that a collective joins (`Switch.falloff`). network_latency: a
     factor on the latency of its steps between domains.
-    roofline_overlap: the share of the shorter time of an operation, of its FLOPs or of its bytes, that passes
+    roofline: the share of the shorter time of an operation, of its FLOPs or of its bytes, that passes
     under the longer: 1 (the roofline) where memory is read ahead of matrix units, 0 where the same cores load
     and multiply, so that products of few rows take the sum.
     overlap: the share of a transfer's time that is hidden where as much compute runs beside it; the rest is
@@ -180,7 +180,7 @@ class StepEfficiency:
     links: Mapping[str, float] = field(default_factory=dict, hash=False)
     network_falloff: float = 0.0
     network_latency: float = 1.0
-    roofline_overlap: float = 1.0
+    roofline: float = 1.0
     overlap: float = 1.0
     waiting: float = 1.0
     exchanging: float = 1.0

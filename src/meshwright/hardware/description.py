@@ -52,7 +52,7 @@ _SWITCH = (
 )
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
 _STEP_SHARES = (
-    "experts", "attention", "memory", "elementwise", "cache", "widened", "roofline_overlap", "overlap",
+    "experts", "attention", "memory", "elementwise", "cache", "widened", "roofline", "overlap",
     "waiting", "exchanging", "prefetch",
 )  # fmt: skip
 _STEP_SECONDS = (
