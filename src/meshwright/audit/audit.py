@@ -3,9 +3,7 @@
 from collections.abc import Callable
 
 from meshwright.audit.beside_plan import at_phase_rates, beside_plan
-from meshwright.audit.compare.findings import (
-    too_large,
-)
+from meshwright.audit.compare.findings import too_large
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.programs import planned_step
 from meshwright.audit.compile.targets import Target, choose_target

@@ -18,7 +18,6 @@ from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.audit.remarks import Remark
 from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.catalog import load
-from meshwright.notation.array import Axes
 from meshwright.notation.collective import gathered_of_block
 from meshwright.plan_file import Plan
 from meshwright.units import format_bytes
@@ -60,10 +59,6 @@ def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StageProgr
         _add_transfers(document, hops, sent, layout.pipe)
         found.append(document)
     return _of_all(found)
-
-
-def _without_pipe(axes: Axes) -> Axes:
-    return tuple(axis for axis in axes if axis not in _PIPE)
 
 
 def _add_transfers(
