@@ -261,6 +261,7 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
         _mesh=one_device(has_kernels),
         _num_drafts=0,
         _has_whole_prompts=has_kernels,
+        _is_invariant=False,
         _programs=SimpleNamespace(num_sharing=1),
     )
     runner._steps = dict.fromkeys(JaxRunner._shapes(runner))

@@ -135,7 +135,8 @@ def eager_phases(
 ) -> tuple[Memory, ...]:
     """The loss, the backward pass of the last layer and that of the first, on one stage.
 
-    states, alive: as `peak` of memory.py has them; arrays where the graph was recorded for many layouts.
+    states: as `peak` of memory.py has them. alive: microbatches of which all is kept, gradients of weights
+    to come included. Arrays where the graph was recorded for many layouts.
     """
     weights, gradients, optimizer = states
     scattered = layout.zero_stage >= 2
@@ -152,7 +153,7 @@ def eager_phases(
     layers = [(segment, count) for segment, count in here if segment.source]
     ends = [segment for segment, _ in here if not segment.source]
 
-    saved = held.saved(alive) + sum(_unfused(segment, software) for segment in ends)
+    saved = alive * held.a_microbatch + held.once + sum(_unfused(segment, software) for segment in ends)
     if layout.remat in _RUN_ONCE:
         saved += alive * sum(count * _unfused(segment, software) for segment, count in layers)
     kept = whole(smaller(saved, held.on_chip) if layout.offload else saved)
