@@ -100,7 +100,12 @@ def test_a_step_faster_than_its_price_streams() -> None:
 
 
 def _with_inference(
-    launch: float = 0.0, memory: float = 1.0, matmul: float = 1.0, packed: float = 1.0, cache: float = 1.0
+    launch: float = 0.0,
+    kernel: float = 0.0,
+    memory: float = 1.0,
+    matmul: float = 1.0,
+    packed: float = 1.0,
+    cache: float = 1.0,
 ) -> Hardware:
     """A host whose steps of a server reach these figures, and whose products in training 20 GFLOP/s."""
     hardware = load("cpu:1")
@@ -111,6 +116,7 @@ def _with_inference(
         roofline=0.0,
         packed={"f32": packed},
         launch_seconds=launch,
+        kernel_seconds=kernel,
         memory=memory,
         cache=cache,
     )
@@ -126,17 +132,19 @@ def _with_inference(
 
 
 @pytest.mark.parametrize(
-    ("launch", "memory", "matmul", "packed", "cache"),
-    [(1e-4, 0.9, 0.8, 1.0, 0.8), (5e-3, 0.2, 0.1, 0.3, 0.05), (4e-3, 0.5, 0.9, 0.5, 0.5)],
+    ("launch", "kernel", "memory", "matmul", "packed", "cache"),
+    [(1e-4, 3e-5, 0.9, 0.8, 1.0, 0.8), (5e-3, 1e-4, 0.2, 0.1, 0.3, 0.05), (4e-3, 2e-6, 0.5, 0.9, 0.5, 0.5)],
 )
 def test_what_steps_of_a_server_reach_is_found_again(
-    launch: float, memory: float, matmul: float, packed: float, cache: float
+    launch: float, kernel: float, memory: float, matmul: float, packed: float, cache: float
 ) -> None:
     """Prices of a machine stand for times: the fitted one has the same, and trains as before."""
-    true = _with_inference(launch, memory, matmul, packed, cache)
+    true = _with_inference(launch, kernel, memory, matmul, packed, cache)
     config, layout = inference.served_model(), Layout.of(weights_dtype="f32", compute_dtype="f32")
-    asked = inference.MeasuredSteps(config, layout, launch, 0.0, 0.0, 0.0, 0.0)
+    asked = inference.MeasuredSteps(config, layout, launch, 0.0, 0.0, 0.0, 0.0, 0.0)
     points = {"one": (1, 1, 16), "prompt": (1, 264, 264), "many": (8, 1, 16), "long": (8, 1, 448)}
+    deep = replace(asked, config=inference.deep_model())
+    asked = replace(asked, deep=deep.price(true, 1, 1, 16))
     timed = replace(asked, **{name: asked.price(true, *point) for name, point in points.items()})
     found = inference.with_inference(timed, _with_inference())
     for name, point in points.items():
@@ -146,6 +154,7 @@ def test_what_steps_of_a_server_reach_is_found_again(
     assert found.chip.matmul_rates == true.chip.matmul_rates
     figures = found.chip.inference
     assert figures is not None
+    assert figures.kernel_seconds == pytest.approx(kernel, rel=0.02)
     assert figures.matmul["f32"] == pytest.approx(matmul, rel=0.02)
     assert figures.packed["f32"] == pytest.approx(packed, rel=0.02)
 
@@ -160,6 +169,7 @@ def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
         "memory",
         "matmul",
         "roofline",
+        "kernel_seconds",
         "packed",
         "cache",
         "launch_seconds",

@@ -225,6 +225,14 @@ def test_seconds_of_a_prompt(steps: StepSeconds):
     assert steps.seconds(0, 0, [(256, 1024)]) == pytest.approx(cost.seconds, rel=0.01)
 
 
+def test_a_short_prompt_is_not_priced_as_a_long_one():
+    """A block of 16 tokens on a CPU, whose products take the time of their rows."""
+    machine, layout = load("cpu:1"), Layout.of(weights_dtype="f32", compute_dtype="f32")
+    short = StepSeconds(load_model("demo"), layout, machine, 512 + 8, 512).seconds(0, 0, [(16, 16)])
+    cost, _ = pass_cost(load_model("demo"), layout.at("prefill"), machine, 1, 16, 16)
+    assert short == pytest.approx(cost.seconds, rel=0.05)
+
+
 def test_prompts_and_answers_together_read_the_weights_once(steps: StepSeconds):
     apart = steps.seconds(32, 1024, []) + steps.seconds(0, 0, [(256, 1024)])
     together = steps.seconds(32, 1024, [(256, 1024)])

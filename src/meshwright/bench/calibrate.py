@@ -134,9 +134,7 @@ def _alone_or_together(
     num_devices: int, progress: Callable[[str], None] | None, sizes: Sizes
 ) -> list[Prepared]:
     """The collectives; of a host's one device, which has none, the steps of a server, which uses one."""
-    return _exchanges(num_devices, progress, sizes) or [
-        inference.prepare(progress, sizes.served, inference.no_model())
-    ]
+    return _exchanges(num_devices, progress, sizes) or [inference.prepare(progress, sizes.served)]
 
 
 def _exchanges(num_devices: int, progress: Callable[[str], None] | None, sizes: Sizes) -> list[Prepared]:

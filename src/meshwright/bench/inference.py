@@ -5,6 +5,7 @@ Python makes the inputs of each step and reads its tokens. So the server's own p
 small model, as the engine calls them, and fitted one by one:
 
     launch_seconds     a step of a model that computes next to nothing
+    kernel_seconds     a generate step of one sequence with many small layers
     memory             a generate step of one sequence, over a short context
     matmul             a prompt: products of many rows
     packed             a generate step of as many sequences as there are slots: products of few rows
@@ -33,7 +34,7 @@ from meshwright.serve.sequence import GREEDY, Request, Sequence
 
 DTYPE = "f32"
 _SLOTS, _SHORT, _LONG, _CONTEXT, _PROMPT = 8, 16, 448, 512, 256
-_FITS = 4
+_FITS = 6
 # Steps in a row that are timed as one.
 _REPEATS = 16
 
@@ -48,9 +49,14 @@ def no_model() -> ModelConfig:
     return ModelConfig("calibration-host", 1, 32, 32, 1, 1, 32, 64, _CONTEXT)
 
 
+def deep_model() -> ModelConfig:
+    """Four times as many operations as `served_model` on three quarters of its bytes."""
+    return ModelConfig("calibration-kernels", 16, 256, 768, 4, 4, 64, 1024, _CONTEXT)
+
+
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Seconds of a step of the host alone, of a prompt, and of generate steps.
+    """Seconds of a step of the host alone, of one token of `deep_model`, of a prompt, and of generate steps.
 
     one, many: sequences over a short context. long: many over a long one.
     """
@@ -58,6 +64,7 @@ class MeasuredSteps:
     config: ModelConfig
     layout: Layout
     host: float
+    deep: float
     prompt: float
     one: float
     many: float
@@ -68,6 +75,12 @@ class MeasuredSteps:
         at = self.layout.at("generate" if queries == 1 else "prefill")
         return pass_cost(self.config, at, hardware, num_sequences, queries, context)[0].seconds
 
+    def kernel_seconds(self, hardware: Hardware) -> float:
+        """Seconds of each operation that steps of `deep_model` take beside those of their bytes."""
+        many = replace(self, config=deep_model())
+        bare, one = (many.price(_with_kernels(hardware, seconds), 1, 1, _SHORT) for seconds in (0.0, 1.0))
+        return max(0.0, (self.deep - bare) / (one - bare))
+
 
 class _Figures(NamedTuple):
     """What is fitted: bytes a second of weights, and what `StepEfficiency` calls the others."""
@@ -76,15 +89,17 @@ class _Figures(NamedTuple):
     matmul: float
     packed: float
     cache: float
+    kernel: float
 
 
-def prepare(progress: Listener, config: ModelConfig, host: ModelConfig) -> Prepared[MeasuredSteps]:
-    """The generate steps of a server of `config`, and of one of `host`, on the first device."""
+def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
+    """The steps of a server of `config`, and of those that compute next to nothing, on the first device."""
     layout = Layout.of(weights_dtype=DTYPE, compute_dtype=DTYPE)
     tell(progress, "compiling the steps of a server")
-    runner, nothing = _runner(config, layout), _runner(host, layout)
+    runner = _runner(config, layout, _PROMPT)
     programs = [
-        _steps(nothing, _SLOTS, 1, _SHORT),
+        _steps(_runner(no_model(), layout, 1), _SLOTS, 1, _SHORT),
+        _steps(_runner(deep_model(), layout, 1), 1, 1, _SHORT),
         _steps(runner, 1, _PROMPT, _PROMPT),
         _steps(runner, 1, 1, _SHORT),
         _steps(runner, _SLOTS, 1, _SHORT),
@@ -96,10 +111,10 @@ def prepare(progress: Listener, config: ModelConfig, host: ModelConfig) -> Prepa
     )
 
 
-def _runner(config: ModelConfig, layout: Layout) -> JaxRunner:
+def _runner(config: ModelConfig, layout: Layout, chunk: int) -> JaxRunner:
     mesh = device_mesh(layout, jax.devices()[:1])
     params = init_params(config, layout, mesh, 0)
-    runner = JaxRunner(params, config, layout, mesh, num_slots=_SLOTS, context=_CONTEXT, chunk=_PROMPT)
+    runner = JaxRunner(params, config, layout, mesh, num_slots=_SLOTS, context=_CONTEXT, chunk=chunk)
     runner.warm_up()
     return runner
 
@@ -126,6 +141,12 @@ def _steps(runner: JaxRunner, num_sequences: int, queries: int, context: int) ->
     return run
 
 
+def _with_kernels(hardware: Hardware, seconds: float) -> Hardware:
+    chip = hardware.chip
+    step = replace(chip.inference or chip.step, kernel_seconds=seconds)
+    return replace(hardware, chip=replace(chip, inference=step))
+
+
 def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     """`hardware` with what steps of a server get of it.
 
@@ -137,6 +158,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     def reached(figures: _Figures) -> StepEfficiency:
         return replace(
             inference,
+            kernel_seconds=figures.kernel,
             matmul={DTYPE: figures.matmul},
             packed={DTYPE: figures.packed},
             cache=figures.cache,
@@ -152,7 +174,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         return measured.price(priced(others._replace(**{name: value})), *step)
 
     most = 1e3 * chip.flops(DTYPE)
-    figures = _Figures(most, 1.0, 1.0, 1.0)
+    figures = _Figures(most, 1.0, 1.0, 1.0, 0.0)
     # (which figure, what it may be at most, the step that tells it: sequences, queries, context; its time).
     # Beside a prompt every slot has a row, whether or not somebody holds it: as many more queries.
     prompt = _PROMPT + _SLOTS
@@ -163,6 +185,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         ("cache", 1.0, (_SLOTS, 1, _LONG), measured.long),
     ]
     for _ in range(_FITS):
+        figures = figures._replace(kernel=measured.kernel_seconds(priced(figures)))
         for name, high, step, time in told:
             found = rate_of_time(partial(seconds, name, figures, step), time, high, 1e-8)
             figures = figures._replace(**{name: found})
@@ -187,5 +210,6 @@ def _sources() -> dict[str, str]:
         "packed": f"{where}: generate steps of {_SLOTS} sequences beside those of one",
         "memory": f"{where}: weights of a generate step of one sequence",
         "cache": f"{where}: generate steps of {_SLOTS} sequences over {_LONG} and {_SHORT} positions",
+        "kernel_seconds": f"{where}: generate steps of one sequence, of 16 small layers and of 4 large ones",
         "launch_seconds": f"{where}: a generate step of {_SLOTS} sequences of a model with one narrow layer",
     }

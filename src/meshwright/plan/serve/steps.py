@@ -16,6 +16,8 @@ from meshwright.models.config import ModelConfig
 # Each length is this many times the one before, from the shortest that is priced to a whole context.
 _APART = 4
 _SHORTEST = 64
+# Of prompts it is a block of a CPU's: what is shorter is filled up to it.
+_SHORTEST_PROMPT = 16
 # Positions of a context that attention takes no time for, and still is one that generates.
 _NEXT_TO_NONE = 2
 
@@ -47,7 +49,7 @@ class StepSeconds:
         everywhere = np.arange(most_tokens + 1)
         # By context and number of sequences; of none nothing is said.
         self._generating = np.array([np.interp(everywhere, self._batches, row) for row in rows]).tolist()
-        self._chunks = _lengths(most_tokens)
+        self._chunks = _lengths(most_tokens, _SHORTEST_PROMPT)
         # Of each length the ends that are priced, and their seconds.
         self._prompts = [
             (ends, [self._prefill(length, end) for end in ends])
@@ -152,9 +154,9 @@ class StepBytes:
         return self._cached[length]
 
 
-def _lengths(most: int) -> list[int]:
+def _lengths(most: int, shortest: int = _SHORTEST) -> list[int]:
     """Lengths up to `most`, each _APART times the one before."""
-    found = [_SHORTEST]
+    found = [shortest]
     while found[-1] * _APART < most:
         found.append(found[-1] * _APART)
     return sorted({*(length for length in found if length < most), most})
