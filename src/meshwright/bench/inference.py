@@ -50,7 +50,7 @@ def no_model() -> ModelConfig:
 
 
 def deep_model() -> ModelConfig:
-    """Four times as many operations as `served_model` on three quarters of its bytes."""
+    """Four times as many layers as `served_model` has, on four fifths of its bytes."""
     return ModelConfig("calibration-kernels", 16, 256, 768, 4, 4, 64, 1024, _CONTEXT)
 
 
@@ -75,12 +75,6 @@ class MeasuredSteps:
         at = self.layout.at("generate" if queries == 1 else "prefill")
         return pass_cost(self.config, at, hardware, num_sequences, queries, context)[0].seconds
 
-    def kernel_seconds(self, hardware: Hardware) -> float:
-        """Seconds of each operation that steps of `deep_model` take beside those of their bytes."""
-        many = replace(self, config=deep_model())
-        bare, one = (many.price(_with_kernels(hardware, seconds), 1, 1, _SHORT) for seconds in (0.0, 1.0))
-        return max(0.0, (self.deep - bare) / (one - bare))
-
 
 class _Figures(NamedTuple):
     """What is fitted: bytes a second of weights, and what `StepEfficiency` calls the others."""
@@ -93,7 +87,7 @@ class _Figures(NamedTuple):
 
 
 def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
-    """The steps of a server of `config`, and of those that compute next to nothing, on the first device."""
+    """The steps of servers of `config`, of `no_model` and of `deep_model`, on the first device."""
     layout = Layout.of(weights_dtype=DTYPE, compute_dtype=DTYPE)
     tell(progress, "compiling the steps of a server")
     runner = _runner(config, layout, _PROMPT)
@@ -141,12 +135,6 @@ def _steps(runner: JaxRunner, num_sequences: int, queries: int, context: int) ->
     return run
 
 
-def _with_kernels(hardware: Hardware, seconds: float) -> Hardware:
-    chip = hardware.chip
-    step = replace(chip.inference or chip.step, kernel_seconds=seconds)
-    return replace(hardware, chip=replace(chip, inference=step))
-
-
 def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     """`hardware` with what steps of a server get of it.
 
@@ -173,6 +161,12 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     def seconds(name: str, others: _Figures, step: tuple[int, int, int], value: float) -> float:
         return measured.price(priced(others._replace(**{name: value})), *step)
 
+    def kernel_seconds(others: _Figures) -> float:
+        """What is left of the deep model's step beside its bytes, for each of its operations."""
+        deep = replace(measured, config=deep_model())
+        bare, one = (deep.price(priced(others._replace(kernel=each)), 1, 1, _SHORT) for each in (0.0, 1.0))
+        return max(0.0, (measured.deep - bare) / (one - bare))
+
     most = 1e3 * chip.flops(DTYPE)
     figures = _Figures(most, 1.0, 1.0, 1.0, 0.0)
     # (which figure, what it may be at most, the step that tells it: sequences, queries, context; its time).
@@ -185,7 +179,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         ("cache", 1.0, (_SLOTS, 1, _LONG), measured.long),
     ]
     for _ in range(_FITS):
-        figures = figures._replace(kernel=measured.kernel_seconds(priced(figures)))
+        figures = figures._replace(kernel=kernel_seconds(figures))
         for name, high, step, time in told:
             found = rate_of_time(partial(seconds, name, figures, step), time, high, 1e-8)
             figures = figures._replace(**{name: found})

@@ -25,6 +25,7 @@ pass); PyTorch's notes on CUDA, "Memory management", `Tensor.record_stream` and 
 (`gradient_as_bucket_view`).
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,7 @@ from meshwright.cost.stages import SegmentRuns, Stage, stage_of, stages_of_kinds
 from meshwright.cost.state import StageState
 from meshwright.hardware.software import STEPS, Software
 from meshwright.layout import Layout
+from meshwright.layout.pipeline.schedule import Alive
 from meshwright.units import dtype_bytes, whole
 
 # Arrays as large as the logits, besides them, where the vocabulary is whole and where it is split.
@@ -65,11 +67,8 @@ def eager_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
 def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: Stage) -> Memory:
     state = StageState(graph, layout, stage.number)
     states = state.device_bytes(reduced_at_once=False)
-    found = peak_of(
-        eager_phases(
-            graph, stage.counts, states, max(one.saved + one.left for one in stage.alive), layout, software
-        )
-    )
+    alive = whole_microbatches(stage.alive)
+    found = peak_of(eager_phases(graph, stage.counts, states, alive, layout, software))
     return replace(found, host=found.host + state.host_bytes)
 
 
@@ -125,6 +124,11 @@ def _num_layers(graph: Graph) -> float:
     return sum(segment.count for segment in graph.segments if segment.source)
 
 
+def whole_microbatches(alive: Iterable[Alive]) -> Any:
+    """Microbatches of which all is kept, also where gradients of weights alone are to come."""
+    return largest(one.saved + one.left for one in alive)
+
+
 def eager_phases(
     graph: Graph,
     counts: SegmentRuns,
@@ -135,8 +139,8 @@ def eager_phases(
 ) -> tuple[Memory, ...]:
     """The loss, the backward pass of the last layer and that of the first, on one stage.
 
-    states: as `peak` of memory.py has them. alive: microbatches of which all is kept, gradients of weights
-    to come included. Arrays where the graph was recorded for many layouts.
+    states: as `peak` of memory.py has them. alive: as of `whole_microbatches`. Arrays where
+    the graph was recorded for many layouts.
     """
     weights, gradients, optimizer = states
     scattered = layout.zero_stage >= 2

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.cost.collectives import seconds_of_many
-from meshwright.cost.eager import eager_phases
+from meshwright.cost.eager import eager_phases, whole_microbatches
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Transfer
 from meshwright.cost.lowering import lacks_kernel
@@ -334,7 +334,7 @@ class Stages:
             alive = [Alive(*padded[:, one].T) for one in range(most)]
             if family.software.eager:
                 of_all = np.zeros(len(family.members))
-                of_all[rows] = largest(one.saved + one.left for one in alive)
+                of_all[rows] = whole_microbatches(alive)
                 counts, software = self._counts[stage], family.software
                 phases = eager_phases(family.graph, counts, parts, of_all, layout, software)
                 totals += [_at(rows, np.asarray(phase.total)) for phase in phases]

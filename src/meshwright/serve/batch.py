@@ -157,8 +157,8 @@ class Limits:
     ) -> "Limits":
         """The limits of a runner of this layout on devices of a platform, as `of` has them.
 
-        chunk: most prompt tokens of a step, as `chunk_of` has it. block: the
-        platform's where None. keeps_windows: whether layers with a window keep no more pages than it needs.
+        chunk: most prompt tokens of a step, as `chunk_of` has it. block: the platform's where None.
+        keeps_windows: whether layers with a window keep no more pages than it needs.
         """
         at, longest = layout.at("generate"), chunk_of(layout, context, chunk)
         replicas = num_replicas(at, config)
@@ -256,7 +256,7 @@ class IdleSeconds(NamedTuple):
 
     @classmethod
     def of(cls, generate: Ordered[tuple[int, float]], mixed: float, limits: Limits) -> "IdleSeconds":
-        """By the seconds of steps that generate, and of one of all slots beside `timed_blocks` of prompts."""
+        """Those that steps tell which generate, and one of all slots beside `timed_blocks` of prompts."""
         num_tokens = timed_blocks(limits) * limits.block
         return cls(tuple(generate), max(mixed - generate[-1][1], 0.0) / num_tokens)
 

@@ -326,7 +326,7 @@ class InferencePrograms:
             return jitted.lower(*arguments).compile()
 
 
-def num_kept_apart(config: ModelConfig, layout: Layout) -> int:
+def num_kept_apart(layout: Layout, config: ModelConfig) -> int:
     """`num_replicas` of the cache that a step fills: by parts of prompts that of generation."""
     splits = layout.phase == "prefill" and layout.prompt_axes
     return num_replicas(layout.at("generate") if splits else layout, config)
@@ -359,7 +359,7 @@ def workload_step(
     window, of_window = widest_window(config) or workload.seq_len, 0
     # Replicas that prefill a prompt together have rows together, and each its own sequences.
     num_rows = workload.num_sequences // num_replicas(layout, config)
-    num_slots = -(-workload.num_sequences // num_kept_apart(config, layout))
+    num_slots = -(-workload.num_sequences // num_kept_apart(layout, config))
     page = page_of(workload.seq_len, window)
     platform, pages_of_row = mesh.devices.flat[0].platform, -(-workload.seq_len // page)
     is_fresh = attends_to_whole_prompts(platform, layout)

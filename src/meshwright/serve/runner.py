@@ -88,8 +88,8 @@ class JaxRunner:
     params: on `mesh` as the layout stores them, from `load_hf` or a checkpoint; they are moved into arrays a
     layer. Axes that split the batch or the cache's sequences make replicas, among which slots and pages are
     split evenly. num_pages: of the cache in all, as many as all slots can fill where None. chunk: most prompt
-    tokens of a step, as `chunk_of` has it. block: tokens of a prompt's row;
-    None: as suits the platform. num_drafts: most drafts of one sequence a step. strict: what this process
+    tokens of a step, as `chunk_of` has it. block: tokens of a prompt's row; None: as suits the platform.
+    num_drafts: most drafts of one sequence a step. strict: what this process
     compiles after the warm-up is an error of the next step; scores of prompts of every length are compiled
     ahead, too. keeps_windows: layers with a sliding window keep its positions alone, in pages of their own;
     else every position, as the others. shares_pages: with another runner, of all layers.

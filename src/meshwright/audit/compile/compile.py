@@ -80,7 +80,7 @@ class StagePrograms:
 
     @classmethod
     def read(cls, document: dict) -> "StagePrograms":
-        """Those of a JSON document."""
+        """The programs that `figures.json` lists."""
         return cls(
             tuple(Call(*one) for one in document["calls"]),
             tuple(map(tuple, document["results"])),
