@@ -14,7 +14,7 @@ skipped, with the reason. PYTHON is the interpreter of an environment with the p
         openvino-genai optimum-intel
 
 llama-cpp-python compiles llama.cpp for the machine that it is installed on, in some ten minutes. vLLM's
-wheels are for GPUs; its CPU backend is compiled from a checkout, and is not among the peers.
+backend for CPUs is not among the peers.
 """
 
 import argparse
