@@ -495,9 +495,22 @@ def test_a_strict_runner_compiles_nothing_more(reference):
     """Scores of every length are there; what another thread compiles ends the service."""
     split = layout(1)
     config, mesh = read_model(reference[0]), device_mesh(split)
-    params = load_hf(reference[0], config, split, mesh)
-    runner = JaxRunner(params, config, split, mesh, num_slots=1, context=8, page_size=8, strict=True)
+    # As prefill and generation on their own devices, the second is compiled after the first.
+    runner, second = (
+        JaxRunner(
+            load_hf(reference[0], config, split, mesh),
+            config,
+            split,
+            mesh,
+            num_slots=num_slots,
+            context=8,
+            page_size=8,
+            strict=True,
+        )
+        for num_slots in (1, 2)
+    )
     runner.warm_up()
+    second.warm_up()
     with Engine(runner) as engine:
         assert asyncio.run(_ask(engine, greedy([1, 2], 2))) == hf_models.greedy(reference[1], [1, 2], 2)
         assert runner.scores([1, 2, 3]).logprobs.shape == (2,)

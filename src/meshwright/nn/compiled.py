@@ -18,17 +18,20 @@ def keep_compiled() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-class Compilations:
-    """Counts what this process compiles, or reads from disk in place of it, from `start` to `stop`."""
+class NothingCompiled:
+    """That this process compiles nothing, nor reads it from disk in place of that, from the first check on."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._count: int | None = None  # None before the first check
 
-    def start(self) -> None:
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-
-    def stop(self) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._listen)
+    def check(self) -> None:
+        """Raises RuntimeError where something was compiled since the first call."""
+        if self._count is None:
+            self._count = 0
+            jax.monitoring.register_event_duration_secs_listener(self._listen)
+        elif self._count:
+            jax.monitoring.unregister_event_duration_listener(self._listen)
+            raise RuntimeError("a program was compiled after the warm-up, which strict serving forbids")
 
     def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
-        self.count += event == _COMPILED
+        self._count = (self._count or 0) + (event == _COMPILED)

@@ -33,7 +33,7 @@ from meshwright.layout.paged import DEFAULT_PAGE, attends_to_whole_prompts
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.nn import native
-from meshwright.nn.compiled import Compilations
+from meshwright.nn.compiled import NothingCompiled
 from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
 from meshwright.serve.batch import (
@@ -90,7 +90,7 @@ class JaxRunner:
     split evenly. num_pages: of the cache in all, as many as all slots can fill where None. chunk: most prompt
     tokens of a step, as `chunk_of` has it. block: tokens of a prompt's row; None: as suits the platform.
     num_drafts: most drafts of one sequence a step. strict: what this process
-    compiles after the warm-up is an error of the next step; scores of prompts of every length are compiled
+    compiles after the first step is an error of the next one; scores of prompts of every length are compiled
     ahead, too. keeps_windows: layers with a sliding window keep its positions alone, in pages of their own;
     else every position, as the others. shares_pages: with another runner, of all layers.
     host_bytes: of the host's memory, for pages that are evicted from the cache; then all layers keep every
@@ -171,7 +171,7 @@ class JaxRunner:
         self._accepts: dict[int, Any] = {}
         self._score_programs: dict[int, Any] = {}
         self.idle_seconds: IdleSeconds | None = None
-        self._compilations = Compilations() if strict else None
+        self._nothing_compiled = NothingCompiled() if strict else None
         self._scoring = threading.Lock()
 
     def warm_up(self) -> None:
@@ -196,10 +196,9 @@ class JaxRunner:
         ]
         self._seconds = {shape: self._idle_seconds(shape) for shape in of_tokens}
         self.idle_seconds = self._measured()
-        if self._compilations is not None:
+        if self._nothing_compiled is not None:
             for length in score_lengths(self.limits.context):
                 self._score_program(length)
-            self._compilations.start()
 
     def _idle_seconds(self, shape: _Shape, prompts: Sequence[SequenceWork] = ()) -> float:
         """How long a step of this shape takes in which nobody but `prompts` holds a row.
@@ -283,9 +282,8 @@ class JaxRunner:
     def run(self, batch: Batch) -> "_UnderWay":
         """Dispatches one step."""
         assert self._steps, "warm_up() comes first"
-        if self._compilations is not None and self._compilations.count:
-            self._compilations.stop()
-            raise RuntimeError("a program was compiled after the warm-up, which strict serving forbids")
+        if self._nothing_compiled is not None:  # after the warm-up of every runner of the process
+            self._nothing_compiled.check()
         shape = self._shape_of(batch)
         step = self._step_of(shape)
         inputs = self._inputs(batch, step)
