@@ -203,7 +203,7 @@ def test_a_file_cut_short_is_named(broken, kept_bytes):
     with pytest.raises(CheckpointError) as error:
         load(broken, f32())
     message = str(error.value)
-    assert message.startswith(f"checkpoint {broken}: is cut short: model.safetensors: ")
+    assert message.startswith(f"checkpoint {broken}: does not load: model.safetensors: ")
     assert message.endswith("; copy or download it again")
     assert "\n" not in message
 
@@ -212,7 +212,7 @@ def test_a_missing_file_or_a_broken_index_is_named(tmp_path):
     hf_models.make("grouped").save_pretrained(tmp_path, max_shard_size="20KB")
     lost = sorted(tmp_path.glob("model-*"))[2]
     lost.unlink()
-    with pytest.raises(CheckpointError, match=rf"is cut short: {lost.name} is missing; copy or download"):
+    with pytest.raises(CheckpointError, match=rf"does not load: {lost.name} is missing; copy or download"):
         load(tmp_path, f32())
     index = tmp_path / "model.safetensors.index.json"
     for content in ("{", "{}", "[]", '{"weight_map": 3}'):

@@ -135,7 +135,7 @@ def _opened(folder: Path) -> Iterator[dict[str, Any]]:
             except (SafetensorError, OSError) as error:
                 reason = f"{file.name} is missing" if not file.exists() else f"{file.name}: {error}"
                 raise CheckpointError(
-                    f"checkpoint {folder}: is cut short: {reason}; copy or download it again"
+                    f"checkpoint {folder}: does not load: {reason}; copy or download it again"
                 ) from error
             tensors |= {name: slice_of(file, handle, name) for name in handle.keys()}  # noqa: SIM118 (no mapping)
         yield tensors
