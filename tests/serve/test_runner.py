@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from meshwright.layout import Layout
 from meshwright.models.files import read_model
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
+from meshwright.nn.quantised import Quantised, as_read, widened
 from meshwright.nn.weights import load_hf
 from meshwright.serve import runner as runner_module
 from meshwright.serve.batch import Batch
@@ -54,7 +56,7 @@ def make_runner(
 ) -> JaxRunner:
     split = layout(tensor).replace(**words)
     config, mesh = read_model(folder), device_mesh(split, jax.devices()[first_device:])
-    params = load_hf(folder, config, split, mesh)
+    params = load_hf(folder, config, as_read(split), mesh)
     runner = JaxRunner(
         params,
         config,
@@ -415,6 +417,22 @@ def test_bfloat16_serves_what_it_was_given(reference):
     for expected, [found] in zip((two, three), again, strict=True):
         assert found.token == expected.token
         assert found.logprob == pytest.approx(expected.logprob, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["int4", pytest.param("int8", marks=pytest.mark.slow), pytest.param("fp8", marks=pytest.mark.slow)],
+)
+def test_quantised_weights_answer_as_the_numbers_that_they_stand_for(reference, dtype):
+    """Also where devices split what groups of int4 are along; as many groups are then of each."""
+    narrow, plain = make_runner(reference[0], 2, weights_dtype=dtype), make_runner(reference[0], 2)
+    with jax.set_mesh(plain._mesh):
+        widen = partial(widened, dtype=np.float32)
+        plain._params = jax.tree.map(widen, narrow._params, is_leaf=lambda x: isinstance(x, Quantised))
+    found, expected = (events_of(runner, *map(greedy, PROMPTS)) for runner in (narrow, plain))
+    for one, other in zip(found, expected, strict=True):
+        assert [event.token for event in one] == [event.token for event in other]
+        assert [e.logprob for e in one] == pytest.approx([e.logprob for e in other], abs=10 * TOLERANCE)
 
 
 _BY_POSITION = {"T": ["context"]}

@@ -39,6 +39,7 @@ from meshwright.nn.quantised import (
     QUANTISED_DTYPES,
     Quantised,
     group_size,
+    in_pairs,
     int8_product,
     quantise,
     widened,
@@ -100,9 +101,7 @@ class InferenceOps(JaxOps):
         if not isinstance(weight, Quantised):
             return _rows_product(x, weight.astype(self.dtype)).astype(self.dtype)
         if weight.is_grouped:
-            groups = jnp.reshape(weight.values, (*weight.scales.shape, -1)).astype(jnp.float32)
-            whole = jnp.reshape(groups * weight.scales[..., None], weight.values.shape)
-            return _rows_product(x, whole.astype(self.dtype)).astype(self.dtype)
+            return _rows_product(x, widened(weight, self.dtype)).astype(self.dtype)
         if self.layout.matmul_dtype == "int8" and weight.values.dtype == jnp.int8:
             y = int8_product(lambda rows: _rows_product(rows, weight.values), x, num_rows=1)
         else:
@@ -432,7 +431,8 @@ def layered(
         group, _, name = path.rpartition("/")
         if path not in cuts:  # one program cuts every row of a stack
             types = _type(config, layout, mesh, path, param)
-            cut = partial(_cut, param, layout.stored_dtype(path, param), _group(types))
+            in_group = types.group if isinstance(types, Quantised) else 1
+            cut = partial(_cut, param, layout.stored_dtype(path, param), in_group)
             cuts[path] = jax.jit(cut, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, types))
         with jax.set_mesh(mesh):
             if row is None:
@@ -450,12 +450,6 @@ def _cut(param: Param, dtype: str, group: int, whole: Array, row: Array | None) 
     if dtype in JAX_DTYPES:
         return turned.astype(JAX_DTYPES[dtype])
     return quantise(turned, dtype, len(param.fan_in), group)
-
-
-def _group(types: Any) -> int:
-    """Inputs that share a scale; 1 where none do."""
-    is_grouped = isinstance(types, Quantised) and types.is_grouped
-    return types.values.shape[-1] // types.scales.shape[-1] if is_grouped else 1
 
 
 def _forget(stacks: Mapping[str, dict], plain: dict, path: str) -> None:
@@ -478,12 +472,14 @@ def _type(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, path: st
     array = _sharding(layout, path, param)
     if dtype in JAX_DTYPES:
         return array_type(array, mesh, sizes, JAX_DTYPES[dtype])
-    values = array_type(array, mesh, sizes, QUANTISED_DTYPES[dtype])
     if dtype == "int4":
         last = array.dims[-1]
         num_shards = layout.mesh.size(array.axes_of(last))
         groups = sizes[last] // group_size(sizes[last] // num_shards)
+        in_pair, stored = (2, jnp.int8) if in_pairs(mesh.devices.flat[0].platform) else (1, jnp.int4)
+        values = array_type(array, mesh, {**sizes, last: sizes[last] // in_pair}, stored)
         return Quantised(values, array_type(array, mesh, {**sizes, last: groups}, jnp.float32))
+    values = array_type(array, mesh, sizes, QUANTISED_DTYPES[dtype])
     kept = tuple(letter for letter in array.dims if letter not in param.fan_in)
     used = layout.rules.used.split(array.name, "".join(array.dims))
     scales = ShardedArray(array.name, kept, tuple(used.axes_of(letter) for letter in kept))

@@ -3,6 +3,9 @@
     int8, fp8    w[F, D] = values[F, D] * scales[F]         a scale for each output
     int4         w[F, D] = values[F, D] * scales[F, D / g]  a scale for g inputs of an output, g <= GROUP
 
+JAX keeps an int4 in a byte of its own on CPUs, and refuses it as an argument of a compiled program (0.10.2).
+So on CPUs two inputs share a byte of values i8[F, D / 2], the first of them its lower half.
+
 Scales are float32 and symmetric: the largest magnitude that one stands for is the type's largest number. A
 scale for each output is multiplied behind the product, so that no widened copy of a weight is kept; groups
 are widened before it. With `matmul_dtype=int8` activations are int8 too, with one scale per token, and
@@ -24,8 +27,9 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.precision import DTYPES, GROUP
+from meshwright.nn.mesh import platform
 
-QUANTISED_DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int4}
+QUANTISED_DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 7.0}
 
 
@@ -40,6 +44,17 @@ class Quantised:
     @property
     def is_grouped(self) -> bool:
         return self.scales.ndim == self.values.ndim
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale of int4; 1 of other types."""
+        in_values = 2 if self.values.dtype == jnp.int8 else 1
+        return in_values * self.values.shape[-1] // self.scales.shape[-1] if self.is_grouped else 1
+
+
+def in_pairs(platform: str) -> bool:
+    """Whether values of int4 are stored two a byte on devices of this platform, as JAX calls it."""
+    return platform == "cpu"
 
 
 def as_read(layout: Layout) -> Layout:
@@ -66,9 +81,12 @@ def quantise(w: Array, dtype: str, num_summed: int, group: int) -> Quantised:
         axes = tuple(range(w.ndim - num_summed, w.ndim))
     scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=axes, keepdims=True) / _LARGEST[dtype], 1e-30)
     scaled = wide / scales
-    values = (scaled if dtype == "fp8" else jnp.round(scaled)).astype(QUANTISED_DTYPES[dtype])
+    values = scaled if dtype == "fp8" else jnp.round(scaled)
     if dtype == "int4":
-        values = jnp.reshape(values, w.shape, out_sharding=jax.typeof(w).sharding)
+        whole = jnp.reshape(values, w.shape, out_sharding=jax.typeof(w).sharding).astype(jnp.int8)
+        values = _paired(whole) if in_pairs(platform()) else whole.astype(jnp.int4)
+    else:
+        values = values.astype(QUANTISED_DTYPES[dtype])
     return Quantised(values, jnp.squeeze(scales, axes))
 
 
@@ -76,13 +94,26 @@ def widened(weight: Array | Quantised, dtype: Any) -> Array:
     """The weight as one array."""
     if not isinstance(weight, Quantised):
         return weight.astype(dtype)
-    values, scales = weight.values.astype(jnp.float32), weight.scales
+    values, scales = weight.values, weight.scales
     if not weight.is_grouped:
         missing = tuple(range(scales.ndim, values.ndim))
-        return (values * jnp.expand_dims(scales, missing)).astype(dtype)
-    group = values.shape[-1] // scales.shape[-1]
-    wide = _in_groups(values, group) * scales[..., None]
-    return jnp.reshape(wide, values.shape, out_sharding=jax.typeof(values).sharding).astype(dtype)
+        return (values.astype(jnp.float32) * jnp.expand_dims(scales, missing)).astype(dtype)
+    whole = _apart(values) if values.dtype == jnp.int8 else values
+    wide = _in_groups(whole.astype(jnp.float32), weight.group) * scales[..., None]
+    return jnp.reshape(wide, whole.shape, out_sharding=jax.typeof(whole).sharding).astype(dtype)
+
+
+def _paired(values: Array) -> Array:
+    """i8[..., I / 2] of i8[..., I] from -8 to 7: two of a row in a byte."""
+    pairs = _in_groups(values, 2)
+    return (pairs[..., 0] & 15) | (pairs[..., 1] << 4)
+
+
+def _apart(pairs: Array) -> Array:
+    """i8[..., I] of what `_paired` gives."""
+    both = jnp.stack([(pairs << 4) >> 4, pairs >> 4], axis=-1)
+    shape = (*pairs.shape[:-1], 2 * pairs.shape[-1])
+    return jnp.reshape(both, shape, out_sharding=jax.typeof(pairs).sharding)
 
 
 def _in_groups(w: Array, group: int) -> Array:
