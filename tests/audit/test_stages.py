@@ -80,6 +80,9 @@ def test_programs_of_another_plan_differ(text: str, kind: str) -> None:
         # A table that is read on both ends, and summed on both.
         ("pipe=2,data=4,zero=1,microbatches=4,schedule=zb-h1", TIED),
         ("pipe=4,data=2,zero=1,microbatches=8,schedule=dualpipe", DEEP),
+        ("pipe=2,fsdp=4,microbatches=4,schedule=zb-v", replace(TIED, num_layers=4)),
+        ("pipe=4,data=2,zero=1,microbatches=8,schedule=dualpipe", replace(TIED, num_layers=4)),
+        ("pipe=4,data=2,zero=2,microbatches=8,schedule=dualpipe", replace(TIED, num_layers=4)),
         ("pipe=2,data=2,context=2,microbatches=2,schedule=zb-h1", DEEP),
         ("pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1,optimizer=muon", DEEP),
     ],

@@ -21,6 +21,7 @@ from meshwright.layout import Layout
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.pipeline.depths import layers_of_depths
 from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.space import Space
 from meshwright.plan.train import price
@@ -132,3 +133,36 @@ def test_uneven_interleaving_is_searched():
         "interleaved",
         2,
     ) in space.schedules(Layout.of(pipe=16), 32)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "tables"),
+    [
+        # By stage: times the table is sent to others, and its gradient; times this is summed over data, and
+        # what the update made of it gathered.
+        ("1f1b", [(1, 0, 1, 1), (0, 0, 0, 0), (0, 0, 0, 0), (0, 1, 1, 0)]),
+        ("zb-v", [(0, 0, 1, 1), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0)]),
+        ("dualpipe", [(1, 0, 1, 1), (0, 0, 0, 0), (0, 0, 0, 0), (0, 1, 1, 0)]),
+    ],
+)
+def test_a_tied_table_is_sent_and_summed_once_by_each_stage_that_reads_it(schedule, tables):
+    """D 32, F 64, V 64, 8 query and 4 key heads of 8: 12,288 and two norms a layer; 2,048 of the table."""
+    config = ModelConfig("tied", 8, 32, 64, 8, 4, 8, 64, 64, tied_embeddings=True)
+    layout = Layout.of(pipe=4, data=2, zero=1, microbatches=8, schedule=schedule)
+    layout = layout.replace(weights_dtype="f32", compute_dtype="f32")
+    machine = catalog.load("h100:8")
+    pricer = StepPricer(record_training(config, machine, layout, Shape(1, 64, 64)), layout, machine)
+    # DualPipe's stages have two layers of each direction, and one end the last norm besides.
+    layers, norms = (2 * 12288, 4 * 32) if schedule == "dualpipe" else (0, 0)
+    last_norm = norms // 4
+    for stage, (lent, borrowed, summed, gathered) in enumerate(tables):
+        found = pricer.cost(stage).collectives
+        sent = {one.what: one.step_bytes / 4 for one in found if one.what.endswith(" between stages")}
+        weights = 4 * (layers + lent * 2048 + norms + (last_norm if stage == 3 else 0))
+        # Gradients of matrices, once summed, are split over two devices of data.
+        gradients = 4 * ((layers + borrowed * 2048) / 2 + norms + (last_norm if stage == 0 else 0))
+        assert sent.get("weights between stages", 0) == weights
+        assert sent.get("gradients between stages", 0) == gradients
+        of_table = [one for one in found if one.tensor == "embed" and one.axes == ("data",)]
+        assert sum(one.count for one in of_table if one.what == "gradients") == summed
+        assert sum(one.count for one in of_table if one.what == "updated weights") == gathered

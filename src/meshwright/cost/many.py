@@ -29,7 +29,7 @@ from meshwright.cost.stages import (
     different_stages,
     joins_passes,
     stage_counts,
-    weight_copies,
+    stage_updates,
 )
 from meshwright.cost.state import StageState
 from meshwright.cost.step import (
@@ -205,7 +205,7 @@ class Family:
                 seconds_of_many(one.op, one.axes, placements)(_at(rows, one.gathered_bytes))
                 + self._lost_at_nodes(one, placements)
             )
-            for one, count in state.update_transfers()
+            for one, count in state.update_transfers(self.microbatches[rows])
         )
 
     def segments(self, saving: Saving, joined: bool) -> "_SegmentSeconds":
@@ -221,7 +221,8 @@ class Family:
             timed = timed_passes(self.graph, layout, self.dtypes, self.chip, timed_pass)
             alone: list[SegmentRuns] = [tuple(row) for row in np.eye(len(timed)).tolist()]
             once = [
-                [done_once(timed, one, direction) for one in alone] for direction in ("forward", "backward")
+                [done_once(timed, one, one, direction) for one in alone]
+                for direction in ("forward", "backward")
             ]
             self._segments[saving, joined] = _SegmentSeconds(
                 np.array([[self._all(seconds) for seconds in stage_times(timed, one)] for one in alone]),
@@ -308,12 +309,14 @@ class Stages:
         self._microbatches = family.microbatches[self.rows]
         # Seconds by kind of pass and kind of chunk.
         self._chunk_seconds = np.tensordot(np.array(chunks), passes, 1).swapaxes(0, 1)
-        different = np.array(list(dict.fromkeys(self._counts)))
-        totals = np.tensordot(different, passes.sum(axis=1), 1)
+        different = list(dict.fromkeys(self._counts))
+        totals = np.tensordot(np.array(different), passes.sum(axis=1), 1)
         self._busy = totals.max(axis=0) * self._microbatches
-        busiest = different[totals.argmax(axis=0)]
-        waiting, room = np.einsum("ms,dsfm->fdm", busiest, once)
-        waiting[1] = waiting[1] * weight_copies(schedule, pipe, interleave)  # in the backward direction
+        updates = stage_updates(family.graph, schedule, pipe, interleave)
+        of_kinds = np.array([updates[self._counts.index(one)] for one in different])
+        busiest = totals.argmax(axis=0)
+        waiting = np.einsum("mds,dsm->dm", of_kinds[busiest], once[:, :, 0])
+        room = np.einsum("ms,dsm->dm", np.array(different)[busiest], once[:, :, 1])
         exposed = waiting * exposed_share(waiting, room, family.chip.step.overlap)
         self._besides = exposed.sum(axis=0) + family.chip.step.launch_seconds * self._microbatches
 

@@ -5,6 +5,7 @@ A schedule cuts the model into depths: chunks of layers in order, of which every
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,12 +37,7 @@ def joins_passes(schedule: str, pipe: int, interleave: int) -> bool:
     >>> joins_passes("dualpipe", 4, 1), joins_passes("1f1b", 4, 1)
     (True, False)
     """
-    return weight_copies(schedule, pipe, interleave) > 1
-
-
-def weight_copies(schedule: str, pipe: int, interleave: int) -> int:
-    """Copies of the weights that the stages have together, whose gradients are summed one by one."""
-    return len(stage_routes(schedule, pipe, interleave))
+    return len(stage_routes(schedule, pipe, interleave)) > 1
 
 
 def stage_layers(
@@ -108,6 +104,37 @@ def _stage_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) 
     return tuple(
         tuple(sum(counts) / directions for counts in zip(*(by_depth[depth] for depth in own), strict=True))
         for own in stage_depths(schedule, pipe, interleave)
+    )
+
+
+class PerStep(NamedTuple):
+    """How often a stage updates the weights of each segment in a step, and how often it sums their gradients.
+
+    Both stages that have a depth under DualPipe sum its gradients; the one of the first direction updates it.
+    """
+
+    updated: SegmentRuns
+    summed: SegmentRuns
+
+
+def stage_updates(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[PerStep, ...]:
+    """What every stage does once a step."""
+    return _stage_updates(_outline(graph), schedule, pipe, interleave)
+
+
+@lru_cache(maxsize=512)
+def _stage_updates(outline: _Outline, schedule: str, pipe: int, interleave: int) -> tuple[PerStep, ...]:
+    by_depth = _depth_counts(outline, schedule, pipe, interleave)
+
+    def total(depths: Iterable[int]) -> SegmentRuns:
+        return tuple(
+            map(sum, zip(*([0] * len(outline[0]), *(by_depth[depth] for depth in depths)), strict=True))
+        )
+
+    first, *_ = stage_routes(schedule, pipe, interleave)
+    return tuple(
+        PerStep(total(depth for depth, place in enumerate(first) if place.stage == stage), total(own))
+        for stage, own in enumerate(stage_depths(schedule, pipe, interleave))
     )
 
 

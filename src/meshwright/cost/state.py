@@ -79,7 +79,7 @@ class StageState:
         )
         return Work(stored.update_flops, stored.updated * weights + stored.optimizer * state)
 
-    def update_transfers(self) -> list[tuple[Transfer, float]]:
+    def update_transfers(self, microbatches: Any) -> list[tuple[Transfer, Any]]:
         """What an update sends, and how often: sums of norms over the axes that split weights, and momentum.
 
         Momentum goes to where its matrices are whole, and what is made of it comes back. What other stages
@@ -90,10 +90,10 @@ class StageState:
         found = [(norm, float(num_sums(self.layout.optimizer)))] if axes else []
         found += [(one, 2 * share.own) for part, share in self._parts for one in part.exchanged]
         found += [
-            (one, share.borrowed * (1 if one.once else self.layout.microbatches))
+            (one, share.second_once if one.once else share.second * microbatches)
             for part, share in self._parts
-            if share.borrowed
             for one in part.summed
+            if (share.second_once if one.once else share.second)
         ]
         return found + [(one, 1.0) for one in self._between_stages()]
 
@@ -116,13 +116,17 @@ class StageState:
 class _Share(NamedTuple):
     """What a stage has of a part of the weights: read there, updated there, and times sent to other stages.
 
-    borrowed: what it reads of what others update.
+    borrowed: what it reads of what others update. second: the share of the microbatches whose second use of
+    the part is there, by a program of its own; second_once: 1 where the stage has no first use of it, to
+    whose gradients those of the second are added before they are summed.
     """
 
     read: float
     own: float
     lent: float = 0.0
     borrowed: float = 0.0
+    second: float = 0.0
+    second_once: float = 0.0
 
 
 def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tuple[StoredWeights, _Share]]:
@@ -146,24 +150,28 @@ def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tupl
 
 
 def _shared(graph: Graph, layout: Layout, stage: int, part: StoredWeights, read: float) -> _Share:
-    """A stage's share of a part that chunks on several stages may read."""
+    """A stage's share of a part that chunks on several stages may read: it is sent to each of them once."""
     schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
     routes = stage_routes(schedule, pipe, interleave)
     by_depth = layers_of_depths(len(graph.layers), schedule, pipe, interleave, graph.head_layers)
-    # The depths that read it, each with its share, and the one that updates that.
+    # Shares of it, each with the depths that read that, of which the first updates it.
     if part.place == "layers":
-        shares = (len(part.layers.intersection(own)) / len(part.layers) for own in by_depth)
-        uses = [(depth, share, depth) for depth, share in enumerate(shares)]
+        shares = [
+            (len(part.layers.intersection(own)) / len(part.layers), (d,)) for d, own in enumerate(by_depth)
+        ]
     else:
-        uses = [(depth, 1.0, _ENDS[part.place][0]) for depth in _ENDS[part.place]]
+        shares = [(1.0, _ENDS[part.place])]
     updated = lent = borrowed = 0.0
-    for depth, share, home in uses:
-        owner = routes[0][home].stage
-        readers = [route[depth].stage for route in routes]
-        updated += share * (owner == stage and depth == home)
-        lent += share * sum(reader != stage for reader in readers) * (owner == stage)
-        borrowed += share * sum(reader == stage for reader in readers) * (owner != stage)
-    return _Share(read, updated, lent, borrowed)
+    for share, depths in shares:
+        owner = routes[0][depths[0]].stage
+        others = {route[depth].stage for route in routes for depth in depths} - {owner}
+        updated += share * (owner == stage)
+        lent += share * len(others) * (owner == stage)
+        borrowed += share * (stage in others)
+    if part.place != "first and last":
+        return _Share(read, updated, lent, borrowed)
+    first, last = (sum(route[depth].stage == stage for route in routes) / len(routes) for depth in (0, -1))
+    return _Share(read, updated, lent, borrowed, last, float(last > 0 and not first))
 
 
 # The depths that read what lies outside of the layers, the one that updates it first.

@@ -34,13 +34,14 @@ from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops, makespan
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.stages import (
+    PerStep,
     SegmentRuns,
     depth_counts,
     idle_runs,
     joins_passes,
     mean_runs,
     stage_counts,
-    weight_copies,
+    stage_updates,
 )
 from meshwright.cost.state import StageState
 from meshwright.hardware.chip import Chip, Switch, Torus
@@ -131,7 +132,8 @@ class StepPricer:
         """
         timed, microbatches = self._timed(), self.layout.microbatches
         stages = self._stages()
-        busiest = self._busiest(timed) if stage is None else stages[stage]
+        number = self._busiest(timed) if stage is None else stage
+        busiest = stages[number]
         sums = _Sums(self._price)
         idle = [idle_runs(self.graph, self.layout, number) for number in range(len(timed))]
         for count, directions, runs in zip(busiest, timed, idle, strict=True):
@@ -147,7 +149,7 @@ class StepPricer:
             self._add_pipeline(sums, timed, sum(stage_times(timed, busiest)), stage)
         slowdown = 1.0
         if self.graph.trains:
-            self._add_once(sums, timed, busiest)
+            self._add_once(sums, timed, number)
             self._add_update(sums, stage or 0)
             slowdown = self.chip.step.slowdown
         elif launch := self.chip.step.launch_seconds:
@@ -158,18 +160,19 @@ class StepPricer:
     def seconds(self) -> float:
         """The seconds of a training step, as in `cost`, for a caller that compares many without items."""
         timed, layout, chip = self._timed(), self.layout, self.chip
-        busiest, microbatches = self._busiest(timed), layout.microbatches
+        number, microbatches = self._busiest(timed), layout.microbatches
+        busiest = self._stages()[number]
         total = microbatches * sum(stage_times(timed, busiest))
         if layout.pipe > 1:
             numbers = layout.schedule.pipeline, layout.pipe, microbatches, layout.interleave
             total = max(total, makespan(*numbers, self._pipeline_times(timed)))
-        for direction in ("forward", "backward"):
-            waiting, room = done_once(timed, busiest, direction, self._copies)
+        for direction, times in zip(("forward", "backward"), self._per_step(number), strict=True):
+            waiting, room = done_once(timed, busiest, times, direction)
             total += waiting * exposed_share(waiting, room, chip.step.overlap)
         state = StageState(self.graph, layout)
         update, _ = work_seconds(state.update_work(), "update", self.dtypes, chip)
         total += update + host_update_seconds(state, chip)
-        total += sum(count * self._price(one).seconds for one, count in state.update_transfers())
+        total += sum(count * self._price(one).seconds for one, count in state.update_transfers(microbatches))
         total += self._flush_seconds() + chip.step.launch_seconds * microbatches
         return total * chip.step.slowdown
 
@@ -177,14 +180,14 @@ class StepPricer:
         layout = self.layout
         return stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
 
-    @cached_property
-    def _copies(self) -> int:
+    def _per_step(self, stage: int) -> PerStep:
         layout = self.layout
-        return weight_copies(layout.schedule.pipeline, layout.pipe, layout.interleave)
+        return stage_updates(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)[stage]
 
-    def _busiest(self, timed: "list[list[TimedPass]]") -> SegmentRuns:
-        """What the stage runs whose passes take longest."""
-        return max(self._stages(), key=lambda counts: sum(stage_times(timed, counts)))
+    def _busiest(self, timed: "list[list[TimedPass]]") -> int:
+        """The stage whose passes take longest."""
+        seconds = [sum(stage_times(timed, counts)) for counts in self._stages()]
+        return seconds.index(max(seconds))
 
     def _price(self, transfer: Transfer) -> CollectivePrice:
         """The price of one run of a transfer."""
@@ -214,20 +217,20 @@ class StepPricer:
 
         return timed_passes(self.graph, self.layout, self.dtypes, self.chip, timed)
 
-    def _add_once(self, sums: "_Sums", timed: "list[list[TimedPass]]", counts: SegmentRuns) -> None:
+    def _add_once(self, sums: "_Sums", timed: "list[list[TimedPass]]", stage: int) -> None:
         """What a step does once hides under what one microbatch's passes leave.
 
         Gradients are summed behind the last backward pass, updated weights gathered ahead of the first
         forward one.
         """
+        counts = self._stages()[stage]
         hiding: tuple[tuple[Direction, Direction], ...] = (("forward", "update"), ("backward", "backward"))
-        for direction, named in hiding:
-            waiting, room = done_once(timed, counts, direction, self._copies)
+        for (direction, named), times in zip(hiding, self._per_step(stage), strict=True):
+            waiting, room = done_once(timed, counts, times, direction)
             exposed = exposed_share(waiting, room, self.chip.step.overlap) if waiting else 0.0
-            times = self._copies if direction == "backward" else 1
-            for count, one in _in_direction(timed, counts, direction):
+            for count, one in _in_direction(timed, times, direction):
                 for transfer, seconds in one.once:
-                    sums.add_transfer(transfer, named, count * times, exposed, seconds)
+                    sums.add_transfer(transfer, named, count, exposed, seconds)
 
     def _add_pipeline(
         self,
@@ -275,7 +278,7 @@ class StepPricer:
         state, launch = StageState(self.graph, self.layout, stage), self.chip.step.launch_seconds
         sums.add("optimizer", *work_seconds(state.update_work(), "update", self.dtypes, self.chip))
         sums.add("optimizer state from and to the host", host_update_seconds(state, self.chip), HOST)
-        for transfer, count in state.update_transfers():
+        for transfer, count in state.update_transfers(self.layout.microbatches):
             is_gradient = transfer.what == "gradients"
             sums.add_transfer(transfer, "backward" if is_gradient else "update", count, 1.0)
         if launch:
@@ -479,16 +482,16 @@ def stage_times(timed: list[list[TimedPass]], counts: SegmentRuns) -> tuple[Any,
 
 
 def done_once(
-    timed: list[list[TimedPass]], counts: SegmentRuns, direction: Direction, copies: int = 1
+    timed: list[list[TimedPass]], counts: SegmentRuns, times: SegmentRuns, direction: Direction
 ) -> tuple[Any, Any]:
     """Seconds of what a step does once on a stage, and what of one microbatch's passes could hide it.
 
-    copies: of the weights, the gradients of each of which are summed.
+    counts: how often a microbatch runs each segment. times: how often that is done of each.
     """
-    chosen = _in_direction(timed, counts, direction)
-    waiting = sum(count * seconds for count, one in chosen for _, seconds in one.once)
-    waiting = waiting * (copies if direction == "backward" else 1)
-    return waiting, sum(count * one.room for count, one in chosen)
+    waiting = sum(
+        count * seconds for count, one in _in_direction(timed, times, direction) for _, seconds in one.once
+    )
+    return waiting, sum(count * one.room for count, one in _in_direction(timed, counts, direction))
 
 
 def _in_direction(

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from meshwright.layout.pipeline.table import PassTable, Place, TablePass
 from meshwright.nn.compiler import Options, compiler_options
-from meshwright.nn.stage_programs import TOKEN, ChunkPrograms, Totals
+from meshwright.nn.stage_programs import TOKEN, ChunkPrograms, StageTotals
 
 
 class Executor(Protocol):
@@ -72,25 +72,21 @@ class Dispatch:
         self._options = [compiler_options(mesh, options) for mesh in meshes]
         self.programs: dict[tuple[tuple[Place, str], ...], Any] = {}
 
-    def totals(
-        self, weights: Mapping[Place, Any], rows: Sequence[Array], on: Executor
-    ) -> dict[Place, Totals]:
-        """The sums of losses and gradients of a step, by place. weights: by place; rows: on each stage."""
-        totals = {place: self._run(on, place, "nothing_yet", own) for place, own in weights.items()}
+    def totals(self, weights: Mapping[Place, Any], rows: Sequence[Array], on: Executor) -> list[StageTotals]:
+        """The sums of losses and gradients of a step, by stage. weights: by place; rows: on each stage."""
+        totals: list[StageTotals] = [{} for _ in self.meshes]
+        for place, own in weights.items():
+            zeros = self.chunks[place].by_home(self._run(on, place, "nothing_yet", own))
+            totals[place.stage] = zeros | totals[place.stage]
         step = _Step(self, weights, rows, on)
         for stage, passes in self.table.in_order():
             made = [step.begun(Place(stage, one.chunk), one) for one in passes]
-            mine = [
-                {
-                    path: totals[p.place].pop(path)
-                    for path in self.chunks[p.place].adds_to(p.program, totals[p.place])
-                }
-                for p in made
-            ]
+            keys = [key for p in made for key in self.chunks[p.place].adds_to(p.program)]
+            mine = {key: totals[stage].pop(key) for key in dict.fromkeys(keys)}
             program = self._together(tuple((p.place, p.program) for p in made))
-            found = on.run(self.meshes[stage], program, mine, [p.arguments for p in made])
-            for p, (sums, *others) in zip(made, found, strict=True):
-                totals[p.place] |= sums
+            sums, found = on.run(self.meshes[stage], program, mine, [p.arguments for p in made])
+            totals[stage] |= sums
+            for p, others in zip(made, found, strict=True):
                 step.end(p, others)
         return totals
 
@@ -118,14 +114,18 @@ class Dispatch:
         return on.run(self.meshes[place.stage], self.programs[key], *arguments)
 
     def _together(self, passes: tuple[tuple[Place, str], ...]) -> Any:
-        """The program of one pass or several: (totals of each, arguments of each) -> what each gives."""
+        """The program of one pass or several: (totals, arguments of each) -> (totals, what each gives)."""
         if passes not in self.programs:
-            methods = [getattr(self.chunks[place], name) for place, name in passes]
 
-            def run(totals: Sequence[Totals], arguments: Sequence[Any]) -> list[Any]:
-                return [
-                    method(own, *given) for method, own, given in zip(methods, totals, arguments, strict=True)
-                ]
+            def run(totals: StageTotals, arguments: Sequence[Any]) -> tuple[StageTotals, list[Any]]:
+                found = []
+                for (place, name), given in zip(passes, arguments, strict=True):
+                    chunk = self.chunks[place]
+                    adds_to = {path: totals[home, path] for home, path in chunk.adds_to(name)}
+                    own, *others = getattr(chunk, name)(adds_to, *given)
+                    totals = totals | chunk.by_home(own)
+                    found.append(others)
+                return totals, found
 
             options = self._options[passes[0][0].stage]
             self.programs[passes] = jax.jit(run, donate_argnums=0, compiler_options=options)

@@ -40,6 +40,8 @@ STACKS = ("dense_layers", "layers")
 _OF_FIRST = ("embed", "positions")
 TOKEN = np.float32(1)
 Totals = dict[str, Array]
+# By the depth that has the parameter, and its path: what several chunks of one stage read has one.
+StageTotals = dict[tuple[int, str], Array]
 LOSS, ROUTERS = "loss", "router_losses"
 
 
@@ -47,12 +49,12 @@ LOSS, ROUTERS = "loss", "router_losses"
 class Chunk:
     """A part of the model: consecutive layers, numbered within it, and what there is of both ends.
 
-    rows: by stack, those that are its own.
+    rows: by stack, those that are its own. depth: its number.
     """
 
     layers: tuple[Layer, ...]
     rows: Mapping[str, slice]
-    is_first: bool
+    depth: int
     is_last: bool
 
     @classmethod
@@ -65,13 +67,22 @@ class Chunk:
             own = {stack: [layer.row for layer in layers if layer.kind.stack == stack] for stack in STACKS}
             rows = {stack: slice(some[0], some[-1] + 1) for stack, some in own.items() if some}
             renumbered = (layer._replace(row=layer.row - rows[layer.kind.stack].start) for layer in layers)
-            found.append(cls(tuple(renumbered), rows, depth == 0, depth == len(depths) - 1))
+            found.append(cls(tuple(renumbered), rows, depth, depth == len(depths) - 1))
         return found
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embedding."""
+        return self.depth == 0
 
     def has(self, path: str) -> bool:
         """Whether the parameter of this path lies here, or rows of it."""
         stack, _, _ = path.rpartition("/")
         return stack in self.rows if stack else (self.is_first if path in _OF_FIRST else self.is_last)
+
+    def home(self, path: str) -> int:
+        """The depth that has a parameter which is read here: the first has a tied table."""
+        return self.depth if self.has(path) else 0
 
     def part(self, path: str, whole: Any) -> Any:
         """What of a whole array lies here: a parameter, or what an optimizer keeps of it."""
@@ -135,9 +146,11 @@ class ChunkPrograms:
         router_weights: Any = None,
     ) -> None:
         self.config, self.layout, self.ops = config, layout, ops
-        self.layers, self.is_first, self.is_last = chunk.layers, chunk.is_first, chunk.is_last
+        self.chunk, self.layers = chunk, chunk.layers
+        self.is_first, self.is_last = chunk.is_first, chunk.is_last
         self.batch, self.share, self.router_weights = batch, share, router_weights
-        # Known once a program is traced: of the backward pass, and of the gradients that are left for later.
+        # Known once a program is traced: the totals; of the backward pass, and of gradients left for later.
+        self._summed: tuple[str, ...] = ()
         self._saved: Recipe | None = None
         self._left: Recipe | None = None
         self._read_later: tuple[int, ...] = ()
@@ -146,20 +159,28 @@ class ChunkPrograms:
         """The totals of no microbatch."""
         gradients = zeros(self.config, self.layout, differentiated(self.config, self.layout, weights))
         losses = {LOSS: jnp.zeros(())} | ({ROUTERS: jnp.zeros(2)} if self.ops.router_losses else {})
-        return flatten(gradients) | losses
+        found = flatten(gradients) | losses
+        self._summed = tuple(found)
+        return found
 
-    def adds_to(self, program: str, totals: Totals) -> list[str]:
-        """Which of the totals a program adds to; of the parted gradients once `forward` is traced."""
-        of_layers = [path for path in totals if path.startswith(STACKS)]
-        of_ends = [path for path in totals if path not in (*of_layers, LOSS, ROUTERS)]
+    def by_home(self, totals: Totals) -> StageTotals:
+        """Totals of the chunk as those of its stage."""
+        return {(self.chunk.home(path), path): total for path, total in totals.items()}
+
+    def adds_to(self, program: str) -> list[tuple[int, str]]:
+        """Which of its stage's totals a program adds to; of the parted gradients once `forward` is traced."""
+        of_layers = [path for path in self._summed if path.startswith(STACKS)]
+        losses = [path for path in self._summed if path in (LOSS, ROUTERS)]
+        of_ends = [path for path in self._summed if path not in (*of_layers, *losses)]
         parted = [path for path in of_layers if path.rpartition("/")[2] in self.ops.parted]
         unparted = [path for path in of_layers if path not in parted]
-        return {
-            "forward": [*({LOSS, ROUTERS} & totals.keys()), *(of_ends if self.is_last else [])],
+        added_to = {
+            "forward": [*losses, *(of_ends if self.is_last else [])],
             "backward": [*of_layers, *(of_ends if self.is_first else [])],
             "input_gradient": [*unparted, *(of_ends if self.is_first else [])],
             "weight_gradient": parted,
-        }[program]
+        }
+        return [(self.chunk.home(path), path) for path in added_to[program]]
 
     # Programs
 

@@ -224,13 +224,19 @@ class StagedStep:
         totals = self.dispatch.totals(self._read(on, params), rows, on)
         losses: dict[str, list[Array]] = {}
         gradients: list[dict[str, Array]] = [{} for _ in self.chunks]
-        for place, depth in self.table.depths.items():
-            own, mesh = totals.pop(Place(*place)), self.stages[place[0]].mesh
-            for name in own.keys() & {LOSS, ROUTERS}:
-                losses.setdefault(name, []).append(on.send(own.pop(name), self.first.mesh, "sums"))
-            for path, gradient in on.run(mesh, self._summed, own).items():
-                home = depth if self.chunks[depth].has(path) else 0  # of a tied table, which the head reads
-                self._add(on, gradients[home], path, gradient, self._owner(home).mesh)
+        for stage, own in zip(self.stages, totals, strict=True):
+            by_home: dict[int, dict[str, Array]] = {}
+            for home, path in list(own):
+                total = own.pop((home, path))
+                if path in (LOSS, ROUTERS):
+                    losses.setdefault(path, []).append(on.send(total, self.first.mesh, "sums"))
+                else:
+                    by_home.setdefault(home, {})[path] = total
+                del total
+            for home in list(by_home):
+                reduced = on.run(stage.mesh, self._summed, by_home.pop(home))
+                for path, gradient in reduced.items():
+                    self._add(on, gradients[home], path, gradient, self._owner(home).mesh)
         sums = {name: on.run(self.first.mesh, self._sum, parts) for name, parts in losses.items()}
         return sums, [joined(self.config, flat) for flat in gradients]
 
@@ -241,15 +247,22 @@ class StagedStep:
         total[path] = there
 
     def _read(self, on: Executor, params: Sequence[Any]) -> dict[Place, Any]:
-        """What every chunk reads, on its stage: its own parameters, and the head a tied table."""
-        table = {"embed": params[0]["embed"]} if self.config.tied_embeddings else {}
-        read = [
-            own | (table if chunk.is_last else {}) for own, chunk in zip(params, self.chunks, strict=True)
-        ]
-        return {
-            Place(*place): on.send(read[depth], self.stages[place[0]].mesh, "weights")
-            for place, depth in self.table.depths.items()
-        }
+        """What every chunk reads, on its stage: its own parameters, and the head a tied table.
+
+        A stage that has both ends is sent the table once.
+        """
+        tied = ("embed",) if self.config.tied_embeddings else ()
+        tables: dict[int, dict[str, Array]] = {}
+        read = {}
+        for (stage, number), depth in self.table.depths.items():
+            mesh, chunk = self.stages[stage].mesh, self.chunks[depth]
+            own = {name: one for name, one in params[depth].items() if name not in tied}
+            read[Place(stage, number)] = on.send(own, mesh, "weights")
+            if chunk.is_first or chunk.is_last:
+                table = {name: params[0][name] for name in tied}
+                tables[stage] = tables.get(stage) or on.send(table, mesh, "weights")
+                read[Place(stage, number)] |= tables[stage]
+        return read
 
     @property
     def num_compiled(self) -> int:
