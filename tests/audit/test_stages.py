@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 from tests.audit.test_searched import IN_FLOAT32, assert_as_planned
-from tests.nn.test_layouts import TIED, TINY
+from tests.nn.test_layouts import MIXTURE, TIED, TINY
 
 from meshwright.audit.audit import judged
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
@@ -85,6 +85,8 @@ def test_programs_of_another_plan_differ(text: str, kind: str) -> None:
         ("pipe=4,data=2,zero=2,microbatches=8,schedule=dualpipe", replace(TIED, num_layers=4)),
         ("pipe=2,data=2,context=2,microbatches=2,schedule=zb-h1", DEEP),
         ("pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1,optimizer=muon", DEEP),
+        # Rows of experts in rounds, of which all stages' devices agree on the number.
+        ("pipe=2,fsdp=2,expert=2,tensor=2,microbatches=2,schedule=zb-h1", MIXTURE),
     ],
 )
 def test_other_schedules_and_axes(text: str, config: ModelConfig) -> None:

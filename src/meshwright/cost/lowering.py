@@ -62,9 +62,11 @@ def training_lowering(
 def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
     """Whether the rows of experts have room by the round: in programs of static shapes, which run here.
 
-    Schedules of which nn/ has no program are those of others, whose shapes follow the rows that there are.
+    Layouts of which nn/ has no program are those of others, whose shapes follow the rows that there are: such
+    as stages on several hosts that run programs of their own.
     """
-    return hardware.software.static_rows and (layout.pipe == 1 or layout.schedule.is_alike)
+    runs_here = not layout.stages_apart or hardware.num_hosts == 1
+    return hardware.software.static_rows and runs_here
 
 
 def lacks_kernel(config: ModelConfig, hardware: Hardware, layout: Layout, seq_len: int) -> str | None:
