@@ -105,6 +105,7 @@ def make_optimizer(
     return _in_float32(optax.chain(clipped(config.clip_norm), chosen), moments_dtype)
 
 
+@jax.named_scope("update")
 def gradient_norm(gradients: Any) -> jax.Array:
     """|g|, the square root of the sum of all gradients' squares, in float32."""
     return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), gradients))

@@ -306,11 +306,11 @@ class CompiledStep:
 
     def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
         (loss, of_routers), grads = self._losses_and_gradients(state.params, rows)
-        with jax.named_scope("update"):
-            norm = gradient_norm(grads)
-            after = self.updated(state, grads, norm)
-            return after, self.metrics(loss, of_routers, norm, state.num_updates)
+        norm = gradient_norm(grads)
+        after = self.updated(state, grads, norm)
+        return after, self.metrics(loss, of_routers, norm, state.num_updates)
 
+    @jax.named_scope("update")
     def metrics(
         self, loss: Array, of_routers: Array | None, norm: Array, num_updates: Array
     ) -> dict[str, Array]:
@@ -321,6 +321,7 @@ class CompiledStep:
             metrics |= {"balance_loss": mean[0], "router_z_loss": mean[1]}
         return metrics
 
+    @jax.named_scope("update")
     def updated(self, state: TrainState, grads: Any, norm: Array) -> TrainState:
         """The state after an update. norm: of the gradients."""
         if self.layout.offload_optimizer:
