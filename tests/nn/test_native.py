@@ -20,12 +20,18 @@ from tests.nn.test_layouts import TINY
 from meshwright.layout import Layout
 from meshwright.nn import native
 from meshwright.nn.attention import Scores
+from meshwright.nn.inference import layered
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.paged import NOBODY, Rows
-from meshwright.nn.quantised import int8_product, quantise, widened
+from meshwright.nn.params import init_params
+from meshwright.nn.quantised import as_read, int8_product, quantise, widened
 from meshwright.serve.programs import InferencePrograms, StepShape
 
-SIZES = st.integers(1, 200)
+# Numbers of a row of whole steps, in one block of a panel and in several, and rows of a weight.
+SIZES, WIDTHS = (
+    st.one_of(st.integers(1, 50), st.integers(2050, 2060)).map(lambda n: 4 * n),
+    st.integers(1, 75),
+)
 
 
 def _operands(rows: int, size: int, width: int, dtype: Any = jnp.bfloat16) -> tuple[jax.Array, jax.Array]:
@@ -36,22 +42,28 @@ def _operands(rows: int, size: int, width: int, dtype: Any = jnp.bfloat16) -> tu
     return x, jnp.asarray(random.normal(size=(width, size)), dtype)
 
 
-@given(st.integers(1, 40), SIZES, SIZES, st.sampled_from(["bfloat16", "float32"]))
+def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x[R, I] by w[O, I], which is put in panels."""
+    with jax.set_mesh(device_mesh(Layout.parse(""))):
+        return native.product(x, native.in_panels(w, 1).numbers)
+
+
+@given(st.integers(1, 40), SIZES, WIDTHS, st.sampled_from(["bfloat16", "float32"]))
 def test_a_product_is_that_of_float32(rows: int, size: int, width: int, dtype: str) -> None:
     needs_native()
     x, w = _operands(rows, size, width, dtype)
     expected = np.asarray(x, np.float32) @ np.asarray(w, np.float32).T
-    np.testing.assert_allclose(native.product(x, w), expected, atol=2e-6 * size, rtol=1e-5)
+    np.testing.assert_allclose(_product(x, w), expected, atol=2e-6 * size, rtol=1e-5)
 
 
-@given(st.integers(1, 40), SIZES, SIZES, st.sampled_from(["bfloat16", "float32"]))
+@given(st.integers(1, 40), SIZES, WIDTHS, st.sampled_from(["bfloat16", "float32"]))
 def test_a_product_with_int8_is_exact_but_for_the_scale(rows: int, size: int, width: int, kind: str) -> None:
     needs_native()
     x, w = _operands(rows, size, width, jnp.int8)
     wide = np.asarray(x, np.float32)
     scales = np.maximum(np.abs(wide).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
     whole = np.round(wide / scales).astype(np.int32) @ np.asarray(w, np.int32).T
-    np.testing.assert_array_equal(native.product(x.astype(kind), w), whole.astype(np.float32) * scales)
+    np.testing.assert_array_equal(_product(x.astype(kind), w), whole.astype(np.float32) * scales)
 
 
 def test_it_quantises_rows_as_xla_does() -> None:
@@ -63,28 +75,38 @@ def test_it_quantises_rows_as_xla_does() -> None:
 
     # XLA multiplies by the reciprocal of 127: a number on the border of two steps may fall to the other.
     step = 128 * np.abs(np.asarray(x, np.float32)).max() / 127
-    np.testing.assert_allclose(native.product(x, w), jax.jit(by_xla)(x), atol=2 * step)
+    np.testing.assert_allclose(_product(x, w), jax.jit(by_xla)(x), atol=2 * step)
 
 
 def test_a_row_of_zeros_or_of_nan_is_one_of_the_product() -> None:
     needs_native()
-    x, w = _operands(5, 70, 9, jnp.int8)
+    x, w = _operands(5, 72, 9, jnp.int8)
     x = x.at[1].set(0).at[3, 5].set(jnp.nan)
-    found = np.asarray(native.product(x, w))
+    found = np.asarray(_product(x, w))
     assert (found[1] == 0).all()
     assert np.isnan(found[3]).all()
     assert np.isfinite(found[[0, 2, 4]]).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+def test_rows_are_found_in_panels(dtype: Any) -> None:
+    needs_native()
+    _, w = _operands(1, 92, 75, dtype)
+    ids = jnp.asarray([[0, 15, 16], [63, 64, 74]], jnp.int32)
+    with jax.set_mesh(device_mesh(Layout.parse(""))):
+        found = native.rows_of_panels(native.in_panels(w, 1).numbers, ids)
+    np.testing.assert_array_equal(found, w[ids])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
 def test_a_row_does_not_depend_on_the_others(dtype: Any) -> None:
     """To the bit, with every number of rows beside it, and wherever it stands among them."""
     needs_native()
-    x, w = _operands(32, 93, 75, dtype)
-    alone = np.concatenate([np.asarray(native.product(x[row : row + 1], w)) for row in range(32)])
+    x, w = _operands(32, 92, 75, dtype)
+    alone = np.concatenate([np.asarray(_product(x[row : row + 1], w)) for row in range(32)])
     for rows in range(2, 33):
-        np.testing.assert_array_equal(native.product(x[:rows], w), alone[:rows])
-        np.testing.assert_array_equal(native.product(x[32 - rows :], w), alone[32 - rows :])
+        np.testing.assert_array_equal(_product(x[:rows], w), alone[:rows])
+        np.testing.assert_array_equal(_product(x[32 - rows :], w), alone[32 - rows :])
 
 
 def test_attention_of_a_row_does_not_depend_on_the_others() -> None:
@@ -122,6 +144,8 @@ def test_threads_call_it_at_once() -> None:
     needs_native()
     x, w = _operands(16, 512, 1024)
     multiply = jax.jit(native.product)
+    with jax.set_mesh(device_mesh(Layout.parse(""))):
+        w = native.in_panels(w, 1).numbers
     expected, found = np.asarray(multiply(x, w)), []
 
     def call() -> None:
@@ -160,17 +184,8 @@ def _logits(dtype: str, text: str, *, with_native: bool) -> tuple[np.ndarray, st
     count = programs.num_replicas
     step = StepShape((Rows(4, 1),), 4, 4, 2)
     random = np.random.default_rng(0)
-
-    def some(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        if leaf.dtype == jnp.int8:
-            values = random.integers(-127, 128, leaf.shape)
-        else:
-            values = (
-                random.uniform(0, 0.1, leaf.shape) if leaf.ndim == 1 else random.normal(size=leaf.shape) / 8
-            )
-        return jax.device_put(jnp.asarray(values, leaf.dtype), leaf.sharding)
-
-    params = jax.tree.map(some, programs.abstract_params())
+    given = init_params(TINY, as_read(layout), mesh, seed=0)
+    params = layered(given, TINY, layout, mesh, with_panels=programs.with_panels)
     tokens = random.integers(0, TINY.vocab_size, count * 4).astype(np.int32)
     tables = np.tile(np.arange(8, dtype=np.int32).reshape(4, 1, 2), (count, 1, 1))
     pools, last = programs.empty()

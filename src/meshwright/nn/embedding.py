@@ -5,6 +5,8 @@ ids outside the shard give zero rows, so x[B, T, D]{U_tensor} is finished by an 
 (or a ReduceScatter into T with sequence parallelism). Source: Megatron-LM (Shoeybi et al., 2019).
 """
 
+import operator
+from collections.abc import Callable
 from itertools import groupby
 
 import jax
@@ -90,11 +92,18 @@ def _gathered(table_local: Array, stored: ShardedArray, used: ShardedArray, look
 
 
 def embed(
-    tokens: Array, table: Array, layout: Layout, sent_in: SentIn | None = None, *, is_column: bool = False
+    tokens: Array,
+    table: Array,
+    layout: Layout,
+    sent_in: SentIn | None = None,
+    *,
+    is_column: bool = False,
+    rows_of: Callable[[Array, Array], Array] = operator.getitem,
 ) -> Array:
     """x[B, T, D] of tokens[B, T]; is_column: of a table[V_tensor, 1], of which no axis splits D.
 
-    x has the type that the table is sent in, by default its own.
+    x has the type that the table is sent in, by default its own. rows_of: what finds the rows of ids in a
+    device's part of the table.
     """
     sent_in = sent_in or SentIn(table.dtype, table.dtype)
     stored = layout.weight("embed", "VD")
@@ -110,10 +119,11 @@ def embed(
     def local(tokens_local: Array, table_local: Array) -> Array:
         table_local = _fetched(table_local, stored, used, ids, sent_in)
         if not split_vocab:
-            return table_local[tokens_local].astype(sent_in.forward)
+            return rows_of(table_local, tokens_local).astype(sent_in.forward)
         rows = tokens_local - lax.axis_index(split_vocab) * table_local.shape[0]
         mine = (rows >= 0) & (rows < table_local.shape[0])
-        x_local = jnp.where(mine[..., None], table_local[jnp.where(mine, rows, 0)], 0).astype(sent_in.forward)
+        found = rows_of(table_local, jnp.where(mine, rows, 0))
+        x_local = jnp.where(mine[..., None], found, 0).astype(sent_in.forward)
         if scattered:
             # [B, n, T/n, D]: so that it stays a reduce-scatter (see scatter.py).
             parts = jnp.reshape(x_local, (x_local.shape[0], lax.axis_size(scattered), -1, x_local.shape[-1]))

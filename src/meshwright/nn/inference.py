@@ -32,6 +32,7 @@ from meshwright.nn.embedding import embed
 from meshwright.nn.execute import apply_reshard
 from meshwright.nn.grouped import read_product
 from meshwright.nn.mesh import array_type, partition_spec, platform
+from meshwright.nn.native import Panels
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.paged import PagedCache
 from meshwright.nn.params import JAX_DTYPES
@@ -45,32 +46,37 @@ from meshwright.nn.quantised import (
     widened,
 )
 from meshwright.nn.rope import apply_rope
-from meshwright.nn.rows import einsum_of_rows, in_tiles, is_of_rows
+from meshwright.nn.rows import einsum_of_rows, in_tiles
 from meshwright.nn.stack import KindInLoop
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
 
 Params = dict[str, Any]
 
+# Matrices that are not, or not only, multiplied by rows: looked up, absorbed, or of a router.
+_READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up"}
+
 
 class InferenceOps(JaxOps):
     """Runs `models/transformer.py` on weights as `layered` and a PagedCache. Call under `jax.set_mesh`.
 
-    with_native: on CPUs products of few rows are those of native.py, which must be there. batch_invariant: a
-    token's results do not depend on how many others there are, bit for bit: products are of tiles of rows, or
-    those of native.py, of which each row is computed by itself.
+    Products with weights in panels are those of native.py. batch_invariant: a token's results do not depend
+    on how many others there are, bit for bit: products are of tiles of rows, or those of native.py, of which
+    each row is computed by itself.
     """
 
-    def __init__(
-        self, config: ModelConfig, layout: Layout, *, with_native: bool = False, batch_invariant: bool = False
-    ) -> None:
+    def __init__(self, config: ModelConfig, layout: Layout, *, batch_invariant: bool = False) -> None:
         super().__init__(config, layout)
-        self._with_native, self._batch_invariant = with_native, batch_invariant
+        self._batch_invariant = batch_invariant
 
-    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array | Quantised) -> Array:
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array | Quantised | Panels) -> Array:
         einsum = plan.einsum
         spec = f"{einsum.lhs},{_letters_there(plan)}->{einsum.out}"
         with jax.named_scope(name):
+            if isinstance(weight, Panels):
+                return apply_reshard(
+                    plan.out_reshard, self._product(plan, spec, x, weight).astype(self.dtype)
+                )
             if self._routes:
                 return read_product(plan, x, self._of_experts(plan, weight), self._routes, self._of_one)
             if isinstance(weight, Quantised) and not weight.is_grouped:
@@ -79,11 +85,11 @@ class InferenceOps(JaxOps):
             y = self._product(plan, spec, x, w).astype(self.dtype)
             return apply_reshard(plan.out_reshard, y)
 
-    def _product(self, plan: Contraction, spec: str, x: Array, w: Array) -> Array:
+    def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels) -> Array:
         """The product of operands as computed on, of int8 weights with x in int8, summed in float32."""
-        there, is_native = partition_spec(plan.product), self._with_native and native.multiplies(x, w)
-        if is_native and (self._batch_invariant or (is_of_rows(spec) and native.beats_xla(x, w))):
-            return einsum_of_rows(native.product, spec, x, w, there)
+        there = partition_spec(plan.product)
+        if isinstance(w, Panels):
+            return einsum_of_rows(native.product, spec, x, w.numbers, there)
         product = partial(einsum_of_rows, _tiled_product) if self._batch_invariant else _product
         if w.dtype == jnp.int8:
             return int8_product(lambda narrow: product(spec, narrow, w, there), x)
@@ -110,11 +116,13 @@ class InferenceOps(JaxOps):
 
     def _scaled_product(self, plan: Contraction, spec: str, x: Array, weight: Quantised) -> Array:
         """The product with a weight that has a scale for each output, which it is multiplied by at last."""
-        einsum = plan.einsum
-        values = apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), weight.values)
-        sums_locally = not plan.product.unreduced and not plan.lhs_computed.axes_of(einsum.lhs[-1])
-        is_narrow = self.layout.matmul_dtype == "int8" and values.dtype == jnp.int8 and sums_locally
-        y = self._product(plan, spec, x, values if is_narrow else values.astype(self.dtype))
+        einsum, values = plan.einsum, weight.values
+        if not isinstance(values, Panels):
+            values = apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), values)
+            sums_locally = not plan.product.unreduced and not plan.lhs_computed.axes_of(einsum.lhs[-1])
+            is_narrow = self.layout.matmul_dtype == "int8" and values.dtype == jnp.int8 and sums_locally
+            values = values if is_narrow else values.astype(self.dtype)
+        y = self._product(plan, spec, x, values)
         y = apply_reshard(plan.out_reshard, y.astype(self.dtype)).astype(jnp.float32)
         kept = [letter for letter in _letters_there(plan) if letter in einsum.out]
         dims = tuple(einsum.out.index(letter) for letter in kept)
@@ -124,13 +132,20 @@ class InferenceOps(JaxOps):
         """The weight as its product reads it: gathered where the plan says so."""
         return apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), widened(weight, self.dtype))
 
-    def embed(self, name: str, tokens: Array, table: Array | Quantised) -> Array:
-        if not isinstance(table, Quantised):
+    def embed(self, name: str, tokens: Array, table: Array | Quantised | Panels) -> Array:
+        if not isinstance(table, Quantised | Panels):
             return super().embed(name, tokens, table)
         with jax.named_scope(name):
-            rows = embed(tokens, table.values, self.layout).astype(jnp.float32)
+            if isinstance(table, Panels):
+                return self._rows_of(table, tokens)
+            rows = self._rows_of(table.values, tokens).astype(jnp.float32)
             scales = embed(tokens, table.scales[:, None], self.layout, is_column=True)
             return (rows * scales).astype(self.dtype)
+
+    def _rows_of(self, table: Array | Panels, tokens: Array) -> Array:
+        if isinstance(table, Panels):
+            return embed(tokens, table.numbers, self.layout, rows_of=native.rows_of_panels)
+        return embed(tokens, table, self.layout)
 
     def norm(
         self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
@@ -417,11 +432,17 @@ def stored_letters(param: Param) -> str:
 
 
 def layered(
-    params: Mapping[str, Any], config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    layout: Layout,
+    mesh: jax.sharding.Mesh,
+    *,
+    with_panels: bool = False,
 ) -> Params:
     """The parameters of `nn/params.py` with an array a layer, as InferenceOps reads them.
 
-    Takes the arrays out of `params` one by one, so that memory holds at most one parameter twice.
+    with_panels: what can lie in panels does, for the products of native.py, which must be there. Takes the
+    arrays out of `params` one by one, so that memory holds at most one parameter twice.
     """
     stacks = {name: dict(node) for name, node in params.items() if isinstance(node, Mapping)}
     plain = {name: node for name, node in params.items() if not isinstance(node, Mapping)}
@@ -430,9 +451,8 @@ def layered(
     def leaf(path: str, param: Param, row: int | None) -> Any:
         group, _, name = path.rpartition("/")
         if path not in cuts:  # one program cuts every row of a stack
-            types = _type(config, layout, mesh, path, param)
-            in_group = types.group if isinstance(types, Quantised) else 1
-            cut = partial(_cut, param, layout.stored_dtype(path, param), in_group)
+            types = _type(config, layout, mesh, path, param, with_panels)
+            cut = partial(_cut, param, layout.stored_dtype(path, param), types)
             cuts[path] = jax.jit(cut, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, types))
         with jax.set_mesh(mesh):
             if row is None:
@@ -442,14 +462,19 @@ def layered(
     return _build(config, leaf, lambda path: _forget(stacks, plain, path))
 
 
-def _cut(param: Param, dtype: str, group: int, whole: Array, row: Array | None) -> Any:
-    """One layer's array out of a stack, what is summed over last, quantised to `dtype`."""
+def _cut(param: Param, dtype: str, types: Any, whole: Array, row: Array | None) -> Any:
+    """One layer's array out of a stack, what is summed over last, stored as `dtype`, of these types."""
     one = whole if row is None else lax.dynamic_index_in_dim(whole, row, keepdims=False)
     letters = param.letters.lstrip("LP")
     turned = jnp.transpose(one, [letters.index(letter) for letter in stored_letters(param)])
+    num_summed = len(param.fan_in)
     if dtype in JAX_DTYPES:
-        return turned.astype(JAX_DTYPES[dtype])
-    return quantise(turned, dtype, len(param.fan_in), group)
+        made = turned.astype(JAX_DTYPES[dtype])
+        return native.in_panels(made, num_summed) if isinstance(types, Panels) else made
+    made = quantise(turned, dtype, num_summed, types.group if types.is_grouped else 1)
+    if isinstance(types.values, Panels):
+        return replace(made, values=native.in_panels(made.values, num_summed))
+    return made
 
 
 def _forget(stacks: Mapping[str, dict], plain: dict, path: str) -> None:
@@ -457,21 +482,32 @@ def _forget(stacks: Mapping[str, dict], plain: dict, path: str) -> None:
     (stacks[group] if group else plain).pop(name)
 
 
-def abstract_layered(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> Params:
+def abstract_layered(
+    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, *, with_panels: bool = False
+) -> Params:
     """The types of `layered`, to compile for."""
 
     def leaf(path: str, param: Param, row: int | None) -> Any:
-        return _type(config, layout, mesh, path, param)
+        return _type(config, layout, mesh, path, param, with_panels)
 
     return _build(config, leaf, lambda path: None)
 
 
-def _type(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, path: str, param: Param) -> Any:
-    """The type of one layer's array: a ShapeDtypeStruct, or a Quantised of two."""
+def _type(
+    config: ModelConfig,
+    layout: Layout,
+    mesh: jax.sharding.Mesh,
+    path: str,
+    param: Param,
+    with_panels: bool,
+) -> Any:
+    """The type of one layer's array: a ShapeDtypeStruct, Panels of one, or a Quantised of such."""
     sizes, dtype = dimensions(config), layout.stored_dtype(path, param)
     array = _sharding(layout, path, param)
+    lies_in_panels = with_panels and _can_lie_in_panels(config, layout, path, param)
     if dtype in JAX_DTYPES:
-        return array_type(array, mesh, sizes, JAX_DTYPES[dtype])
+        plain = array_type(array, mesh, sizes, JAX_DTYPES[dtype])
+        return Panels(plain) if lies_in_panels else plain
     if dtype == "int4":
         last = array.dims[-1]
         num_shards = layout.mesh.size(array.axes_of(last))
@@ -479,11 +515,32 @@ def _type(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, path: st
         in_pair, stored = (2, jnp.int8) if in_pairs(mesh.devices.flat[0].platform) else (1, jnp.int4)
         values = array_type(array, mesh, {**sizes, last: sizes[last] // in_pair}, stored)
         return Quantised(values, array_type(array, mesh, {**sizes, last: groups}, jnp.float32))
-    values = array_type(array, mesh, sizes, QUANTISED_DTYPES[dtype])
+    values: Any = array_type(array, mesh, sizes, QUANTISED_DTYPES[dtype])
+    values = Panels(values) if lies_in_panels else values
     kept = tuple(letter for letter in array.dims if letter not in param.fan_in)
     used = layout.rules.used.split(array.name, "".join(array.dims))
     scales = ShardedArray(array.name, kept, tuple(used.axes_of(letter) for letter in kept))
     return Quantised(values, array_type(scales, mesh, sizes, jnp.float32))
+
+
+def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Param) -> bool:
+    """Whether products alone read the weight, where it is stored and in the type in which it is."""
+    name, dtype = path.rpartition("/")[2], layout.stored_dtype(path, param)
+    is_of_products = param.init == "normal" and name not in _READ_OTHERWISE and "E" not in param.letters
+    if not is_of_products or (name == "embed" and not config.tied_embeddings):
+        return False
+    stored = _sharding(layout, path, param)
+    used = layout.rules.used.split(stored.name, "".join(stored.dims))
+    if used.axes != stored.axes:
+        return False
+    is_whole = not any(used.axes_of(letter) for letter in param.fan_in)
+    if dtype == "int8" and not (layout.matmul_dtype == "int8" and is_whole):
+        return False
+    if dtype not in ("int8", layout.compute_dtype):
+        return False
+    sizes = dimensions(config)
+    inner = prod(sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in)
+    return native.has_whole_steps(inner, {**JAX_DTYPES, **QUANTISED_DTYPES}[dtype])
 
 
 def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> Params:

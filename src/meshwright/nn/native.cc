@@ -1,9 +1,9 @@
-// Products of few rows with weights in float32, bf16 and int8, and attention of few queries over a cache of pages,
+// Products of rows with weights in float32, bf16 and int8, and attention of few queries over a cache of pages,
 // for x86 with AVX512-BF16 and AVX512-VNNI.
 //
-// Called by XLA through its foreign function interface, and run on its threads; see native.py. Weights lie
-// as w[O, I], what is summed over last. A number of the result is a sum of 16 lanes, each in the order of I,
-// added in one tree: it depends on its row and its column alone, never on how many others there are.
+// Called by XLA through its foreign function interface, and run on its threads; see native.py. Weights w[O, I]
+// lie in panels. A number of the result is summed in the order of I: it depends on its row and its column alone,
+// never on how many others there are.
 
 #include <immintrin.h>
 
@@ -62,46 +62,34 @@ void InParallel(ffi::ThreadPool& pool, int64_t count, Work work) {
   queue->Wait();
 }
 
-// The sums of 16 vectors of 16 lanes: lanes i and i + 8, then i and i + 4, i + 2, i + 1.
-template <typename Kind>
-__m512 Sums(const __m512* v) {
-  __m512 eights[8], fours[4], twos[2];
-  for (int i = 0; i < 8; ++i) {
-    eights[i] = Kind::Add(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
-                          _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xEE));
-  }
-  for (int i = 0; i < 4; ++i) {
-    fours[i] = Kind::Add(_mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0x88),
-                         _mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0xDD));
-  }
-  for (int i = 0; i < 2; ++i) {
-    twos[i] = Kind::Add(_mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0x44),
-                        _mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0xEE));
-  }
-  const __m512 sums = Kind::Add(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xDD));
-  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums);
+
+// 16 numbers in float32; zero where there are none.
+__m512 Wide(const float* at, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, at); }
+__m512 Wide(const uint16_t* at, __mmask16 lanes) {  // bf16
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, at)), 16));
 }
+__m512 Wide(const int8_t* at, __mmask16 lanes) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, at)));
+}
+
+__mmask16 First(int64_t count) { return static_cast<__mmask16>(count >= 16 ? 0xFFFF : (1u << count) - 1); }
+
+// Kinds of products. kTogether: numbers that one instruction sums into each of its 16 lanes, 32 bits of them.
 
 struct Float {
   using Number = float;
-  static constexpr int64_t kLanes = 16;  // numbers of a vector
+  static constexpr int64_t kTogether = 1;
 
   struct Row {};  // what a row of x has beside its numbers
 
-  static __m512i Some(const Number* at, int64_t count) {
-    return _mm512_castps_si512(_mm512_maskz_loadu_ps(0xFFFFu >> (kLanes - count), at));
-  }
   static __m512i Weight(__m512i w) { return w; }
   static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), sum);
   }
-  static __m512 Add(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
-  static float Result(float sum, Row) { return sum; }
+  static __m512 Result(__m512 sum, Row) { return sum; }
 
-  static Row Prepare(const Number* from, int64_t size, int64_t apart, Number* to) {
-    for (int64_t k = 0; k < size; k += kLanes, to += apart) {
-      _mm512_store_si512(to, Some(from + k, std::min(kLanes, size - k)));
-    }
+  static Row Prepare(const Number* from, int64_t size, Number* to) {
+    std::memcpy(to, from, size * sizeof(Number));
     return {};
   }
 };
@@ -109,24 +97,18 @@ struct Float {
 // bf16 by bf16, summed in float32.
 struct Bf16 {
   using Number = uint16_t;
-  static constexpr int64_t kLanes = 32;  // numbers of a vector
+  static constexpr int64_t kTogether = 2;
 
-  struct Row {};  // what a row of x has beside its numbers
+  struct Row {};
 
-  static __m512i Some(const Number* at, int64_t count) {
-    return _mm512_maskz_loadu_epi16(~0u >> (kLanes - count), at);
-  }
   static __m512i Weight(__m512i w) { return w; }
   static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
   }
-  static __m512 Add(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
-  static float Result(float sum, Row) { return sum; }
+  static __m512 Result(__m512 sum, Row) { return sum; }
 
-  static Row Prepare(const Number* from, int64_t size, int64_t apart, Number* to) {
-    for (int64_t k = 0; k < size; k += kLanes, to += apart) {
-      _mm512_store_si512(to, Some(from + k, std::min(kLanes, size - k)));
-    }
+  static Row Prepare(const Number* from, int64_t size, Number* to) {
+    std::memcpy(to, from, size * sizeof(Number));
     return {};
   }
 };
@@ -134,183 +116,222 @@ struct Bf16 {
 // int8 by what is made int8 with a scale for each row, summed in int32.
 struct Int8 {
   using Number = int8_t;
-  static constexpr int64_t kLanes = 64;
+  static constexpr int64_t kTogether = 4;
 
   struct Row {
     float scale;
     int32_t excess;  // of a sum, since weights are made unsigned
   };
 
-  static __m512i Some(const Number* at, int64_t count) {
-    return _mm512_maskz_loadu_epi8(~0ull >> (kLanes - count), at);
-  }
   static __m512i Weight(__m512i w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }  // w + 128
   static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
     return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sum), w, x));
   }
-  static __m512 Add(__m512 a, __m512 b) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
-  }
-  static float Result(float sum, Row row) {
-    int32_t whole;
-    std::memcpy(&whole, &sum, sizeof whole);
-    return static_cast<float>(whole - row.excess) * row.scale;
-  }
-
-  static float Wide(float x) { return x; }
-  static float Wide(uint16_t x) {
-    const uint32_t bits = static_cast<uint32_t>(x) << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
+  static __m512 Result(__m512 sum, Row row) {
+    const __m512i whole = _mm512_sub_epi32(_mm512_castps_si512(sum), _mm512_set1_epi32(row.excess));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(row.scale));
   }
 
   // As `int8_product` of quantised.py has it: x / scale, rounded to even.
   template <typename X>
-  static Row Prepare(const X* from, int64_t size, int64_t apart, Number* to) {
-    float largest = 0;
-    for (int64_t k = 0; k < size; ++k) {
-      const float magnitude = std::fabs(Wide(from[k]));
-      largest = magnitude > largest || magnitude != magnitude ? magnitude : largest;
+  static Row Prepare(const X* from, int64_t size, Number* to) {
+    __m512 most = _mm512_setzero_ps();
+    __mmask16 is_nan = 0;
+    for (int64_t k = 0; k < size; k += 16) {
+      const __m512 magnitude = _mm512_abs_ps(Wide(from + k, First(size - k)));
+      is_nan |= _mm512_cmp_ps_mask(magnitude, magnitude, _CMP_UNORD_Q);
+      most = _mm512_max_ps(most, magnitude);
     }
-    const float scale = std::max(largest / 127.0f, 1e-30f);
-    int32_t sum = 0;
-    for (int64_t k = 0; k < size; k += kLanes, to += apart) {
-      for (int64_t i = 0; i < kLanes; ++i) {
-        const int32_t number = k + i < size ? static_cast<int32_t>(std::nearbyint(Wide(from[k + i]) / scale)) : 0;
-        to[i] = static_cast<int8_t>(number);
-        sum += to[i];
-      }
+    const float largest = is_nan ? NAN : _mm512_reduce_max_ps(most), scale = std::max(largest / 127.0f, 1e-30f);
+    __m512i sum = _mm512_setzero_si512();
+    for (int64_t k = 0; k < size; k += 16) {
+      const __m512 scaled = _mm512_div_ps(Wide(from + k, First(size - k)), _mm512_set1_ps(scale));
+      const __m512i whole = _mm512_cvt_roundps_epi32(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      _mm512_mask_cvtepi32_storeu_epi8(to + k, First(size - k), whole);
+      sum = _mm512_add_epi32(sum, whole);
     }
-    return {scale, 128 * sum};
+    return {scale, 128 * _mm512_reduce_add_epi32(sum)};
   }
 };
 
-constexpr int64_t kGroup = 4;  // rows that are multiplied together
+// A step is 32 bits of every row: one number in float32, four in int8. A panel is the next 16 rows of w, the last
+// one fewer; its steps follow each other, each with its rows side by side: one vector, which all rows of x meet.
+// So weights are read in their order, once for each 16 rows of x, from memory for the first of them and from a
+// core's cache for the others.
+constexpr int64_t kPanel = 16, kRows = 16;
+constexpr int64_t kBlock = 2048;  // steps whose panel stays in the second cache
+constexpr int64_t kAhead = 32;    // steps: else the memory waits while many rows are multiplied
 
-// The sums of R rows by C columns, at r * C + c. x: the rows side by side, vector by vector.
-template <typename Kind, int R, int C>
-__m512 Tile(const typename Kind::Number* x, const typename Kind::Number* w, int64_t size) {
-  constexpr int64_t kLanes = Kind::kLanes;
-  __m512 sums[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) sums[i] = _mm512_setzero_ps();
-  const auto step = [&](const __m512i* ws, int64_t k) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const __m512i xs = _mm512_load_si512(x + k * R + r * kLanes);
-#pragma GCC unroll 16
-      for (int c = 0; c < C; ++c) sums[r * C + c] = Kind::Dot(sums[r * C + c], ws[c], xs);
-    }
-  };
-  int64_t k = 0;
-  __m512i ws[C];
-  for (; k + kLanes <= size; k += kLanes) {
-#pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) {
-      ws[c] = Kind::Weight(_mm512_loadu_si512(w + c * size + k));
-      _mm_prefetch(w + (C + c) * size + k, _MM_HINT_T0);  // of the next tile
-    }
-    step(ws, k);
-  }
-  if (k < size) {
-#pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) ws[c] = Kind::Weight(Kind::Some(w + c * size + k, size - k));
-    step(ws, k);
-  }
-  return Sums<Kind>(sums);
-}
+int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-template <typename Kind, int R, int C>
-void Put(const typename Kind::Number* x, const typename Kind::Number* w, int64_t size,
-         const typename Kind::Row* rows, float* y, int64_t width) {
-  alignas(64) float sums[16];
-  _mm512_store_ps(sums, Tile<Kind, R, C>(x, w, size));
+// A panel in its order: steps apart by its columns' 32 bits each.
+struct Panel {
+  const int32_t* at;
+  int64_t apart;
+  __mmask16 lanes;
+};
+
+// What R rows by a panel add to their sums, in y f32[R, width] from the first to the last of `steps`.
+template <typename Kind, int R>
+void Tile(const int32_t* x, Panel w, int64_t steps, const typename Kind::Row* rows, int64_t num_rows, float* y,
+          int64_t width, bool is_first, bool is_last) {
+  __m512 sums[R];
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) y[r * width + c] = Kind::Result(sums[r * C + c], rows[r]);
+    sums[r] = is_first || r >= num_rows ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(w.lanes, y + r * width);
+  }
+  for (int64_t k = 0; k < steps; ++k) {
+    const __m512i ws = Kind::Weight(_mm512_maskz_loadu_epi32(w.lanes, w.at + k * w.apart));
+    _mm_prefetch(w.at + (k + kAhead) * w.apart, _MM_HINT_T0);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) sums[r] = Kind::Dot(sums[r], ws, _mm512_set1_epi32(x[k * R + r]));
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    if (r >= num_rows) break;
+    _mm512_mask_storeu_ps(y + r * width, w.lanes, is_last ? Kind::Result(sums[r], rows[r]) : sums[r]);
   }
 }
 
-// Columns `begin` to `end` of one group of R rows, C at a time.
-template <typename Kind, int R, int C>
-void Columns(const typename Kind::Number* x, const typename Kind::Number* w, int64_t size,
-             const typename Kind::Row* rows, float* y, int64_t width, int64_t begin, int64_t end) {
-  int64_t o = begin;
-  for (; o + C <= end; o += C) Put<Kind, R, C>(x, w + o * size, size, rows, y + o, width);
-  for (; o < end; ++o) Put<Kind, R, 1>(x, w + o * size, size, rows, y + o, width);
+// Rows of x, as tiles read them: in groups, each step of all rows of a group together.
+template <typename Kind>
+struct Rows {
+  int64_t count, of_group, steps;
+  std::vector<int32_t> numbers;
+  std::vector<typename Kind::Row> others;
+
+  template <typename X>
+  Rows(ffi::ThreadPool& pool, const X* x, int64_t count, int64_t size)
+      : count(count), of_group(1), steps(Ceil(size, Kind::kTogether)) {
+    while (of_group < std::min(count, kRows)) of_group *= 2;
+    numbers.resize(num_groups() * of_group * steps);  // rows that there are not stay zero
+    others.resize(num_groups() * of_group);
+    const auto prepare = [this, x, size](int64_t group) {
+      thread_local std::vector<int32_t> room;
+      room.assign(this->steps, 0);
+      int32_t* const to = this->numbers.data() + group * this->of_group * this->steps;
+      const int64_t first = group * this->of_group, num_rows = std::min(this->of_group, this->count - first);
+      for (int64_t r = 0; r < num_rows; ++r) {
+        auto* const own = reinterpret_cast<typename Kind::Number*>(room.data());
+        this->others[first + r] = Kind::Prepare(x + (first + r) * size, size, own);
+        for (int64_t k = 0; k < this->steps; ++k) to[k * this->of_group + r] = room[k];
+      }
+    };
+    InParallel(pool, num_groups(), prepare);
+  }
+
+  int64_t num_groups() const { return Ceil(count, of_group); }
+};
+
+// Panels `begin` to `end` for all rows.
+template <typename Kind>
+void Panels(const Rows<Kind>& rows, const int32_t* w, float* y, int64_t width, int64_t begin, int64_t end) {
+  const auto tile = rows.of_group == 16  ? Tile<Kind, 16>
+                    : rows.of_group == 8 ? Tile<Kind, 8>
+                    : rows.of_group == 4 ? Tile<Kind, 4>
+                    : rows.of_group == 2 ? Tile<Kind, 2>
+                                         : Tile<Kind, 1>;
+  for (int64_t from = 0; from < rows.steps; from += kBlock) {
+    const int64_t steps = std::min(kBlock, rows.steps - from);
+    for (int64_t first = begin * kPanel; first < std::min(width, end * kPanel); first += kPanel) {
+      const int64_t columns = std::min(kPanel, width - first);
+      const Panel panel{w + first * rows.steps + from * columns, columns, First(columns)};
+      for (int64_t row = 0; row < rows.count; row += rows.of_group) {
+        tile(rows.numbers.data() + row * rows.steps + from * rows.of_group, panel, steps, rows.others.data() + row,
+             rows.count - row, y + row * width + first, width, from == 0, from + steps == rows.steps);
+      }
+    }
+  }
 }
 
 template <typename Kind, typename X>
-void Multiply(ffi::ThreadPool& pool, const X* x, const typename Kind::Number* w, float* y, int64_t num_rows,
-              int64_t size, int64_t width) {
-  using Number = typename Kind::Number;
-  using Row = typename Kind::Row;
-  constexpr int64_t kLanes = Kind::kLanes;
-  const int64_t padded = (size + kLanes - 1) / kLanes * kLanes, groups = (num_rows + kGroup - 1) / kGroup;
-  thread_local std::vector<__m512i> room;
-  thread_local std::vector<Row> row_room;
-  room.resize(num_rows * padded / kLanes);
-  row_room.resize(num_rows);
-  Number* const packed = reinterpret_cast<Number*>(room.data());
-  Row* const rows = row_room.data();
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const int64_t first = r / kGroup * kGroup, together = std::min(kGroup, num_rows - first);
-    rows[r] = Kind::Prepare(x + r * size, size, together * kLanes, packed + first * padded + (r - first) * kLanes);
-  }
-  // Eight parts for each thread, since some begin late, of columns that stay in a core's cache.
-  const int64_t fitting = (256 << 10) / static_cast<int64_t>(size * sizeof(Number));
-  const int64_t even = width / (8 * std::max<int64_t>(1, pool.num_threads()));
-  const int64_t part = std::max<int64_t>(16, std::min(fitting, even + 15) / 16 * 16);
-  InParallel(pool, (width + part - 1) / part, [=](int64_t i) {
-    const int64_t begin = i * part, end = std::min(width, begin + part);
-    if (num_rows == 1) return Columns<Kind, 1, 8>(packed, w, size, rows, y, width, begin, end);
-    if (num_rows == 2) return Columns<Kind, 2, 8>(packed, w, size, rows, y, width, begin, end);
-    for (int64_t o = begin; o < end; o += 4) {  // which stay in the first cache for all rows
-      const int64_t until = std::min(end, o + 4);
-      for (int64_t g = 0; g < groups; ++g) {
-        const int64_t r = g * kGroup;
-        const auto columns = num_rows - r >= 4   ? Columns<Kind, 4, 4>
-                             : num_rows - r == 3 ? Columns<Kind, 3, 4>
-                             : num_rows - r == 2 ? Columns<Kind, 2, 4>
-                                                 : Columns<Kind, 1, 4>;
-        columns(packed + r * padded, w, size, rows + r, y + r * width, width, o, until);
-      }
-    }
+void Multiply(ffi::ThreadPool& pool, const X* x, const int32_t* w, float* y, int64_t num_rows, int64_t size,
+              int64_t width) {
+  const Rows<Kind> rows(pool, x, num_rows, size);
+  // Eight parts for each thread, since some begin late.
+  const int64_t panels = Ceil(width, kPanel), part = Ceil(panels, 8 * std::max<int64_t>(1, pool.num_threads()));
+  InParallel(pool, Ceil(panels, part), [=, &rows](int64_t i) {
+    Panels<Kind>(rows, w, y, width, i * part, std::min(panels, (i + 1) * part));
   });
 }
 
-// y f32[R, O] of x[R, I] and w[O, I]: both f32 or both bf16, or w int8 and x f32 or bf16.
+// The steps of a row of w[O, I], which must be whole; none where they are not.
+int64_t StepsOf(const ffi::AnyBuffer& w) {
+  const auto sizes = w.dimensions();
+  if (sizes.size() != 2 || sizes[0] == 0) return 0;
+  const int64_t bytes = static_cast<int64_t>(w.size_bytes()) / sizes[0];
+  return bytes % 4 ? 0 : bytes / 4;
+}
+
+// y f32[R, O] of x[R, I] and w[O, I] in panels: both f32 or both bf16, or w int8 and x f32 or bf16.
 ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
   const auto sizes = x.dimensions(), of_w = w.dimensions();
-  if (sizes.size() != 2 || of_w.size() != 2 || sizes[1] != of_w[1]) {
-    return ffi::Error::InvalidArgument("x[R, I] and w[O, I] are needed");
+  if (!StepsOf(w) || sizes.size() != 2 || sizes[1] != of_w[1]) {
+    return ffi::Error::InvalidArgument("x[R, I] and w[O, I] of whole steps are needed");
   }
-  const int64_t rows = sizes[0], size = sizes[1], width = of_w[0];
-  const void *xs = x.untyped_data(), *ws = w.untyped_data();
-  float* ys = y->typed_data();
+  const auto multiply = [&](auto kind, auto number) {
+    Multiply<decltype(kind)>(pool, static_cast<const decltype(number)*>(x.untyped_data()),
+                             static_cast<const int32_t*>(w.untyped_data()), y->typed_data(), sizes[0], sizes[1],
+                             of_w[0]);
+    return ffi::Error::Success();
+  };
   const auto of_x = x.element_type(), of_weights = w.element_type();
-  if (of_weights == ffi::F32 && of_x == ffi::F32) {
-    Multiply<Float>(pool, static_cast<const float*>(xs), static_cast<const float*>(ws), ys, rows, size, width);
-  } else if (of_weights == ffi::BF16 && of_x == ffi::BF16) {
-    Multiply<Bf16>(pool, static_cast<const uint16_t*>(xs), static_cast<const uint16_t*>(ws), ys, rows, size, width);
-  } else if (of_weights == ffi::S8 && of_x == ffi::BF16) {
-    Multiply<Int8>(pool, static_cast<const uint16_t*>(xs), static_cast<const int8_t*>(ws), ys, rows, size, width);
-  } else if (of_weights == ffi::S8 && of_x == ffi::F32) {
-    Multiply<Int8>(pool, static_cast<const float*>(xs), static_cast<const int8_t*>(ws), ys, rows, size, width);
-  } else {
-    return ffi::Error::InvalidArgument("of these types there is no product");
+  if (of_weights == ffi::F32 && of_x == ffi::F32) return multiply(Float(), float());
+  if (of_weights == ffi::BF16 && of_x == ffi::BF16) return multiply(Bf16(), uint16_t());
+  if (of_weights == ffi::S8 && of_x == ffi::BF16) return multiply(Int8(), uint16_t());
+  if (of_weights == ffi::S8 && of_x == ffi::F32) return multiply(Int8(), float());
+  return ffi::Error::InvalidArgument("of these types there is no product");
+}
+
+// w[O, I] in panels.
+ffi::Error InPanels(ffi::ThreadPool pool, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> panels) {
+  const int64_t steps = StepsOf(w), width = steps ? w.dimensions()[0] : 0;
+  if (!steps) return ffi::Error::InvalidArgument("w[O, I] of whole steps is needed");
+  const auto* const from = static_cast<const int32_t*>(w.untyped_data());
+  auto* const to = static_cast<int32_t*>(panels->untyped_data());
+  InParallel(pool, Ceil(width, kPanel), [=](int64_t panel) {
+    const int64_t first = panel * kPanel, columns = std::min(kPanel, width - first);
+    for (int64_t k = 0; k < steps; ++k) {
+      for (int64_t i = 0; i < columns; ++i) to[first * steps + k * columns + i] = from[(first + i) * steps + k];
+    }
+  });
+  return ffi::Error::Success();
+}
+
+// Rows ids i32[N] of w[O, I] in panels, each from 0 to O - 1.
+ffi::Error RowsOfPanels(ffi::AnyBuffer w, ffi::Buffer<ffi::S32> ids, ffi::Result<ffi::AnyBuffer> rows) {
+  const int64_t steps = StepsOf(w), width = steps ? w.dimensions()[0] : 0;
+  if (!steps) return ffi::Error::InvalidArgument("w[O, I] of whole steps is needed");
+  const auto* const from = static_cast<const int32_t*>(w.untyped_data());
+  auto* to = static_cast<int32_t*>(rows->untyped_data());
+  for (size_t n = 0; n < ids.element_count(); ++n) {
+    const int64_t id = std::clamp<int64_t>(ids.typed_data()[n], 0, width - 1), first = id / kPanel * kPanel;
+    const int64_t columns = std::min(kPanel, width - first);
+    for (int64_t k = 0; k < steps; ++k) *to++ = from[first * steps + k * columns + id - first];
   }
   return ffi::Error::Success();
 }
 
 // Attention of few queries over the pages of their sequences.
 
-__m512 Wide(const float* at, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, at); }
-__m512 Wide(const int8_t* at, __mmask16 lanes) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, at)));
+// The sums of 16 vectors of 16 lanes: lanes i and i + 8, then i and i + 4, i + 2, i + 1.
+__m512 Sums(const __m512* v) {
+  __m512 eights[8], fours[4], twos[2];
+  for (int i = 0; i < 8; ++i) {
+    eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
+                          _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xEE));
+  }
+  for (int i = 0; i < 4; ++i) {
+    fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0x88),
+                         _mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0xDD));
+  }
+  for (int i = 0; i < 2; ++i) {
+    twos[i] = _mm512_add_ps(_mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0x44),
+                        _mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0xEE));
+  }
+  const __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xDD));
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums);
 }
-
-__mmask16 First(int64_t count) { return static_cast<__mmask16>(count >= 16 ? 0xFFFF : (1u << count) - 1); }
 
 // e^x for x <= 0, to two units in the last place.
 __m512 Exp(__m512 x) {
@@ -357,7 +378,7 @@ __m512 ScoresOf(const float* q, const Pool<T>& keys, int64_t row, int64_t count,
       sums[i] = _mm512_fmadd_ps(some, Wide(keys.values + own * keys.width + h, lanes), sums[i]);
     }
   }
-  __m512 scores = _mm512_mul_ps(Sums<Bf16>(sums), _mm512_set1_ps(how.scale));
+  __m512 scores = _mm512_mul_ps(Sums(sums), _mm512_set1_ps(how.scale));
   if (keys.scales) scores = _mm512_mul_ps(scores, _mm512_maskz_loadu_ps(First(count), keys.scales + row));
   if (how.softcap > 0) {
     alignas(64) float each[16];
@@ -492,6 +513,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(product, Product,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(in_panels, InPanels,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rows_of_panels, RowsOfPanels,
+                              ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::Buffer<ffi::S32>>().Ret<ffi::AnyBuffer>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, Attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

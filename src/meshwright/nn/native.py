@@ -1,7 +1,8 @@
 """The optional extension for CPUs in C++ (native.cc): what XLA for CPU does slowly as it generates.
 
-XLA reads weights at half of the memory's speed where few rows meet them: several rows in float32, any in bf16
-and int8. The extension is built
+XLA reads weights at half of the memory's speed where few rows meet them, and multiplies many rows at half of
+what the processor can. The extension reads weights in an order of their own, their panels, in which they are
+put once, as an engine is started. It is built
 by the system's C++ compiler when it is first asked for, in a few seconds, and kept in
 `cache_folder() / "native"`: a wheel of it would be one for each version of JAX, whose headers it is compiled
 with. Where it cannot be had, `why_not` says why and XLA's own operations run, as on other processors.
@@ -18,7 +19,8 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,10 @@ from jax import Array
 from meshwright.files import cache_folder
 from meshwright.nn.attention import Scores
 from meshwright.nn.cpu import features
+from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.quantised import Quantised
 
-# Rows of a product up to which the extension beats XLA by a fifth or more; it still does for int8 beyond.
-# One row in float32 XLA multiplies at the memory's speed.
-MOST_ROWS = 32
+_STEP_BYTES = 4  # of a row, which a product sums at once
 _SOURCE = Path(__file__).with_name("native.cc")
 _NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 _FLAGS = (
@@ -47,7 +48,7 @@ _FLAGS = (
     "-fPIC",
     *(f"-m{name.replace('_', '')}" for name in _NEEDED),
 )
-_OPERATIONS = "product", "attention"
+_OPERATIONS = "product", "in_panels", "rows_of_panels", "attention"
 _COMPILERS = "c++", "g++", "clang++"
 _TIMEOUT_SECONDS = 120
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -86,25 +87,52 @@ def _loaded() -> str | None:
     return None
 
 
-def multiplies(x: Array, w: Array) -> bool:
-    """Whether there is a `product` of such numbers: both f32 or both bf16, or with int8 weights."""
-    return w.dtype == jnp.int8 or (x.dtype == w.dtype and w.dtype in (jnp.float32, jnp.bfloat16))
+@partial(jax.tree_util.register_dataclass, data_fields=["numbers"], meta_fields=[])
+@dataclass(frozen=True)
+class Panels:
+    """A weight w[O..., I...] in panels: on each device the numbers of its part lie as `product` reads them.
+
+    numbers: an array of the weight's shape, type and sharding, in another order, which native.cc says.
+    """
+
+    numbers: Any
+
+    @property
+    def ndim(self) -> int:
+        return self.numbers.ndim
 
 
-def beats_xla(x: Array, w: Array) -> bool:
-    """Whether `product` is the faster one for the rows of x[B, T, ...] that a device has."""
-    rows = prod(jax.typeof(x).sharding.shard_shape(x.shape)[:2])
-    return (rows > 1 or w.dtype != jnp.float32) and rows <= MOST_ROWS
+def has_whole_steps(size: int, dtype: Any) -> bool:
+    """Whether weights w[O..., I...] of a type can lie in panels, of which a device has `size` numbers I."""
+    return size * jnp.dtype(dtype).itemsize % _STEP_BYTES == 0
+
+
+def in_panels(w: Array, num_summed: int) -> Panels:
+    """w[O..., I...] in panels, of whose last dimensions products sum over `num_summed`."""
+
+    def local(w: Array) -> Array:
+        flat = jnp.reshape(w, (prod(w.shape[: w.ndim - num_summed]), -1))
+        made = jax.ffi.ffi_call(_target("in_panels"), jax.ShapeDtypeStruct(flat.shape, flat.dtype))(flat)
+        return jnp.reshape(made, w.shape)
+
+    return Panels(each_device(local, (spec_of(w),), spec_of(w))(w))
 
 
 def product(x: Array, w: Array) -> Array:
-    """y f32[R, O] of x[R, I] and w[O, I] on one device: both bf16; or w int8, for which x is made int8.
+    """y f32[R, O] of x[R, I] and w[O, I] in panels, on one device: both f32 or bf16, or w int8.
 
     A row of the result does not depend on the others. With int8 it is `quantised.int8_product` of the row,
     but that XLA may multiply by the reciprocal of 127 for the row's scale.
     """
     y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
     return jax.ffi.ffi_call(_target("product"), y)(x, w)
+
+
+def rows_of_panels(w: Array, ids: Array) -> Array:
+    """Rows[..., I] of w[O, I] in panels, on one device, for ids i32[...] from 0 to O - 1."""
+    rows = jax.ShapeDtypeStruct((ids.size, w.shape[1]), w.dtype)
+    made = jax.ffi.ffi_call(_target("rows_of_panels"), rows)(w, jnp.ravel(ids))
+    return jnp.reshape(made, (*ids.shape, -1))
 
 
 def attends(pools: Sequence[Array | Quantised]) -> bool:
@@ -177,7 +205,8 @@ def _build(path: Path) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            said = next((line for line in lines if "error" in line), lines[0])
             raise _NotAvailable(f"{found[0]} cannot compile it: {said}")
         with partial.open("ab") as file:
             file.write(hashlib.sha256(partial.read_bytes()).digest())

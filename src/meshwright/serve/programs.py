@@ -100,7 +100,9 @@ class InferencePrograms:
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
         self._with_native, self._batch_invariant = with_native, batch_invariant
-        self.ops = InferenceOps(config, layout, with_native=with_native, batch_invariant=batch_invariant)
+        # Prompts by position have a layout of their own, of which products may read weights in other parts.
+        self.with_panels = with_native and not self._prefill
+        self.ops = InferenceOps(config, layout, batch_invariant=batch_invariant)
         self._x = partition_spec(layout.activation("x", "BTD"))
         # Replicas that prefill a prompt together.
         self.num_sharing = self.num_replicas // self._prefill.num_batch_shards if self._prefill else 1
@@ -207,7 +209,7 @@ class InferencePrograms:
             return jax.jit(zeros)()
 
     def abstract_params(self) -> Any:
-        return abstract_layered(self.config, self.layout, self.mesh)
+        return abstract_layered(self.config, self.layout, self.mesh, with_panels=self.with_panels)
 
     def abstract_pools(self) -> Any:
         of_groups = self._num_pages, self._num_window_pages
@@ -284,12 +286,12 @@ class InferencePrograms:
         by_sequence = cached_array(self.layout, self.config).axes_of("B")
         sharing = tuple(axis for axis in by_sequence if axis not in layout.batch_axes)
         cache = PagedCache(pools, there, tables, step.rows, self.layout, self._groups, True, sharing=sharing)
-        ops = InferenceOps(self.config, layout, with_native=self._with_native)
+        ops = InferenceOps(self.config, layout)
         x = transformer.enter(self.config, ops, params, dealt(tokens, split), places)
         x, cache = transformer.through(self.config, ops, params, x, places, cache, self.config.layers)
         with jax.named_scope("take"):
             x = _at(heads, x, reshard(places.positions, split))
-        head = InferenceOps(self.config, layout.whole_positions, with_native=self._with_native)
+        head = InferenceOps(self.config, layout.whole_positions)
         logits = transformer.leave(self.config, head, params, x)
         with jax.named_scope("logits"):
             whole = reshard(logits, PartitionSpec(shared[0], None, None))[:, 0].astype(jnp.float32)

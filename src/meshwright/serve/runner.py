@@ -162,7 +162,9 @@ class JaxRunner:
         self.limits = replace(limits, num_host_pages=self._host.num_pages)
         self._is_invariant = batch_invariant
         self._has_whole_prompts = attends_to_whole_prompts(platform, layout) and not batch_invariant
-        self._params = layered(params, config, layout, mesh) if params else {}
+        self._params = (
+            layered(params, config, layout, mesh, with_panels=self._programs.with_panels) if params else {}
+        )
         self._steps: dict[_Shape, Any] = {}
         self._seconds: dict[_Shape, float] = {}
         self._choices: dict[tuple[int, bool], Any] = {}
