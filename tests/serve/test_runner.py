@@ -425,7 +425,10 @@ def test_bfloat16_serves_what_it_was_given(reference):
 )
 def test_quantised_weights_answer_as_the_numbers_that_they_stand_for(reference, dtype):
     """Also where devices split what groups of int4 are along; as many groups are then of each."""
-    narrow, plain = make_runner(reference[0], 2, weights_dtype=dtype), make_runner(reference[0], 2)
+    narrow, plain = (
+        make_runner(reference[0], 2, weights_dtype=dtype),
+        make_runner(reference[0], 2, with_native=False),
+    )
     with jax.set_mesh(plain._mesh):
         widen = partial(widened, dtype=np.float32)
         plain._params = jax.tree.map(widen, narrow._params, is_leaf=lambda x: isinstance(x, Quantised))
