@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import TPU_LANES, has_narrow_values, why_no_flash
+from meshwright.layout.runs import hosts_lack
 from meshwright.models.config import ModelConfig
 
 
@@ -65,8 +66,7 @@ def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
     Layouts of which nn/ has no program are those of others, whose shapes follow the rows that there are: such
     as stages on several hosts that run programs of their own.
     """
-    runs_here = not layout.stages_apart or hardware.num_hosts == 1
-    return hardware.software.static_rows and runs_here
+    return hardware.software.static_rows and hosts_lack(layout, hardware.num_hosts) is None
 
 
 def lacks_kernel(config: ModelConfig, hardware: Hardware, layout: Layout, seq_len: int) -> str | None:

@@ -19,7 +19,7 @@ def keep_compiled() -> None:
 
 
 class NothingCompiled:
-    """That this process compiles nothing, nor reads it from disk instead, from the first check on."""
+    """Checks that this process compiles nothing, nor reads it from disk instead, after the first check."""
 
     def __init__(self) -> None:
         self._count: int | None = None  # None before the first check

@@ -74,14 +74,13 @@ class InferenceOps(JaxOps):
         spec = f"{einsum.lhs},{_letters_there(plan)}->{einsum.out}"
         with jax.named_scope(name):
             if isinstance(weight, Panels):
-                return apply_reshard(
-                    plan.out_reshard, self._product(plan, spec, x, weight).astype(self.dtype)
-                )
-            if self._routes:
+                w: Array | Panels = weight
+            elif self._routes:
                 return read_product(plan, x, self._of_experts(plan, weight), self._routes, self._of_one)
-            if isinstance(weight, Quantised) and not weight.is_grouped:
+            elif isinstance(weight, Quantised) and not weight.is_grouped:
                 return self._scaled_product(plan, spec, x, weight)
-            w = self._read_weight(plan, weight)
+            else:
+                w = self._read_weight(plan, weight)
             y = self._product(plan, spec, x, w).astype(self.dtype)
             return apply_reshard(plan.out_reshard, y)
 
@@ -471,7 +470,7 @@ def _cut(param: Param, dtype: str, types: Any, whole: Array, row: Array | None) 
     if dtype in JAX_DTYPES:
         made = turned.astype(JAX_DTYPES[dtype])
         return native.in_panels(made, num_summed) if isinstance(types, Panels) else made
-    made = quantise(turned, dtype, num_summed, types.group if types.is_grouped else 1)
+    made = quantise(turned, dtype, num_summed, types.group)
     if isinstance(types.values, Panels):
         return replace(made, values=native.in_panels(made.values, num_summed))
     return made
@@ -534,9 +533,8 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
     if used.axes != stored.axes:
         return False
     is_whole = not any(used.axes_of(letter) for letter in param.fan_in)
-    if dtype == "int8" and not (layout.matmul_dtype == "int8" and is_whole):
-        return False
-    if dtype not in ("int8", layout.compute_dtype):
+    is_read = layout.matmul_dtype == "int8" and is_whole if dtype == "int8" else dtype == layout.compute_dtype
+    if not is_read:
         return False
     sizes = dimensions(config)
     inner = prod(sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in)

@@ -62,7 +62,6 @@ void InParallel(ffi::ThreadPool& pool, int64_t count, Work work) {
   queue->Wait();
 }
 
-
 // 16 numbers in float32; zero where there are none.
 __m512 Wide(const float* at, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, at); }
 __m512 Wide(const uint16_t* at, __mmask16 lanes) {  // bf16
@@ -76,40 +75,32 @@ __mmask16 First(int64_t count) { return static_cast<__mmask16>(count >= 16 ? 0xF
 
 // Kinds of products. kTogether: numbers that one instruction sums into each of its 16 lanes, 32 bits of them.
 
-struct Float {
-  using Number = float;
-  static constexpr int64_t kTogether = 1;
+// What is multiplied as it is, and summed in float32.
+template <typename T>
+struct Plain {
+  using Number = T;
+  static constexpr int64_t kTogether = 4 / sizeof(T);
 
   struct Row {};  // what a row of x has beside its numbers
 
   static __m512i Weight(__m512i w) { return w; }
-  static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), sum);
-  }
   static __m512 Result(__m512 sum, Row) { return sum; }
 
-  static Row Prepare(const Number* from, int64_t size, Number* to) {
-    std::memcpy(to, from, size * sizeof(Number));
+  static Row Prepare(const T* from, int64_t size, T* to) {
+    std::memcpy(to, from, size * sizeof(T));
     return {};
   }
 };
 
-// bf16 by bf16, summed in float32.
-struct Bf16 {
-  using Number = uint16_t;
-  static constexpr int64_t kTogether = 2;
+struct Float : Plain<float> {
+  static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), sum);
+  }
+};
 
-  struct Row {};
-
-  static __m512i Weight(__m512i w) { return w; }
+struct Bf16 : Plain<uint16_t> {
   static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
-  }
-  static __m512 Result(__m512 sum, Row) { return sum; }
-
-  static Row Prepare(const Number* from, int64_t size, Number* to) {
-    std::memcpy(to, from, size * sizeof(Number));
-    return {};
   }
 };
 
@@ -208,7 +199,7 @@ struct Rows {
     others.resize(num_groups() * of_group);
     const auto prepare = [this, x, size](int64_t group) {
       thread_local std::vector<int32_t> room;
-      room.assign(this->steps, 0);
+      room.resize(this->steps);
       int32_t* const to = this->numbers.data() + group * this->of_group * this->steps;
       const int64_t first = group * this->of_group, num_rows = std::min(this->of_group, this->count - first);
       for (int64_t r = 0; r < num_rows; ++r) {
@@ -319,7 +310,7 @@ __m512 Sums(const __m512* v) {
   __m512 eights[8], fours[4], twos[2];
   for (int i = 0; i < 8; ++i) {
     eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
-                          _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xEE));
+                              _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xEE));
   }
   for (int i = 0; i < 4; ++i) {
     fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0x88),

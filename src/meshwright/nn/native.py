@@ -1,11 +1,11 @@
 """The optional extension for CPUs in C++ (native.cc): what XLA for CPU does slowly as it generates.
 
 XLA reads weights at half of the memory's speed where few rows meet them, and multiplies many rows at half of
-what the processor can. The extension reads weights in an order of their own, their panels, in which they are
-put once, as an engine is started. It is built
-by the system's C++ compiler when it is first asked for, in a few seconds, and kept in
-`cache_folder() / "native"`: a wheel of it would be one for each version of JAX, whose headers it is compiled
-with. Where it cannot be had, `why_not` says why and XLA's own operations run, as on other processors.
+what the processor can. The extension reads weights in an order of its own, in panels, in which they are put
+once, as an engine starts. It is built by the system's C++ compiler when it is first asked for, in a few
+seconds, and kept in `cache_folder() / "native"`: a wheel of it would be one for each version of JAX, whose
+headers it is compiled with. Where it cannot be had, `why_not` says why and XLA's own operations run, as on
+other processors.
 
 It is compiled for the instructions that it needs and no further, so that the file serves every machine which
 has them. XLA calls it by names that hold a hash of its source: a program that was compiled with another one

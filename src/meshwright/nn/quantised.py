@@ -48,8 +48,10 @@ class Quantised:
     @property
     def group(self) -> int:
         """Inputs that share a scale of int4; 1 of other types."""
+        if not self.is_grouped:
+            return 1
         in_values = 2 if self.values.dtype == jnp.int8 else 1
-        return in_values * self.values.shape[-1] // self.scales.shape[-1] if self.is_grouped else 1
+        return in_values * self.values.shape[-1] // self.scales.shape[-1]
 
 
 def in_pairs(platform: str) -> bool:

@@ -256,7 +256,7 @@ class IdleSeconds(NamedTuple):
 
     @classmethod
     def of(cls, generate: Ordered[tuple[int, float]], mixed: float, limits: Limits) -> "IdleSeconds":
-        """Those that steps tell which generate, and one of all slots beside `timed_blocks` of prompts."""
+        """The seconds by measured steps: those that generate, and one of all slots beside `timed_blocks`."""
         num_tokens = timed_blocks(limits) * limits.block
         return cls(tuple(generate), max(mixed - generate[-1][1], 0.0) / num_tokens)
 
