@@ -437,14 +437,14 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
     keep_compiled()
-    results: dict[str, Row] = {}
-    if asked.output and asked.output.exists():  # of rows that are not asked for now
-        results = json.loads(asked.output.read_text(encoding="utf-8"))["results"]
+    document: dict[str, Any] = {"results": {}}
+    if asked.output and asked.output.exists():  # with rows that are not asked for now, and notes of them
+        document |= json.loads(asked.output.read_text(encoding="utf-8"))
+    command = f"python benchmarks/engine.py --rows {asked.rows} --rounds {asked.rounds}"
+    document |= {"benchmark": "engine", "machine": machine(), "command": command}
     for name in asked.rows.split(","):
-        results[name] = rows[name](asked.rounds)
-        print(name, results[name], flush=True)
-        command = f"python benchmarks/engine.py --rows {asked.rows} --rounds {asked.rounds}"
-        document = {"benchmark": "engine", "machine": machine(), "command": command, "results": results}
+        document["results"][name] = rows[name](asked.rounds)
+        print(name, document["results"][name], flush=True)
         if asked.output:
             asked.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,26 @@ def test_attention_of_a_row_does_not_depend_on_the_others() -> None:
             one = slice(row, row + 1)
             alone = native.attention(q[one], positions[one], tables[one], pools, 8, Scores(None, 0.3))
             np.testing.assert_array_equal(alone[0], every[row])
+
+
+@pytest.mark.parametrize("size", [6, 16, 20])
+def test_attention_of_a_query_does_not_depend_on_those_beside_it(size: int) -> None:
+    """To the bit; of 23 that the extension takes several at a time, with keys that only some of them see."""
+    needs_native()
+    random = np.random.default_rng(2)
+    q = jnp.asarray(random.normal(size=(1, 23, 6, 72)), jnp.float32)
+    wide = [jnp.asarray(random.normal(size=(9, 2, size, 72)), jnp.float32) for _ in range(2)]
+    tables, positions = (
+        jnp.asarray([[7, 3, 0, 5, 1, 8, 4]], jnp.int32),
+        jnp.arange(19, 42, dtype=jnp.int32)[None],
+    )
+    for pools in (wide, [quantise(pool, "int8", 1, 1) for pool in wide]):
+        for window in (None, 9):
+            ask = partial(native.attention, pools=pools, window=window, how=Scores(None, 0.3))
+            every = ask(q, positions, tables)
+            for at in range(23):
+                one = slice(at, at + 1)
+                np.testing.assert_array_equal(ask(q[:, one], positions[:, one], tables)[0, 0], every[0, at])
 
 
 def test_an_int8_cache_is_attended_to_as_the_numbers_it_stands_for() -> None:

@@ -1,4 +1,4 @@
-// Products of rows with weights in float32, bf16 and int8, and attention of few queries over a cache of pages,
+// Products of rows with weights in float32, bf16 and int8, and attention over a cache of pages,
 // for x86 with AVX512-BF16 and AVX512-VNNI.
 //
 // Called by XLA through its foreign function interface, and run on its threads; see native.py. Weights w[O, I]
@@ -12,8 +12,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -71,7 +73,9 @@ __m512 Wide(const int8_t* at, __mmask16 lanes) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, at)));
 }
 
-__mmask16 First(int64_t count) { return static_cast<__mmask16>(count >= 16 ? 0xFFFF : (1u << count) - 1); }
+__mmask16 First(int64_t count) {
+  return static_cast<__mmask16>(count >= 16 ? 0xFFFF : count > 0 ? (1u << count) - 1 : 0);
+}
 
 // Kinds of products. kTogether: numbers that one instruction sums into each of its 16 lanes, 32 bits of them.
 
@@ -303,19 +307,23 @@ ffi::Error RowsOfPanels(ffi::AnyBuffer w, ffi::Buffer<ffi::S32> ids, ffi::Result
   return ffi::Error::Success();
 }
 
-// Attention of few queries over the pages of their sequences.
+// Attention of queries over the pages of their sequences.
 
-// The sums of 16 vectors of 16 lanes: lanes i and i + 8, then i and i + 4, i + 2, i + 1.
-__m512 Sums(const __m512* v) {
+// The sums of 16 vectors of 16 lanes: lanes i and i + 8, then i and i + 4, i + 2, i + 1. Inlined, since vectors whose
+// address is given away are not kept in registers.
+[[gnu::always_inline]] inline __m512 Sums(const __m512* v) {
   __m512 eights[8], fours[4], twos[2];
+#pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
     eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
                               _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xEE));
   }
+#pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) {
     fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0x88),
                          _mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0xDD));
   }
+#pragma GCC unroll 8
   for (int i = 0; i < 2; ++i) {
     twos[i] = _mm512_add_ps(_mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0x44),
                         _mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0xEE));
@@ -342,8 +350,6 @@ struct Pool {
   const T* values;
   const float* scales;
   int64_t width;
-
-  float Scale(int64_t row) const { return scales ? scales[row] : 1.0f; }
 };
 
 struct Scores {
@@ -355,29 +361,136 @@ struct Sizes {
   int64_t num_rows, length, num_heads, num_kv_heads, page, pages_of_row;
 };
 
-// The scores of q over 16 keys or fewer, from `row` of the pool on.
-template <typename T>
-__m512 ScoresOf(const float* q, const Pool<T>& keys, int64_t row, int64_t count, const Scores& how) {
-  __m512 sums[16];
-  for (int i = 0; i < 16; ++i) sums[i] = _mm512_setzero_ps();
-  for (int64_t h = 0; h < keys.width; h += 16) {
-    const __mmask16 lanes = First(keys.width - h);
-    const __m512 some = _mm512_maskz_loadu_ps(lanes, q + h);
+// The pages of a row from the first to the last that its queries see, and where their numbers lie.
+struct Pages {
+  const int32_t* table;
+  int64_t head, num_heads, size, padded, first, last;
+
+  int64_t Row(int64_t n) const { return (static_cast<int64_t>(table[n]) * num_heads + head) * size; }  // of the pool
+  int64_t Place(int64_t n) const { return (n - first) * padded; }  // among a line's weights
+};
+
+// One query of one head. Those that meet the same keys are attended with side by side: a key is then read once for
+// kLines of them. What is summed for a line, and in which order, does not depend on those beside it.
+struct Line {
+  const float* q;
+  float* out;
+  int64_t position, least;  // the last and the first position that it sees
+  float* weights;           // of `padded` numbers for each page: scores first
+  float sum;                // by which weights are to be divided
+};
+
+constexpr int64_t kLines = 4, kBlockLines = 16;
+
+// tile f32[L, 16]: L lines by 16 keys or fewer, from `row` of the pool on.
+template <int L, typename T>
+void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count, float* tile) {
+  constexpr int kKeys = 16 / L;
+  for (int64_t begin = 0; begin < count; begin += kKeys) {
+    __m512 sums[16];
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
-      const int64_t own = row + std::min<int64_t>(i, count - 1);
-      sums[i] = _mm512_fmadd_ps(some, Wide(keys.values + own * keys.width + h, lanes), sums[i]);
+    for (int i = 0; i < 16; ++i) sums[i] = _mm512_setzero_ps();
+    for (int64_t h = 0; h < keys.width; h += 16) {
+      const __mmask16 lanes = First(keys.width - h);
+      __m512 some[L];
+#pragma GCC unroll 4
+      for (int l = 0; l < L; ++l) some[l] = _mm512_maskz_loadu_ps(lanes, lines[l].q + h);
+#pragma GCC unroll 16
+      for (int k = 0; k < kKeys; ++k) {
+        const int64_t own = row + std::min<int64_t>(begin + k, count - 1);
+        const __m512 key = Wide(keys.values + own * keys.width + h, lanes);
+#pragma GCC unroll 4
+        for (int l = 0; l < L; ++l) sums[l * kKeys + k] = _mm512_fmadd_ps(some[l], key, sums[l * kKeys + k]);
+      }
+    }
+    alignas(64) float each[16];
+    _mm512_store_ps(each, Sums(sums));
+    for (int l = 0; l < L; ++l) std::memcpy(tile + l * 16 + begin, each + l * kKeys, kKeys * sizeof(float));
+  }
+}
+
+__m512 Capped(__m512 scores, float softcap) {
+  alignas(64) float each[16];
+  _mm512_store_ps(each, scores);
+  for (float& score : each) score = softcap * std::tanh(score / softcap);
+  return _mm512_load_ps(each);
+}
+
+// out of L lines += the values from position `begin` to `end` by their weights, in their order.
+template <int L, typename T>
+void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, int64_t begin, int64_t end) {
+  constexpr int kWide = 4;
+  if (begin >= end) return;
+  for (int64_t o = 0; o < values.width; o += 16 * kWide) {
+    __mmask16 lanes[kWide];
+    __m512 sums[L][kWide];
+#pragma GCC unroll 4
+    for (int i = 0; i < kWide; ++i) {
+      lanes[i] = First(values.width - o - 16 * i);
+#pragma GCC unroll 4
+      for (int l = 0; l < L; ++l) sums[l][i] = _mm512_maskz_loadu_ps(lanes[i], lines[l].out + o + 16 * i);
+    }
+    for (int64_t s = begin; s < end;) {
+      const int64_t n = s / pages.size, inside = s - n * pages.size, until = std::min(end, (n + 1) * pages.size);
+      const T* at = values.values + (pages.Row(n) + inside) * values.width + o;
+      const int64_t weight = pages.Place(n) + inside;
+      for (int64_t i = 0; i < until - s; ++i, at += values.width) {
+        __m512 some[kWide];
+#pragma GCC unroll 4
+        for (int j = 0; j < kWide; ++j) some[j] = Wide(at + 16 * j, lanes[j]);
+#pragma GCC unroll 4
+        for (int l = 0; l < L; ++l) {
+          const __m512 by = _mm512_set1_ps(lines[l].weights[weight + i]);
+#pragma GCC unroll 4
+          for (int j = 0; j < kWide; ++j) sums[l][j] = _mm512_fmadd_ps(by, some[j], sums[l][j]);
+        }
+      }
+      s = until;
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kWide; ++i) {
+#pragma GCC unroll 4
+      for (int l = 0; l < L; ++l) _mm512_mask_storeu_ps(lines[l].out + o + 16 * i, lanes[i], sums[l][i]);
     }
   }
-  __m512 scores = _mm512_mul_ps(Sums(sums), _mm512_set1_ps(how.scale));
-  if (keys.scales) scores = _mm512_mul_ps(scores, _mm512_maskz_loadu_ps(First(count), keys.scales + row));
-  if (how.softcap > 0) {
-    alignas(64) float each[16];
-    _mm512_store_ps(each, scores);
-    for (float& score : each) score = how.softcap * std::tanh(score / how.softcap);
-    scores = _mm512_load_ps(each);
-  }
-  return scores;
+}
+
+// work(L, from) for all of `count` lines, kLines at a time while there are as many.
+template <typename Work>
+void ForLines(int64_t count, Work work) {
+  int64_t from = 0;
+  for (; from + kLines <= count; from += kLines) work(std::integral_constant<int, kLines>(), from);
+  for (; from + 2 <= count; from += 2) work(std::integral_constant<int, 2>(), from);
+  for (; from < count; ++from) work(std::integral_constant<int, 1>(), from);
+}
+
+// The scores of lines over all pages, in their `weights`.
+template <typename T>
+void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const Pages& pages, const Scores& how) {
+  const auto score = [&](auto together, int64_t from) {
+    constexpr int L = together;
+    alignas(64) float tile[L * 16];
+    for (int64_t n = pages.first; n < pages.last; ++n) {
+      for (int64_t s = 0; s < pages.padded; s += 16) {
+        const int64_t begin = n * pages.size + s, row = pages.Row(n) + s, count = std::min<int64_t>(16, pages.size - s);
+        __mmask16 seen[L], some = 0;
+        for (int l = 0; l < L; ++l) {
+          const Line& line = lines[from + l];
+          seen[l] = First(std::min(count, line.position + 1 - begin)) & ~First(line.least - begin);
+          some |= seen[l];
+        }
+        if (some) Products<L>(lines + from, keys, row, count, tile);
+        for (int l = 0; l < L; ++l) {
+          __m512 scores = _mm512_mul_ps(_mm512_load_ps(tile + l * 16), _mm512_set1_ps(how.scale));
+          if (keys.scales) scores = _mm512_mul_ps(scores, _mm512_maskz_loadu_ps(First(count), keys.scales + row));
+          if (how.softcap > 0) scores = Capped(scores, how.softcap);
+          scores = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen[l], scores);
+          _mm512_storeu_ps(lines[from + l].weights + pages.Place(n) + s, scores);
+        }
+      }
+    }
+  };
+  ForLines(num_lines, score);
 }
 
 // The weights of `count` scores, in place; what they are to be divided by.
@@ -393,79 +506,76 @@ float Softmax(float* scores, int64_t count) {
   return _mm512_reduce_add_ps(sum);
 }
 
-// out += the values of `count` keys from `row` of the pool on, by their weights.
+// Lines of one row that share head `pages.head` of the cache.
 template <typename T>
-void AddValues(const float* weights, const Pool<T>& values, int64_t row, int64_t count, float* out) {
-  for (int64_t o = 0; o < values.width; o += 16) {
-    const __mmask16 lanes = First(values.width - o);
-    __m512 sums[4] = {_mm512_maskz_loadu_ps(lanes, out + o)};
-    for (int i = 1; i < 4; ++i) sums[i] = _mm512_setzero_ps();
-    const T* const at = values.values + row * values.width + o;
-    int64_t s = 0;
-    const auto add = [&](int i) __attribute__((always_inline)) {
-      const __m512 weight = _mm512_set1_ps(weights[s + i] * values.Scale(row + s + i));
-      sums[i] = _mm512_fmadd_ps(weight, Wide(at + (s + i) * values.width, lanes), sums[i]);
-    };
-    for (; s + 4 <= count; s += 4) {
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) add(i);
-    }
-    for (; s < count; ++s) add(0);
-    const __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-    _mm512_mask_storeu_ps(out + o, lanes, sum);
+void AttendTogether(Line* lines, int64_t num_lines, Pages pages, const Pool<T>& keys, const Pool<T>& values,
+                    const Scores& how) {
+  if (!num_lines) return;
+  int64_t last = 0;
+  pages.first = lines[0].least / pages.size;
+  for (int64_t l = 0; l < num_lines; ++l) {
+    pages.first = std::min(pages.first, lines[l].least / pages.size);
+    last = std::max(last, lines[l].position);
   }
-}
-
-// One query of the heads that share head `head` of the cache.
-template <typename T>
-void AttendOnce(const float* q, int64_t position, const int32_t* table, const Pool<T>& keys, const Pool<T>& values,
-                const Sizes& sizes, const Scores& how, int64_t head, float* out) {
-  const int64_t together = sizes.num_heads / sizes.num_kv_heads, size = sizes.page, padded = (size + 15) / 16 * 16;
-  std::fill_n(out, together * values.width, 0.0f);
-  if (position < 0) return;  // nobody's
-  const int64_t least = how.window ? std::max<int64_t>(0, position - how.window + 1) : 0;
-  const int64_t first = least / size, num_pages = position / size - first + 1, count = num_pages * padded;
+  pages.last = last / pages.size + 1;
+  const int64_t count = pages.Place(pages.last);
   thread_local std::vector<float> room;
-  room.resize(together * (count + 1));
-  float* const scores = room.data();
-  float* const sums = scores + together * count;
-  const auto row_of = [&](int64_t n) { return (static_cast<int64_t>(table[first + n]) * sizes.num_kv_heads + head) * size; };
-  for (int64_t n = 0; n < num_pages; ++n) {
-    const int64_t begin = (first + n) * size;
-    for (int64_t s = 0; s < padded; s += 16) {
-      const auto seen = static_cast<__mmask16>(First(std::max<int64_t>(0, std::min(size - s, position + 1 - begin - s))) &
-                                               ~First(std::max<int64_t>(0, least - begin - s)));
-      for (int64_t g = 0; g < together; ++g) {
-        const __m512 some = seen ? ScoresOf(q + g * keys.width, keys, row_of(n) + s, std::min<int64_t>(16, size - s), how)
-                                 : _mm512_setzero_ps();
-        _mm512_storeu_ps(scores + g * count + n * padded + s, _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, some));
-      }
+  room.resize(num_lines * count);
+  for (int64_t l = 0; l < num_lines; ++l) lines[l].weights = room.data() + l * count;
+  ScoresOf(lines, num_lines, keys, pages, how);
+  for (int64_t l = 0; l < num_lines; ++l) {
+    lines[l].sum = Softmax(lines[l].weights, count);
+    for (int64_t n = pages.first; values.scales && n < pages.last; ++n) {
+      float* const own = lines[l].weights + pages.Place(n);
+      for (int64_t s = 0; s < pages.size; ++s) own[s] *= values.scales[pages.Row(n) + s];
     }
+    std::fill_n(lines[l].out, values.width, 0.0f);
   }
-  for (int64_t g = 0; g < together; ++g) sums[g] = Softmax(scores + g * count, count);
-  for (int64_t n = 0; n < num_pages; ++n) {
-    const int64_t begin = (first + n) * size, from = std::max<int64_t>(0, least - begin);
-    const int64_t until = std::min(size, position + 1 - begin);
-    for (int64_t g = 0; g < together; ++g) {
-      AddValues(scores + g * count + n * padded + from, values, row_of(n) + from, until - from, out + g * values.width);
+  // What each sees and not all of them is left to each: a key that a line does not see cannot reach it, also if
+  // its values are not finite.
+  const auto add = [&](auto together, int64_t from) {
+    constexpr int L = together;
+    int64_t begin = 0, end = std::numeric_limits<int64_t>::max();
+    for (int64_t l = from; l < from + L; ++l) {
+      begin = std::max(begin, lines[l].least);
+      end = std::min(end, lines[l].position + 1);
     }
-  }
-  for (int64_t g = 0; g < together; ++g) {
-    for (int64_t o = 0; o < values.width; ++o) out[g * values.width + o] /= sums[g];
+    end = std::max(begin, end);
+    for (int64_t l = from; l < from + L; ++l) {
+      AddValues<1>(lines + l, values, pages, lines[l].least, std::min(begin, lines[l].position + 1));
+    }
+    AddValues<L>(lines + from, values, pages, begin, end);
+    for (int64_t l = from; l < from + L; ++l) AddValues<1>(lines + l, values, pages, end, lines[l].position + 1);
+  };
+  ForLines(num_lines, add);
+  for (int64_t l = 0; l < num_lines; ++l) {
+    for (int64_t o = 0; o < values.width; ++o) lines[l].out[o] /= lines[l].sum;
   }
 }
 
 template <typename T>
 void Attend(ffi::ThreadPool& pool, const float* q, const int32_t* positions, const int32_t* tables, Pool<T> keys,
             Pool<T> values, Sizes sizes, Scores how, float* out) {
-  InParallel(pool, sizes.num_rows * sizes.num_kv_heads, [=](int64_t i) {
-    const int64_t row = i / sizes.num_kv_heads, head = i % sizes.num_kv_heads;
-    const int64_t together = sizes.num_heads / sizes.num_kv_heads;
-    for (int64_t n = row * sizes.length; n < (row + 1) * sizes.length; ++n) {
-      const int64_t at = n * sizes.num_heads + head * together;
-      AttendOnce(q + at * keys.width, positions[n], tables + row * sizes.pages_of_row, keys, values, sizes, how, head,
-                 out + at * values.width);
+  const int64_t together = sizes.num_heads / sizes.num_kv_heads, padded = Ceil(sizes.page, 16) * 16;
+  const int64_t block = std::max<int64_t>(1, kBlockLines / together), blocks = Ceil(sizes.length, block);
+  InParallel(pool, sizes.num_rows * sizes.num_kv_heads * blocks, [=](int64_t i) {
+    const int64_t row = i / blocks / sizes.num_kv_heads, head = i / blocks % sizes.num_kv_heads;
+    const int64_t begin = i % blocks * block, end = std::min(sizes.length, begin + block);
+    thread_local std::vector<Line> lines;
+    lines.clear();
+    for (int64_t n = row * sizes.length + begin; n < row * sizes.length + end; ++n) {
+      const int64_t at = n * sizes.num_heads + head * together, position = positions[n];
+      if (position < 0) {  // nobody's
+        std::fill_n(out + at * values.width, together * values.width, 0.0f);
+        continue;
+      }
+      const int64_t least = how.window ? std::max<int64_t>(0, position - how.window + 1) : 0;
+      for (int64_t g = at; g < at + together; ++g) {
+        lines.push_back({q + g * keys.width, out + g * values.width, position, least, nullptr, 0.0f});
+      }
     }
+    const Pages pages{tables + row * sizes.pages_of_row, head, sizes.num_kv_heads, sizes.page, padded, 0, 0};
+    AttendTogether(lines.data(), lines.size(), pages, keys, values, how);
   });
 }
 
