@@ -39,8 +39,7 @@ import httpx
 import jax
 import numpy as np
 import tokenizers
-from own_server import CONFIG as CONFIG_OF_SERVER
-from own_server import served, write_checkpoint
+from own_server import config_of, served, write_checkpoint
 from tokenizers import models
 from training import machine
 
@@ -390,7 +389,7 @@ def long_prompt(rounds: int) -> Row:
         before = [b - a for a, b in pairs if began - 3 < b < began]
         return max(during), statistics.median(during), statistics.median(before), ended - began
 
-    config = CONFIG_OF_SERVER | {
+    config = config_of("15M") | {
         "hidden_size": SMALL.d_model,
         "intermediate_size": SMALL.d_ff,
         "num_hidden_layers": SMALL.num_layers,
