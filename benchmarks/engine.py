@@ -436,13 +436,13 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
     keep_compiled()
-    document: dict[str, Any] = {"results": {}}
+    document: dict[str, Any] = {"commands": {}, "results": {}}
     if asked.output and asked.output.exists():  # with rows that are not asked for now, and notes of them
         document |= json.loads(asked.output.read_text(encoding="utf-8"))
     command = f"python benchmarks/engine.py --rows {asked.rows} --rounds {asked.rounds}"
-    document |= {"benchmark": "engine", "machine": machine(), "command": command}
+    document |= {"benchmark": "engine", "machine": machine()}
     for name in asked.rows.split(","):
-        document["results"][name] = rows[name](asked.rounds)
+        document["commands"][name], document["results"][name] = command, rows[name](asked.rounds)
         print(name, document["results"][name], flush=True)
         if asked.output:
             asked.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
