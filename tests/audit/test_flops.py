@@ -4,8 +4,11 @@ import pytest
 
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.products import dot_flops, products, smaller_branches
+from meshwright.audit.facts.work import InstructionSeconds
 from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.trace import TracedValue, places
+from meshwright.hardware.catalog import load
 from meshwright.models.transformer import more_rounds
 
 
@@ -87,6 +90,33 @@ def test_a_kernel_of_splash_attention_counts_the_blocks_that_it_visits(
 def test_a_kernel_whose_mask_is_not_printed_is_not_understood() -> None:
     text = SPLASH.format(visited="...", results="bf16[2,3,1024,64]", suffix="", which="fwd")
     assert "not printed" in not_understood(parse_hlo(text))[0]
+
+
+def test_a_kernel_over_pages_counts_all_positions_of_its_tables() -> None:
+    """Four queries of six heads, each over three pages of sixteen positions of two KV heads."""
+    text = """HloModule test
+
+ENTRY %main () -> f32[] {
+  %lengths = s32[4] parameter(0)
+  %tables = s32[4,3] parameter(1)
+  %starts = s32[5] parameter(2)
+  %two = s32[2] parameter(3)
+  %one = s32[1] parameter(4)
+  %q = bf16[4,6,128] parameter(5)
+  %kv = bf16[32,16,4,128] parameter(6)
+  ROOT %out = bf16[4,6,128] custom-call(%lengths, %tables, %starts, %two, %one, %q, %kv), \
+custom_call_target="tpu_custom_call", \
+metadata={op_name="jit(step)/attention/jit(ragged_paged_attention)/ragged_paged_attention_kernel/pallas_call"}
+}
+"""
+    program, chip = parse_hlo(text), load("v5e:1").chip
+    assert dot_flops(program) == 2 * 2 * (4 * 6 * 128) * (3 * 16)
+    assert not_understood(program) == []
+    [place] = places(program)
+    found = TracedValue(place.computation.instructions["out"], place)
+    num_bytes = 2 * (4 * 3 * 16 * 4 * 128 + 2 * 4 * 6 * 128)
+    wanted = num_bytes / chip.memory_bytes_per_second("bf16") + chip.step.kernel_seconds
+    assert InstructionSeconds(program, chip).seconds(found) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(

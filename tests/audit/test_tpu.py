@@ -113,6 +113,21 @@ def test_the_compiled_step_is_the_planned_one(
     assert audit["memory"]["compiled"] > 0
 
 
+@pytest.mark.parametrize(
+    ("model", "context"), [("llama-3-8b", 4096), pytest.param("gemma-2-27b", 8192, marks=pytest.mark.slow)]
+)
+def test_generation_reads_its_pages_by_a_kernel(model: str, context: int) -> None:
+    """No tables of pages lie in memory: gathered, those of one of two layers would be half of the cache."""
+    config = replace(load_model(model), num_layers=2)
+    plan = Plan(config, "v5e:2x4", Workload(64, context, "generate"), Layout.of(tensor=8))
+    audit = audit_plan(plan, "tpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"], audit["not_understood"]) == ("match", [], [])
+    cache = audit["memory"]["planned_by_cause"]["cache"]
+    temporaries = audit["memory"]["compiled_by_cause"]["temporaries"]
+    assert temporaries < cache / 2
+    assert audit["step_seconds"]["scheduled"] < 2 * audit["step_seconds"]["planned"]
+
+
 def test_gathers_of_weights_run_beside_products() -> None:
     """As plans hide them: by what `nn/compiler.py` asks for, without which none does on v5p."""
     layout = Layout.of(data=2, fsdp=4, remat="full", compute_dtype="bf16", weights_dtype="bf16")

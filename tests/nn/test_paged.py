@@ -1,19 +1,25 @@
 """Attention over pages: both of its forms against one sequence's own keys, in the order of its positions."""
 
+from dataclasses import replace
+from functools import partial
 from math import prod
 
 import jax
+import jax._src.literals
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
+from jax.experimental import pallas
+from jax.sharding import PartitionSpec as P
 from tests.nn.extension import needs_native
 
 from meshwright.cost.inference import cache_bytes
 from meshwright.layout import Layout
+from meshwright.layout.paged import why_no_paged_kernel
 from meshwright.models.count import cache_windows
 from meshwright.models.presets import PRESETS
-from meshwright.nn import paged
+from meshwright.nn import paged, paged_kernel
 from meshwright.nn.attention import Scores
 from meshwright.nn.mesh import device_mesh
 
@@ -94,6 +100,86 @@ def test_a_long_row_reads_several_pages_at_a_time(window, last, monkeypatch):
     one_by_one = paged._page_by_page(asked, pools, window, Scores(None, 0.5), None, None).out
     np.testing.assert_allclose(together, one_by_one, atol=1e-6)
     assert not np.isnan(together).any()
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pallas's kernels run in JAX, whose rule of stores wants a shape of numbers, too (0.10.2)."""
+    monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
+    monkeypatch.setattr(jax._src.literals.TypedInt, "shape", (), raising=False)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (3, 2.0)])
+@pytest.mark.parametrize("most_pages", [2, 100])
+def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
+    window: int | None, softcap: float | None, most_pages: int, interpreted, monkeypatch
+) -> None:
+    """Heads fill lanes. A third row is padding alone; rows are also taken one at a time."""
+    monkeypatch.setattr(paged_kernel, "_MOST_PAGES", most_pages)
+    k, v = (_normal(NUM_PAGES, K, PAGE, 128).at[7, :, 3].set(jnp.nan) for _ in range(2))
+    tables = jnp.asarray([*TABLES, [3, 4, 6]], jnp.int32)
+    positions = jnp.asarray([*POSITIONS, [paged.NOBODY] * 3], jnp.int32)
+    q, how = _normal(3, 3, K * G, 128), Scores(softcap, 0.1)
+    kv = jnp.reshape(jnp.stack([k, v], axis=2), (NUM_PAGES, 2 * K, PAGE, 128)).swapaxes(1, 2)
+    found = np.asarray(paged_kernel.attention(q, positions, tables, kv, window, how))
+    wanted = paged._gathered(paged._Asked(q, positions, tables), [k, v], window, how, None, None).out
+    seen = np.asarray(positions) >= 0
+    np.testing.assert_allclose(found[seen], np.asarray(wanted)[seen], atol=1e-5)
+    assert (found[~seen] == 0).all()
+
+
+def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> None:
+    """Two replicas of a row of three tokens and two of one each, heads split in two: as in other pools."""
+    config = replace(PRESETS["llama-3-8b"], d_head=128, num_heads=4, num_kv_heads=2, num_layers=1)
+    layout = Layout.of(data=2, tensor=2, compute_dtype="f32", kv_dtype="f32").at("generate")
+    mesh = device_mesh(layout, jax.devices()[:4])
+    rows = paged.Rows(1, 3), paged.Rows(2, 1)
+    positions = np.array([[4, 5, paged.NOBODY, 2, 0], [0, 1, 2, paged.NOBODY, 3]]).ravel()
+    tables = np.array([[[5, 2]], [[1, 0]], [[3, 7]]] * 2)
+    q, k, v = (np.asarray(_normal(10, heads, 128)) for heads in (4, 2, 2))
+    outs = []
+    for why in (None, "asked for none"):
+        monkeypatch.setattr(paged, "why_no_paged_kernel", lambda *_, why=why: why)
+        types = paged.abstract_pools(config, layout, mesh, [2 * 8], PAGE)
+        assert set(types) == ({"k", "v"} if why else {"kv"})
+
+        def run(q: Array, k: Array, v: Array, positions: Array, tables: Array, types=types) -> Array:
+            pools = jax.tree.map(_zeros, types)
+            cache = paged.PagedCache(pools, positions, tables, rows, layout, (0,))
+            return cache.written(0, {"k": k, "v": v}).attend(0, q, None, Scores(None, 0.1), None)
+
+        with jax.set_mesh(mesh):
+            by_row = P("data"), P("data", None, None)
+            split = [jax.device_put(x, P("data", "tensor", None)) for x in (q, k, v)]
+            at = [jax.device_put(x.astype(np.int32), by_row[x.ndim == 3]) for x in (positions, tables)]
+            outs.append(np.asarray(jax.jit(run)(*split, *at)))
+    seen = positions >= 0
+    np.testing.assert_allclose(outs[0][seen], outs[1][seen], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "why"),
+    [
+        ("llama-3-8b", {"tensor": 8}, None),
+        ("llama-3-8b", {"tensor": 8, "kv_dtype": "int8"}, "keys are in int8, queries in bf16"),
+        ("llama-3-8b", {"tensor": 2, "data": 4, "cache": "sequence"}, None),
+        ("gpt-oss-20b", {"tensor": 8}, "the model has attention sinks"),
+        ("deepseek-v3", {"tensor": 8}, "the model has latents"),
+        ("gpt2", {}, "its heads are of 128, the model's of 64"),
+    ],
+)
+def test_what_the_kernel_takes(name: str, degrees: dict, why: str | None) -> None:
+    layout = Layout.of(**degrees).at("generate")
+    assert why_no_paged_kernel("tpu", PRESETS[name], layout) == why
+    assert why_no_paged_kernel("gpu", PRESETS[name], layout) == "TPUs alone have one"
+
+
+def _zeros(x: jax.ShapeDtypeStruct) -> Array:
+    return jnp.zeros(x.shape, x.dtype, out_sharding=x.sharding)
+
+
+def _normal(*shape: int) -> Array:
+    return jnp.asarray(RANDOM.normal(size=shape), jnp.float32)
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3"])

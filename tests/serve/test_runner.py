@@ -26,6 +26,7 @@ from meshwright.nn.weights import load_hf
 from meshwright.serve import runner as runner_module
 from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
+from meshwright.serve.programs import InferencePrograms
 from meshwright.serve.runner import JaxRunner, score_lengths
 from meshwright.serve.sequence import EngineError, Event, Request, SamplingParams
 
@@ -191,7 +192,7 @@ def test_xla_alone_gets_the_same_tokens(reference, answers, tensor):
 
 def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypatch):
     """As where attention reads whole tables: the tables of short sequences are short."""
-    monkeypatch.setattr(runner_module, "reads_whole_tables", lambda mesh: True)
+    monkeypatch.setattr(InferencePrograms, "reads_whole_tables", True)
     monkeypatch.setattr(runner_module, "_widths", lambda most: [2])
     runner, used = make_runner(reference[0], 1), set()
     shape_of = runner._shape_of

@@ -48,6 +48,7 @@ from meshwright.layout.paged import (
     block_of,
     page_of,
     pages_met,
+    why_no_paged_kernel,
 )
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
@@ -91,11 +92,12 @@ def attention_form(
 ) -> AttentionForm:
     """How the last `queries` of so many positions of a sequence meet their keys on these chips.
 
-        kernel   on chip. Generate steps of accelerators, which read what is cached once, are priced so too
+        kernel   on chip. Generate steps of all accelerators, which read what is cached once, are priced so
         blocks   whole prompts without a kernel: XLA's operations, a pair of blocks at a time
         pages    on CPUs: rows of some queries meet the pages of their sequence one by one, but where devices
                  have parts of a prompt
-        tables   chunks of prompts on accelerators: whole tables of pages are gathered for rows of queries
+        tables   chunks of prompts on accelerators without a kernel for pages: whole tables of them are
+                 gathered for rows of queries
 
     longest: positions of a whole prompt as its program has them. Other software has kernels for everything.
     """
@@ -106,7 +108,8 @@ def attention_form(
     if layout.phase != "prefill":
         return "kernel"
     if queries < positions:
-        return "tables"
+        lacking = why_no_paged_kernel(hardware.chip.kind, config, layout.at("generate"))
+        return "tables" if lacking else "kernel"
     return "blocks" if lacks_kernel(config, hardware, layout, longest) else "kernel"
 
 

@@ -1,15 +1,19 @@
 """The lengths of attention over a cache of pages (nn/paged.py): of pages and rows, and what a row meets.
 
-A row is some consecutive tokens of one sequence. On CPUs it meets the pages of its sequence one by one, from
-the first that it sees to its own; elsewhere whole tables of pages are gathered for it.
+A row is some consecutive tokens of one sequence. On CPUs, and in a TPU's kernel, it meets the pages of its
+sequence one by one, from the first that it sees to its own; elsewhere whole tables of pages are gathered
+for it.
 """
 
 from functools import lru_cache
 from math import lcm
 
 from meshwright.errors import PlanError
+from meshwright.layout.flash import TPU_LANES
 from meshwright.layout.layout import Layout
 from meshwright.layout.workload import DEFAULT_CHUNK
+from meshwright.models.config import ModelConfig
+from meshwright.units import dtype_bytes
 
 # Positions of a page, and queries of a row of a prompt.
 DEFAULT_PAGE, DEFAULT_BLOCK = 64, 64
@@ -18,6 +22,8 @@ _BLOCK_OF_CPU = 16
 # Pages that one trip of a long row's loop attends to, since a trip has a cost of its own, and of these the
 # pages that one product reads: so many stay in a core's cache.
 TOGETHER, SIDE_BY_SIDE = 8, 2
+# Of keys and queries in the TPU's kernel.
+_KERNEL_DTYPES = ("bf16", "f32")
 
 
 def block_of(platform: str) -> int:
@@ -57,6 +63,32 @@ def attends_to_whole_prompts(platform: str, layout: Layout) -> bool:
     pages take half of the time.
     """
     return platform != "cpu" or bool(layout.prompt_axes)
+
+
+def why_no_paged_kernel(kind: str, config: ModelConfig, layout: Layout) -> str | None:
+    """Why attention over pages runs no kernel on chips of a kind; None if it does.
+
+    kind: tpu, gpu or cpu. The kernel is JAX's ragged paged attention, which wants key and value of each head
+    side by side: heads as wide as a TPU's lanes, and so many on a device that they fill tiles.
+    """
+    if kind != "tpu":
+        return "TPUs alone have one"
+    kept = layout.activation("k", "BKSH")
+    heads = config.num_kv_heads // layout.mesh.size(kept.axes_of("K"))
+    tiles = 2 * heads * dtype_bytes(layout.kv_dtype) / 4
+    reasons = {
+        "the model has latents": config.mla is not None,
+        "the model has ALiBi": config.positions == "alibi",
+        "the model has attention sinks": config.attention_sinks,
+        f"positions are split over {', '.join(kept.axes_of('S'))}": bool(kept.axes_of("S")),
+        f"keys are in {layout.kv_dtype}, queries in {layout.compute_dtype}": layout.kv_dtype
+        != layout.compute_dtype,
+        f"it has none for {layout.kv_dtype}": layout.kv_dtype not in _KERNEL_DTYPES,
+        # Its strided loads are of one row of lanes (jax 0.10.2).
+        f"its heads are of {TPU_LANES}, the model's of {config.d_head}": config.d_head != TPU_LANES,
+        f"{heads} KV heads on a device do not fill tiles": tiles not in (1, 2, 4) and tiles % 8 != 0,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def page_of(positions: int, window: int | None) -> int:

@@ -14,8 +14,13 @@ softmaxes are joined by their log-sum-exps (as in flash-decoding; Dao et al., 20
 
 On a CPU attention goes page by page through each row's own pages: nothing is gathered, and a row costs what
 its sequence is long (16 rows of 300 positions, six layers of 12 heads of 64, jax 0.10.2 on two shared cores:
-44 ms, where gathered tables of 512 positions took 208 and dense caches of that length 42). Elsewhere tables
-are gathered. What stands in a page beyond its sequence is never seen, be it padding or of an earlier one.
+44 ms, where gathered tables of 512 positions took 208 and dense caches of that length 42). TPUs have a kernel
+(paged_kernel.py), which wants a pool of its own, key and value of a head side by side:
+
+    pool     kv[B_data, S, 2K_tensor, H]
+
+Elsewhere tables are gathered. What stands in a page beyond its sequence is never seen, be it padding or of an
+earlier one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +34,12 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, pages_met
+from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, pages_met, why_no_paged_kernel
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import at_most
-from meshwright.nn import native
+from meshwright.nn import native, paged_kernel
 from meshwright.nn.attention import Scores
 from meshwright.nn.elementwise import softcap
 from meshwright.nn.mesh import array_type, partition_spec, platform
@@ -46,6 +51,7 @@ from meshwright.notation.array import Axes, ShardedArray
 Pool = Array | Quantised  # where narrow with a scale for each token and head
 Pools = dict[str, list[Pool]]
 NOBODY = -1  # the position of a token that is padding
+_OF_KERNEL = "kv"  # the pools of paged_kernel.py
 _HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without any makes no NaN
 
 
@@ -97,26 +103,30 @@ class PagedCache:
         """The cache with the tokens' new[N, ...] in the pools of cache `number`."""
         pools = {name: list(layers) for name, layers in self.pools.items()}
         tables = self.tables[:, self.groups[number]]
+        if _OF_KERNEL in pools:
+            new = {_OF_KERNEL: paged_kernel.side_by_side(new["k"], new["v"])}
         for name, x in new.items():
             pool = pools[name][number]
-            own = self._spec(name, _values(pool).ndim)
+            letters = _letters(name, _values(pool).ndim)
+            own, of_size = partition_spec(self.layout.activation(name, letters)), letters.index("S")
             stored = _spec_of(pool, own)
             apart = tuple(axis for axis in _axes(own[0]) if axis not in self.sharing)
-            rows = PartitionSpec(apart or None, *own[1:-2], own[-1])
+            rows = PartitionSpec(apart or None, *own[1:of_size], *own[of_size + 1 :])
             places = PartitionSpec(own[0]), PartitionSpec(own[0], None)
-            split = _axes(own[-2])
-
-            def write(pool: Any, x: Array, positions: Array, tables: Array, split: Axes = split) -> Any:
-                num_pages, size = _values(pool).shape[0], _values(pool).shape[-2]
-                pages, places = self._places(positions, tables, num_pages, size * _count(split))
-                places = places - size * _number(split)
-                places = jnp.where((places >= 0) & (places < size), places, size)
-                at = (pages, slice(None), places) if _values(pool).ndim == 4 else (pages, places)
-                return jax.tree.map(partial(_set, at), pool, _as_stored(x, pool))
-
+            write = partial(self._write, letters, _axes(own[of_size]))
             local = jax.shard_map(write, in_specs=(stored, rows, *places), out_specs=stored, check_vma=False)
             pools[name][number] = local(pool, reshard(x, rows), self.positions, tables)
         return replace(self, pools=pools)
+
+    def _write(self, letters: str, split: Axes, pool: Any, x: Array, positions: Array, tables: Array) -> Any:
+        """A device's pool, of positions split over `split`, with its tokens' x."""
+        of_size = letters.index("S")
+        num_pages, size = _values(pool).shape[0], _values(pool).shape[of_size]
+        pages, places = self._places(positions, tables, num_pages, size * _count(split))
+        places = places - size * _number(split)
+        places = jnp.where((places >= 0) & (places < size), places, size)
+        at = (pages, *(slice(None),) * (of_size - 1), places)
+        return jax.tree.map(partial(_set, at), pool, _as_stored(x, pool))
 
     def _places(self, positions: Array, tables: Array, num_pages: int, size: int) -> tuple[Array, Array]:
         """The page and the place in it of every token of a replica; for padding a page that there is not."""
@@ -139,9 +149,13 @@ class PagedCache:
         names = list(self.pools)
         pools = [self.pools[name][number] for name in names]
         heads = partition_spec(self.layout.activation("q", "BTNH"))
-        of_values = [self._spec(name, _values(pool).ndim) for name, pool in zip(names, pools, strict=True)]
+        letters = [_letters(name, _values(pool).ndim) for name, pool in zip(names, pools, strict=True)]
+        of_values = [
+            partition_spec(self.layout.activation(name, one))
+            for name, one in zip(names, letters, strict=True)
+        ]
         of_pools = [_spec_of(pool, spec) for pool, spec in zip(pools, of_values, strict=True)]
-        split, by_replica = _axes(of_values[0][-2]), of_values[0][0]
+        split, by_replica = _axes(of_values[0][letters[0].index("S")]), of_values[0][0]
         sequences = tuple(axis for axis in _axes(by_replica) if axis not in _axes(heads[0]))
         there = tuple(axis for axis in _axes(heads[2]) if axis not in (*split, *sequences)) or None
         of_q, of_heads = PartitionSpec(by_replica, there, None), PartitionSpec(there)
@@ -152,6 +166,8 @@ class PagedCache:
             form = _gathered_in_tiles
         if self.with_native and not split and sinks is None and slopes is None and native.attends(pools):
             form, is_alone = _natively, False  # where each is by itself
+        if names == [_OF_KERNEL]:
+            form = _by_kernel
 
         def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Pool) -> Array:
             outs, token = [], 0
@@ -193,8 +209,12 @@ class PagedCache:
         with jax.named_scope("from_attention"):
             return _exchanged(out.astype(q.dtype), PartitionSpec(heads[0], heads[2], None), sequences)
 
-    def _spec(self, name: str, ndim: int) -> PartitionSpec:
-        return partition_spec(self.layout.activation(name, "BKSH" if ndim == 4 else "BSR"))
+
+def _letters(name: str, ndim: int) -> str:
+    """The dimensions of a pool, of which those of the kernel have 2K for K."""
+    if name == _OF_KERNEL:
+        return "BSKH"
+    return "BKSH" if ndim == 4 else "BSR"
 
 
 def _exchanged(x: Array, spec: PartitionSpec, axes: Axes) -> Array:
@@ -227,8 +247,11 @@ def abstract_pools(
     On a CPU they are f32: XLA updates bf16 ones 100 times slower there.
     """
     dims = dimensions(config)
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    kind = mesh.devices.flat[0].platform
+    on_cpu = kind == "cpu"
     letters = {name: "BKSH" if "K" in order else order for name, order in cache_arrays(config).items()}
+    if why_no_paged_kernel(kind, config, layout) is None:
+        letters, dims = {_OF_KERNEL: _letters(_OF_KERNEL, 4)}, {**dims, "K": 2 * dims["K"]}
 
     def pool(array: ShardedArray, count: int) -> Any:
         sizes = {**dims, "B": count, "S": page_size}
@@ -403,6 +426,14 @@ def _natively(
     """The queries over the pages of each row, by native.py."""
     q = asked.q.astype(jnp.float32)
     return _Found(native.attention(q, asked.positions, asked.tables, pools, window, how), None)
+
+
+def _by_kernel(
+    asked: _Asked, pools: Sequence[Pool], window: int | None, how: Scores, *_: Array | Axes | None
+) -> _Found:
+    """The queries over the pages of each row, by paged_kernel.py."""
+    [pool] = map(_values, pools)
+    return _Found(paged_kernel.attention(*asked, pool, window, how), None)
 
 
 def _gathered(

@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
 from meshwright.layout.fit import cached_array, num_replicas
-from meshwright.layout.paged import attends_to_whole_prompts, block_of, page_of
+from meshwright.layout.paged import attends_to_whole_prompts, block_of, page_of, why_no_paged_kernel
 from meshwright.layout.runs import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer
@@ -216,6 +216,12 @@ class InferencePrograms:
         of_caches = [of_groups[group] for group in self._groups]
         return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
 
+    @property
+    def reads_whole_tables(self) -> bool:
+        """Whether attention reads all pages of a table, used or not: CPUs and kernels read up to the last."""
+        kind = self.mesh.devices.flat[0].platform
+        return kind != "cpu" and why_no_paged_kernel(kind, self.config, self.layout) is not None
+
     def _step(
         self,
         step: StepShape,
@@ -332,11 +338,6 @@ def num_kept_apart(layout: Layout, config: ModelConfig) -> int:
     """`num_replicas` of the cache that a step fills: by parts of prompts that of generation."""
     splits = layout.phase == "prefill" and layout.prompt_axes
     return num_replicas(layout.at("generate") if splits else layout, config)
-
-
-def reads_whole_tables(mesh: jax.sharding.Mesh) -> bool:
-    """Whether attention reads all pages of a table, used or not. On CPUs it goes page by page to the last."""
-    return mesh.devices.flat[0].platform != "cpu"
 
 
 def workload_step(

@@ -52,7 +52,6 @@ from meshwright.serve.pages import Move
 from meshwright.serve.programs import (
     InferencePrograms,
     StepShape,
-    reads_whole_tables,
 )
 from meshwright.serve.sampling import Edits, Sampled, SampledRows
 from meshwright.serve.scoring import TokenScores
@@ -249,7 +248,7 @@ class JaxRunner:
     def _shapes(self) -> list[_Shape]:
         slots = compiled_sizes(self.limits.slots_of_replica)
         blocks = compiled_sizes(self.limits.chunk // self.limits.block)
-        has_narrow = reads_whole_tables(self._mesh) and not self._is_invariant
+        has_narrow = self._programs.reads_whole_tables and not self._is_invariant
         narrow = _widths(self.limits.pages_of_a_context) if has_narrow else []
         return [
             *[_Shape(count, 0, 0, pages=pages) for count in slots for pages in [*narrow, 0]],

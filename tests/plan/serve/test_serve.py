@@ -1,5 +1,6 @@
 """Serving planned: the chapter's tables, figures worked by hand, and what must hold of any frontier."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -237,25 +238,31 @@ def test_a_prefix_and_drafts_save_what_they_do():
     assert guessed == pytest.approx(alone / 3.362, rel=0.2)  # five queries read the weights once
 
 
-def test_chunks_read_the_weights_again_and_sum_to_their_passes():
-    config, machine, layout = PRESETS["llama-3-8b"], load("v5e:2x2"), Layout.of(tensor=4)
+@pytest.mark.parametrize(("chips", "gathers"), [("v5e:2x2", False), ("h100:4", True)])
+def test_chunks_read_the_weights_again_and_sum_to_their_passes(chips: str, gathers: bool):
+    """After the first of a prompt, a chunk gathers tables of pages as long as a request, or has a kernel."""
+    config, machine, layout = PRESETS["llama-3-8b"], load(chips), Layout.of(tensor=4)
+
+    def of_passes(requests: Requests, ends: Mapping[int, int]) -> float:
+        """The seconds of so many queries up to each of these positions."""
+        at, longest = layout.at("prefill"), requests.context
+        read = {end: longest if gathers and end > queries else end for end, queries in ends.items()}
+        passes = [pass_cost(config, at, machine, 1, queries, read[end])[0] for end, queries in ends.items()]
+        return sum(one.seconds for one in passes)
+
     requests = Requests(8192, 128)
     whole, chunked = (
         float(PromptPasses(config, layout, requests, chunk, machine).seconds(machine)[0])
         for chunk in (None, 512)
     )
-    # The first is a prompt for itself; each after it gathers tables of pages as long as a request.
-    first, other = (
-        pass_cost(config, layout.at("prefill"), machine, 1, 512, end)[0].seconds
-        for end in (512, requests.context)
-    )
-    assert chunked == pytest.approx(first + (8192 / 512 - 1) * other)
-    assert 2 * whole < chunked < 3 * whole
+    assert chunked == pytest.approx(of_passes(requests, dict.fromkeys(range(512, 8193, 512), 512)))
+    least, most = (3, 4) if gathers else (1, 2)
+    assert least * whole < chunked < most * whole
     # What a prefix cache holds is not computed, but seen; the last chunk may be shorter.
-    hit = PromptPasses(config, layout, Requests(8000, 128, prefix_hit=0.5), 1024, machine)
-    ends = [(1024, 8128), (1024, 8128), (1024, 8128), (928, 8128)]
-    expected = [pass_cost(config, layout.at("prefill"), machine, 1, *one)[0].seconds for one in ends]
-    assert float(hit.seconds(machine)[0]) == pytest.approx(sum(expected))
+    requests = Requests(8000, 128, prefix_hit=0.5)
+    hit = PromptPasses(config, layout, requests, 1024, machine)
+    ends = {5024: 1024, 6048: 1024, 7072: 1024, 8000: 928}
+    assert float(hit.seconds(machine)[0]) == pytest.approx(of_passes(requests, ends))
 
 
 def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():

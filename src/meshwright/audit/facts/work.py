@@ -2,7 +2,8 @@
 
 The FLOPs of a product follow from its shapes, those of an attention kernel, a custom call, from the part of
 the scores that it computes: splash attention (TPU) is told by a constant which blocks of keys each block of
-queries visits, cuDNN's call (GPU) carries the name of its mask and its window.
+queries visits, cuDNN's call (GPU) carries the name of its mask and its window. How far sequences have come in
+a cache of pages is the data's: ragged paged attention (TPU) counts with all positions of its tables.
 
 XLA for TPU prints the cycles that it expects for each fusion:
 
@@ -24,6 +25,7 @@ from meshwright.audit.hlo.trace import COPIES, SLICES, TracedValue, called_by, r
 from meshwright.hardware.chip import Chip
 
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
+_RAGGED = "ragged_paged_attention_kernel"
 _CUDNN = "__cudnn$fmhaSoftmax"
 
 
@@ -41,19 +43,44 @@ _SPLASH_PRODUCTS = {"fwd": _FORWARD, "dq": _Products(2, 1), "dkv": _Products(2, 
 
 def is_attention_kernel(instruction: Instruction) -> bool:
     """Whether a custom call is an attention kernel that this module knows."""
-    return bool(_splash_pass(instruction)) or _is_cudnn(instruction)
+    return bool(_splash_pass(instruction)) or _is_cudnn(instruction) or _is_ragged(instruction)
 
 
 def attention_flops(program: Program, call: TracedValue) -> int | None:
     """FLOPs of one run of an attention kernel; None where the program does not say what it skips."""
+    if _is_ragged(call.instruction):
+        return _Pages.of(call).flops
     flops = _cudnn if _is_cudnn(call.instruction) else _splash
     return flops(program, call)
 
 
+def _is_of_tpu(instruction: Instruction) -> bool:
+    return instruction.attributes.get("custom_call_target", "") == '"tpu_custom_call"'
+
+
+def _is_ragged(instruction: Instruction) -> bool:
+    return _is_of_tpu(instruction) and _RAGGED in instruction.op_name
+
+
+class _Pages(NamedTuple):
+    """What ragged paged attention multiplies and reads where every row has as many keys as its table has."""
+
+    flops: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, call: TracedValue) -> "_Pages":
+        """Operands: lengths[R], tables[R, P], three of integers, then q[tokens, N, H] and kv[B, S, 2K, H]."""
+        tables, (q, kv) = _kernel_operands(call)[1], _kernel_operands(call)[-2:]
+        rows, pages = tables.dims
+        keys = pages * kv.dims[1]
+        cached = rows * keys * kv.num_bytes // (kv.dims[0] * kv.dims[1])
+        return cls(4 * keys * q.num_elements, cached + 2 * q.num_bytes)
+
+
 def _splash_pass(instruction: Instruction) -> str:
     """Which of its passes a kernel of splash attention is: fwd, dq or dkv; "" of others."""
-    target = instruction.attributes.get("custom_call_target", "")
-    found = _SPLASH.search(instruction.op_name) if target == '"tpu_custom_call"' else None
+    found = _SPLASH.search(instruction.op_name) if _is_of_tpu(instruction) else None
     return found[1] if found else ""
 
 
@@ -251,7 +278,10 @@ class InstructionSeconds:
         if is_attention_kernel(instruction):
             flops = attention_flops(self.program, value) or 0
             head = max((shape.dims[-1] for shape in instruction.shapes if len(shape.dims) > 2), default=128)
-            return flops / self.chip.attention_flops_per_second("bf16", head) + self.chip.step.kernel_seconds
+            computing = flops / self.chip.attention_flops_per_second("bf16", head)
+            read = _Pages.of(value).num_bytes if _is_ragged(instruction) else 0
+            reading = read / self.chip.memory_bytes_per_second("bf16")
+            return max(computing, reading) + self.chip.step.kernel_seconds
         if self.clock is not None:
             said = _CYCLES.search(instruction.attributes.get("backend_config", ""))
             return int(said[1]) / self.clock if said and int(said[1]) < _NO_CYCLES else 0.0
