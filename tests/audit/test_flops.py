@@ -92,31 +92,49 @@ def test_a_kernel_whose_mask_is_not_printed_is_not_understood() -> None:
     assert "not printed" in not_understood(parse_hlo(text))[0]
 
 
-def test_a_kernel_over_pages_counts_all_positions_of_its_tables() -> None:
-    """Four queries of six heads, each over three pages of sixteen positions of two KV heads."""
-    text = """HloModule test
-
-ENTRY %main () -> f32[] {
-  %lengths = s32[4] parameter(0)
-  %tables = s32[4,3] parameter(1)
-  %starts = s32[5] parameter(2)
-  %two = s32[2] parameter(3)
-  %one = s32[1] parameter(4)
-  %q = bf16[4,6,128] parameter(5)
-  %kv = bf16[32,16,4,128] parameter(6)
-  ROOT %out = bf16[4,6,128] custom-call(%lengths, %tables, %starts, %two, %one, %q, %kv), \
-custom_call_target="tpu_custom_call", \
+OF_TPU = """
+  %a = s32[4] parameter(0)
+  %b = s32[4,3] parameter(1)
+  %c = s32[5] parameter(2)
+  %d = s32[2] parameter(3)
+  %e = s32[1] parameter(4)
+  %f = bf16[4,6,128] parameter(5)
+  %g = bf16[32,16,4,128] parameter(6)
+  ROOT %out = bf16[4,6,128] custom-call(%a, %b, %c, %d, %e, %f, %g), custom_call_target="tpu_custom_call", \
 metadata={op_name="jit(step)/attention/jit(ragged_paged_attention)/ragged_paged_attention_kernel/pallas_call"}
-}
 """
-    program, chip = parse_hlo(text), load("v5e:1").chip
+# Narrow keys and values with their scales. Three heads of each group are filled up to 16.
+OF_GPU = """
+  %a = bf16[8,1,16,128] parameter(0)
+  %b = s8[1,64,16,128] parameter(1)
+  %c = f32[1,64,16] parameter(2)
+  %d = s32[8,1,3] parameter(3)
+  %e = s32[8,1] parameter(4)
+  ROOT %out = bf16[8,1,16,128] custom-call(%a, %b, %c, %b, %c, %d, %e), \
+custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(step)/attention/3_heads_of_16/\
+jit(paged_attention)/vmap(paged_attention_block_h_16_pages_per_compute_block_8)/pallas_call"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "chip", "queries", "of_a_key"),
+    [(OF_TPU, "v5e", 4 * 6 * 128, 4 * 128 * 2), (OF_GPU, "h100", 8 * 16 * 128, 2 * 2 * (128 + 4))],
+)
+def test_a_kernel_over_pages_counts_all_positions_of_its_tables(
+    text: str, chip: str, queries: int, of_a_key: int
+) -> None:
+    """Four queries of six heads, each over three pages of sixteen positions of two KV heads."""
+    program, machine = (
+        parse_hlo(f"HloModule test\n\nENTRY %main () -> f32[] {{{text}}}\n"),
+        load(f"{chip}:1").chip,
+    )
     assert dot_flops(program) == 2 * 2 * (4 * 6 * 128) * (3 * 16)
     assert not_understood(program) == []
     [place] = places(program)
     found = TracedValue(place.computation.instructions["out"], place)
-    num_bytes = 2 * (4 * 3 * 16 * 4 * 128 + 2 * 4 * 6 * 128)
-    wanted = num_bytes / chip.memory_bytes_per_second("bf16") + chip.step.kernel_seconds
-    assert InstructionSeconds(program, chip).seconds(found) == pytest.approx(wanted)
+    num_bytes = 4 * 3 * 16 * of_a_key + 2 * 2 * queries
+    wanted = num_bytes / machine.memory_bytes_per_second("bf16") + machine.step.kernel_seconds
+    assert InstructionSeconds(program, machine).seconds(found) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(

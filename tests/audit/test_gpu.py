@@ -109,3 +109,16 @@ def test_a_test_without_a_gpu_pins_a_program_for_gpus_and_computes_thereafter() 
     command = [sys.executable, "-c", PINNED]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "3.0\n"), ran.stderr
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_generation_reads_its_pages_by_a_kernel(kv_dtype: str) -> None:
+    """No tables of pages lie in memory: gathered, those of one of two layers would be half of the cache."""
+    config = replace(load_model("llama-3-8b"), num_layers=2)
+    layout = Layout.of(tensor=8, kv_dtype=kv_dtype)
+    plan = Plan(config, "h100:8", Workload(64, 4096, "generate"), layout)
+    audit = audit_plan(plan, "gpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"], audit["not_understood"]) == ("match", [], [])
+    cache = audit["memory"]["planned_by_cause"]["cache"]
+    assert audit["memory"]["compiled_by_cause"]["temporaries"] < cache / 2
+    assert audit["step_seconds"]["scheduled"] < audit["step_seconds"]["planned"]

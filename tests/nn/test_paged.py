@@ -22,6 +22,7 @@ from meshwright.models.presets import PRESETS
 from meshwright.nn import paged, paged_kernel
 from meshwright.nn.attention import Scores
 from meshwright.nn.mesh import device_mesh
+from meshwright.nn.quantised import Quantised, quantise
 
 PAGE, NUM_PAGES, K, G, H = 4, 9, 2, 3, 6
 RANDOM = np.random.default_rng(0)
@@ -121,11 +122,28 @@ def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
     positions = jnp.asarray([*POSITIONS, [paged.NOBODY] * 3], jnp.int32)
     q, how = _normal(3, 3, K * G, 128), Scores(softcap, 0.1)
     kv = jnp.reshape(jnp.stack([k, v], axis=2), (NUM_PAGES, 2 * K, PAGE, 128)).swapaxes(1, 2)
-    found = np.asarray(paged_kernel.attention(q, positions, tables, kv, window, how))
+    found = np.asarray(paged_kernel.ragged(q, positions, tables, kv, window, how))
     wanted = paged._gathered(paged._Asked(q, positions, tables), [k, v], window, how, None, None).out
     seen = np.asarray(positions) >= 0
     np.testing.assert_allclose(found[seen], np.asarray(wanted)[seen], atol=1e-5)
     assert (found[~seen] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_the_kernel_of_gpus_finds_what_gathered_tables_do(dtype: str, softcap: float | None) -> None:
+    """Rows of one query: in the middle of a seventh page, of a third, and of padding alone."""
+    k, v = (_normal(40, K, 16, 32) for _ in range(2))
+    pools = [quantise(x, dtype, 1, 1) if dtype == "int8" else x for x in (k, v)]
+    tables = jnp.asarray([RANDOM.permutation(40)[:7] for _ in range(3)], jnp.int32)
+    positions = jnp.asarray([[100], [37], [paged.NOBODY]], jnp.int32)
+    q, how = _normal(3, 1, K * G, 32), Scores(softcap, 0.1)
+    wanted = paged._gathered(paged._Asked(q, positions, tables), pools, None, how, None, None).out
+    values = [paged._values(pool) for pool in pools]
+    scales = [pool.scales for pool in pools if isinstance(pool, Quantised)]
+    found = paged_kernel.decoded(q, positions, tables, values, scales or None, how, interpret=True)
+    np.testing.assert_allclose(found[:2], wanted[:2], atol=1e-5)
+    assert np.isfinite(found).all()
 
 
 def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> None:
@@ -138,14 +156,16 @@ def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> N
     tables = np.array([[[5, 2]], [[1, 0]], [[3, 7]]] * 2)
     q, k, v = (np.asarray(_normal(10, heads, 128)) for heads in (4, 2, 2))
     outs = []
-    for why in (None, "asked for none"):
-        monkeypatch.setattr(paged, "why_no_paged_kernel", lambda *_, why=why: why)
+    for has_kernel in (True, False):
+        monkeypatch.setattr(paged, "_are_side_by_side", lambda *_, has=has_kernel: has)
         types = paged.abstract_pools(config, layout, mesh, [2 * 8], PAGE)
-        assert set(types) == ({"k", "v"} if why else {"kv"})
+        assert set(types) == ({"kv"} if has_kernel else {"k", "v"})
 
-        def run(q: Array, k: Array, v: Array, positions: Array, tables: Array, types=types) -> Array:
+        def run(
+            q: Array, k: Array, v: Array, where: Array, tables: Array, types=types, has=has_kernel
+        ) -> Array:
             pools = jax.tree.map(_zeros, types)
-            cache = paged.PagedCache(pools, positions, tables, rows, layout, (0,))
+            cache = paged.PagedCache(pools, where, tables, rows, layout, (0,), with_kernel=has)
             return cache.written(0, {"k": k, "v": v}).attend(0, q, None, Scores(None, 0.1), None)
 
         with jax.set_mesh(mesh):
@@ -162,16 +182,34 @@ def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> N
     [
         ("llama-3-8b", {"tensor": 8}, None),
         ("llama-3-8b", {"tensor": 8, "kv_dtype": "int8"}, "keys are in int8, queries in bf16"),
-        ("llama-3-8b", {"tensor": 2, "data": 4, "cache": "sequence"}, None),
-        ("gpt-oss-20b", {"tensor": 8}, "the model has attention sinks"),
-        ("deepseek-v3", {"tensor": 8}, "the model has latents"),
         ("gpt2", {}, "its heads are of 128, the model's of 64"),
+        ("llama-2-13b", {"tensor": 8}, "5 KV heads on a device do not fill tiles"),
+        ("gemma-2-27b", {"tensor": 8}, None),
     ],
 )
-def test_what_the_kernel_takes(name: str, degrees: dict, why: str | None) -> None:
-    layout = Layout.of(**degrees).at("generate")
-    assert why_no_paged_kernel("tpu", PRESETS[name], layout) == why
-    assert why_no_paged_kernel("gpu", PRESETS[name], layout) == "TPUs alone have one"
+def test_what_the_kernel_of_tpus_takes(name: str, degrees: dict, why: str | None) -> None:
+    assert why_no_paged_kernel("tpu", PRESETS[name], Layout.of(**degrees).at("generate"), 64) == why
+
+
+@pytest.mark.parametrize(
+    ("name", "queries", "why"),
+    [
+        ("llama-3-8b", 1, None),
+        ("llama-3-8b", 64, "it takes rows of one query, not of 64"),
+        ("gemma-2-27b", 1, "layers have windows"),
+        ("phi-3-mini-128k", 1, "heads of 96 are no power of two"),
+    ],
+)
+def test_what_the_kernel_of_gpus_takes(name: str, queries: int, why: str | None) -> None:
+    layout = Layout.of(kv_dtype="int8").at("generate")
+    assert why_no_paged_kernel("gpu", PRESETS[name], layout, queries) == why
+
+
+@pytest.mark.parametrize("kind", ["tpu", "gpu"])
+@pytest.mark.parametrize(("name", "why"), [("gpt-oss-20b", "attention sinks"), ("deepseek-v3", "latents")])
+def test_what_no_kernel_takes(kind: str, name: str, why: str) -> None:
+    assert why_no_paged_kernel(kind, PRESETS[name], Layout.of()) == f"the model has {why}"
+    assert why_no_paged_kernel("cpu", PRESETS["llama-3-8b"], Layout.of()) == "CPUs have none"
 
 
 def _zeros(x: jax.ShapeDtypeStruct) -> Array:

@@ -192,7 +192,7 @@ def test_xla_alone_gets_the_same_tokens(reference, answers, tensor):
 
 def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypatch):
     """As where attention reads whole tables: the tables of short sequences are short."""
-    monkeypatch.setattr(InferencePrograms, "reads_whole_tables", True)
+    monkeypatch.setattr(InferencePrograms, "reads_whole_tables", lambda *_: True)
     monkeypatch.setattr(runner_module, "_widths", lambda most: [2])
     runner, used = make_runner(reference[0], 1), set()
     shape_of = runner._shape_of

@@ -92,7 +92,8 @@ def attention_form(
 ) -> AttentionForm:
     """How the last `queries` of so many positions of a sequence meet their keys on these chips.
 
-        kernel   on chip. Generate steps of all accelerators, which read what is cached once, are priced so
+        kernel   on chip: what is cached is read once. So is every generate step of accelerators priced, also
+                 where none takes it, which the plan says (`why_no_paged_kernel`)
         blocks   whole prompts without a kernel: XLA's operations, a pair of blocks at a time
         pages    on CPUs: rows of some queries meet the pages of their sequence one by one, but where devices
                  have parts of a prompt
@@ -107,10 +108,10 @@ def attention_form(
         return form_on_cpus(layout)
     if layout.phase != "prefill":
         return "kernel"
-    if queries < positions:
-        lacking = why_no_paged_kernel(hardware.chip.kind, config, layout.at("generate"))
-        return "tables" if lacking else "kernel"
-    return "blocks" if lacks_kernel(config, hardware, layout, longest) else "kernel"
+    if queries == positions:
+        return "blocks" if lacks_kernel(config, hardware, layout, longest) else "kernel"
+    lacking = why_no_paged_kernel(hardware.chip.kind, config, layout.at("generate"), queries)
+    return "tables" if lacking else "kernel"
 
 
 def form_on_cpus(layout: Layout) -> AttentionForm:

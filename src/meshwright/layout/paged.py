@@ -1,8 +1,7 @@
 """The lengths of attention over a cache of pages (nn/paged.py): of pages and rows, and what a row meets.
 
-A row is some consecutive tokens of one sequence. On CPUs, and in a TPU's kernel, it meets the pages of its
-sequence one by one, from the first that it sees to its own; elsewhere whole tables of pages are gathered
-for it.
+A row is some consecutive tokens of one sequence. On CPUs, and in kernels, it meets the pages of its sequence
+one by one, from the first that it sees to its own; elsewhere whole tables of pages are gathered for it.
 """
 
 from functools import lru_cache
@@ -13,6 +12,7 @@ from meshwright.layout.flash import TPU_LANES
 from meshwright.layout.layout import Layout
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import cache_windows
 from meshwright.units import dtype_bytes
 
 # Positions of a page, and queries of a row of a prompt.
@@ -23,7 +23,7 @@ _BLOCK_OF_CPU = 16
 # pages that one product reads: so many stay in a core's cache.
 TOGETHER, SIDE_BY_SIDE = 8, 2
 # Of keys and queries in the TPU's kernel.
-_KERNEL_DTYPES = ("bf16", "f32")
+_TPU_DTYPES = ("bf16", "f32")
 
 
 def block_of(platform: str) -> int:
@@ -65,29 +65,37 @@ def attends_to_whole_prompts(platform: str, layout: Layout) -> bool:
     return platform != "cpu" or bool(layout.prompt_axes)
 
 
-def why_no_paged_kernel(kind: str, config: ModelConfig, layout: Layout) -> str | None:
-    """Why attention over pages runs no kernel on chips of a kind; None if it does.
+def why_no_paged_kernel(kind: str, config: ModelConfig, layout: Layout, queries: int = 1) -> str | None:
+    """Why rows of so many queries attend to their pages without a kernel on chips of a kind; None if by one.
 
-    kind: tpu, gpu or cpu. The kernel is JAX's ragged paged attention, which wants key and value of each head
-    side by side: heads as wide as a TPU's lanes, and so many on a device that they fill tiles.
+    kind: tpu, gpu or cpu. The kernels are JAX's: ragged paged attention on TPUs, for which key and value of
+    each head lie side by side, and paged attention on GPUs, of one query a row, which sees all before it.
     """
-    if kind != "tpu":
-        return "TPUs alone have one"
-    kept = layout.activation("k", "BKSH")
-    heads = config.num_kv_heads // layout.mesh.size(kept.axes_of("K"))
-    tiles = 2 * heads * dtype_bytes(layout.kv_dtype) / 4
+    if kind == "cpu":
+        return "CPUs have none"
+    kept, width, dtype = layout.activation("k", "BKSH"), config.d_head, layout.kv_dtype
     reasons = {
         "the model has latents": config.mla is not None,
         "the model has ALiBi": config.positions == "alibi",
         "the model has attention sinks": config.attention_sinks,
         f"positions are split over {', '.join(kept.axes_of('S'))}": bool(kept.axes_of("S")),
-        f"keys are in {layout.kv_dtype}, queries in {layout.compute_dtype}": layout.kv_dtype
-        != layout.compute_dtype,
-        f"it has none for {layout.kv_dtype}": layout.kv_dtype not in _KERNEL_DTYPES,
-        # Its strided loads are of one row of lanes (jax 0.10.2).
-        f"its heads are of {TPU_LANES}, the model's of {config.d_head}": config.d_head != TPU_LANES,
-        f"{heads} KV heads on a device do not fill tiles": tiles not in (1, 2, 4) and tiles % 8 != 0,
     }
+    if kind == "tpu":
+        heads = config.num_kv_heads // layout.mesh.size(kept.axes_of("K"))
+        tiles = 2 * heads * dtype_bytes(dtype) / 4
+        reasons |= {
+            f"keys are in {dtype}, queries in {layout.compute_dtype}": dtype != layout.compute_dtype,
+            f"it takes {' and '.join(_TPU_DTYPES)}, not {dtype}": dtype not in _TPU_DTYPES,
+            # Its strided loads are of one row of lanes (jax 0.10.2).
+            f"its heads are of {TPU_LANES}, the model's of {width}": width != TPU_LANES,
+            f"{heads} KV heads on a device do not fill tiles": tiles not in (1, 2, 4) and tiles % 8 != 0,
+        }
+    else:
+        reasons |= {
+            f"it takes rows of one query, not of {queries}": queries > 1,
+            "layers have windows": any(cache_windows(config)),
+            f"heads of {width} are no power of two": width & (width - 1) != 0,
+        }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 

@@ -59,6 +59,15 @@ def at_most_blocks(num_blocks: int, among: int) -> str:
     return f"at_most_{num_blocks}_of_{among}_blocks"
 
 
+def heads_of_tile(num_heads: int, filled_up: int) -> str:
+    """The scope of a kernel whose tiles have so many heads, filled up to so many.
+
+    >>> heads_of_tile(4, 16)
+    '4_heads_of_16'
+    """
+    return f"{num_heads}_heads_of_{filled_up}"
+
+
 def by_even_load(num_trips: int) -> str:
     """The scope of a loop over the rows of experts that runs so many times where all get as much.
 

@@ -14,8 +14,8 @@ softmaxes are joined by their log-sum-exps (as in flash-decoding; Dao et al., 20
 
 On a CPU attention goes page by page through each row's own pages: nothing is gathered, and a row costs what
 its sequence is long (16 rows of 300 positions, six layers of 12 heads of 64, jax 0.10.2 on two shared cores:
-44 ms, where gathered tables of 512 positions took 208 and dense caches of that length 42). TPUs have a kernel
-(paged_kernel.py), which wants a pool of its own, key and value of a head side by side:
+44 ms, where gathered tables of 512 positions took 208 and dense caches of that length 42). GPUs and TPUs have
+kernels (paged_kernel.py). The TPU's wants pools of its own, key and value of a head side by side:
 
     pool     kv[B_data, S, 2K_tensor, H]
 
@@ -51,7 +51,7 @@ from meshwright.notation.array import Axes, ShardedArray
 Pool = Array | Quantised  # where narrow with a scale for each token and head
 Pools = dict[str, list[Pool]]
 NOBODY = -1  # the position of a token that is padding
-_OF_KERNEL = "kv"  # the pools of paged_kernel.py
+_SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
 _HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without any makes no NaN
 
 
@@ -75,9 +75,9 @@ class PagedCache:
     cache, the group whose pages it has. is_fresh: the rows are whole prompts, each from its position 0 on, so
     that attention needs no page. stands: (queries, positions) of every sequence, where they are known: its
     rows are at the last so many of so many. An audit counts by it. with_native: native.py is there, and
-    attends where it can. batch_invariant: a query's result depends on its own position and pages alone.
-    sharing: of the axes that split pages those over which replicas share the step's
-    tokens, each with positions of its own: NOBODY for what others keep.
+    attends where it can; with_kernel: so does the accelerator's kernel. batch_invariant: a query's result
+    depends on its own position and pages alone. sharing: of the axes that split pages those over which
+    replicas share the step's tokens, each with positions of its own: NOBODY for what others keep.
     """
 
     pools: Pools
@@ -89,6 +89,7 @@ class PagedCache:
     is_fresh: bool = False
     stands: tuple[int, int] | None = None
     with_native: bool = False
+    with_kernel: bool = False
     batch_invariant: bool = False
     sharing: Axes = ()
 
@@ -103,8 +104,11 @@ class PagedCache:
         """The cache with the tokens' new[N, ...] in the pools of cache `number`."""
         pools = {name: list(layers) for name, layers in self.pools.items()}
         tables = self.tables[:, self.groups[number]]
-        if _OF_KERNEL in pools:
-            new = {_OF_KERNEL: paged_kernel.side_by_side(new["k"], new["v"])}
+        if _SIDE_BY_SIDE in pools:
+            new = {_SIDE_BY_SIDE: paged_kernel.side_by_side(new["k"], new["v"])}
+        elif self.with_kernel:
+            # What it does not see has no weight, and NaN times zero is NaN.
+            new = {**new, "v": jnp.where(jnp.isfinite(new["v"]), new["v"], 0)}
         for name, x in new.items():
             pool = pools[name][number]
             letters = _letters(name, _values(pool).ndim)
@@ -166,8 +170,9 @@ class PagedCache:
             form = _gathered_in_tiles
         if self.with_native and not split and sinks is None and slopes is None and native.attends(pools):
             form, is_alone = _natively, False  # where each is by itself
-        if names == [_OF_KERNEL]:
-            form = _by_kernel
+        kernel = form  # of an accelerator, of which the GPU's takes one query a row
+        if self.with_kernel:
+            kernel = _ragged if names == [_SIDE_BY_SIDE] else _decoded
 
         def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Pool) -> Array:
             outs, token = [], 0
@@ -182,7 +187,8 @@ class PagedCache:
                     jnp.reshape(positions[mine], (-1, length)),
                     own,
                 )
-                found = form(asked, pools, window, how, sinks, slopes, split)
+                run = kernel if length == 1 or kernel is _ragged else form
+                found = run(asked, pools, window, how, sinks, slopes, split)
                 outs.append(
                     jax.tree.map(lambda x, n=rows.num_tokens: jnp.reshape(x, (n, *x.shape[2:])), found)
                 )
@@ -211,8 +217,8 @@ class PagedCache:
 
 
 def _letters(name: str, ndim: int) -> str:
-    """The dimensions of a pool, of which those of the kernel have 2K for K."""
-    if name == _OF_KERNEL:
+    """The dimensions of a pool; where keys and values are side by side, K are 2K."""
+    if name == _SIDE_BY_SIDE:
         return "BSKH"
     return "BKSH" if ndim == 4 else "BSR"
 
@@ -239,6 +245,10 @@ def page_groups(config: ModelConfig, *, has_windows: bool) -> tuple[int, ...]:
     return tuple(int(has_windows and window is not None) for window in cache_windows(config))
 
 
+def _are_side_by_side(kind: str, config: ModelConfig, layout: Layout) -> bool:
+    return kind == "tpu" and why_no_paged_kernel(kind, config, layout) is None
+
+
 def abstract_pools(
     config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: Sequence[int], page_size: int
 ) -> dict[str, list[Any]]:
@@ -250,8 +260,8 @@ def abstract_pools(
     kind = mesh.devices.flat[0].platform
     on_cpu = kind == "cpu"
     letters = {name: "BKSH" if "K" in order else order for name, order in cache_arrays(config).items()}
-    if why_no_paged_kernel(kind, config, layout) is None:
-        letters, dims = {_OF_KERNEL: _letters(_OF_KERNEL, 4)}, {**dims, "K": 2 * dims["K"]}
+    if _are_side_by_side(kind, config, layout):
+        letters, dims = {_SIDE_BY_SIDE: _letters(_SIDE_BY_SIDE, 4)}, {**dims, "K": 2 * dims["K"]}
 
     def pool(array: ShardedArray, count: int) -> Any:
         sizes = {**dims, "B": count, "S": page_size}
@@ -428,12 +438,22 @@ def _natively(
     return _Found(native.attention(q, asked.positions, asked.tables, pools, window, how), None)
 
 
-def _by_kernel(
+def _ragged(
     asked: _Asked, pools: Sequence[Pool], window: int | None, how: Scores, *_: Array | Axes | None
 ) -> _Found:
-    """The queries over the pages of each row, by paged_kernel.py."""
+    """The queries over the pages of each row, by the TPU's kernel."""
     [pool] = map(_values, pools)
-    return _Found(paged_kernel.attention(*asked, pool, window, how), None)
+    return _Found(paged_kernel.ragged(*asked, pool, window, how), None)
+
+
+def _decoded(
+    asked: _Asked, pools: Sequence[Pool], window: int | None, how: Scores, *_: Array | Axes | None
+) -> _Found:
+    """One query a row over its pages, by the GPU's kernel."""
+    values, scales = [_values(pool) for pool in pools], None
+    if isinstance(pools[0], Quantised):
+        scales = [pool.scales for pool in pools if isinstance(pool, Quantised)]
+    return _Found(paged_kernel.decoded(*asked, values, scales, how), None)
 
 
 def _gathered(

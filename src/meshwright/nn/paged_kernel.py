@@ -1,25 +1,32 @@
-"""Attention over pages by a TPU's kernel, which fetches pages while it attends to those before.
+"""Attention over pages by an accelerator's kernel, which reads each page of a row once, up to the last used.
 
-    pool     kv[B, S, 2K, H]: key and value of each head side by side, as the kernel reads them
+    ragged    TPUs: rows of any length, windows. Key and value of each head are side by side: kv[B, S, 2K, H]
+    decoded   GPUs: one query a row, which sees all before it. k[B, K, S, H], v alike, narrow ones with scales
 
-It is JAX's ragged paged attention. A row costs what its sequence is long, or its window is wide. For what
-there is none, `why_no_paged_kernel` says (layout/paged.py).
+For what there is none, `why_no_paged_kernel` says (layout/paged.py).
 
-Source: jax.experimental.pallas.ops.tpu.ragged_paged_attention.
+Sources, in jax.experimental.pallas.ops: tpu.ragged_paged_attention, gpu.paged_attention.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from meshwright.models.transformer import heads_of_tile
 from meshwright.nn.attention import Scores
 
 # The kernel's own table of sizes that were fastest (v6e) has 4 to 16 pages and 32 queries nearly everywhere.
 _PAGES_OF_BLOCK, _QUERIES_OF_BLOCK = 16, 32
 # Numbers of pages of one call: they lie in the 1 MB of scalar memory, beside the kernel's own.
 _MOST_PAGES = 1 << 17
+# Of the GPU's: positions of a block, which lie on chip, and parts of a sequence that are attended to at once.
+# They do not follow the number of rows, and so results do not.
+_POSITIONS_OF_BLOCK, _PARTS = 128, 16
+# The heads of one group are filled up to the rows of a tensor core's tile.
+_HEADS_OF_TILE = 16
 
 
 def side_by_side(k: Array, v: Array) -> Array:
@@ -30,9 +37,7 @@ def side_by_side(k: Array, v: Array) -> Array:
     return jnp.reshape(both, (tokens, 2 * heads, width), out_sharding=split)
 
 
-def attention(
-    q: Array, positions: Array, tables: Array, pool: Array, window: int | None, how: Scores
-) -> Array:
+def ragged(q: Array, positions: Array, tables: Array, pool: Array, window: int | None, how: Scores) -> Array:
     """out[R, Q, N, H] of q[R, Q, N, H] over the pages of each row, as `PagedCache.attend` has it.
 
     positions i32[R, Q], those of padding, which come last, negative; tables i32[R, P].
@@ -76,4 +81,49 @@ def _of_rows(q: Array, lengths: Array, tables: Array, pool: Array, window: int |
         num_kv_pages_per_block=min(_PAGES_OF_BLOCK, tables.shape[1]),
         num_queries_per_block=min(_QUERIES_OF_BLOCK, num_rows * length),
     )
+    return jnp.reshape(out, q.shape)
+
+
+def decoded(
+    q: Array,
+    positions: Array,
+    tables: Array,
+    pools: Sequence[Array],
+    scales: Sequence[Array] | None,
+    how: Scores,
+    *,
+    interpret: bool = False,
+) -> Array:
+    """out[R, 1, N, H] of q[R, 1, N, H] over the pages of each row, as `PagedCache.attend` has it.
+
+    positions i32[R, 1], of padding negative; tables i32[R, P]; pools, and scales f32[B, K, S] of narrow ones:
+    of keys, then of values. interpret: run it in JAX, on any platform.
+    """
+    from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
+
+    num_rows, _, num_heads, width = q.shape
+    num_pages, num_kv_heads, size, _ = pools[0].shape
+    group = num_heads // num_kv_heads
+    together = max(1, _POSITIONS_OF_BLOCK // size)
+    parts = min(_PARTS, -(-tables.shape[1] // together))
+    missing = -tables.shape[1] % (parts * together)
+    # The kernel wants all pages of a head together. To it there is one head: each of ours in a row is a row,
+    # and in a page a page, so that pools stay as they are.
+    heads = jnp.arange(num_kv_heads, dtype=jnp.int32)[None, :, None]
+    tables = jnp.pad(tables, ((0, 0), (0, missing)))[:, None] * num_kv_heads + heads
+    scaled = q.astype(jnp.float32) * (1.0 if how.scale is None else how.scale)
+    narrow = [jnp.reshape(x, (1, num_pages * num_kv_heads, size)) for x in scales or ()]
+    with jax.named_scope(heads_of_tile(group, -(-group // _HEADS_OF_TILE) * _HEADS_OF_TILE)):
+        out = paged_attention(
+            jnp.reshape(scaled.astype(q.dtype), (num_rows * num_kv_heads, group, width)),
+            *(jnp.reshape(x, (1, num_pages * num_kv_heads, size, width)) for x in pools),
+            jnp.reshape(tables, (num_rows * num_kv_heads, -1)),
+            jnp.repeat(jnp.max(positions, axis=1) + 1, num_kv_heads),
+            *narrow,
+            block_h=_HEADS_OF_TILE,
+            pages_per_compute_block=together,
+            k_splits=parts,
+            attn_logits_soft_cap=how.softcap,
+            interpret=interpret,
+        )
     return jnp.reshape(out, q.shape)

@@ -100,6 +100,7 @@ class InferencePrograms:
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
         self._with_native, self._batch_invariant = with_native, batch_invariant
+        self._with_kernel = why_no_paged_kernel(mesh.devices.flat[0].platform, config, layout) is None
         # Prompts by position have a layout of their own, of which products may read weights in other parts.
         self.with_panels = with_native and not self._prefill
         self.ops = InferenceOps(config, layout, batch_invariant=batch_invariant)
@@ -216,11 +217,10 @@ class InferencePrograms:
         of_caches = [of_groups[group] for group in self._groups]
         return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
 
-    @property
-    def reads_whole_tables(self) -> bool:
-        """Whether attention reads all pages of a table, used or not: CPUs and kernels read up to the last."""
+    def reads_whole_tables(self, queries: int) -> bool:
+        """Whether rows of so many queries read whole tables: CPUs and kernels read used pages alone."""
         kind = self.mesh.devices.flat[0].platform
-        return kind != "cpu" and why_no_paged_kernel(kind, self.config, self.layout) is not None
+        return kind != "cpu" and why_no_paged_kernel(kind, self.config, self.layout, queries) is not None
 
     def _step(
         self,
@@ -246,8 +246,9 @@ class InferencePrograms:
             self._groups,
             step.is_fresh,
             step.stands,
-            self._with_native,
-            self._batch_invariant,
+            with_native=self._with_native,
+            with_kernel=self._with_kernel,
+            batch_invariant=self._batch_invariant,
         )
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
@@ -291,7 +292,17 @@ class InferencePrograms:
         there = jnp.reshape(dealt(positions, PartitionSpec(*kept, None)), -1, out_sharding=kept)
         by_sequence = cached_array(self.layout, self.config).axes_of("B")
         sharing = tuple(axis for axis in by_sequence if axis not in layout.batch_axes)
-        cache = PagedCache(pools, there, tables, step.rows, self.layout, self._groups, True, sharing=sharing)
+        cache = PagedCache(
+            pools,
+            there,
+            tables,
+            step.rows,
+            self.layout,
+            self._groups,
+            True,
+            with_kernel=self._with_kernel,
+            sharing=sharing,
+        )
         ops = InferenceOps(self.config, layout)
         x = transformer.enter(self.config, ops, params, dealt(tokens, split), places)
         x, cache = transformer.through(self.config, ops, params, x, places, cache, self.config.layers)

@@ -248,19 +248,22 @@ class JaxRunner:
     def _shapes(self) -> list[_Shape]:
         slots = compiled_sizes(self.limits.slots_of_replica)
         blocks = compiled_sizes(self.limits.chunk // self.limits.block)
-        has_narrow = self._programs.reads_whole_tables and not self._is_invariant
-        narrow = _widths(self.limits.pages_of_a_context) if has_narrow else []
         return [
-            *[_Shape(count, 0, 0, pages=pages) for count in slots for pages in [*narrow, 0]],
+            *[_Shape(count, 0, 0, pages=pages) for count in slots for pages in self._pages_of_rows(1)],
             *[_Shape(self.limits.slots_of_replica, 0, count) for count in blocks],
             *[
                 _Shape(0, count, 0, pages=pages)
                 for count in slots
-                for pages in [*narrow, 0]
+                for pages in self._pages_of_rows(1 + self._num_drafts)
                 if self._num_drafts
             ],
             *[_Shape(0, 0, 0, count) for count in blocks if self._has_whole_prompts],
         ]
+
+    def _pages_of_rows(self, queries: int) -> list[int]:
+        """The widths of tables that steps with rows of so many queries are compiled for; 0: of a context."""
+        is_narrower = self._programs.reads_whole_tables(queries) and not self._is_invariant
+        return [*(_widths(self.limits.pages_of_a_context) if is_narrower else []), 0]
 
     def _step_of(self, shape: _Shape) -> StepShape:
         """The step of this shape. Its logits are one or the most of any shape: so few programs sample."""

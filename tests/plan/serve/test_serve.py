@@ -27,6 +27,7 @@ from meshwright.plan.serve.prefill import PromptPasses
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.serve.search import Infeasible, ServePlan, search_serving, serving_machines
 from meshwright.plan_file import load_plan
+from meshwright.units import format_seconds
 
 LLAMA, BF16 = PRESETS["llama-2-13b"], {"weights_dtype": "bf16"}
 # The chapter's example: L64 D4096 F16384 N32 K8 H256 V32128, tied.
@@ -247,8 +248,8 @@ def test_chunks_read_the_weights_again_and_sum_to_their_passes(chips: str, gathe
         """The seconds of so many queries up to each of these positions."""
         at, longest = layout.at("prefill"), requests.context
         read = {end: longest if gathers and end > queries else end for end, queries in ends.items()}
-        passes = [pass_cost(config, at, machine, 1, queries, read[end])[0] for end, queries in ends.items()]
-        return sum(one.seconds for one in passes)
+        passes = [pass_cost(config, at, machine, 1, queries, read[end]) for end, queries in ends.items()]
+        return sum(cost.seconds for cost, _ in passes)
 
     requests = Requests(8192, 128)
     whole, chunked = (
@@ -263,6 +264,25 @@ def test_chunks_read_the_weights_again_and_sum_to_their_passes(chips: str, gathe
     hit = PromptPasses(config, layout, requests, 1024, machine)
     ends = {5024: 1024, 6048: 1024, 7072: 1024, 8000: 928}
     assert float(hit.seconds(machine)[0]) == pytest.approx(of_passes(requests, ends))
+
+
+@pytest.mark.parametrize(("chips", "has_kernel"), [("v5e:2x4", False), ("h100:8", True)])
+def test_an_explanation_says_where_pages_are_gathered(chips: str, has_kernel: bool):
+    """An int8 cache is 67,584 bytes a token, scales and all: moved twice more than by a kernel."""
+    layout = Layout.of(tensor=8, kv_dtype="int8")
+    point = search_serving(
+        PRESETS["llama-3-8b"],
+        [load(chips)],
+        Requests(2048, 128),
+        precisions=[{"weights_dtype": "bf16", "kv_dtype": "int8"}],
+        layout=layout,
+    ).best
+    found = str(explain_serving(point))
+    assert ("keys are in int8, queries in bf16" in found) is not has_kernel
+    if not has_kernel:
+        rate = point.hardware.chip.memory_bytes_per_second("bf16")
+        more = 2 * point.batch * point.requests.mean_context * 67_584 / 8 / rate
+        assert f"{format_seconds(more)} more a step" in found
 
 
 def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():

@@ -3,7 +3,7 @@
 The FLOPs of a product follow from its shapes, those of an attention kernel, a custom call, from the part of
 the scores that it computes: splash attention (TPU) is told by a constant which blocks of keys each block of
 queries visits, cuDNN's call (GPU) carries the name of its mask and its window. How far sequences have come in
-a cache of pages is the data's: ragged paged attention (TPU) counts with all positions of its tables.
+a cache of pages is the data's: paged attention counts with all positions of its tables.
 
 XLA for TPU prints the cycles that it expects for each fusion:
 
@@ -23,9 +23,12 @@ from typing import NamedTuple
 from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program
 from meshwright.audit.hlo.trace import COPIES, SLICES, TracedValue, called_by, resolve
 from meshwright.hardware.chip import Chip
+from meshwright.models.transformer import heads_of_tile
 
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
-_RAGGED = "ragged_paged_attention_kernel"
+_RAGGED, _PAGED = "ragged_paged_attention_kernel", "paged_attention_block_h"
+_TRITON = '"__gpu$xla.gpu.triton"'
+_OF_TILE = re.compile(heads_of_tile(0, 1).replace("0", r"(\d+)").replace("1", r"(\d+)"))
 _CUDNN = "__cudnn$fmhaSoftmax"
 
 
@@ -43,12 +46,12 @@ _SPLASH_PRODUCTS = {"fwd": _FORWARD, "dq": _Products(2, 1), "dkv": _Products(2, 
 
 def is_attention_kernel(instruction: Instruction) -> bool:
     """Whether a custom call is an attention kernel that this module knows."""
-    return bool(_splash_pass(instruction)) or _is_cudnn(instruction) or _is_ragged(instruction)
+    return bool(_splash_pass(instruction)) or _is_cudnn(instruction) or _reads_pages(instruction)
 
 
 def attention_flops(program: Program, call: TracedValue) -> int | None:
     """FLOPs of one run of an attention kernel; None where the program does not say what it skips."""
-    if _is_ragged(call.instruction):
+    if _reads_pages(call.instruction):
         return _Pages.of(call).flops
     flops = _cudnn if _is_cudnn(call.instruction) else _splash
     return flops(program, call)
@@ -58,24 +61,45 @@ def _is_of_tpu(instruction: Instruction) -> bool:
     return instruction.attributes.get("custom_call_target", "") == '"tpu_custom_call"'
 
 
+def _reads_pages(instruction: Instruction) -> bool:
+    """Whether it is a kernel over a cache of pages, of a TPU or of a GPU."""
+    return _is_ragged(instruction) or (
+        instruction.attributes.get("custom_call_target", "") == _TRITON and _PAGED in instruction.op_name
+    )
+
+
 def _is_ragged(instruction: Instruction) -> bool:
     return _is_of_tpu(instruction) and _RAGGED in instruction.op_name
 
 
 class _Pages(NamedTuple):
-    """What ragged paged attention multiplies and reads where every row has as many keys as its table has."""
+    """What a kernel over pages multiplies and reads where every row has as many keys as its table has."""
 
     flops: int
     num_bytes: int
 
     @classmethod
     def of(cls, call: TracedValue) -> "_Pages":
-        """Operands: lengths[R], tables[R, P], three of integers, then q[tokens, N, H] and kv[B, S, 2K, H]."""
-        tables, (q, kv) = _kernel_operands(call)[1], _kernel_operands(call)[-2:]
-        rows, pages = tables.dims
-        keys = pages * kv.dims[1]
-        cached = rows * keys * kv.num_bytes // (kv.dims[0] * kv.dims[1])
-        return cls(4 * keys * q.num_elements, cached + 2 * q.num_bytes)
+        """On TPUs lengths[R], tables[R, P], three of integers, then q[tokens, N, H] and kv[B, S, 2K, H].
+
+        On GPUs q[R, 1, N, H], k[1, B, S, H] and v alike, of narrow ones each with its scales [1, B, S], then
+        tables[R, parts, P] and lengths[R, 1]: a row for each KV head, whose heads are filled up to a tile's,
+        as the scope says.
+        """
+        given = _kernel_operands(call)
+        heads, filled_up = 1, 1
+        if _is_ragged(call.instruction):
+            tables, q, pools = given[1], given[-2], given[-1:]
+            page, of_pool = pools[0].dims[1], 2
+        else:
+            tables, q, pools = given[-2], given[0], given[1:-2]
+            page, of_pool = pools[0].dims[2], 3
+            if said := _OF_TILE.search(call.instruction.op_name):
+                heads, filled_up = int(said[1]), int(said[2])
+        keys = prod(tables.dims[1:]) * page
+        of_a_key = sum(pool.num_bytes // prod(pool.dims[:of_pool]) for pool in pools)
+        flops = 4 * keys * q.num_elements * heads // filled_up
+        return cls(flops, tables.dims[0] * keys * of_a_key + 2 * q.num_bytes)
 
 
 def _splash_pass(instruction: Instruction) -> str:
@@ -279,7 +303,7 @@ class InstructionSeconds:
             flops = attention_flops(self.program, value) or 0
             head = max((shape.dims[-1] for shape in instruction.shapes if len(shape.dims) > 2), default=128)
             computing = flops / self.chip.attention_flops_per_second("bf16", head)
-            read = _Pages.of(value).num_bytes if _is_ragged(instruction) else 0
+            read = _Pages.of(value).num_bytes if _reads_pages(instruction) else 0
             reading = read / self.chip.memory_bytes_per_second("bf16")
             return max(computing, reading) + self.chip.step.kernel_seconds
         if self.clock is not None:

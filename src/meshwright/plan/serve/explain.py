@@ -1,13 +1,13 @@
-"""A serving plan in words: where a step's time goes, which batch makes it compute-bound, what int8 would "
-"give."""
+"""A serving plan in words: where a step's time goes, where it is compute-bound, what int8 would give."""
 
 from dataclasses import dataclass
 from math import ceil
 
-from meshwright.cost.inference import pass_cost
+from meshwright.cost.inference import cache_bytes, pass_cost
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.roofs import compute_bound_batch
 from meshwright.layout import Layout
+from meshwright.layout.paged import why_no_paged_kernel
 from meshwright.models.count import count_params, kv_cache_bytes
 from meshwright.plan.explain.explanation import Section
 from meshwright.plan.serve.point import Point
@@ -127,7 +127,22 @@ def _cache(point: Point, crossover: int) -> list[str]:
         if requests.paged
         else f"of {requests.context:,} tokens, allocated from the start; --paged counts mean lengths instead"
     )
-    return [f"{text}.", f"{fit}, {kind}."]
+    return [f"{text}.", *_gathered(point), f"{fit}, {kind}."]
+
+
+def _gathered(point: Point) -> list[str]:
+    """What the server does and the price leaves out, where attention over pages has no kernel."""
+    config, hardware, layout = point.config, point.hardware, point.layout.at("generate")
+    lacking = why_no_paged_kernel(hardware.chip.kind, config, layout)
+    if hardware.chip.kind == "cpu" or not hardware.software.is_ours or lacking is None:
+        return []
+    cached = cache_bytes(config, layout, point.batch, point.requests.mean_context)
+    more = 2 * cached / hardware.chip.memory_bytes_per_second("bf16")
+    return [
+        f"The price has each key and value read once, by a kernel. `mw serve` has none here ({lacking}): it "
+        f"gathers pages into tables, which are written and read again, {format_seconds(more)} more a step at "
+        "these lengths."
+    ]
 
 
 def _layout(point: Point) -> list[str]:
