@@ -1,6 +1,7 @@
 """Load tests on a clock that prices move on: by hand, by queueing theory, and by what each mode promises."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -266,12 +267,12 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
     limits = Limits.of(int(random.integers(1, 12)), 1024, chunk=int(random.integers(1, 9)) * 64)
     runner: Any = SimpleNamespace(
         limits=limits,
-        _mesh=one_device(has_kernels),
         _num_drafts=0,
         _has_whole_prompts=has_kernels,
         _is_invariant=False,
-        _programs=SimpleNamespace(num_sharing=1),
+        _programs=SimpleNamespace(num_sharing=1, reads_whole_tables=lambda queries: seed % 2 == 0),
     )
+    runner._pages_of_rows = partial(JaxRunner._pages_of_rows, runner)
     runner._steps = dict.fromkeys(JaxRunner._shapes(runner))
     num_blocks = int(random.integers(0, limits.chunk // limits.block + 1))
     num_others = int(random.integers(0 if num_blocks else 1, limits.num_slots + 1))
@@ -287,11 +288,6 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
     assert rows == shape.generate
     assert sum(count for count, _ in chunks) == max(shape.blocks, shape.fresh) * limits.block
     assert contexts == pytest.approx(301 * num_others)
-
-
-def one_device(is_accelerator: bool) -> Any:
-    platform = "gpu" if is_accelerator else "cpu"
-    return SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)], dtype=object))
 
 
 @pytest.mark.parametrize(
