@@ -98,6 +98,12 @@ def serve(
             help="Prefill in the same steps as generation, one batch at a time, or on separate devices."
         ),
     ] = "interleaved",
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        typer.Option(
+            help="Answer requests in the order of arrival, or by their field priority, the lowest first."
+        ),
+    ] = "fcfs",
     prefix_cache: Annotated[
         bool,
         typer.Option(
@@ -215,6 +221,7 @@ def serve(
         requests_per_minute=requests_per_minute,
         request_seconds=request_seconds,
         cors_origins=tuple(cors_origin or ()),
+        takes_priorities=scheduling_policy == "priority",
     )
     served = Served(checkpoint, asked, limits, log_json, otlp_endpoint)
     servers = Replicas(replicas, settings, prefill_replicas, prefill_settings)

@@ -1,4 +1,4 @@
-"""What a server takes of its clients: keys, rates, sizes, times. Needs no package of the server."""
+"""What a server takes of its clients: keys, rates, sizes, times, priorities. Needs no server package."""
 
 import re
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ class ClientLimits:
     requests_per_minute: of each key, or of each address where there are no keys; None: any rate.
     request_seconds: after which an answer is cut off with an error; None: never.
     stalled_seconds: after which a client that reads nothing is left. cors_origins: sites whose pages may ask.
+    takes_priorities: whether a request may say that it goes before others.
     """
 
     max_body_bytes: int = 16_000_000
@@ -24,6 +25,7 @@ class ClientLimits:
     request_seconds: float | None = None
     stalled_seconds: float = 60.0
     cors_origins: tuple[str, ...] = ()
+    takes_priorities: bool = False
 
     def __post_init__(self) -> None:
         for origin in self.cors_origins:

@@ -213,3 +213,33 @@ def test_the_dashboard_reads_metrics_that_there_are():
     asked = {name for expr in exprs for name in re.findall(r"(?:vllm|meshwright):\w+", expr)}
     assert len(asked) > 8
     assert {re.sub("_(bucket|sum)$", "", name) for name in asked} <= there
+
+
+def test_priorities_are_taken_where_the_server_says_so():
+    """Behind the one that has the only slot, the last to come is prefilled first."""
+    runner = MockRunner(says("ok"), num_slots=1)
+    runner.gate.clear()
+
+    async def main() -> list[int]:
+        async with client(runner, limits=ClientLimits(takes_priorities=True)) as http:
+            asked = []
+            for prompt, priority in (("first", 0), ("calm", 5), ("usual", 0), ("urgent", -1)):
+                body = BODY | {"prompt": prompt, "priority": priority}
+                asked.append(asyncio.create_task(http.post(TEXT, json=body)))
+                await asyncio.sleep(0.05)
+            runner.gate.set()
+            return [response.status_code for response in await asyncio.gather(*asked)]
+
+    assert asyncio.run(main()) == [200] * 4
+    order = [byte_tokenizer().decode(tokens) for tokens in runner.prefilled]
+    assert order == ["first", "urgent", "usual", "calm"]
+
+
+def test_a_priority_that_a_server_would_ignore_is_refused():
+    plain, urgent = (("POST", TEXT, {"json": BODY | {"priority": number}}) for number in (0, -1))
+    taken, refused = answers(ClientLimits(), plain, urgent)
+    assert (taken.status_code, refused.status_code) == (200, 400)
+    assert refused.json()["error"]["message"] == (
+        "priority = -1: this server answers in the order of arrival; leave it out, or start the server with "
+        "--scheduling-policy priority"
+    )

@@ -185,6 +185,7 @@ class _Api:
         prompts: Sequence[tuple[int, ...]],
         form: Form,
     ) -> Response:
+        self._check_priority(asked.priority)
         requests = await self.asking.requests(asked, prompts)
         if self.prefilled is not None:
             await unless_disconnected(request, self.prefilled.fetch(prompts))
@@ -240,6 +241,15 @@ class _Api:
                 status=404,
                 param="model",
                 code="model_not_found",
+            )
+
+    def _check_priority(self, priority: int) -> None:
+        if priority and not self.limits.takes_priorities:
+            raise RequestError(
+                f"priority = {priority}: this server answers in the order of arrival; leave it out, or start "
+                "the server with --scheduling-policy priority",
+                param="priority",
+                code="unsupported_parameter",
             )
 
     async def models(self, _: Request) -> Response:

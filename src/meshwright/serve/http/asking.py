@@ -110,6 +110,7 @@ class Asking:
                 ends | frozenset(asked.stop_token_ids),
                 new_constraint=constraint,
                 scores_prompt=scores_prompt,
+                priority=asked.priority,
             )
             for prompt in prompts
             for answer in range(asked.num_sampled)

@@ -145,6 +145,7 @@ class _Generation(RequestObject):
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
     min_tokens: int = Field(0, ge=0)
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
     ignore_eos: bool = False
     stop_token_ids: list[TokenId] = []
     include_stop_str_in_output: bool = False
@@ -270,7 +271,7 @@ class CompletionRequest(_Generation):
     logprobs: int | None = Field(None, ge=0, le=NUM_TOP)
     best_of: int | None = Field(None, ge=1, le=128)
     add_special_tokens: bool = True
-    off = {"suffix": ("",), "priority": (0,), "use_beam_search": (False,)}
+    off = {"suffix": ("",), "use_beam_search": (False,)}
 
     @model_validator(mode="after")
     def _sensible(self) -> "CompletionRequest":
@@ -403,7 +404,6 @@ class ChatRequest(_Generation):
         "modalities": (["text"],),
         "store": (False,),
         "service_tier": ("auto", "default"),
-        "priority": (0,),
     }
 
     @model_validator(mode="after")
