@@ -32,6 +32,7 @@ PLANNING = {
     "mw plan serve --phase": f"plan serve {_SERVED} --phase generate --batch 8 --context 4096",
     "mw compare": "compare {plan}",
     "mw model": "model llama-2-13b",
+    "mw support": "support llama-2-13b",
     "mw hardware": "hardware v5e:4x4",
     "mw shard": 'shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096',
     "mw collective": 'collective "AllGather_X([B_X, D])" --mesh X=4 --dims B=64,D=64 --hardware v4p:4x1x1',

@@ -2,41 +2,20 @@
 
 from collections.abc import Iterator
 
-from meshwright.errors import MeshwrightError
-from meshwright.layout import Layout
-from meshwright.layout.runs import layout_lacks, model_lacks
+from meshwright.layout.runs import model_lacks
+from meshwright.layout.support import LAYOUTS, PHASES, phases_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS
 from meshwright.units import format_count
-
-LAYOUTS = {
-    "`data`": "data=2",
-    "`data`, ZeRO-1 or 2": "data=2,zero=2",
-    "`fsdp`": "fsdp=2",
-    "`tensor`": "tensor=2",
-    "`tensor`, sequence parallel": "tensor=2,sequence_parallel=true",
-    "`tensor2`": "tensor=2,tensor2=2",
-    "`kv_replicas`": "tensor=2,kv_replicas=2",
-    "`context`, all-gather": "context=2",
-    "`context`, ring": "context=2,context_method=ring",
-    "`context`, Ulysses": "context=2,context_method=ulysses",
-    "`expert`": "fsdp=2,expert=2",
-    "`pipe`, schedule `lanes`": "pipe=2,microbatches=2,schedule=lanes",
-    "`pipe`, other schedules (on one host)": "pipe=2,microbatches=2",
-    "`offload`": "data=2,offload=true",
-    "fp8 or int8 matmuls": "data=2,matmul_dtype=fp8",
-    "int8 or int4 weights": "tensor=2,weights_dtype=int8",
-}
-PHASES = {"train": "training", "prefill": "prefill", "generate": "generation"}
 
 
 def layouts() -> str:
     """Which layouts run in which phase."""
     head = f"| layout | {' | '.join(PHASES.values())} |"
     rows = [
-        f"| {name} | {' | '.join(_cell(words, phase) for phase in PHASES)} |"
-        for name, words in LAYOUTS.items()
+        f"| {_name(feature)} | {' | '.join(_cell(lacks) for lacks in phases_of(feature).values())} |"
+        for feature in LAYOUTS
     ]
     return "\n".join([head, f"|---|{'---|' * len(PHASES)}", *rows])
 
@@ -50,11 +29,12 @@ def models() -> str:
     return "\n".join(["| presets | parameters | plans | runs |", "|---|---|---|---|", *rows])
 
 
-def _cell(text: str, phase: str) -> str:
-    try:
-        lacks = layout_lacks(Layout.parse(text), phase)
-    except MeshwrightError:
-        return "–"
+def _name(feature: str) -> str:
+    axis, comma, rest = feature.partition(",")
+    return feature if " " in axis else f"`{axis}`{comma}{rest}"
+
+
+def _cell(lacks: str | None) -> str:
     return "planned only" if lacks else "runs"
 
 

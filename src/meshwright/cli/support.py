@@ -1,0 +1,65 @@
+"""mw support: which layouts a model runs under, in training and in inference."""
+
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import Json, emit, show
+from meshwright.layout.runs import model_lacks
+from meshwright.layout.support import LAYOUTS, PHASES, example, phases_of
+from meshwright.models.config import ModelConfig
+from meshwright.models.presets import load_model
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def support(
+    model: Annotated[str, typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML.")],
+    as_json: Json = False,
+) -> None:
+    """Show under which layouts a model trains, prefills and generates here, and why not under others.
+
+    Each row is an example of the smallest degree; axes can be combined.
+
+    \b
+    mw support mixtral-8x7b
+    """
+    config = load_model(model)
+    document = support_document(config)
+    if as_json:
+        emit(document)
+    else:
+        show(_table(document))
+
+
+def support_document(config: ModelConfig) -> dict:
+    """The document of `mw support`: per layout and phase whether it `runs`, and the `reason` where not."""
+    rows = [
+        {
+            "feature": feature,
+            "layout": example(feature, config),
+            "phases": {
+                phase: {"runs": reason is None, "reason": reason}
+                for phase, reason in phases_of(feature, config).items()
+            },
+        }
+        for feature in LAYOUTS
+    ]
+    lacks = model_lacks(config)
+    return {"model": config.name, "runs": lacks is None, "reason": lacks, "layouts": rows}
+
+
+def _table(document: dict) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("layout", *PHASES.values(), "what does not run"):
+        table.add_column(name)
+    for row in document["layouts"]:
+        phases = row["phases"].values()
+        # A reason that all phases share stands once.
+        reasons = dict.fromkeys(phase["reason"] for phase in phases if not phase["runs"])
+        cells = ("runs" if phase["runs"] else "no" for phase in phases)
+        table.add_row(row["layout"], *cells, "; ".join(reasons))
+    return table
