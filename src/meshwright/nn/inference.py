@@ -26,8 +26,7 @@ from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.models.transformer import Places
 from meshwright.nn import native
 from meshwright.nn.attention import Scores, alibi_slopes
-from meshwright.nn.each_device import each_device, spec_of
-from meshwright.nn.elementwise import activate, along, norm, softcap
+from meshwright.nn.elementwise import along
 from meshwright.nn.embedding import embed
 from meshwright.nn.execute import apply_reshard
 from meshwright.nn.grouped import read_product
@@ -45,8 +44,7 @@ from meshwright.nn.quantised import (
     quantise,
     widened,
 )
-from meshwright.nn.rope import apply_rope
-from meshwright.nn.rows import einsum_of_rows, in_tiles
+from meshwright.nn.rows import einsum_of_rows
 from meshwright.nn.stack import KindInLoop
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
@@ -60,14 +58,8 @@ _READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up"}
 class InferenceOps(JaxOps):
     """Runs `models/transformer.py` on weights as `layered` and a PagedCache. Call under `jax.set_mesh`.
 
-    Products with weights in panels are those of native.py. batch_invariant: a token's results do not depend
-    on how many others there are, bit for bit: products are of tiles of rows, or those of native.py, of which
-    each row is computed by itself.
+    Products with weights in panels are those of native.py.
     """
-
-    def __init__(self, config: ModelConfig, layout: Layout, *, batch_invariant: bool = False) -> None:
-        super().__init__(config, layout)
-        self._batch_invariant = batch_invariant
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array | Quantised | Panels) -> Array:
         einsum = plan.einsum
@@ -89,10 +81,13 @@ class InferenceOps(JaxOps):
         there = partition_spec(plan.product)
         if isinstance(w, Panels):
             return einsum_of_rows(native.product, spec, x, w.numbers, there)
-        product = partial(einsum_of_rows, _tiled_product) if self._batch_invariant else _product
         if w.dtype == jnp.int8:
-            return int8_product(lambda narrow: product(spec, narrow, w, there), x)
-        return product(spec, x, w, there)
+            return int8_product(lambda narrow: self._by_xla(spec, narrow, w, there), x)
+        return self._by_xla(spec, x, w, there)
+
+    def _by_xla(self, spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
+        """The einsum, summed in float32, of int8 in int32."""
+        return _product(spec, x, w, out_sharding)
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
         """The weights of experts where the products of rows read them, as they are stored."""
@@ -104,13 +99,13 @@ class InferenceOps(JaxOps):
     def _of_one(self, x: Array, weight: Array | Quantised) -> Array:
         """Rows x[C, I] by the weight[O, I] of one expert."""
         if not isinstance(weight, Quantised):
-            return _rows_product(x, weight.astype(self.dtype)).astype(self.dtype)
+            return rows_product(x, weight.astype(self.dtype)).astype(self.dtype)
         if weight.is_grouped:
-            return _rows_product(x, widened(weight, self.dtype)).astype(self.dtype)
+            return rows_product(x, widened(weight, self.dtype)).astype(self.dtype)
         if self.layout.matmul_dtype == "int8" and weight.values.dtype == jnp.int8:
-            y = int8_product(lambda rows: _rows_product(rows, weight.values), x, num_rows=1)
+            y = int8_product(lambda rows: rows_product(rows, weight.values), x, num_rows=1)
         else:
-            y = _rows_product(x, weight.values.astype(self.dtype))
+            y = rows_product(x, weight.values.astype(self.dtype))
         return (y * weight.scales[None]).astype(self.dtype)
 
     def _scaled_product(self, plan: Contraction, spec: str, x: Array, weight: Quantised) -> Array:
@@ -145,49 +140,6 @@ class InferenceOps(JaxOps):
         if isinstance(table, Panels):
             return embed(tokens, table.numbers, self.layout, rows_of=native.rows_of_panels)
         return embed(tokens, table, self.layout)
-
-    def norm(
-        self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
-    ) -> Array:
-        if not self._batch_invariant:
-            return super().norm(name, x, scale, bias, kind=kind)
-        with jax.named_scope(name):
-            return self._by_token(
-                lambda x, scale, bias: norm(x, scale, bias, kind, self.config), x, weights=(scale, bias)
-            )
-
-    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
-        if not self._batch_invariant:
-            return super().rope(name, x, places, kind)
-        with jax.named_scope(name):
-            return self._by_token(
-                lambda x, positions: apply_rope(x, positions, self.config, kind), x, places.positions
-            )
-
-    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
-        if not self._batch_invariant:
-            return super().activation(name, gate, up, kind)
-        with jax.named_scope(name):
-            return self._by_token(lambda gate, up: activate(gate, up, kind), gate, up)
-
-    def softcap(self, name: str, logits: Array, cap: float) -> Array:
-        if not self._batch_invariant:
-            return super().softcap(name, logits, cap)
-        with jax.named_scope(name):
-            return self._by_token(lambda x: softcap(x, cap).astype(x.dtype), logits)
-
-    def _by_token(self, compute: Callable[..., Array], *arrays: Any, weights: Sequence[Any] = ()) -> Array:
-        """`compute` of arrays by token, and of weights that are whole, in tiles; it is like the first.
-
-        A compiler's vector instructions may round roots and exponentials otherwise than its scalar ones, and
-        it is the number of tokens that says which are used (float32, XLA for CPU in jax 0.10.2).
-        """
-
-        def local(arrays: Any, weights: Any) -> Array:
-            return in_tiles(lambda tile: compute(*tile, *weights), arrays)
-
-        specs = jax.tree.map(spec_of, (arrays, tuple(weights)))
-        return each_device(local, specs, spec_of(arrays[0]))(arrays, tuple(weights))
 
     def attention(
         self,
@@ -277,10 +229,7 @@ class InferenceOps(JaxOps):
 
     def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
         """The einsum of tokens x[B, N, ...] with weights of each head."""
-        if not self._batch_invariant:
-            return jnp.einsum(spec, x, w)
-
-        return self._by_token(partial(jnp.einsum, spec), x, weights=(w,))
+        return jnp.einsum(spec, x, w)
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """All positions of keys, values or latents, which may be there already."""
@@ -321,7 +270,7 @@ class InferenceOps(JaxOps):
 
 
 def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
-    """The einsum, summed in float32, of int8 in int32.
+    """The einsum as `InferenceOps` has it of XLA.
 
     XLA for CPU takes its fast path for both bf16 and int8 from two rows on.
     """
@@ -333,14 +282,9 @@ def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Arra
     return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=_sums(x))
 
 
-def _rows_product(x: Array, w: Array) -> Array:
-    """x[C, I] by w[O, I]."""
+def rows_product(x: Array, w: Array) -> Array:
+    """y[C, O] = x[C, I] by w[O, I], summed in float32, of int8 in int32."""
     return jnp.einsum("CI,OI->CO", x, w, preferred_element_type=_sums(x))
-
-
-def _tiled_product(x: Array, w: Array) -> Array:
-    """`_rows_product`, each row of which does not depend on the others."""
-    return in_tiles(lambda tile: _rows_product(tile, w), x)
 
 
 def _sums(x: Array) -> Any:

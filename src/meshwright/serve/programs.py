@@ -29,6 +29,7 @@ from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import widest_window
 from meshwright.models.transformer import Places
+from meshwright.nn.batch_invariant import BatchInvariantOps
 from meshwright.nn.blockwise import dealt_positions, zigzag
 from meshwright.nn.inference import InferenceOps, abstract_layered
 from meshwright.nn.mesh import device_mesh, partition_spec
@@ -103,7 +104,7 @@ class InferencePrograms:
         self._with_kernel = why_no_paged_kernel(mesh.devices.flat[0].platform, config, layout) is None
         # Prompts by position have a layout of their own, of which products may read weights in other parts.
         self.with_panels = with_native and not self._prefill
-        self.ops = InferenceOps(config, layout, batch_invariant=batch_invariant)
+        self.ops = (BatchInvariantOps if batch_invariant else InferenceOps)(config, layout)
         self._x = partition_spec(layout.activation("x", "BTD"))
         # Replicas that prefill a prompt together.
         self.num_sharing = self.num_replicas // self._prefill.num_batch_shards if self._prefill else 1
