@@ -250,6 +250,26 @@ def test_the_runner_is_made_as_the_server_was_asked(trained: Path, monkeypatch):
     assert options["host_bytes"] == 500_000  # the other half is of the other engine
 
 
+@pytest.mark.parametrize("slots", [None, 4])
+def test_slots_that_are_asked_for_override_the_plan(
+    slots: int | None, trained: Path, plan: Path, monkeypatch
+):
+    def make(*_, **options):
+        raise Made(options)
+
+    monkeypatch.setattr(serving, "JaxRunner", make)
+    found = load_plan(plan)
+    with pytest.raises(Made) as made, open_service(trained, Serving(plan=found, num_slots=slots), silent):
+        pass
+    [options] = made.value.args
+    assert options["num_slots"] == (slots or found.workload.num_sequences)
+
+
+def test_a_plan_and_tensor_both_give_a_layout(trained: Path, plan: Path, capsys):
+    assert main(["serve", "--checkpoint", str(trained), str(plan), "--tensor", "2"]) == 2
+    assert "--tensor 2 and" in (said := one_line(capsys)) and "both give a layout" in said
+
+
 def test_a_host_cache_needs_the_prefixes_that_it_keeps(trained: Path):
     asked = Serving(prefix_cache=False, host_cache_bytes=10**6)
     message = "keeps evicted pages, which --no-prefix-cache forgets"

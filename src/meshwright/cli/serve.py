@@ -44,7 +44,10 @@ def serve(
     port: Annotated[
         int, whole_option("--port", least=0, most=65535, help="The port to listen on; 0 takes a free one.")
     ] = 8000,
-    slots: Annotated[int, whole_option("--slots", help="Sequences that generate at once.")] = 8,
+    slots: Annotated[
+        int | None,
+        whole_option("--slots", help="Sequences that generate at once. [default: the plan's, or 8]"),
+    ] = None,
     context: ContextOption = None,
     tensor: TensorOption = 1,
     api_key: Annotated[
@@ -178,6 +181,8 @@ def serve(
     curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "def ", "max_tokens": 32}'
     """
     check_model_folder(checkpoint)
+    if plan is not None and tensor > 1:
+        raise typer.BadParameter(f"--tensor {tensor} and {plan} both give a layout; leave out one of them")
     if draft_checkpoint is not None:
         check_model_folder(draft_checkpoint)
         if not drafts:

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from meshwright.serve.prefill_pool import PrefilledElsewhere
 
 
+_DEFAULT_SLOTS = 8
+
+
 @dataclass(frozen=True)
 class Serving:
     """How a checkpoint is served: what `mw serve` is asked beside its address.
 
-    plan: whose layout, dtypes, sequences and context are taken. dtype: of weights and products; None takes
-    bf16, f32 on CPUs that do not multiply it. mode: interleaved, batched or disaggregated. chunk: most prompt
+    plan: whose layout, and whose dtypes, sequences and context where those are not asked for. dtype: of
+    weights and products; None takes bf16, f32 on CPUs that do not multiply it. num_slots: sequences at once;
+    None takes the plan's, or 8. mode: interleaved, batched or disaggregated. chunk: most prompt
     tokens of a step, None as `layout.paged.chunk_of` has it. host_cache_bytes: for pages that are evicted
     from the cache. has_pools: some servers prefill for others, which generate. weights_dtype: of stored
     weights alone; kv_dtype: of the cache. num_drafts: most guessed tokens of a sequence a step; 0 guesses
@@ -34,7 +38,7 @@ class Serving:
     """
 
     tensor: int = 1
-    num_slots: int = 8
+    num_slots: int | None = None
     context: int | None = None
     plan: Plan | None = None
     dtype: str | None = None
@@ -84,8 +88,10 @@ class Serving:
 
     @property
     def slots(self) -> int:
-        """Sequences generated at once."""
-        return self.num_slots if self.plan is None else self.plan.workload.num_sequences
+        """Sequences generated at once: those asked for, or the plan's."""
+        if self.num_slots is not None:
+            return self.num_slots
+        return _DEFAULT_SLOTS if self.plan is None else self.plan.workload.num_sequences
 
 
 @dataclass(frozen=True)

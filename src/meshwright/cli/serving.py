@@ -127,13 +127,11 @@ def _runner(
     dtype = asked.dtype or ("f32" if is_slow else "bf16")
     if plan is None:
         layout = Layout.of(tensor=asked.tensor, weights_dtype=dtype, compute_dtype=dtype)
-        num_slots = asked.num_slots
     else:
         _check_model(plan, config)
         layout = plan.layout.at("generate")
         if asked.dtype:
             layout = layout.replace(weights_dtype=dtype, compute_dtype=dtype)
-        num_slots = plan.workload.num_sequences
     if asked.weights_dtype:
         layout = layout.replace(weights_dtype=asked.weights_dtype)
     if layout.matmul_dtype is None and (plan is None or asked.weights_dtype):
@@ -142,7 +140,7 @@ def _runner(
     if asked.kv_dtype:
         layout = layout.replace(kv_dtype=asked.kv_dtype)
     context = context_of(asked, config)
-    check_serves(config, layout, num_slots, context, batch_invariant=asked.batch_invariant)
+    check_serves(config, layout, asked.slots, context, batch_invariant=asked.batch_invariant)
     asked.check_prefix_cache()
     _check_hands_over(config, asked, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
@@ -152,7 +150,7 @@ def _runner(
         config,
         layout,
         mesh,
-        num_slots=num_slots,
+        num_slots=asked.slots,
         context=context,
         page_size=page,
         num_pages=None if asked.cache_tokens is None else asked.cache_tokens // page,
