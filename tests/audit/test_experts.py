@@ -46,7 +46,7 @@ def test_a_round_has_the_room_that_is_planned(staged: bool) -> None:
         run = []
 
         def rows(gates: jax.Array, layout: Layout = layout, run: list = run) -> jax.Array:
-            run.append(choices_of(met_gates(gates, layout), layout, moe, "kept"))
+            run.append(choices_of(met_gates(gates, layout, layout.routing), layout, moe, "kept"))
             return run[0].num_rounds
 
         with jax.set_mesh(mesh):

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from tests.nn.test_layouts import MIXTURE
 
+import meshwright.nn.crossing as crossing_module
 import meshwright.nn.routes as routes_module
 from meshwright.layout import Layout
 from meshwright.models.config import MoE
@@ -140,6 +141,8 @@ def by_the_book(
         ("data=1", False),
         ("data=2,fsdp=4,expert=4", False),
         ("data=4,expert=2,tensor=2,sequence_parallel=true", True),
+        ("data=2,fsdp=4,expert=4,expert_nodes=2,dispatch=once", False),
+        ("data=8,expert=8,expert_nodes=4,dispatch=once", True),
         *(
             pytest.param(text, is_ragged, marks=pytest.mark.slow)
             for text, is_ragged in [
@@ -149,6 +152,20 @@ def by_the_book(
                 ("data=4,expert=2,tensor=2", True),
                 ("data=2,expert=4,tensor=2", True),
                 ("data=4,expert=4,tensor=2,sequence_parallel=true,grouped=true", False),
+                *(
+                    (f"{text},dispatch=once", is_ragged)
+                    for text in (
+                        "data=8,expert=8,expert_nodes=2",
+                        "data=8,expert=8,expert_nodes=8",
+                        "data=4,expert=4,expert_nodes=2,tensor=2,sequence_parallel=true",
+                        "data=4,expert=2,expert_nodes=2,tensor=2,sequence_parallel=true",
+                        "data=2,fsdp=2,expert=4,expert_nodes=2,tensor=2",
+                        "fsdp=2,tensor=4,expert=8,expert_nodes=2",
+                        "fsdp=2,tensor=4,expert=8,expert_nodes=2,sequence_parallel=true",
+                        "fsdp=4,expert=4,expert_nodes=4,context=2",
+                    )
+                    for is_ragged in (False, True)
+                ),
             ]
         ),
     ],
@@ -158,7 +175,8 @@ def test_experts_are_a_loop_over_tokens_and_their_experts(
 ) -> None:
     """Two products of 16 sequences of 4 tokens, whatever the load; with as many rows as exist, or room."""
     if is_ragged:
-        monkeypatch.setattr(routes_module, "sends_what_there_is", lambda: True)
+        for module in (routes_module, crossing_module):
+            monkeypatch.setattr(module, "sends_what_there_is", lambda: True)
         monkeypatch.setattr(lax, "ragged_all_to_all", by_the_book)
     moe, layout = MoE(E, 2, 3), Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
     random, num, length, width = np.random.default_rng(3), 16, 4, 8
@@ -234,7 +252,7 @@ def test_rows_come_in_as_many_rounds_as_the_busiest_device_needs(
     placed = jax.device_put(gates, named_sharding(layout.activation("gates", "BTE"), mesh))
 
     def found(gates: jax.Array) -> jax.Array:
-        return choices_of(met_gates(gates, layout), layout, moe, "kept").num_rounds
+        return choices_of(met_gates(gates, layout, layout.routing), layout, moe, "kept").num_rounds
 
     with jax.set_mesh(mesh):
         assert int(jax.jit(found)(placed)) == rounds

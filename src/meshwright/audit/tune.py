@@ -17,7 +17,7 @@ from meshwright.audit.second_opinion import Figures, compiled_figures
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.files import cache_folder, write_whole
 from meshwright.hardware.catalog import load
-from meshwright.layout import DEGREES, REMATS, Layout
+from meshwright.layout import MULTIPLIED, REMATS, Layout
 from meshwright.layout.axes import divisors
 from meshwright.layout.runs import why_not
 from meshwright.plan.candidate import Candidate
@@ -126,11 +126,10 @@ def _steps(layout: Layout) -> Iterator[Layout]:
 
 def _moved(layout: Layout) -> Iterator[dict[str, int]]:
     """The smallest factor of one degree, given to another."""
-    axes = [axis for axis in DEGREES if axis != "expert"]
-    for source in (axis for axis in axes if layout.degree(axis) > 1):
+    for source in (axis for axis in MULTIPLIED if layout.degree(axis) > 1):
         degree = layout.degree(source)
         factor = divisors(degree)[1]
-        for goal in (axis for axis in axes if axis != source):
+        for goal in (axis for axis in MULTIPLIED if axis != source):
             yield {source: degree // factor, goal: layout.degree(goal) * factor}
 
 

@@ -13,6 +13,7 @@ from meshwright.hardware.chip import LinearCost, SharedMemory, Switch, Torus
 from meshwright.hardware.efficiency import share_at
 from meshwright.hardware.links import Link, LinkKind, link_rates
 from meshwright.hardware.topology import Placement
+from meshwright.layout.grouped import nodes_of_token
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
 CollectiveBound = Literal["bandwidth", "latency"]
@@ -74,16 +75,12 @@ class Copies(NamedTuple):
     met: int = 1
 
     def crossing(self, num_domains: int) -> float:
-        """Share of the rows that cross where those for one of `num_domains` do as one: its mean over random
-        choices of r domains, r (1 - (1 - 1/r)^k) of k rows.
-
-        r: all, or as many as the groups that are met lie in.
+        """Share of the rows that cross where those for one of `num_domains` do as one.
 
         >>> Copies().crossing(4), round(Copies(8).crossing(4), 3), round(Copies(8, 8, 4).crossing(8), 3)
         (1.0, 0.45, 0.45)
         """
-        reached = min(num_domains, max(self.met, num_domains * self.met / self.groups))
-        return reached * (1 - (1 - 1 / reached) ** self.rows) / self.rows
+        return nodes_of_token(num_domains, self.rows, self.groups, self.met) / self.rows
 
 
 ALONE = Copies()

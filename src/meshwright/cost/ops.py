@@ -6,7 +6,8 @@ is priced by the bytes it reads and writes, fused as compilers fuse it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -20,7 +21,7 @@ from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import attention_block, visible_pairs, window_block
-from meshwright.layout.grouped import Blocks
+from meshwright.layout.grouped import Blocks, Crossing
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig
@@ -51,7 +52,7 @@ class SymbolicOps(Recorder):
     ) -> None:
         super().__init__(config, layout, shape, lowering, many)
         self._quantised: dict[int, Value] = {}
-        self._own_gates: Value | None = None  # of the layer that is being recorded
+        self._gates_here: Value | None = None  # of the rows of the layer that is being recorded
 
     # Embedding, norms and what is elementwise
 
@@ -509,35 +510,72 @@ class SymbolicOps(Recorder):
         Without a capacity each device tells the others of a group how many it has for each expert. Grouped,
         the tokens go to all devices of a group of experts, and are sorted there.
         """
-        if self.layout.schedule.capacity is not None:
+        if self.layout.fixed_rows:
             sorted_rows = self.value(self.layout.routed("d"), x.dtype)
             rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, (gates,))
             return self._exchange(name, rows, self.layout.to_experts("d"))
         met = self._exchange(name, x, self.layout.tokens_to_experts("x"))
-        here = self.layout.gates_to_experts("gates")
-        self._own_gates = self.reshard(
-            "gates", "exchange", gates, here, gates.dtype, critical=True, what="tokens"
-        )
-        inputs = met, self._own_gates, *self._agreed_rounds(name, gates)
+        gates = self._gates_there(gates, self.layout.gates_to_experts("gates"))
+        if self.crossing is not None:
+            met, gates = self._to_nodes(name, met, gates, self.crossing)
+        self._gates_here = gates
+        inputs = met, gates, *self._agreed_rounds(name, gates, self.blocks)
         if not self.layout.routing.exchanged:
             rows = self.value(self.layout.rows("d"), x.dtype)
-            return self.elementwise(f"{name}_sort", inputs, rows, (self._own_gates,))
-        rows = self.elementwise(f"{name}_sort", inputs, self._rows_at_home("d", x.dtype), (self._own_gates,))
+            return self.elementwise(f"{name}_sort", inputs, rows, (gates,))
+        with self._room(self.home_rows):
+            rows = self.value(self.layout.routed("d"), x.dtype)
+        rows = self.elementwise(f"{name}_sort", inputs, rows, (gates,))
         counts = (self._counts(name, rows),) if self.blocks is not None else ()
         return self._exchange(name, rows, self.layout.to_experts("d"), counts)
 
-    def _rows_at_home(self, name: str, dtype: str) -> Value:
-        """Rows as the tokens' devices sort them: as many as there are."""
-        room = self.sizes["C"]
-        self.sizes["C"] = self.even_rows
-        value = self.value(self.layout.routed(name), dtype)
-        self.sizes["C"] = room
-        return value
+    def _gates_there(self, gates: Value, reshard: Reshard) -> Value:
+        return self.reshard("gates", "exchange", gates, reshard, gates.dtype, critical=True, what="tokens")
+
+    def _to_nodes(self, name: str, x: Value, gates: Value, crossing: Crossing) -> tuple[Value, Value]:
+        """What tokens and gates come to a node: each token once, with the gates of its experts there."""
+        layout, agreed = self.layout, self._agreed_rounds(f"{name}_nodes", gates, crossing)
+        room, even = self._of_tokens(crossing)
+        with self._room(room * self.sizes["E"], room * self.sizes["E"]):
+            there = layout.to_nodes("gates", "CE")
+            sent = self.elementwise("gates_sort", (gates,), self.value(there.given, gates.dtype), ())
+            sent = self._gates_there(self._gates_there(sent, there), layout.met_in_node("gates", "CE"))
+        with self._room(room, even):
+            there = layout.to_nodes("x")
+            inputs = (x, gates, *agreed)
+            x = self.elementwise(f"{name}_sort", inputs, self.value(there.given, x.dtype), (gates,))
+            x = self._exchange(name, x, there)
+        with self._room(room, room):
+            return self._exchange(name, x, layout.met_in_node("x")), sent
+
+    def _from_nodes(self, name: str, y: Value, crossing: Crossing) -> Value:
+        """[B, T, D]: what each node adds to its rows of tokens, summed where the tokens are."""
+        layout, (room, even) = self.layout, self._of_tokens(crossing)
+        with self._room(room, room):
+            y = self._exchange(name, y, layout.sums_from_node("y"))
+        with self._room(room, even):
+            y = self._exchange(name, y, layout.sums_from_nodes("y"))
+        parts = self.value(layout.tokens_from_experts("y").given, y.dtype)
+        return self.elementwise(f"{name}_sum", (y,), parts, ())
+
+    def _of_tokens(self, crossing: Crossing) -> tuple[Any, Any]:
+        """C of rows that are tokens which cross to nodes: as there is room for, and by even load."""
+        share = self.mesh.size(self.layout.routing.tokens) / self.sizes["E"]
+        return crossing.num_nodes * crossing.tokens * share, crossing.even * share
+
+    @contextmanager
+    def _room(self, rows: Any, even: Any = None) -> Iterator[None]:
+        """C as of so many rows, of which `even` travel; None: those of experts by even load."""
+        before = self.sizes["C"], self.even_rows
+        self.sizes["C"], self.even_rows = rows, self.even_rows if even is None else even
+        yield
+        self.sizes["C"], self.even_rows = before
 
     def _counts(self, name: str, rows: Value) -> Value:
         """How many rows each device has for each expert, told to all of its group."""
         routing = self.layout.routing
-        num_bytes, sent = self.sizes["E"] * dtype_bytes("i32"), []
+        num_experts = self.sizes["E"] / self.mesh.size(routing.nodes)
+        num_bytes, sent = num_experts * dtype_bytes("i32"), []
         for axes in filter(None, (routing.exchanged, routing.rows)):
             num_bytes = num_bytes * self.mesh.size(axes)
             sent.append(Transfer("tokens", "all_gather", axes, name, whole(num_bytes), "i32", critical=True))
@@ -545,12 +583,12 @@ class SymbolicOps(Recorder):
         counts = Value(array, "i32", whole(num_bytes))
         return self.add(Node(f"{name}_counts", "exchange", (rows,), (counts,), forward_transfers=tuple(sent)))
 
-    def _agreed_rounds(self, name: str, gates: Value) -> tuple[Value, ...]:
+    def _agreed_rounds(self, name: str, gates: Value, room: Blocks | Crossing | None) -> tuple[Value, ...]:
         """How many rounds the rows take, alike on all devices; nothing where one always does."""
-        if self.blocks is None:
+        if room is None:
             return ()
         axes = self.layout.routing.devices
-        more = 1 * (self.blocks.rounds > 1) * (self.mesh.size(axes) > 1)
+        more = 1 * (room.rounds > 1) * (self.mesh.size(axes) > 1)
         if isinstance(more, int) and not more:
             return ()
         each = whole(dtype_bytes("i32"))
@@ -560,19 +598,30 @@ class SymbolicOps(Recorder):
 
     def _combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
         """[B, T, D]: back to the tokens' devices, and summed by gate there; or summed before, if grouped."""
-        if self.layout.schedule.capacity is not None:
+        if self.layout.fixed_rows:
             rows = self._exchange(name, y, self.layout.from_experts("y"))
             out = self.value(like.array, like.dtype)
             return self.elementwise(f"{name}_sum", (rows, gates), out, (rows, gates))
-        back, own = self.layout.tokens_from_experts("y"), self._own_gates
+        back, own = self.layout.tokens_from_experts("y"), self._gates_here
         assert own is not None, "experts are combined after their dispatch"
         if self.layout.routing.exchanged:
-            y = self._exchange(name, y, self.layout.from_experts("y"))
+            with self._room(self.home_rows):
+                y = self._exchange(name, y, self.layout.from_experts("y"))
+        if self.crossing is not None:
+            with self._room(*self._of_tokens(self.crossing)):
+                parts = self.value(self.layout.sums_from_node("y").given, y.dtype)
+            y = self.elementwise(f"{name}_sum", (y, own), parts, (y, own))
+            return self._exchange(name, self._from_nodes(name, y, self.crossing), back)
         parts = self.value(back.given, y.dtype)
         # Rows of a token that cross as one were summed before, so experts weigh what they multiply last.
-        summed_before = self.layout.schedule.dispatch == "once" and self.layout.routing.exchanged
+        summed_before = self._copied_there and self.layout.routing.exchanged
         needs = (own,) if summed_before else (y, own)
         return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, needs), back)
+
+    @property
+    def _copied_there(self) -> bool:
+        """Whether rows of a token that are for one node cross as one without `expert_nodes`."""
+        return self.layout.schedule.dispatch == "once" and self.crossing is None
 
     def _exchange(self, name: str, rows: Value, reshard: Reshard, counts: tuple[Value, ...] = ()) -> Value:
         """Rows of tokens to or from the experts' devices, k of each token, or one for each node of them.
@@ -586,10 +635,8 @@ class SymbolicOps(Recorder):
         out = self.reshard(name, "exchange", rows, reshard, rows.dtype, critical=True, what="tokens")
         if len(self.nodes) == before:
             return out
-        if reshard.used.same_layout(self.layout.routed(name)):
-            out = replace(self._rows_at_home(name, out.dtype), is_copy=out.is_copy)
         node = self.nodes[-1]
-        if self.layout.schedule.dispatch == "once":
+        if self._copied_there:
             node = _with_copies(node, Copies(moe.experts_per_token, moe.num_groups, moe.groups_per_token))
         self.nodes[-1] = replace(node, inputs=(*node.inputs, *counts), outputs=(out,))
         return out

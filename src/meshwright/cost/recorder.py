@@ -19,7 +19,7 @@ from meshwright.cost.graph import (
 )
 from meshwright.cost.lowering import Lowering
 from meshwright.layout import Layout
-from meshwright.layout.grouped import Blocks, blocks_of
+from meshwright.layout.grouped import Blocks, Crossing, blocks_of, crossing_of
 from meshwright.layout.optimizers import WeightUpdate
 from meshwright.layout.precision import DTYPES, stored_bytes
 from meshwright.layout.workload import Workload
@@ -88,13 +88,18 @@ class Recorder:
         self.multiplied_rows: Any = 1.0
         self.own_experts: Any = 1.0
         self.blocks: Blocks | None = None
-        # Rows of an expert where all get as much.
+        # Rows of an expert where all get as much, and as many as a device has room for where it sorts them.
         self.even_rows: Any = 0.0
+        self.home_rows: Any = 0.0
+        self.crossing: Crossing | None = None
         if moe := config.moe:
             routed = moe.experts_per_token * shape.num_sequences * shape.query_len
-            self.even_rows = routed / moe.num_experts * (layout.schedule.capacity or 1)
-            self.sizes["C"] = self.even_rows
-            if lowering.static_on and layout.schedule.capacity is None:
+            capacity = layout.schedule.capacity or 1
+            self.even_rows = routed / moe.num_experts * (capacity if layout.fixed_rows else min(1, capacity))
+            self.home_rows = self.sizes["C"] = self.even_rows
+            if layout.routing.nodes:
+                self._cross(moe, is_static=bool(lowering.static_on))
+            if lowering.static_on and not layout.fixed_rows:
                 self._make_room(moe, lowering.static_on)
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
@@ -114,6 +119,17 @@ class Recorder:
         self.sizes["C"] = blocks.room * blocks.rows / own * over
         self.multiplied_rows = blocks.even / blocks.room
         self.own_experts, self.blocks = own, blocks
+
+    def _cross(self, moe: MoE, *, is_static: bool) -> None:
+        """What goes to nodes, and the room for its rows there."""
+        routing, size = self.layout.routing, self.mesh.size
+        num_tokens = self.sizes["B"] * self.sizes["T"] / size(routing.tokens)
+        found = crossing_of(num_tokens, moe, size(routing.nodes), one_round=self.layout.stages_alike)
+        if is_static:
+            self.home_rows = found.num_nodes * found.rows * size(routing.tokens) / moe.num_experts
+        else:
+            found = found._replace(tokens=found.even / found.num_nodes, rounds=1)
+        self.crossing = found
 
     def graph(self) -> Graph:
         """What was recorded, the nodes since the layers as the last segment."""

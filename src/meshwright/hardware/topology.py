@@ -119,6 +119,11 @@ class Hardware:
         """How many hosts the chips have, at least."""
         return -(-self.num_chips // self.chip.chips_per_host)
 
+    @property
+    def chips_per_node(self) -> int:
+        """The chips of a slice, an NVLink domain or a host: those between which no link is an outer one."""
+        return self.dims[-1] if isinstance(self.chip.network, Switch) else prod(self.dims)
+
     def __repr__(self) -> str:
         chip = self.chip
         return f"Hardware({self.spec}: {self.num_chips:,} {chip.name} of {format_bytes(chip.hbm_bytes)})"

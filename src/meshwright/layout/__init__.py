@@ -4,12 +4,14 @@ from meshwright.layout.layout import Layout
 from meshwright.layout.precision import DTYPES, MATMUL_DTYPES, Precision
 from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule import REMATS, Schedule
-from meshwright.layout.short import DEGREES
+from meshwright.layout.short import COMPANY, DEGREES, MULTIPLIED
 
 __all__ = [
+    "COMPANY",
     "DEGREES",
     "DTYPES",
     "MATMUL_DTYPES",
+    "MULTIPLIED",
     "REMATS",
     "Layout",
     "Precision",

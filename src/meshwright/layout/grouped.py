@@ -31,6 +31,8 @@ _ROOM = 2
 # Blocks of one expert of which the gradient of its weight is one product, at most: what a product adds to the
 # float32 sum, which is read and written, takes four times the memory traffic of its weights.
 _SUMMED = 4
+# The mesh axis between nodes.
+_NODES = "expert_nodes"
 
 
 class RowRouting(NamedTuple):
@@ -39,7 +41,8 @@ class RowRouting(NamedTuple):
     tokens: that split B and T. experts: E. columns: M. exchanged: of E, over which rows travel. met: over
     which tokens are gathered before they are sorted. rows: over which their rows are, once they travelled,
     since columns are split over them. repeated: of E and M, without tokens of their own: each device has a
-    part of what the same tokens become.
+    part of what the same tokens become. nodes: of E, over which a token travels once for all of its experts
+    on a node, before its rows do, or before it is gathered, there.
     """
 
     tokens: Axes
@@ -49,6 +52,22 @@ class RowRouting(NamedTuple):
     met: Axes
     rows: Axes
     repeated: Axes
+    nodes: Axes = ()
+
+    @property
+    def within(self) -> Axes:
+        """The axes of E within a node."""
+        return tuple(axis for axis in self.experts if axis not in self.nodes)
+
+    @property
+    def at_home(self) -> "RowRouting":
+        """The way of tokens until they cross to nodes; all of it where they do not."""
+        return self._replace(met=()) if self.nodes else self
+
+    @property
+    def of_node(self) -> "RowRouting":
+        """The way of a node's tokens to its own experts; all of it where no token crosses."""
+        return self._replace(experts=self.within, repeated=(), nodes=()) if self.nodes else self
 
     @property
     def devices(self) -> Axes:
@@ -57,8 +76,10 @@ class RowRouting(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def routing_of(activations: Table, *, grouped: bool) -> RowRouting:
-    """The routing that a table of activations means; grouped: tokens are gathered, and no rows travel.
+def routing_of(activations: Table, *, grouped: bool, once: bool = False) -> RowRouting:
+    """The routing that a table of activations means.
+
+    grouped: tokens are gathered, and no rows travel. once: tokens do, over `expert_nodes`.
 
     >>> table = Table((("E", ("Y",)), ("M", ("Z",)), ("B", ("X", "Y")), ("T", ("Z",)), ("C", ("X", "Z"))))
     >>> found = routing_of(table, grouped=False)
@@ -68,18 +89,20 @@ def routing_of(activations: Table, *, grouped: bool) -> RowRouting:
     x, experts = activations.split("x", "BTD"), activations.axes_of("E")
     tokens = (*x.axes_of("B"), *x.axes_of("T"))
     columns = tuple(axis for axis in activations.axes_of("M") if axis not in experts)
-    exchanged = () if grouped else tuple(axis for axis in experts if axis in tokens)
+    traveled = () if grouped else tuple(axis for axis in experts if axis in tokens)
+    nodes = tuple(axis for axis in traveled if once and axis == _NODES)
+    exchanged = tuple(axis for axis in traveled if axis not in nodes)
     taken = {*experts, *columns} | ({*tokens} - {*activations.axes_of("C")})
-    together = tuple(axis for axis in tokens if axis in taken and axis not in exchanged)
+    together = tuple(axis for axis in tokens if axis in taken and axis not in traveled)
     repeated = tuple(axis for axis in (*experts, *columns) if axis not in tokens)
     met, rows = ((), together) if exchanged else (together, ())
-    return RowRouting(tokens, experts, columns, exchanged, met, rows, repeated)
+    return RowRouting(tokens, experts, columns, exchanged, met, rows, repeated, nodes)
 
 
 @lru_cache(maxsize=4096)
-def at_experts(activations: Table, *, grouped: bool) -> Table:
+def at_experts(activations: Table, routing: RowRouting) -> Table:
     """The table in which rows C are split as tokens are, but whole over the axes of experts and `met`."""
-    routing, letters = routing_of(activations, grouped=grouped), dict(activations.letters)
+    letters = dict(activations.letters)
     whole = {*routing.experts, *routing.met}
     letters["C"] = tuple(axis for axis in routing.tokens if axis not in whole)
     return replace(activations, letters=tuple((letter, axes) for letter, axes in letters.items() if axes))
@@ -133,6 +156,58 @@ def blocks_of(
     room = most if one_round else _least(_ROOM * even, most)
     together = -(-of_expert // sums)
     return Blocks(rows, most, even, room, _least(together, room), _least(own_experts * sums, even))
+
+
+class Crossing(NamedTuple):
+    """What one device sends to the devices of its own place in other nodes, itself among them, in one round.
+
+    num_nodes: that there are. own: tokens of the device. room: of the rows of experts that they have on one
+    node, those that end in a round. tokens: to one node in a round, at most. rows: that these are made into
+    there, at most. rounds: of the worst load. even: tokens to all nodes by even load. Numbers, or arrays of
+    one number for each of many layouts.
+    """
+
+    num_nodes: Any
+    own: Any
+    room: Any
+    tokens: Any
+    rows: Any
+    rounds: Any
+    even: Any
+
+
+def crossing_of(num_tokens: Any, moe: MoE, num_nodes: Any, *, one_round: bool = False) -> Crossing:
+    """What a device of so many tokens sends where a token goes to a node once.
+
+    A round has room for twice the rows of an even load, k tokens / nodes, and takes the tokens whose last row
+    is among so many: the first may have begun in the round before. one_round: that has room for all rows.
+
+    >>> crossing_of(4096, MoE(64, 8, 64), 4)
+    Crossing(num_nodes=4, own=4096, room=16384, tokens=4096, rows=16391, rounds=2, even=14744.0)
+    """
+    of_token = _least(moe.experts_per_token, moe.num_experts // num_nodes)
+    most = num_tokens * of_token
+    share = -(-moe.experts_per_token * num_tokens // num_nodes)
+    room = most if one_round else _least(_ROOM * share, most)
+    rounds = -(-most // room)
+    nodes = nodes_of_token(num_nodes, moe.experts_per_token, moe.num_groups, moe.groups_per_token)
+    even = -(-num_tokens * nodes // 1)
+    rows = room + (of_token - 1) * (room < most)
+    return Crossing(num_nodes, num_tokens, room, _least(num_tokens, room), rows, rounds, even)
+
+
+def nodes_of_token(num_nodes: Any, num_rows: int, groups: int = 1, met: int = 1) -> Any:
+    """How many of the nodes a token goes to with so many rows: r (1 - (1 - 1/r)^k) of k rows, their mean over
+    random choices of r nodes.
+
+    r: all, or as many as those groups of experts lie in, `met` of all, that a token may choose.
+
+    >>> nodes_of_token(4, 2), round(nodes_of_token(8, 8), 2), round(nodes_of_token(8, 8, 8, 4), 2)
+    (1.75, 5.25, 3.6)
+    """
+    lie_in = num_nodes * met / groups
+    reached = _least(num_nodes, lie_in + met - _least(lie_in, met))
+    return reached * (1 - (1 - 1 / reached) ** num_rows)
 
 
 def _least(one: Any, other: Any) -> Any:

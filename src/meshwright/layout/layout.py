@@ -39,6 +39,7 @@ from meshwright.layout.rules import (
 )
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.short import (
+    COMPANY,
     DEGREES,
     FIELD_OF_WORD,
     OPTIONS,
@@ -197,11 +198,9 @@ class Layout:
         >>> Layout.words_of("tensor=8,offload=true")
         {'tensor': 8, 'offload': True}
         """
-        # What these two need besides, to be words of any layout.
-        company = {"expert": "data", "interleave": "pipe"}
         words = clean_words(read_words(text))
         for key, value in words.items():
-            cls.of(**{key: value, company.get(key, key): value})
+            cls.of(**dict.fromkeys((key, *COMPANY.get(key, ())), value))
         return words
 
     @classmethod
@@ -433,17 +432,18 @@ class Layout:
     @cached_property
     def routing(self) -> RowRouting:
         """How rows reach experts that have no capacity."""
-        return routing_of(self.table, grouped=self.schedule.grouped)
+        once = self.schedule.dispatch == "once"
+        return routing_of(self.table, grouped=self.schedule.grouped, once=once)
 
     @cached_property
     def _at_experts(self) -> Table:
         """The table of activations for the rows of experts.
 
-        With a capacity rows are as many on all devices, and sums over columns are scattered by row.
+        Where rows are as many on all devices, sums over columns are scattered by row.
         """
-        if self.schedule.capacity is not None:
+        if self.fixed_rows:
             return self.table
-        return at_experts(self.table, grouped=self.schedule.grouped)
+        return at_experts(self.table, self.routing)
 
     def rows(self, name: str, letters: str = "ECD") -> ShardedArray:
         """An array of the rows of experts, on the experts' devices."""
@@ -454,11 +454,26 @@ class Layout:
 
         An expert's tokens have no order: the axes that E takes are innermost, so one AllToAll moves them.
         """
-        tokens = self.activation(name, "BTD")
-        taken = tuple(axis for axes in tokens.axes[:2] for axis in axes)
-        rows = tuple(sorted(taken, key=lambda axis: (axis in self.expert_axes, axis in self.routing.rows)))
-        apart = () if self.schedule.capacity is not None else _among(self.expert_axes, self.routing.repeated)
-        return ShardedArray(name, ("E", "C", "D"), (apart, rows, tokens.axes[2]))
+        routing = self.routing
+        rows = tuple(
+            sorted(
+                (axis for axis in routing.tokens if axis not in routing.nodes),
+                key=lambda axis: (axis in self.expert_axes, axis in routing.rows),
+            )
+        )
+        return ShardedArray(name, ("E", "C", "D"), (self._apart, rows, self.activation(name, "BTD").axes[2]))
+
+    @cached_property
+    def fixed_rows(self) -> bool:
+        """Whether an expert has as many rows of each device: by its capacity, which else masks the gates."""
+        return self.schedule.capacity is not None and not self.routing.nodes
+
+    @property
+    def _apart(self) -> Axes:
+        """The axes of E over which no row travels from where it is sorted."""
+        if self.fixed_rows:
+            return ()
+        return _among(self.expert_axes, (*self.routing.repeated, *self.routing.nodes))
 
     def to_experts(self, name: str) -> Reshard:
         """The reshard from rows, as their tokens' devices sorted them, to d[E, C, D] on the experts' own.
@@ -467,9 +482,8 @@ class Layout:
         AllToAll_{expert} d[E, C_{fsdp,expert}, D] -> d[E_expert, C_fsdp, D]
         """
         used = self.rows(name)
-        if self.schedule.capacity is None:
-            apart = _among(self.expert_axes, self.routing.repeated)
-            used = used.replace(axes={"E": (*apart, *self.routing.exchanged)})
+        if not self.fixed_rows:
+            used = used.replace(axes={"E": (*self._apart, *self.routing.exchanged)})
         return both_ways(self.routed(name), used)
 
     def from_experts(self, name: str) -> Reshard:
@@ -478,22 +492,23 @@ class Layout:
         return both_ways(there.used, there.given)
 
     def tokens_to_experts(self, name: str) -> Reshard:
-        """The reshard from x[B, T, D] to the tokens whose rows a device makes.
+        """The reshard from x[B, T, D] to the tokens whose rows a device makes, or sends to nodes.
 
         Every device that makes rows of a token, or that has columns of its experts, adds to its cotangent.
 
         >>> print(*Layout.of(fsdp=4, expert=2, grouped=True).tokens_to_experts("x").forward)
         AllGather_{expert} x[B_{fsdp,expert}, T, D] -> x[B_fsdp, T, D]
         """
-        tokens, routing = self.activation(name, "BTD"), self.routing
+        tokens, routing = self.activation(name, "BTD"), self.routing.at_home
         own = {*routing.tokens} - {*routing.met}
         used = tokens.replace(axes={letter: _among(tokens.axes_of(letter), own) for letter in "BT"})
         return Reshard(tokens, used, cotangent(used).replace(unreduced=(*routing.met, *routing.repeated)))
 
     def gates_to_experts(self, name: str) -> Reshard:
-        """The reshard from gates[B, T, E] to those of the rows that a device makes or sums up."""
-        gates, met, routing = self.activation(name, "BTE"), self.tokens_to_experts(name).used, self.routing
-        own = gates.axes_of("E") if routing.exchanged else routing.experts
+        """The reshard from gates[B, T, E] to those of the rows that a device makes, sends or sums up."""
+        gates, met = self.activation(name, "BTE"), self.tokens_to_experts(name).used
+        routing = self.routing.at_home
+        own = gates.axes_of("E") if routing.exchanged or routing.nodes else routing.experts
         used = gates.replace(axes={"B": met.axes_of("B"), "T": met.axes_of("T"), "E": own})
         partial = tuple(axis for axis in (*routing.met, *routing.repeated) if axis not in own)
         return Reshard(gates, used, cotangent(used).replace(unreduced=partial))
@@ -502,6 +517,39 @@ class Layout:
         """The reshard to x[B, T, D] of what each device's experts, or columns of them, add to tokens."""
         there = self.tokens_to_experts(name)
         return both_ways(there.used.replace(unreduced=there.yielded.unreduced), there.given)
+
+    def to_nodes(self, name: str, letters: str = "ECD") -> Reshard:
+        """The reshard from rows of tokens, one for each node that a token goes to, to that node.
+
+        Of the gates of these rows, E, each node receives those of its own experts.
+
+        >>> layout = Layout.of(fsdp=8, expert=4, expert_nodes=2, dispatch="once")
+        >>> print(*layout.to_nodes("x").forward)
+        AllToAll_{expert_nodes} x[E, C_{fsdp,expert,expert_nodes}, D] -> x[E_expert_nodes, C_{fsdp,expert}, D]
+        """
+        routed, nodes = self.routed(name), self.routing.nodes
+        axes = {"C": (*routed.axes_of("C"), *nodes), "D": routed.axes_of("D")}
+        home = ShardedArray(name, tuple(letters), tuple(axes.get(letter, ()) for letter in letters))
+        return both_ways(home, home.replace(axes={"E": nodes, "C": routed.axes_of("C")}))
+
+    def met_in_node(self, name: str, letters: str = "ECD") -> Reshard:
+        """The reshard from what came to a node to the rows of all devices with columns of its experts.
+
+        Each of them adds to their cotangents. None where rows travel there.
+        """
+        came, met = self.to_nodes(name, letters).used, self.routing.met
+        used = came.replace(axes={"C": tuple(axis for axis in came.axes_of("C") if axis not in met)})
+        return Reshard(came, used, cotangent(used).replace(unreduced=met))
+
+    def sums_from_node(self, name: str) -> Reshard:
+        """The reshard from what each device's columns add to a node's rows of tokens to where these came."""
+        there = self.met_in_node(name)
+        return both_ways(there.used.replace(unreduced=there.yielded.unreduced), there.given)
+
+    def sums_from_nodes(self, name: str) -> Reshard:
+        """The way back of `to_nodes`."""
+        there = self.to_nodes(name)
+        return both_ways(there.used, there.given)
 
     def tokens(self, name: str) -> ShardedArray:
         """The sharding of tokens, targets and positions: x[B, T]'s, but whole over axes that split heads."""
@@ -574,7 +622,7 @@ class Layout:
         """
         if "C" not in spec:
             return planned_contraction(self.rules, self.table, name, spec)
-        by_row = self.schedule.capacity is not None or self.routing.rows
+        by_row = self.fixed_rows or self.routing.rows
         plan = planned_contraction if by_row else summed_by_token
         return plan(self.rules, self._at_experts, name, spec)
 

@@ -61,7 +61,9 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         return word
     schedule, precision, is_inference = layout.schedule, layout.precision, phase != "train"
     features = {
-        f"dispatch={schedule.dispatch}": schedule.dispatch != "each",
+        # A program has to know which devices are of a node.
+        f"dispatch={schedule.dispatch} without expert_nodes": schedule.dispatch == "once"
+        and not layout.routing.nodes,
         f"offload=true with pipe={layout.pipe}": schedule.offload and layout.pipe > 1,
         f"offload_optimizer=true with schedule={schedule.pipeline}": schedule.offload_optimizer
         and layout.stages_apart,

@@ -15,6 +15,10 @@ from meshwright.layout.schedule import Schedule, check_positive
 from meshwright.notation.mesh import Mesh
 
 DEGREES = tuple(axis.name for axis in AXES)
+# Degrees that a word needs besides, to be one of any layout.
+COMPANY = {"expert": ("data",), "expert_nodes": ("data", "expert"), "interleave": ("pipe",)}
+# Those that multiply to the chips: `expert` is cut out of the data ranks, and `expert_nodes` out of it.
+MULTIPLIED = tuple(name for name in DEGREES if name not in ("expert", "expert_nodes"))
 OPTIONS = {name: option for axis in AXES for name, option in axis.options.items()}
 FIELD_OF_WORD = {"schedule" if f.name == "pipeline" else f.name: f.name for f in fields(Schedule)}
 WORD_OF_FIELD = {field: word for word, field in FIELD_OF_WORD.items()}
@@ -158,7 +162,7 @@ def _composed(facts: tuple[tuple[str, object], ...], present: tuple[str, ...]) -
 def forms_of(mesh: Mesh) -> Iterator[ShortForm]:
     """Every form that may expand to this mesh, plainest first."""
     sizes = {name: mesh.sizes.get(name, 1) for name in DEGREES}
-    expert = sizes["expert"]
+    expert = sizes["expert"] * sizes["expert_nodes"]
     for option in product(*(option.fits for option in OPTIONS.values())):
         options = dict(zip(OPTIONS, option, strict=True))
         for home in ("fsdp", "data") if expert > 1 else ("fsdp",):

@@ -93,6 +93,12 @@ def rows_of(num_tokens: int, moe: MoE, capacity: float) -> int:
     return min(num_tokens, max(1, round(capacity * share)))
 
 
+def within_capacity(gates: Array, moe: MoE, capacity: float) -> Array:
+    """gates[1, n, E] of each device's tokens, without those of the tokens that go past an expert."""
+    taken = jnp.cumsum(gates > 0, axis=1) <= rows_of(gates.shape[1], moe, capacity)
+    return jnp.where(taken, gates, 0)
+
+
 def dispatch(x: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
     """d[E, C, D], still on the tokens' devices: for each expert its tokens, in the order of the sequence."""
 

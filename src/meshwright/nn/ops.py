@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.grouped import Crossing, RowRouting
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import is_latent
@@ -26,11 +27,19 @@ from meshwright.nn.attention import (
 )
 from meshwright.nn.blockwise import blockwise
 from meshwright.nn.contract import LATER, local_product
+from meshwright.nn.crossing import (
+    Crossings,
+    crossings_of,
+    gates_at_nodes,
+    rows_at_nodes,
+    rows_from_nodes,
+    sums_of_nodes,
+)
 from meshwright.nn.each_device import KEPT
 from meshwright.nn.elementwise import activate, along, mean_of_last, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import apply_reshard
-from meshwright.nn.experts import combine, dispatch, gates_of, router_losses
+from meshwright.nn.experts import combine, dispatch, gates_of, router_losses, within_capacity
 from meshwright.nn.flash import flash_kernels
 from meshwright.nn.gradients import Scattered, read, sent_types
 from meshwright.nn.grouped import biased_rows, computed_rows, grouped_product
@@ -378,33 +387,80 @@ class JaxOps:
         gates: Array,
     ) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has experts"
-        if self.layout.schedule.capacity is not None:
+        if self.layout.fixed_rows:
             return self._within_capacity(block, w, x, gates)
+        routing = self.layout.routing
+        met, met_by = self._met(x, gates, routing.at_home)
+        through = self._across_nodes if routing.nodes else self._in_rounds
+        total = through(block, w, met, met_by)
+        with jax.named_scope("combine"):
+            return checkpoint_name(home_tokens(total, x, routing.at_home), MATMUL)
+
+    def _met(self, x: Array, gates: Array, routing: RowRouting) -> tuple[Array, Array]:
+        """The tokens that a device makes rows of, or sends to nodes, and their gates."""
         with jax.named_scope("gates"):
-            gates = checkpoint_name(met_gates(gates, self.layout), MATMUL)
+            gates = checkpoint_name(met_gates(gates, self.layout, routing), MATMUL)
         with jax.named_scope("dispatch"):
-            met = checkpoint_name(met_tokens(x, self.layout), MATMUL)
-            choices = choices_of(gates, self.layout, self.config.moe, MATMUL)
+            return checkpoint_name(met_tokens(x, self.layout, routing), MATMUL), gates
+
+    def _across_nodes(
+        self, block: Callable[..., Array], w: Mapping[str, Any], x: Array, gates: Array
+    ) -> Array:
+        """What all experts add to the tokens x[1, n, D], which go to each of their nodes once."""
+        layout, moe = self.layout, self.config.moe
+        assert moe is not None, "only a mixture of experts has experts"
+        if layout.schedule.capacity is not None:
+            gates = within_capacity(gates, moe, layout.schedule.capacity)
+        with jax.named_scope("dispatch"):
+            crossings = crossings_of(gates, layout, moe, MATMUL)
+
+        def of_round(crossings: Crossings, number: Array | int, x: Array, gates: Array, w: Any) -> Array:
+            with jax.named_scope("gates"):
+                gates, route = gates_at_nodes(gates, crossings, number, layout)
+                gates = checkpoint_name(gates, MATMUL)
+            with jax.named_scope("dispatch"):
+                rows = checkpoint_name(rows_of_tokens(x, route.tokens), OPERATION)
+                came = checkpoint_name(rows_at_nodes(rows, route, layout), MATMUL)
+            met, gates = self._met(came, gates, layout.routing.of_node)
+            total = self._in_rounds(block, w, met, gates, crossings.room)
+            with jax.named_scope("combine"):
+                total = checkpoint_name(home_tokens(total, came, layout.routing.of_node), MATMUL)
+                total = checkpoint_name(rows_from_nodes(total, route, layout), MATMUL)
+                return checkpoint_name(sums_of_nodes(total, route), OPERATION)
+
+        return in_rounds(of_round, crossings, x, gates, dict(w))
+
+    def _in_rounds(
+        self,
+        block: Callable[..., Array],
+        w: Mapping[str, Any],
+        met: Array,
+        gates: Array,
+        crossing: Crossing | None = None,
+    ) -> Array:
+        """What a device's experts add to the tokens m[1, n, D], of which `crossing` tells if they crossed."""
+        assert self.config.moe is not None, "only a mixture of experts has experts"
+        with jax.named_scope("dispatch"):
+            choices = choices_of(gates, self.layout, self.config.moe, MATMUL, crossing)
+        num_even = self.config.moe.experts_per_token * (crossing.own if crossing else met.shape[1])
         start = self._num_products
 
         def of_round(choices: Choices, number: Array | int, met: Array, gates: Array, w: Any) -> Array:
             ops = copy(self)
             ops._num_products = start
-            ops._routes = routes_of(choices, gates, number)
+            ops._routes = routes_of(choices, gates, number, num_even)
             sums = ops._sums_of_experts(block, w, met)
             self._num_products = ops._num_products
             return sums
 
-        total = in_rounds(of_round, choices, met, gates, dict(w))
-        with jax.named_scope("combine"):
-            return checkpoint_name(home_tokens(total, x, self.layout), MATMUL)
+        return in_rounds(of_round, choices, met, gates, dict(w))
 
     def _sums_of_experts(self, block: Callable[..., Array], w: Mapping[str, Any], met: Array) -> Array:
         """What the rows of one round add to the tokens m[1, n, D] of which they are made."""
         routes, layout, moe = self._routes, self.layout, self.config.moe
         assert routes and moe, "rows have routes"
         with jax.named_scope("dispatch"):
-            rows = checkpoint_name(rows_of_tokens(met, routes), OPERATION)
+            rows = checkpoint_name(rows_of_tokens(met, routes.tokens), OPERATION)
             if routes.counts is not None:
                 rows = checkpoint_name(rows_at_experts(rows, routes, layout, moe), MATMUL)
         y = block(self, w, rows)

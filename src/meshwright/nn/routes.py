@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
 from meshwright.layout import Layout
-from meshwright.layout.grouped import Blocks, RowRouting, blocks_of
+from meshwright.layout.grouped import Blocks, Crossing, RowRouting, blocks_of
 from meshwright.models.config import MoE
 from meshwright.models.transformer import more_rounds, rows_by_even_load
 from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient
@@ -55,7 +55,8 @@ class Routes(NamedTuple):
     travel. tokens: i32[1, C] which of them is a row, or n where it is none. owners: i32[1, C] its expert, of
     those of `gates`. counts: i32[1, s, p, E] twice, where rows travel: how many rows each device of a group
     sends to each expert, and where these begin among its own. experts: i32[1, blocks] whose rows a
-    block has, of a device's own. num_blocks: i32[1] that there are. blocks: of a device.
+    block has, of a device's own. num_blocks: i32[1] that there are. blocks: of a device. num_even: rows
+    that a device makes by even load.
     """
 
     gates: Array
@@ -65,6 +66,7 @@ class Routes(NamedTuple):
     experts: Array
     num_blocks: Array
     blocks: Blocks
+    num_even: int
 
 
 class Pieces(NamedTuple):
@@ -84,16 +86,19 @@ class Pieces(NamedTuple):
 # Tokens and gates, to where rows are made, and sums of rows back
 
 
-def met_tokens(x: Array, layout: Layout) -> Array:
-    """m[1, n, D] of x[B, T, D], to whose cotangents all add that have rows or columns of theirs."""
+def met_tokens(x: Array, layout: Layout, routing: RowRouting) -> Array:
+    """m[1, n, D] of x[B, T, D], to whose cotangents all add that have rows or columns of theirs.
+
+    routing: the layout's, or the part of it until tokens cross to nodes, or that from there.
+    """
     *_, columns = spec_of(x).partitions
-    there, back = _ways_of_tokens(layout.routing, _local_shape(x))
+    there, back = _ways_of_tokens(routing, _local_shape(x))
     return _moved(there, back, spec_of(x), _of_rows(layout, columns))(x)
 
 
-def home_tokens(total: Array, like: Array, layout: Layout) -> Array:
+def home_tokens(total: Array, like: Array, routing: RowRouting) -> Array:
     """[B, T, D], like `like`, of what each device adds to the tokens m[1, n, D]."""
-    there, back = _ways_of_tokens(layout.routing, _local_shape(like))
+    there, back = _ways_of_tokens(routing, _local_shape(like))
     return _moved(back, there, spec_of(total), spec_of(like))(total)
 
 
@@ -120,15 +125,15 @@ def _ways_of_tokens(
     return there, back
 
 
-def met_gates(gates: Array, layout: Layout) -> Array:
-    """f32[1, n, E] of gates[B, T, E], of a device's own experts unless rows travel."""
-    routing, shape = layout.routing, _local_shape(gates)
+def met_gates(gates: Array, layout: Layout, routing: RowRouting) -> Array:
+    """f32[1, n, E] of gates[B, T, E], of a device's own experts unless rows or tokens travel."""
+    shape = _local_shape(gates)
     first, then = _met_in_turn(routing)
     sizes = [get_abstract_mesh().shape[axis] for axis in routing.experts]
 
     def there(gates: Array) -> Array:
         found = jnp.reshape(gates, (-1, shape[-1]))
-        if routing.exchanged:
+        if routing.exchanged or routing.nodes:
             return found[None]
         # One dimension for each axis of the experts: those that tokens travel over first, of others its own.
         parts = jnp.reshape(found, (-1, *sizes, shape[-1] // prod(sizes)))
@@ -174,13 +179,21 @@ def _moved(
 # Rows
 
 
-def choices_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Choices:
-    """What the gates that `met_gates` gives say of rows. kept: the name of that, for remat policies."""
-    routing, sizes = layout.routing, get_abstract_mesh().shape
+def choices_of(
+    gates: Array, layout: Layout, moe: MoE, kept: str, crossing: Crossing | None = None
+) -> Choices:
+    """What the gates that `met_gates` gives say of rows. kept: the name of that, for remat policies.
+
+    crossing: of the tokens, if they came from other nodes.
+    """
+    routing, sizes = layout.routing.of_node, get_abstract_mesh().shape
     num_tokens = gates.shape[1]
     travelled = prod(sizes[axis] for axis in (*routing.exchanged, *routing.rows))
-    own = moe.num_experts // prod(sizes[axis] for axis in routing.experts)
-    found = blocks_of(num_tokens * travelled, moe, own, platform(), one_round=layout.stages_alike)
+    own = _own_experts(layout, moe)
+    num_even, most = num_tokens, num_tokens * moe.experts_per_token
+    if crossing:
+        num_even, most = num_tokens // crossing.tokens * crossing.own, crossing.num_nodes * crossing.rows
+    found = blocks_of(num_even * travelled, moe, own, platform(), one_round=layout.stages_alike)
     blocks = Blocks(*map(int, found))
 
     def sorted_rows(chosen: Array, first: Array, num_rows: int) -> tuple[Array, Array]:
@@ -207,7 +220,7 @@ def choices_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Choices:
     def to_travel(gates: Array) -> tuple[Array, ...]:
         chosen = gates[0] > 0
         mine = jnp.sum(chosen, axis=0, dtype=jnp.int32)
-        tokens, owners = sorted_rows(chosen, _first_rows(mine), num_tokens * moe.experts_per_token)
+        tokens, owners = sorted_rows(chosen, _first_rows(mine), most)
         counts = lax.all_gather(mine, routing.exchanged)
         counts = lax.all_gather(counts, routing.rows) if routing.rows else counts[None]
         totals = jnp.sum(_of_own_experts(counts, routing, own), axis=(0, 1))
@@ -221,8 +234,8 @@ def choices_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Choices:
     return Choices(blocks, checkpoint_name(jnp.max(rounds_of_each), kept), *found)
 
 
-def routes_of(choices: Choices, gates: Array, number: Array | int) -> Routes:
-    """The rows of one round of the gates that `choices` are of."""
+def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int) -> Routes:
+    """The rows of one round of the gates that `choices` are of. num_even: those of a device by even load."""
     blocks = choices.blocks
     number = jnp.asarray(number, jnp.int32)
 
@@ -266,19 +279,23 @@ def routes_of(choices: Choices, gates: Array, number: Array | int) -> Routes:
     taken = (specs[0], specs[1], PartitionSpec(first, None), PartitionSpec(first), *of_counts)
     found = each_device(local, (*specs, PartitionSpec()), taken)(*arrays, number)
     tokens, owners, experts, num_blocks, *sent = found
-    return Routes(gates, tokens, owners, (sent[0], sent[1]) if sent else None, experts, num_blocks, blocks)
+    return Routes(
+        gates, tokens, owners, (sent[0], sent[1]) if sent else None, experts, num_blocks, blocks, num_even
+    )
 
 
-def in_rounds(run: Callable[..., Array], choices: Choices, *arrays: Any) -> Array:
+def in_rounds(run: Callable[..., Array], choices: Any, *arrays: Any) -> Array:
     """The sum over all rounds of run(choices, number, *arrays), m[1, n, D] like the first of the arrays.
 
     What the first round saves is kept. Another, which there is where a device gets more rows than a round has
     room for, is run again in the backward pass. Those come before the first, which hands the cotangents of
-    the arrays on to them, so that they add to them without another sum.
+    the arrays on to them, so that they add to them without another sum. choices: Choices or Crossings, of
+    which the first says how many rounds the worst load takes, and the second how many this one does.
     """
-    if choices.blocks.rounds == 1:
+    room, *told = choices
+    if room.rounds == 1:
         return run(choices, 0, *arrays)
-    _, *told = choices
+    of_kind = partial(type(choices), room)
 
     def others(step: Callable[[Array, Any], Any], told: Sequence[Any], start: Any) -> Any:
         def body(state: tuple[Array, Any]) -> tuple[Array, Any]:
@@ -294,7 +311,7 @@ def in_rounds(run: Callable[..., Array], choices: Choices, *arrays: Any) -> Arra
     @jax.custom_vjp
     def more(told: Sequence[Any], *arrays: Any) -> tuple[Any, ...]:
         def step(number: Array, total: Array) -> Array:
-            return total + run(Choices(choices.blocks, *told), number, *there(number, arrays))
+            return total + run(of_kind(*told), number, *there(number, arrays))
 
         return others(step, told, jnp.zeros_like(arrays[0])), *arrays
 
@@ -303,7 +320,7 @@ def in_rounds(run: Callable[..., Array], choices: Choices, *arrays: Any) -> Arra
 
         def step(number: Array, found: Any) -> Any:
             def of_round(*arrays: Any) -> Array:
-                return run(Choices(choices.blocks, *told), number, *arrays)
+                return run(of_kind(*told), number, *arrays)
 
             return jax.tree.map(jnp.add, found, jax.vjp(of_round, *there(number, arrays))[1](d_total))
 
@@ -316,14 +333,14 @@ def in_rounds(run: Callable[..., Array], choices: Choices, *arrays: Any) -> Arra
         return total + first
 
 
-def rows_of_tokens(m: Array, routes: Routes) -> Array:
-    """r[1, C, D] of m[1, n, D]; rows that are none are zero."""
+def rows_of_tokens(m: Array, tokens: Array) -> Array:
+    """r[1, C, D] of m[1, n, D] and the number of each row's token; rows that are none are zero."""
 
     def local(m: Array, tokens: Array) -> Array:
         return m[0].at[tokens[0]].get(mode="fill", fill_value=0)[None]
 
-    specs = spec_of(m), spec_of(routes.tokens)
-    return with_gradient(local, specs, spec_of(m), 1)(m, routes.tokens)
+    specs = spec_of(m), spec_of(tokens)
+    return with_gradient(local, specs, spec_of(m), 1)(m, tokens)
 
 
 def sums_of_rows(rows: Array, routes: Routes) -> Array:
@@ -387,29 +404,29 @@ def _ways_of_rows(
     routes: Routes, layout: Layout, moe: MoE
 ) -> tuple[tuple[_Travel, _Travel], tuple[_Travel, _Travel]]:
     """What a device runs to send rows to experts and home, and to others with their columns and back."""
-    routing, sizes, blocks = layout.routing, get_abstract_mesh().shape, routes.blocks
+    routing, sizes, blocks = layout.routing.of_node, get_abstract_mesh().shape, routes.blocks
     num_peers, num_copies = (prod(sizes[axis] for axis in axes) for axes in (routing.exchanged, routing.rows))
-    own = moe.num_experts // prod(sizes[axis] for axis in routing.experts)
+    own = _own_experts(layout, moe)
     num_home = routes.tokens.shape[1]
     # From one device to another at most, and in all.
     num_in_blocks = blocks.room * blocks.rows
-    most = min(num_home // moe.experts_per_token * min(moe.experts_per_token, own), num_in_blocks)
+    most = min(routes.gates.shape[1] * min(moe.experts_per_token, own), num_home, num_in_blocks)
     num_between = min(num_peers * most, num_in_blocks) if routing.rows else num_in_blocks
 
     def ways(counts: Array, at: Array) -> _Ways:
         return _ways(counts[0], at[0], routing, own, blocks.rows, num_between)
 
     def travel(rows: Array, way: Pieces, num_rows: int) -> Array:
-        with jax.named_scope(rows_by_even_load("all_to_all", num_home)):
+        with jax.named_scope(rows_by_even_load("all_to_all", routes.num_even)):
             if sends_what_there_is():
-                return _ragged_exchange(rows[0], way, num_rows, axes=routing.exchanged)[None]
+                return ragged_exchange(rows[0], way, num_rows, axes=routing.exchanged)[None]
             sent = _sent(rows[0], way, most)
             return _arrived(lax.all_to_all(sent, routing.exchanged, 0, 0, tiled=True), way, num_rows)[None]
 
     def spread(op: str, rows: Array, way: Pieces, num_rows: int) -> Array:
-        with jax.named_scope(rows_by_even_load(op, num_home * num_copies)):
+        with jax.named_scope(rows_by_even_load(op, routes.num_even * num_copies)):
             if sends_what_there_is():
-                return _ragged_exchange(rows, way, num_rows, axes=routing.rows)
+                return ragged_exchange(rows, way, num_rows, axes=routing.rows)
             if op == "all_gather":  # of rows that lie close
                 return _arrived(lax.all_gather(rows, routing.rows), way, num_rows)
             sent = _sent(rows, way, num_between)
@@ -467,6 +484,11 @@ def _ways(counts: Array, at: Array, routing: RowRouting, own: int, block: int, n
     return _Ways(out, home, copies, parts)
 
 
+def _own_experts(layout: Layout, moe: MoE) -> int:
+    """How many a device has."""
+    return moe.num_experts // layout.mesh.size(layout.expert_axes)
+
+
 def _experts_of(routing: RowRouting, own: int, num_peers: int) -> Array:
     """i32[p, e]: the experts of each device that rows of this one may travel to."""
     sizes, number = get_abstract_mesh().shape, jnp.zeros(num_peers, jnp.int32)
@@ -488,7 +510,7 @@ def _first_rows(counts: Array, block: int = 1) -> Array:
     return jnp.cumsum(filled, axis=-1) - filled
 
 
-def _ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> Array:
+def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> Array:
     """[num_rows, D] of what arrives of rows[C, D]."""
     arrives = jnp.zeros((num_rows, rows.shape[-1]), rows.dtype)
     sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))

@@ -4,17 +4,14 @@ from math import prod
 
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import DEGREES, Layout
-
-# `expert` is cut out of the data ranks and multiplies nothing.
-_MULTIPLIED = tuple(axis for axis in DEGREES if axis != "expert")
+from meshwright.layout import MULTIPLIED, Layout
 
 
 def check_chips(hardware: Hardware, layout: Layout) -> None:
     """Raises LayoutError where `layout` is of another number of devices, with the nearest that is not."""
     if layout.num_chips == hardware.num_chips:
         return
-    degrees = {axis: layout.word(axis) for axis in _MULTIPLIED if layout.word(axis) > 1}
+    degrees = {axis: layout.word(axis) for axis in MULTIPLIED if layout.word(axis) > 1}
     written = ",".join(f"{axis}={degree}" for axis, degree in degrees.items()) or "data=1"
     raise LayoutError(
         f"layout: {written} has {layout.num_chips} devices and {hardware.spec} has {hardware.num_chips} "

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import DEGREES, Layout
+from meshwright.layout import COMPANY, DEGREES, MULTIPLIED, Layout
 from meshwright.layout.runs import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -90,11 +90,10 @@ def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: 
     chips, degree = hardware.num_chips, one.value
     if one.field not in (*DEGREES, "grouped", "remat") or one.comparison != "=":
         return None
-    if isinstance(degree, int) and one.field in DEGREES and one.field != "expert" and chips % degree:
+    if isinstance(degree, int) and one.field in MULTIPLIED and chips % degree:
         return f"{chips} chips do not divide over {one.field} = {degree}"
     try:
-        beside: dict[str, object] = {"data": degree} if one.field == "expert" else {}
-        alone = Layout.of().replace(**beside | {one.field: degree})
+        alone = Layout.of().replace(**dict.fromkeys((*COMPANY.get(one.field, ()), one.field), degree))
         alone.check(config, None, workload.seq_len, padded=True)
     except LayoutError as error:
         return str(error).partition(";")[0]

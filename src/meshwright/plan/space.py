@@ -17,7 +17,7 @@ from meshwright.cost.lowering import has_static_rows, lacks_kernel
 from meshwright.cost.many import Family, Member, Saving, Stages, pattern
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import DEGREES, Layout
+from meshwright.layout import DEGREES, MULTIPLIED, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
 from meshwright.layout.fit import remats_of
 from meshwright.layout.pipeline import SCHEDULES
@@ -34,8 +34,7 @@ _MAX_PASS_TOKENS = 131_072
 # The remat policies that a search tries, what recomputes least first. "alternate", which PyTorch's programs
 # have, is priced where it is asked for.
 SEARCHED_REMATS = ("none", "attention", "matmuls", "latents", "full")
-# Axes whose degrees multiply to the chips; `expert` is cut out of the data ranks.
-_multiplied = itemgetter(*(axis for axis in DEGREES if axis != "expert"))
+_multiplied = itemgetter(*MULTIPLIED)
 # Fields of a layout that are not of its mesh.
 _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat", "offload")
 
@@ -114,6 +113,7 @@ class Space:
         self._given_schedule = {condition.field for condition in self._of_schedule}
         self._conditions = frozenset(one.field for one in self._of_mesh)
         self._torus = isinstance(hardware.chip.network, Torus)
+        self._node = hardware.chips_per_node if hardware.software.is_ours else 0
         self._largest = Workload(self._batches[-1], workload.seq_len)
         self._schedules: dict[tuple[int, int], list[tuple[str, int]]] = {}
         self._sizes: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
@@ -170,7 +170,7 @@ class Space:
                 yield words
             return
         left = self.hardware.num_chips // taken
-        ask = Ask(self.config, self._largest, left, self._torus, self._conditions)
+        ask = Ask(self.config, self._largest, left, self._torus, self._conditions, self._node)
         for more in axes[0].choices(ask, words):
             # A second tensor axis is cut out of the first.
             decided = {name for name in more if name in DEGREES and name != "tensor"}

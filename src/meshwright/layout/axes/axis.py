@@ -107,7 +107,8 @@ class Ask:
     """What a search asks an axis.
 
     chips: those that the axes before leave. torus: whether links form one. conditions: the words that the
-    user has set conditions for.
+    user has set conditions for. node: the chips of a slice or an NVLink domain, where a layout says which
+    tokens cross to another; 0 where the software finds that out.
     """
 
     config: ModelConfig
@@ -115,6 +116,7 @@ class Ask:
     chips: int
     torus: bool = False
     conditions: frozenset[str] = frozenset()
+    node: int = 0
 
 
 @dataclass(frozen=True)

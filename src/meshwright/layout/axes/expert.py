@@ -1,6 +1,7 @@
 """Expert parallelism: the experts of a mixture are shared out, and tokens travel to them."""
 
 from collections.abc import Iterator, MutableMapping
+from math import gcd
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
@@ -21,7 +22,7 @@ class Expert(Axis):
 
     def place(self, form: ShortForm, sizes: MutableMapping[str, int]) -> None:
         home, cut = expert_home(form)
-        sizes["expert"] = cut
+        sizes["expert"] = cut // form["expert_nodes"]
         sizes[home] //= cut
 
     def compose(self, tables: Composition) -> None:
@@ -40,11 +41,11 @@ class Expert(Axis):
         num_experts = moe.num_experts if moe else 1
         tried = [1] if form["tensor2"] > 1 else _usual(divisors(num_experts))
         for expert in tried:
-            if _home(expert, form) is not None:
-                yield {"expert": expert}
+            if found := _home(expert, form):
+                yield from ({"expert": expert, "expert_nodes": nodes} for nodes in _nodes(*found, form, ask))
                 far = moe and expert > moe.experts_per_token
                 if expert > 1 and (not far or "grouped" in ask.conditions):
-                    yield {"expert": expert, "grouped": True}
+                    yield {"expert": expert, "expert_nodes": 1, "grouped": True}
 
     def fit(self, config: ModelConfig, layout: "Layout") -> None:
         num_experts, over = config.moe.num_experts if config.moe else 1, layout.mesh.size(layout.expert_axes)
@@ -65,10 +66,57 @@ class Expert(Axis):
             if layout.schedule.grouped
             else "an all-to-all sends tokens to their experts, another one back"
         )
+        if nodes := layout.routing.nodes:
+            travel = (
+                f"a token is sent to each of the {layout.mesh.size(nodes)} nodes where it has experts once, "
+                "and from there to their chips; results are summed on the node before they return"
+            )
         return (
             f"the experts are divided over {layout.degree('expert')} chips; {travel}. The expert axis is "
             f"part of the {home} axis"
         )
+
+
+class ExpertNodes(Axis):
+    """E_expert_nodes, an axis cut out of `expert`: the nodes over which the devices of its groups lie.
+
+    Under `dispatch=once` a token crosses it once for all of its experts on a node.
+    """
+
+    def place(self, form: ShortForm, sizes: MutableMapping[str, int]) -> None:
+        _, cut = expert_home(form)
+        if cut % form["expert_nodes"]:
+            fits = ", ".join(map(str, dividing_degrees(cut, cut)))
+            raise LayoutError(
+                f"layout: expert_nodes = {form['expert_nodes']} does not divide the {cut} devices of an "
+                f"expert group; fits: expert_nodes in {{{fits}}}"
+            )
+        sizes["expert_nodes"] = form["expert_nodes"]
+
+    def compose(self, tables: Composition) -> None:
+        tables.add("activations", "BC", "expert_nodes")
+        tables.add("stored used gradients updated activations", "E", "expert_nodes")
+
+    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+        return (
+            f"the chips of an expert group lie on {layout.degree('expert_nodes')} nodes. The expert_nodes "
+            "axis is part of the expert axis"
+        )
+
+
+def _nodes(home: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
+    """The nodes that `cut` devices of a group lie on, each as far from the next as inner axes put it.
+
+    Every number where a condition names it, and one where none says that tokens cross once.
+    """
+    if "expert_nodes" in ask.conditions:
+        return divisors(cut)
+    if "dispatch" not in ask.conditions or not ask.node:
+        return [1]
+    apart = form["context"] * form["tensor2"] * form["tensor"] * form["kv_replicas"]
+    if form["inner"]:
+        apart *= form["fsdp"] // (cut if home == "fsdp" else 1)
+    return [cut // gcd(cut, max(1, ask.node // apart))]
 
 
 def expert_home(form: ShortForm) -> tuple[str, int]:
@@ -105,3 +153,4 @@ def _usual(degrees: list[int]) -> list[int]:
 
 
 EXPERT = Expert("expert")
+EXPERT_NODES = ExpertNodes("expert_nodes")

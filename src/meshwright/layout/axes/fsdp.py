@@ -97,7 +97,7 @@ def zero_stage(form: ShortForm) -> int:
 def shared_axes(form: ShortForm) -> tuple[str, ...]:
     """The mesh axes over which the data ranks share what `zero` says."""
     shared = "fsdp" if form["fsdp"] > 1 else "data"
-    with_expert = ("expert",) if form["expert"] > 1 and form["expert_home"] == shared else ()
+    with_expert = ("expert_nodes", "expert") if form["expert"] > 1 and form["expert_home"] == shared else ()
     return (shared, *with_expert, *(("context",) if form["zero_context"] else ()))
 
 
