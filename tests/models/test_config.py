@@ -26,6 +26,21 @@ def test_rope_scaling_is_checked(scaling: tuple, message: str) -> None:
         RopeScaling(*scaling)
 
 
+@pytest.mark.parametrize("given", [{}, {"short_factor": (1.0,) * 48}, {"long_factor": (1.0,) * 48}])
+def test_longrope_needs_both_lists_of_factors(given: dict) -> None:
+    with pytest.raises(ModelError, match="lacks short_factor or long_factor, which kind 'longrope' needs"):
+        RopeScaling(32.0, original_max_seq_len=4096, kind="longrope", **given)
+
+
+def test_longrope_has_a_factor_for_each_frequency() -> None:
+    """Heads of 96 have 48 pairs."""
+    config = PRESETS["phi-3.5-mini"]
+    assert config.rope_scaling is not None
+    few = replace(config.rope_scaling, long_factor=(1.0,) * 32)
+    with pytest.raises(ModelError, match="32 numbers in long_factor; fits: one for each of the 48 pairs"):
+        replace(config, rope_scaling=few)
+
+
 def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
     folder = tmp_path / "my-llama"
     folder.mkdir()

@@ -9,9 +9,6 @@ import pytest
 from tests.nn import hf_models
 from tests.nn.test_weights import TOKENS, assert_same, f32, load, logits
 
-from meshwright.errors import ModelError
-from meshwright.models.presets import load_model
-from meshwright.nn.ops import JaxOps
 from meshwright.nn.weights import save_hf
 
 # Of the largest logit: float32 products in another order, layer upon layer, differ by up to 5e-6 of it.
@@ -113,10 +110,3 @@ def test_gpt2_as_it_stands_on_the_hub(folders, tmp_path):
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     params, config = load(tmp_path, f32())
     assert_close(logits(params, config, f32()), expected)
-
-
-def test_what_can_be_planned_but_not_run():
-    feature = "longrope without short_factor and long_factor"
-    with pytest.raises(ModelError) as error:
-        JaxOps(load_model("phi-3-mini-128k"), f32())
-    assert str(error.value) == f"phi-3-mini-128k: {feature} can be planned, not yet run"

@@ -197,7 +197,7 @@ def test_what_the_kernel_of_tpus_takes(name: str, degrees: dict, why: str | None
         ("llama-3-8b", 1, None),
         ("llama-3-8b", 64, "it takes rows of one query, not of 64"),
         ("gemma-2-27b", 1, "layers have windows"),
-        ("phi-3-mini-128k", 1, "heads of 96 are no power of two"),
+        ("phi-3.5-mini", 1, "heads of 96 are no power of two"),
     ],
 )
 def test_what_the_kernel_of_gpus_takes(name: str, queries: int, why: str | None) -> None:

@@ -40,13 +40,7 @@ def check_runs(config: ModelConfig, layout: Layout | None = None, phase: str = "
 
 def model_lacks(config: ModelConfig) -> str | None:
     """The first feature of the model that nn/ does not run yet."""
-    scaling = config.rope_scaling
-    features = {
-        "layers that share a cache": config.layers_per_cache > 1,
-        "longrope without short_factor and long_factor": scaling is not None
-        and scaling.kind == "longrope"
-        and not (scaling.short_factor and scaling.long_factor),
-    }
+    features = {"layers that share a cache": config.layers_per_cache > 1}
     return next((feature for feature, used in features.items() if used), None)
 
 

@@ -62,6 +62,8 @@ class RopeScaling:
             object.__setattr__(self, name, None if factors is None else tuple(map(float, factors)))
         if self.original_max_seq_len is None and self.kind not in ("linear", "dynamic"):
             raise ModelError(f"rope_scaling lacks original_max_seq_len, which kind {self.kind!r} needs")
+        if self.kind == "longrope" and not (self.short_factor and self.long_factor):
+            raise ModelError("rope_scaling lacks short_factor or long_factor, which kind 'longrope' needs")
         if self.low_freq_factor >= self.high_freq_factor:
             raise ModelError(
                 f"rope_scaling: low_freq_factor = {self.low_freq_factor} must be below "
@@ -236,6 +238,8 @@ class ModelConfig:
                     f"{self.name}: lora_rank = {self.lora_rank} with latent attention (MLA), "
                     "whose weights take no adapters; leave it out"
                 )
+        if self.rope_scaling is not None:
+            _check_factors(self, self.rope_scaling)
         if self.moe is not None and self.num_dense_layers >= self.num_layers:
             raise ModelError(
                 f"{self.name}: none of {self.num_layers} layers has experts; "
@@ -327,6 +331,18 @@ def _check_mla(config: ModelConfig, mla: MLA) -> None:
             f"{config.name}: num_kv_heads = {config.num_kv_heads}, but latent attention has as many as "
             f"query heads; fits: {config.num_heads}"
         )
+
+
+def _check_factors(config: ModelConfig, scaling: RopeScaling) -> None:
+    """ModelError where LongRoPE has not one factor for each frequency."""
+    num_pairs = (config.rotary_dim or (config.mla.rope_dim if config.mla else config.d_head)) // 2
+    for name in ("short_factor", "long_factor"):
+        factors = getattr(scaling, name)
+        if factors is not None and len(factors) != num_pairs:
+            raise ModelError(
+                f"{config.name}: rope_scaling: {len(factors)} numbers in {name}; fits: one for each of the "
+                f"{num_pairs} pairs that positions turn"
+            )
 
 
 def _check_fields(config: Any, where: str, may_be_zero: tuple[str, ...] = ()) -> None:
