@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from meshwright.layout.runs import model_lacks
 from meshwright.layout.support import LAYOUTS, PHASES, phases_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
@@ -21,12 +20,9 @@ def layouts() -> str:
 
 
 def models() -> str:
-    """Which presets run, family by family."""
-    rows = [
-        f"| {', '.join(f'`{name}`' for name in names)} | {sizes} | yes | {runs} |"
-        for names, sizes, runs in _families()
-    ]
-    return "\n".join(["| presets | parameters | plans | runs |", "|---|---|---|---|", *rows])
+    """The presets, family by family: all of them run."""
+    rows = [f"| {', '.join(f'`{name}`' for name in names)} | {sizes} |" for names, sizes in _families()]
+    return "\n".join(["| presets | parameters |", "|---|---|", *rows])
 
 
 def _name(feature: str) -> str:
@@ -38,14 +34,13 @@ def _cell(lacks: str | None) -> str:
     return "planned only" if lacks else "runs"
 
 
-def _families() -> Iterator[tuple[list[str], str, str]]:
-    """Presets of one family together: (names, from the smallest to the largest, whether they run)."""
-    groups: dict[tuple[str, str], list[ModelConfig]] = {}
+def _families() -> Iterator[tuple[list[str], str]]:
+    """The presets of each family, and their parameters, from the smallest to the largest."""
+    groups: dict[str, list[ModelConfig]] = {}
     for name, config in PRESETS.items():
-        runs = model_lacks(config)
-        groups.setdefault((name.split("-")[0], f"no: {runs}" if runs else "yes"), []).append(config)
-    for (_, runs), configs in groups.items():
-        yield [config.name for config in configs], _sizes(configs), runs
+        groups.setdefault(name.split("-")[0], []).append(config)
+    for configs in groups.values():
+        yield [config.name for config in configs], _sizes(configs)
 
 
 def _sizes(configs: list[ModelConfig]) -> str:

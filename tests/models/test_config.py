@@ -9,6 +9,8 @@ from tests.models.hub_files import FILES
 
 from meshwright.errors import ModelError
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
+from meshwright.models.files import config_json
+from meshwright.models.hf import to_hf
 from meshwright.models.presets import PRESETS, load_model
 
 HF = FILES["llama-3.1-8b"]
@@ -24,6 +26,13 @@ HF = FILES["llama-3.1-8b"]
 def test_rope_scaling_is_checked(scaling: tuple, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         RopeScaling(*scaling)
+
+
+def test_a_model_that_hugging_face_has_not_is_written_in_our_own_form(tmp_path: Path) -> None:
+    config = replace(PRESETS["phi-3.5-mini"], layers_per_cache=2)
+    (tmp_path / "config.json").write_text(json.dumps(config_json(config) | {"eos_token_id": 0}))
+    assert load_model(str(tmp_path)) == config
+    assert config_json(PRESETS["tiny"]) == to_hf(PRESETS["tiny"])
 
 
 @pytest.mark.parametrize("given", [{}, {"short_factor": (1.0,) * 48}, {"long_factor": (1.0,) * 48}])

@@ -105,6 +105,26 @@ LATENT = replace(
     d_head=12,
     mla=MLA(kv_rank=16, nope_dim=8, rope_dim=4, value_dim=6, q_rank=24),
 )
+# Cross-layer attention: groups of a local and a global layer, with all that keys may have; four layers a
+# group; and a mixture whose groups have other stacks each.
+SHARED = replace(
+    TINY,
+    name="shared",
+    num_layers=4,
+    layers_per_cache=2,
+    sliding_window=5,
+    global_every=2,
+    qk_norm=True,
+    qkv_bias=True,
+)
+SHARED_BY_FOUR = replace(TINY, name="shared_by_four", num_layers=8, layers_per_cache=4)
+SHARED_MIXTURE = replace(
+    TINY,
+    name="shared_mixture",
+    num_layers=4,
+    layers_per_cache=2,
+    moe=MoE(num_experts=8, experts_per_token=2, d_ff=16, num_dense_layers=1),
+)
 ALIBI = replace(TINY, name="alibi", num_heads=4, positions="alibi")
 B, T = 8, 16
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (B, T + 1), dtype=np.int32)

@@ -2,7 +2,6 @@
 
 import gc
 import tracemalloc
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -313,15 +312,6 @@ class TestRanking:
         schedules = {one.layout.schedule.pipeline for one in found.candidates}
         assert {"1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "lanes"} >= schedules > {"interleaved"}
         assert found.faster is None
-
-    def test_a_model_that_does_not_run_is_ranked_and_said(self) -> None:
-        config = replace(load_model("phi-3-mini"), layers_per_cache=2)
-        asked = {"weights_dtype": "bf16", "compute_dtypes": ("bf16",)}
-        found = search(config, load("h100:1x8"), Workload(64, 4096), **asked)
-        assert found.best.fits
-        assert found.notices == (
-            "None of these layouts runs yet (layers that share a cache): they are what can be planned.",
-        )
 
 
 def test_what_is_runnable_has_stages_in_lanes_alone() -> None:

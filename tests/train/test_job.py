@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import DataError, LayoutError, MeshwrightError, ModelError, PlanError
+from meshwright.errors import DataError, LayoutError, MeshwrightError, PlanError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -82,7 +82,6 @@ def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("broken", "kind", "message"),
     [
-        (plan(layers_per_cache=2), ModelError, "layers that share a cache can be planned, not yet run"),
         (plan(vocab_size=256), DataError, "needs V >= 257 ids"),
         (plan(Layout.of(data=1, optimizer_dtype="int8")), LayoutError, "optimizer_dtype=int8 can be planned"),
         (replace(plan(), workload=Workload(16, 32, "prefill")), PlanError, "training takes 'train'"),

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import Json, emit, show
-from meshwright.layout.runs import model_lacks
 from meshwright.layout.support import LAYOUTS, PHASES, example, phases_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
@@ -46,8 +45,7 @@ def support_document(config: ModelConfig) -> dict:
         }
         for feature in LAYOUTS
     ]
-    lacks = model_lacks(config)
-    return {"model": config.name, "runs": lacks is None, "reason": lacks, "layouts": rows}
+    return {"model": config.name, "layouts": rows}
 
 
 def _table(document: dict) -> object:

@@ -141,15 +141,18 @@ class Segment:
     """Nodes that run `count` times: the embedding, one layer, the head.
 
     source: the input that a layer's rematerialisation starts from; None where nothing is recomputed:
-    such a segment is on the first stage of a pipeline, or after the layers on the last. saved_dtype: of
-    what products and gates read, as it is kept. recomputed_early: whether a compiler may recompute it long
-    before its backward pass, so that what it makes waits.
+    such a segment is on the first stage of a pipeline, or after the layers on the last. handed_on: what
+    layers after it read besides, and keep for their backward passes; shared: what it reads of a layer
+    before. saved_dtype: of what products and gates read, as it is kept. recomputed_early: whether a compiler
+    may recompute it long before its backward pass, so that what it makes waits.
     """
 
     name: str
     nodes: tuple[Node, ...]
     count: int
     source: Value | None = None
+    handed_on: tuple[Value, ...] = ()
+    shared: tuple[Value, ...] = ()
     saved_dtype: str | None = None
     recomputed_early: bool = False
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)

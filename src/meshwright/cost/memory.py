@@ -206,16 +206,17 @@ def saved_bytes(segment: Segment, remat: str) -> int:
     """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer.
 
     What products and gates read may be kept narrower than it is made (DeepSeek-V3, 2024, section 3.3.3);
-    its scales are not counted.
+    its scales are not counted. What layers after it read is kept by them as an array of their own.
     """
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
     values = [value for value in saved_values(segment, remat) if id(value) not in weights]
+    handed_on = _bytes(segment.handed_on)
     if segment.saved_dtype is None:
-        return _bytes(values)
+        return _bytes(values) + handed_on
     readers = [node for node in segment.nodes if node.kind == "matmul" or node.steps == "gates"]
     narrowed = {id(value) for node in readers for value in node.inputs}
     each = dtype_bytes(segment.saved_dtype)
-    return whole(
+    return handed_on + whole(
         sum(
             value.memory_bytes * (each / dtype_bytes(value.dtype) if id(value) in narrowed else 1)
             for value in values
@@ -234,7 +235,7 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
     """
     saved = {id(value) for value in saved_values(segment, remat)}
     made = {id(value) for node in segment.nodes if node.kind != "gather" for value in node.outputs}
-    made.add(id(segment.source))
+    made |= {id(value) for value in (segment.source, *segment.shared)}
     steps = _backward_steps(segment, remat)
     last = {id(value): place for place, step in enumerate(steps) for value in step.reads}
     values, cotangents = _Alive(), _Alive()

@@ -657,10 +657,12 @@ class SymbolicOps(Recorder):
             x = self._of_stage("enter", x, "backward")
         self.close("embedding", 1)
         recorded: dict[LayerKind, int] = {}
+        shared: tuple[Value, ...] | None = None
         for kind, count in Counter(layer.kind for layer in layers).items():
             source, recorded[kind] = x, len(self.segments)
-            x, cache = block(self, weights[kind.stack], source, places, cache, kind)
-            self.close("layer", count, source)
+            x, cache, made = block(self, weights[kind.stack], source, places, cache, kind, shared)
+            self.close("layer", count, source, made or (), (shared or ()) if kind.shares_kv else ())
+            shared = shared if made is None else made
         self.layer_segments += [recorded[layer.kind] for layer in layers]
         if self.layout.schedule.is_alike and self.layout.pipe > 1:
             x = self._of_stage("leave", x, "forward")

@@ -141,11 +141,19 @@ class Recorder:
             fused=frozenset(self.fused),
         )
 
-    def close(self, name: str, count: int, source: Value | None = None) -> None:
+    def close(
+        self,
+        name: str,
+        count: int,
+        source: Value | None = None,
+        handed_on: tuple[Value, ...] = (),
+        shared: tuple[Value, ...] = (),
+    ) -> None:
         """The nodes since the last segment as one that runs `count` times."""
         if self.nodes:
+            saved_dtype = self.layout.precision.saved_dtype
             self.segments.append(
-                Segment(name, tuple(self.nodes), count, source, self.layout.precision.saved_dtype)
+                Segment(name, tuple(self.nodes), count, source, handed_on, shared, saved_dtype=saved_dtype)
             )
         self.nodes = []
         # Layers of other windows are recorded with the same weights and have their own.

@@ -183,6 +183,8 @@ _LETTER_NAMES = {
     "D": "model dimension",
     "L": "layers",
     "P": "dense layers",
+    "Y": "layers that share keys and values",
+    "X": "dense layers that share keys and values",
     "E": "experts",
     "M": "an expert's feed-forward",
     "U": "shared feed-forward",

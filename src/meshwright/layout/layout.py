@@ -659,8 +659,8 @@ class Layout:
         multiple, as a planner may assume and a run may not.
         """
         check_fields(self, config)
-        check_weights(self, config, padded=padded)
         check_stages(self, config)
+        check_weights(self, config, padded=padded)
         check_batch(self, num_sequences, seq_len)
         if self.phase == "generate" and num_sequences is not None:
             check_cache(self, config, num_sequences)

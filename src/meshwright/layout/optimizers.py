@@ -6,7 +6,7 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from meshwright.models.parameters import Param
+from meshwright.models.parameters import OF_STACKS, Param, of_a_layer
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Degrees
 
@@ -22,8 +22,8 @@ FACTORED_FROM = 128
 # The others are taken to have as many as AdamW.
 ARITHMETIC = {"adamw": 19, "lion": 14}
 NEWTON_SCHULZ_STEPS = 5
-# The dimensions that count matrices: layers, dense layers, experts.
-_STACKED = "LPE"
+# The dimensions that count matrices: layers, experts.
+_STACKED = OF_STACKS + "E"
 # Sums over all numbers of a weight in one update, one after another: of every optimizer the gradients' norm.
 # Adafactor has the size of its update and that of the weight, which optax takes twice (it guards the root).
 _SUMS = {"adafactor": 4}
@@ -40,7 +40,7 @@ def is_orthogonalised(path: str, param: Param) -> bool:
     >>> is_orthogonalised("layers/wq", Param("LDNH")), is_orthogonalised("embed", Param("VD"))
     (True, False)
     """
-    matrix = len(param.letters.lstrip("LP")) > 1 and "bias" not in path and "norm" not in path
+    matrix = len(of_a_layer(param.letters)) > 1 and "bias" not in path and "norm" not in path
     return "/" in path and matrix
 
 

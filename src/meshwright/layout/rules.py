@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
+from meshwright.models.parameters import OF_STACKS, of_a_layer
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.einsum import ChosenSteps, Contraction, Reshard, Roles, contraction, cotangent
 from meshwright.notation.mesh import Mesh
@@ -138,6 +139,8 @@ def _split(table: Table, name: str, letters: str) -> ShardedArray:
     used: set[str] = set()
     for letter, axes in own:
         # A router's scores have an entry for every expert: only what is an expert's own is split.
+        # What is said of L holds for every stack of layers.
+        letter = next((one for one in OF_STACKS if one in letters), letter) if letter == "L" else letter
         if letter in letters and (letter != "E" or "M" in letters or "C" in letters or "ED" in letters):
             taken[letter] = tuple(axis for axis in axes if axis not in used)
             used |= set(axes)
@@ -243,10 +246,7 @@ def _check_heads(table: Table) -> None:
 
 def is_matrix(letters: str) -> bool:
     """Whether a weight is more than one vector a layer. Norms and small biases are whole on every device."""
-    return len(letters.translate(_WITHOUT_LAYERS)) > 1
-
-
-_WITHOUT_LAYERS = str.maketrans("", "", "LP")
+    return len(of_a_layer(letters)) > 1
 
 
 @lru_cache(maxsize=8192)

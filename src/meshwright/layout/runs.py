@@ -3,7 +3,7 @@
 Everything can be planned. What nn/ does not run yet is named here, feature by feature.
 """
 
-from meshwright.errors import LayoutError, ModelError
+from meshwright.errors import LayoutError
 from meshwright.layout.axes import AXES
 from meshwright.layout.fit import check_fields, check_stages, check_updates, check_weights
 from meshwright.layout.layout import Layout
@@ -17,31 +17,22 @@ def why_not(config: ModelConfig, layout: Layout, phase: str = "train", *, num_ho
     num_hosts: of the machine, each with a process: only one process dispatches programs of several stages.
     """
     return (
-        model_lacks(config)
-        or layout_lacks(layout, phase)
+        layout_lacks(layout, phase)
         or hosts_lack(layout, num_hosts)
         or _together_lack(config, layout)
         or _does_not_divide(config, layout)
     )
 
 
-def check_runs(config: ModelConfig, layout: Layout | None = None, phase: str = "train") -> None:
-    """Raises ModelError or LayoutError naming the first thing that does not run yet."""
-    if feature := model_lacks(config):
-        raise ModelError(f"{config.name}: {feature} can be planned, not yet run")
-    if layout is not None and (feature := layout_lacks(layout, phase) or _together_lack(config, layout)):
+def check_runs(config: ModelConfig, layout: Layout, phase: str = "train") -> None:
+    """Raises LayoutError naming the first thing that does not run yet."""
+    if feature := layout_lacks(layout, phase) or _together_lack(config, layout):
         raise LayoutError(
             f"layout {layout}: {feature} can be planned, not yet run; mw plan train ranks what runs"
             if phase == "train"
             else f"layout {layout}: inference splits over data, fsdp, expert, context and tensor; leave out "
             f"{feature}"
         )
-
-
-def model_lacks(config: ModelConfig) -> str | None:
-    """The first feature of the model that nn/ does not run yet."""
-    features = {"layers that share a cache": config.layers_per_cache > 1}
-    return next((feature for feature, used in features.items() if used), None)
 
 
 def layout_lacks(layout: Layout, phase: str = "train") -> str | None:

@@ -15,8 +15,10 @@ Positions = Literal["rope", "learned", "none", "alibi"]
 Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu"]
 RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
 RouterScore = Literal["softmax", "sigmoid"]
-# Where the weights of a layer lie: those of a mixture's dense layers are stacked apart.
-Stack = Literal["layers", "dense_layers"]
+# Where the weights of a layer lie: stacked apart are those of a mixture's dense layers, and of layers that
+# read the keys and values of one before them and so make none.
+Stack = Literal["layers", "dense_layers", "kv_shared_layers", "dense_kv_shared_layers"]
+KV_SHARED: tuple[Stack, ...] = ("kv_shared_layers", "dense_kv_shared_layers")
 # Far above any model. Layers are looped over; products of sizes stay within 64 bits.
 _MOST_LAYERS, _MOST_SIZE = 10_000, 2**31
 
@@ -151,6 +153,11 @@ class LayerKind(NamedTuple):
     stack: Stack
     window: int | None = None
 
+    @property
+    def shares_kv(self) -> bool:
+        """Whether it reads the keys and values of a layer before it."""
+        return self.stack in KV_SHARED
+
 
 class Layer(NamedTuple):
     """One layer: its weights are number `row` of its stack, its keys and values lie in cache `cache`."""
@@ -174,7 +181,7 @@ class ModelConfig:
     query_scale: what q . k is multiplied by (d_head ** -0.5 where None). attention_softcap, logit_softcap:
     c in c tanh(x / c). attention_sinks: a logit a head that takes weight from all keys (gpt-oss).
     scale_embedding: by sqrt(d_model). layers_per_cache: how many consecutive layers read one cache of keys
-    and values; parameters and FLOPs are counted as if each had projections of its own.
+    and values, which the first of them makes (cross-layer attention, Brandon et al., 2024).
     lora_rank: only adapters of this rank are trained, beside frozen weights (LoRA, Hu et al. 2021):
     x W + s (x A) B with s = lora_alpha / lora_rank, 1 where lora_alpha is None.
     """
@@ -240,6 +247,7 @@ class ModelConfig:
                 )
         if self.rope_scaling is not None:
             _check_factors(self, self.rope_scaling)
+        _check_cache_groups(self)
         if self.moe is not None and self.num_dense_layers >= self.num_layers:
             raise ModelError(
                 f"{self.name}: none of {self.num_layers} layers has experts; "
@@ -271,7 +279,7 @@ class ModelConfig:
         rows: Counter[Stack] = Counter()
         layers: list[Layer] = []
         for number, window in enumerate(self.windows):
-            stack: Stack = "dense_layers" if self._is_dense_among_experts(number) else "layers"
+            stack = _STACKS[self._is_dense_among_experts(number), number % self.layers_per_cache > 0]
             layers.append(Layer(LayerKind(stack, window), rows[stack], number // self.layers_per_cache))
             rows[stack] += 1
         return tuple(layers)
@@ -305,6 +313,11 @@ class ModelConfig:
         """P: the layers of a mixture of experts that have a dense feed-forward; 0 without experts."""
         return sum(self._is_dense_among_experts(number) for number in range(self.num_layers))
 
+    @property
+    def num_expert_layers(self) -> int:
+        """The layers that have experts."""
+        return self.num_layers - self.num_dense_layers if self.moe else 0
+
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
         """How many positions each layer sees; None: all that came before."""
@@ -315,9 +328,40 @@ class ModelConfig:
         )
 
 
+# By whether a layer is dense among experts, and whether it reads another's keys and values.
+_STACKS: dict[tuple[bool, bool], Stack] = {
+    (False, False): "layers",
+    (True, False): "dense_layers",
+    (False, True): "kv_shared_layers",
+    (True, True): "dense_kv_shared_layers",
+}
+
+
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
     """How much larger scores are wanted where positions are stretched by `factor`: 0.1 m ln f + 1 (YaRN)."""
     return 0.1 * mscale * log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _check_cache_groups(config: ModelConfig) -> None:
+    """ModelError where layers cannot share caches as `layers_per_cache` says."""
+    each = config.layers_per_cache
+    if each > 1 and config.mla is not None:
+        raise ModelError(
+            f"{config.name}: layers_per_cache = {each} with latent attention (MLA), where each layer has "
+            "latents of its own; fits: layers_per_cache = 1"
+        )
+    if config.num_layers % each:
+        fits = [n for n in range(1, config.num_layers + 1) if config.num_layers % n == 0]
+        raise ModelError(
+            f"{config.name}: {config.num_layers} layers (L) do not divide into groups of layers_per_cache = "
+            f"{each}; fits: {', '.join(map(str, fits))}"
+        )
+    groups = (config.windows[first : first + each] for first in range(0, config.num_layers, each))
+    if config.rope_theta_local is not None and any(len(set(group)) > 1 for group in groups):
+        raise ModelError(
+            f"{config.name}: rope_theta_local = {config.rope_theta_local} would turn the queries of layers "
+            f"otherwise than the keys that they share with layers_per_cache = {each}; fits: leave one out"
+        )
 
 
 def _check_mla(config: ModelConfig, mla: MLA) -> None:

@@ -206,8 +206,10 @@ def cache_scales(config: ModelConfig, dtype: str) -> dict[str, str]:
 
 
 def cache_windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """The window of each cache, None where it holds all positions; layers that share a cache have one."""
-    return config.windows[:: config.layers_per_cache]
+    """The window of each cache, the widest of the layers that read it; None where it holds all positions."""
+    each = config.layers_per_cache
+    groups = (config.windows[first : first + each] for first in range(0, config.num_layers, each))
+    return tuple(None if None in group else max(filter(None, group)) for group in groups)
 
 
 def widest_window(config: ModelConfig) -> int | None:

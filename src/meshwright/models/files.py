@@ -1,7 +1,7 @@
 """Models described by a file: HF's config.json, or a TOML of ModelConfig's fields."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
@@ -9,7 +9,10 @@ from typing import Any
 from meshwright.errors import ModelError, nearest
 from meshwright.files import parse_json, parse_toml, read_text
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
-from meshwright.models.hf import from_hf
+from meshwright.models.hf import from_hf, to_hf
+
+# What config.json says of a model that no architecture of Hugging Face's computes.
+_OWN_TYPE = "meshwright"
 
 
 def read_model(path: Path) -> ModelConfig:
@@ -27,7 +30,21 @@ def read_model(path: Path) -> ModelConfig:
         raise ModelError(f"{file}: holds a {type(data).__name__}, not an object")
     if file.suffix == ".toml":
         return model_from_dict({"name": file.stem} | data, str(file))
+    if data.get("model_type") == _OWN_TYPE and isinstance(data.get("model"), dict):
+        return model_from_dict(data["model"], str(file))
     return from_hf(data, file.resolve().parent.name if file.name == "config.json" else file.stem)
+
+
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    """The config.json of a model, which `read_model` reads.
+
+    Hugging Face's form where one of their architectures computes the same; else our own, ModelConfig's fields
+    under `model`.
+    """
+    try:
+        return to_hf(config)
+    except ModelError:
+        return {"model_type": _OWN_TYPE, "model": asdict(config)}
 
 
 def model_from_dict(values: Mapping[str, Any], where: str) -> ModelConfig:

@@ -3,17 +3,33 @@
 The letters are those of `models/transformer.py`.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import KV_SHARED, ModelConfig, Stack
+
+# The first letter of the parameters that are stacked over layers.
+STACK_LETTERS: Mapping[Stack, str] = MappingProxyType(
+    {"layers": "L", "dense_layers": "P", "kv_shared_layers": "Y", "dense_kv_shared_layers": "X"}
+)
+OF_STACKS = "".join(STACK_LETTERS.values())
+
+
+def of_a_layer(letters: str) -> str:
+    """The letters of one layer's parameter.
+
+    >>> of_a_layer("LDNH"), of_a_layer("VD")
+    ('DNH', 'VD')
+    """
+    return letters.lstrip(OF_STACKS)
 
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter: its letters (L or P first if every layer has one) and how it starts.
+    """One parameter: its letters (first that of a stack, if layers have one each) and how it starts.
 
     init: "ones", "zeros", or "normal" with standard deviation `fan_in ** -0.5` over the letters `fan_in`.
     trained: whether gradients change it; with adapters, they alone are trained.
@@ -30,9 +46,10 @@ class Param:
 
 @lru_cache(maxsize=256)
 def dimensions(config: ModelConfig) -> Mapping[str, int]:
-    """The size of every letter that the model fixes. L are the layers that are not P."""
+    """The size of every letter that the model fixes. L are the layers that are in no other stack."""
+    stacks = Counter(layer.kind.stack for layer in config.layers)
     sizes = {
-        "L": config.num_layers - config.num_dense_layers,
+        **{letter: stacks[stack] for stack, letter in STACK_LETTERS.items() if stacks[stack]},
         "D": config.d_model,
         "F": config.d_ff,
         "N": config.num_heads,
@@ -46,7 +63,7 @@ def dimensions(config: ModelConfig) -> Mapping[str, int]:
     if config.lora_rank:
         sizes["Z"] = config.lora_rank
     if moe := config.moe:
-        sizes |= {"P": config.num_dense_layers, "E": moe.num_experts, "M": moe.d_ff, "U": moe.d_ff_all_shared}
+        sizes |= {"E": moe.num_experts, "M": moe.d_ff, "U": moe.d_ff_all_shared}
     if mla := config.mla:
         sizes |= {"R": mla.kv_rank, "J": mla.nope_dim, "A": mla.rope_dim, "O": mla.value_dim}
         sizes |= {"Q": mla.q_rank} if mla.q_rank else {}
@@ -68,9 +85,9 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     params = {"embed": Param("VD")}
     if config.positions == "learned":
         params["positions"] = Param("WD")
-    if config.num_dense_layers:
-        params |= _stacked(config, "dense_layers", "P", _mlp(config))
-    params |= _stacked(config, "layers", "L", _experts(config) if config.moe else _mlp(config))
+    stacks = {layer.kind.stack for layer in config.layers}
+    for stack in (stack for stack in _IN_ORDER if stack in stacks):
+        params |= _stacked(config, stack)
     params |= _norm(config, "final_norm", "D")
     if not config.tied_embeddings:
         params["unembed"] = Param("DV")
@@ -104,17 +121,26 @@ def _adapters(block: Mapping[str, Param]) -> dict[str, Param]:
     return found
 
 
-def _stacked(config: ModelConfig, stack: str, letter: str, mlp: Mapping[str, Param]) -> dict[str, Param]:
+# Dense layers come first in a mixture of experts.
+_IN_ORDER: tuple[Stack, ...] = ("dense_layers", "dense_kv_shared_layers", "layers", "kv_shared_layers")
+_OF_KEYS_AND_VALUES = ("wk", "wv", "k_norm")
+
+
+def _stacked(config: ModelConfig, stack: Stack) -> dict[str, Param]:
+    has_experts = config.moe is not None and not stack.startswith("dense")
     block = {
         **_norm(config, "attention_norm", "D"),
         **(_latent_attention(config) if config.mla else _attention(config)),
         **(_norm(config, "attention_post_norm", "D") if config.post_norms else {}),
         **_norm(config, "mlp_norm", "D"),
-        **mlp,
+        **(_experts(config) if has_experts else _mlp(config)),
         **(_norm(config, "mlp_post_norm", "D") if config.post_norms else {}),
     }
+    if stack in KV_SHARED:
+        block = {name: param for name, param in block.items() if not name.startswith(_OF_KEYS_AND_VALUES)}
     if config.lora_rank:
         block |= _adapters(block)
+    letter = STACK_LETTERS[stack]
     return {
         f"{stack}/{name}": Param(letter + param.letters, param.init, param.fan_in)
         for name, param in block.items()

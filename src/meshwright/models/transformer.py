@@ -7,7 +7,8 @@ the compiled program.
 
 Letters: B sequences, T query positions, S key positions, D model, F dense feed-forward, N query
 heads, K key-value heads, G = N/K, H head dimension, V vocabulary, W learned positions; L layers, P
-dense layers of a model whose other layers have experts; Z rank of adapters.
+dense layers of a model whose other layers have experts, Y and X such of both that read the keys and values of
+a layer before them; Z rank of adapters.
 Experts: E experts, C tokens of one expert, M an expert's feed-forward, U the shared experts'.
 Latent attention: Q rank of queries, R of keys and values, J a head's part without positions, A its
 rotary part (H = J + A), O head dimension of values.
@@ -102,8 +103,9 @@ class Ops(Protocol):
     or of an expert's E besides. rope: the whole of H, or what `rotary_dim` says; with latent attention
     the last A of it. attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees the last
     positions of its layer's window, its own included. activation: `up` is None where the feed-forward is
-    not gated. layers: `block(ops, w, x, places, cache, kind)` on each of `layers`, in order; a reader that
-    runs several kinds of layers at once has its own form of `kind`, which offers `stack` as a LayerKind does.
+    not gated. layers: `block(ops, w, x, places, cache, kind, shared)` on each of `layers`, in order; a reader
+    that runs several kinds of layers at once has its own form of `kind`. shared: what the block of the last
+    layer that has keys and values of its own gave as such; None before the first.
     take: x[B, n, D] at indices[B, n] into T. loss: mean cross-entropy of targets[B, T], in nats per token,
     by the logits that the one weight of `head` makes of x[B, T, D], capped where there is a cap.
     """
@@ -198,14 +200,19 @@ def _block(
     places: Places,
     cache: Any,
     kind: Any,
-) -> tuple[Any, Any]:
-    """One layer: x[B, T, D] -> x[B, T, D], and the layer's cache."""
+    shared: Any = None,
+) -> tuple[Any, Any, Any]:
+    """One layer: x[B, T, D] -> x[B, T, D], the layer's cache, and keys and values that it made for others.
+
+    shared: those that it reads, if it makes none.
+    """
     norm = partial(_apply_norm, config, ops, w)
     h = norm("attention_norm", x)
     if config.mla:
+        made = None
         a, cache = _latent_attention(config, cast(LatentOps, ops), w, h, places, cache, kind)
     else:
-        a, cache = _attention(config, ops, w, h, places, cache, kind)
+        a, cache, made = _attention(config, ops, w, h, places, cache, kind, shared)
     (y,) = _products(config, ops, w, a, wo="BTNO,NOD->BTD" if config.mla else "BTNH,NHD->BTD")
     y = _biased(ops, w, "wo", y)
     if config.post_norms:
@@ -213,13 +220,13 @@ def _block(
     x = ops.residual("attention_residual", x, y)
 
     h = norm("mlp_norm", x)
-    if config.moe is None or kind.stack == "dense_layers":
-        y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
-    else:
+    if "router" in w:
         y = _mixture(config, cast(ExpertOps, ops), w, h)
+    else:
+        y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     if config.post_norms:
         y = norm("mlp_post_norm", y)
-    return ops.residual("mlp_residual", x, y), cache
+    return ops.residual("mlp_residual", x, y), cache, made
 
 
 def _apply_norm(config: ModelConfig, ops: Ops, w: Mapping[str, Any], name: str, x: Any) -> Any:
@@ -264,17 +271,29 @@ def adapter_specs(spec: str) -> tuple[str, str]:
 
 
 def _attention(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, places: Places, cache: Any, kind: Any
-) -> tuple[Any, Any]:
-    """a[B, T, N, H] of the normed h[B, T, D], and the cache."""
-    q, k, v = _products(config, ops, w, h, wq="BTD,DNH->BTNH", wk="BTD,DKH->BTKH", wv="BTD,DKH->BTKH")
-    q, k, v = _biased(ops, w, "wq", q), _biased(ops, w, "wk", k), _biased(ops, w, "wv", v)
+    config: ModelConfig,
+    ops: Ops,
+    w: Mapping[str, Any],
+    h: Any,
+    places: Places,
+    cache: Any,
+    kind: Any,
+    shared: Any,
+) -> tuple[Any, Any, Any]:
+    """a[B, T, N, H] of the normed h[B, T, D], the cache, and k[B, S, K, H] and v alike for other layers."""
+    specs = {"wq": "BTD,DNH->BTNH", "wk": "BTD,DKH->BTKH", "wv": "BTD,DKH->BTKH"}
+    products = _products(config, ops, w, h, **{name: spec for name, spec in specs.items() if name in w})
+    q, *own = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
     if config.qk_norm:
-        q, k = _apply_norm(config, ops, w, "q_norm", q), _apply_norm(config, ops, w, "k_norm", k)
+        q = _apply_norm(config, ops, w, "q_norm", q)
+        own = [_apply_norm(config, ops, w, "k_norm", own[0]), own[1]] if own else []
     if config.positions == "rope":
-        q, k = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", k, places, kind)
+        q = ops.rope("rope_q", q, places, kind)
+        own = [ops.rope("rope_k", own[0], places, kind), own[1]] if own else []
+    k, v = own or shared
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
-    return ops.attention("attention", q, k, v, places, cache, kind, **scores)
+    a, cache = ops.attention("attention", q, k, v, places, cache, kind, **scores)
+    return a, cache, tuple(own) if own and config.layers_per_cache > 1 else None
 
 
 def _latent_attention(

@@ -21,7 +21,7 @@ from jax.tree_util import keystr
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import Param
+from meshwright.models.parameters import Param, of_a_layer
 from meshwright.nn.execute import SentIn, run_steps
 from meshwright.nn.mesh import partition_spec, reduced_axes
 from meshwright.nn.params import JAX_DTYPES, build, flatten, joined, trained
@@ -64,7 +64,7 @@ def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
     if layout.microbatches == 1:
         return layout.gradient(name, letters)
     sharded = layout.accumulated(name, letters)
-    partial = summed_over(layout, letters.lstrip("LP"))
+    partial = summed_over(layout, of_a_layer(letters))
     return sharded.replace(unreduced=tuple(axis for axis in partial if axis not in sharded.sharded_axes))
 
 
@@ -87,7 +87,7 @@ def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> An
 
     def leaf(path: str, letters: str, weight: Array, differentiated: Array) -> Array | Scattered:
         if _is_scattered(layout, path, letters) or _added_in(layout) != layout.weights_dtype:
-            return Scattered(weight, differentiated, letters.lstrip("LP"))
+            return Scattered(weight, differentiated, of_a_layer(letters))
         return differentiated
 
     used = _mapped(config, leaf, params, leaves)

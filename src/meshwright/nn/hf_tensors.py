@@ -149,7 +149,12 @@ def hf_tensors(config: ModelConfig, stored: Collection[str] = ()) -> dict[str, H
             named |= _LATENT
         if config.moe:
             named |= _experts(config, stored)
-    return {path: named[path.replace("dense_layers/", "layers/")] for path in parameters(config)}
+    return {path: named[_of_any_stack(path)] for path in parameters(config)}
+
+
+def _of_any_stack(path: str) -> str:
+    stack, _, name = path.rpartition("/")
+    return f"layers/{name}" if stack else name
 
 
 def _experts(config: ModelConfig, stored: Collection[str]) -> dict[str, HfTensor]:

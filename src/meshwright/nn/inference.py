@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.parameters import Param, dimensions, parameters
+from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
 from meshwright.models.transformer import Places
 from meshwright.nn import native
 from meshwright.nn.attention import Scores, alibi_slopes
@@ -155,7 +155,10 @@ class InferenceOps(JaxOps):
         scale: float | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, Any]:
-        """Writes keys and values of the step's tokens to their pages, then reads each sequence's own."""
+        """Writes keys and values of the step's tokens to their pages, then reads each sequence's own.
+
+        Those that another layer has made are there.
+        """
         if cache is None:
             how = {"softcap": softcap, "scale": scale, "sinks": sinks}
             return super().attention(name, q, k, v, places, None, kind, **how)
@@ -165,13 +168,15 @@ class InferenceOps(JaxOps):
             how = {"softcap": softcap, "scale": scale, "sinks": sinks}
             with jax.named_scope(name):
                 whole = {letter: self._gather_positions(letter, x) for letter, x in (("k", k), ("v", v))}
-                pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
+                if not kind.shares_kv:
+                    pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
             if not self.layout.passes_keys_round and self.layout.attending is self.layout:
                 k, v = whole["k"], whole["v"]
             out, _ = super().attention(name, q, k, v, places, None, kind, **how)
             return out, (pages, number)
-        with jax.named_scope(name):
-            pages = pages.written(number, {"k": k[:, 0], "v": v[:, 0]})
+        if not kind.shares_kv:
+            with jax.named_scope(name):
+                pages = pages.written(number, {"k": k[:, 0], "v": v[:, 0]})
         if pages.is_fresh:
             q, k, v = (pages.by_row(x[:, 0]) for x in (q, k, v))
             how = {"softcap": softcap, "scale": scale, "sinks": sinks}
@@ -253,12 +258,14 @@ class InferenceOps(JaxOps):
     ) -> tuple[Array, Any]:
         """The layers one after another, unrolled: a loop would copy each one's weights out of a stack."""
         with jax.named_scope("layers"):
+            shared = None
             for layer in layers:
                 w, kind = weights[layer.kind.stack][layer.row], KindInLoop((layer.kind,))
-                if cache is None:
-                    x, _ = block(self, w, x, places, None, kind)
-                else:
-                    x, (cache, _) = block(self, w, x, places, (cache, layer.cache), kind)
+                given = None if cache is None else (cache, layer.cache)
+                x, kept, made = block(self, w, x, places, given, kind, shared)
+                shared = shared if made is None else made
+                if kept is not None:
+                    cache, _ = kept
                     if cache is not None and cache.is_fresh and platform() == "gpu":
                         # XLA for GPU leaves pages that the step does not read to its end, and keeps the
                         # keys and values of all layers until then: of LLaMA-3-8B on eight H100s, 4 prompts
@@ -368,7 +375,7 @@ def stored_letters(param: Param) -> str:
     >>> stored_letters(Param("LDNH")), stored_letters(Param("LD", "ones")), stored_letters(Param("VD"))
     ('NHD', 'D', 'VD')
     """
-    letters = param.letters.lstrip("LP")
+    letters = of_a_layer(param.letters)
     if param.init != "normal":
         return letters
     return "".join(sorted(letters, key=lambda letter: letter in param.fan_in))
@@ -408,7 +415,7 @@ def layered(
 def _cut(param: Param, dtype: str, types: Any, whole: Array, row: Array | None) -> Any:
     """One layer's array out of a stack, what is summed over last, stored as `dtype`, of these types."""
     one = whole if row is None else lax.dynamic_index_in_dim(whole, row, keepdims=False)
-    letters = param.letters.lstrip("LP")
+    letters = of_a_layer(param.letters)
     turned = jnp.transpose(one, [letters.index(letter) for letter in stored_letters(param)])
     num_summed = len(param.fan_in)
     if dtype in JAX_DTYPES:
@@ -502,5 +509,5 @@ def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> 
 
 
 def _sharding(layout: Layout, path: str, param: Param) -> ShardedArray:
-    name, letters = path.rpartition("/")[2], param.letters.lstrip("LP")
+    name, letters = path.rpartition("/")[2], of_a_layer(param.letters)
     return _transposed(layout.weight(name, letters), stored_letters(param))

@@ -34,6 +34,7 @@ from meshwright.layout import Layout
 from meshwright.layout.head import BACKWARD
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import STACK_LETTERS
 from meshwright.models.transformer import Places
 from meshwright.nn.gradients import Scattered, added, as_used, zeros
 from meshwright.nn.mesh import partition_spec
@@ -90,9 +91,9 @@ class Lanes:
         self.stages, self.microbatches = layout.pipe, layout.microbatches
         self.ops = ops
         used = as_used(config, layout, params, leaves)
-        self.ends = {name: weight for name, weight in used.items() if name != "layers"}
-        self.types = jax.tree.map(_type_within, _differentiated(used["layers"]))
-        self.layers = jax.tree.map(self._dealt, used["layers"])
+        self.ends, stacks = _parts(used)
+        self.types = jax.tree.map(_type_within, _differentiated(stacks))
+        self.layers = jax.tree.map(self._dealt, stacks)
         self.zeros = zeros(config, layout, leaves)
         each = config.num_layers // layout.pipe
         self._own = [config.layers[first : first + each] for first in range(0, config.num_layers, each)]
@@ -115,7 +116,7 @@ class Lanes:
         (forward, backward), _ = lax.scan(self._both_tick, (forward, backward), jnp.arange(p - 1, p - 1 + m))
         drain = partial(self._last_tick, forward.ring)
         backward, _ = lax.scan(drain, backward, jnp.arange(p - 1 + m, m + 2 * (p - 1)))
-        gradients = {**backward.d_ends, "layers": jax.tree.map(_joined, backward.d_layers)}
+        gradients = {**backward.d_ends, **jax.tree.map(_joined, backward.d_layers)}
         of_routers = forward.of_routers
         if of_routers is not None:
             of_routers = lax.reduce_sum(of_routers, (0,), out_sharding=PartitionSpec(None)) / m
@@ -190,7 +191,7 @@ class Lanes:
         diff = jax.tree.map(reshard, _differentiated(weights), self.types)
 
         def run(diff: Any, x: Array) -> tuple[Array, Any]:
-            w, ops = {"layers": _with(weights, diff)}, self.ops.on_stage(number, self._own)
+            w, ops = _with(weights, diff), self.ops.on_stage(number, self._own)
             with jax.named_scope(FORWARD):
                 return transformer.through(self.config, ops, w, x, self.places, None, self._own[0])
 
@@ -275,13 +276,18 @@ class Lanes:
         return jnp.zeros(shape, self.ops.dtype, out_sharding=spec)
 
     def _nothing_yet(self, like: Array) -> _Backward:
-        layers = jax.tree.map(self._dealt, self.zeros["layers"])
-        ends = {name: zero for name, zero in self.zeros.items() if name != "layers"}
-        return _Backward(jnp.zeros_like(like), ends, layers, jnp.zeros(()))
+        ends, stacks = _parts(self.zeros)
+        return _Backward(jnp.zeros_like(like), ends, jax.tree.map(self._dealt, stacks), jnp.zeros(()))
 
     def _kept(self, ring: Any, saved: Any, t: Array) -> Any:
         slot = t % (2 * self.stages - 1)
         return jax.tree.map(lambda r, leaf: lax.dynamic_update_index_in_dim(r, leaf, slot, 0), ring, saved)
+
+
+def _parts(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of a tree of parameters lies outside of the layers, and the stacks of layers."""
+    stacks = {name: node for name, node in tree.items() if name in STACK_LETTERS}
+    return {name: node for name, node in tree.items() if name not in stacks}, stacks
 
 
 # Weights of which some are differentiated by their shards (nn/gradients.py)

@@ -524,15 +524,16 @@ class JaxOps:
     ) -> tuple[Array, Any]:
         """The layers in loops, rematerialised by the Layout's policy."""
 
-        def plain(x: Array, w: Any, lost: Any, kind: KindInLoop) -> tuple[Array, Any]:
-            def one(x: Array, w: Any, which: Array | None) -> tuple[Array, Any]:
+        def plain(x: Array, w: Any, lost: Any, kind: KindInLoop, shared: Any) -> tuple[Array, Any, Any]:
+            def one(x: Array, w: Any, which: Array | None, shared: Any) -> tuple[Array, Any, Any]:
                 self._num_products, self._of_routers = 0, []
                 x = checkpoint_name(x, INPUT) if self.layout.offload else x
-                x, _ = block(self, self.reads(w), x, places, None, kind._replace(which=which))
-                return x, sum(self._of_routers) if self._of_routers else None
+                own = kind._replace(which=which)
+                x, _, made = block(self, self.reads(w), x, places, None, own, shared)
+                return x, sum(self._of_routers) if self._of_routers else None, made
 
-            x, more = jax.checkpoint(one, policy=_policy(self.layout))(x, w, kind.which)
-            return x, lost if more is None else lost + more
+            x, more, made = jax.checkpoint(one, policy=_policy(self.layout))(x, w, kind.which, shared)
+            return x, lost if more is None else lost + more, made
 
         with jax.named_scope("layers"):
             nothing = jnp.zeros(2) if self.router_losses else None

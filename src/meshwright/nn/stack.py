@@ -10,7 +10,8 @@ Unrolled, XLA for CPU copies each layer's weights out of the stack (14 layers of
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +21,9 @@ from jax.sharding import PartitionSpec
 
 from meshwright.models.config import Layer, LayerKind, Stack
 
-# What one layer does: (x, its weights, a sum over the layers, kind) -> (x, the sum).
-RunLayer = Callable[[Array, Any, Any, "KindInLoop"], tuple[Array, Any]]
+# What one layer does: (x, its weights, a sum over the layers, kind, keys and values of the last layer that
+# made any) -> (x, the sum, those that it made).
+RunLayer = Callable[[Array, Any, Any, "KindInLoop", Any], tuple[Array, Any, Any]]
 
 
 class KindInLoop(NamedTuple):
@@ -31,8 +33,8 @@ class KindInLoop(NamedTuple):
     which: Array | None = None
 
     @property
-    def stack(self) -> Stack:
-        return self.among[0].stack
+    def shares_kv(self) -> bool:
+        return self.among[0].shares_kv
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -70,11 +72,9 @@ def run_layers(
     """x after `layers`, and what they add to `total`; `weights`: the stacks [L, ...] by name."""
     for loop in _loops(layers):
         if loop.times == 1:
-            for layer in loop.layers:
-                w = jax.tree.map(lambda stack, row=layer.row: stack[row], weights[layer.kind.stack])
-                x, total = run(x, w, total, KindInLoop((layer.kind,)))
+            x, total = _in_order(run, x, total, (_alone(weights, layer) for layer in loop.layers))
         else:
-            x, total = _scan(run, weights, x, total, loop)
+            x, total = _scan(run, weights, x, total, [loop])
     return x, total
 
 
@@ -88,71 +88,104 @@ def run_stage(
 ) -> tuple[Array, Any]:
     """x after the layers of one stage of a pipeline, and what they add to `total`, a sum over layers.
 
-    weights: the stage's own. layers: of each stage, of one stack.
+    weights: the stage's own. layers: of each stage, all of which have the same stacks in the same order.
 
     Stages run one program: where their layers are of different kinds, the number of the kind is data.
     """
-    kinds: list[LayerKind] = list(dict.fromkeys(layer.kind for own in layers for layer in own))
-    numbers = [[kinds.index(layer.kind) for layer in own] for own in layers]
-    alike = all(own == numbers[0] for own in numbers)
-    which = None
-    if len(kinds) > 1:
-        which = jnp.asarray(numbers[0] if alike else numbers, jnp.int32)
-        # No look-up: indices that lie on stages have no sharding of a result that JAX could infer.
-        which = which if alike else jnp.sum(jnp.where(jnp.arange(len(layers))[:, None] == stage, which, 0), 0)
-
-    def body(carry: tuple[Array, Any], step: tuple[Any, Any]) -> tuple[tuple[Array, Any], None]:
-        return run(carry[0], step[0], carry[1], KindInLoop(tuple(kinds), step[1])), None
-
-    return lax.scan(body, (x, total), (weights[kinds[0].stack], which))[0]
+    for of_stages in zip(*map(_loops, layers), strict=True):
+        x, total = _scan(run, weights, x, total, of_stages, stage)
+    return x, total
 
 
-def _scan(run: RunLayer, weights: Mapping[str, Any], x: Array, total: Any, loop: _Loop) -> tuple[Array, Any]:
-    places = [loop.at(place) for place in range(loop.period)]
-    kinds = [tuple(dict.fromkeys(layer.kind for layer in layers)) for layers in places]
+def _in_order(
+    run: RunLayer, x: Array, total: Any, layers: Iterable[tuple[Any, KindInLoop]]
+) -> tuple[Array, Any]:
+    """x and the total after layers with these weights, of which the first has keys and values of its own."""
+    shared = None
+    for w, kind in layers:
+        x, total, made = run(x, w, total, kind, shared)
+        shared = shared if made is None else made
+    return x, total
+
+
+def _alone(weights: Mapping[str, Any], layer: Layer) -> tuple[Any, KindInLoop]:
+    stack = weights[layer.kind.stack]
+    return jax.tree.map(lambda w: w[layer.row], stack), KindInLoop((layer.kind,))
+
+
+def _scan(
+    run: RunLayer,
+    weights: Mapping[str, Any],
+    x: Array,
+    total: Any,
+    of_stages: Sequence[_Loop],
+    stage: Array | None = None,
+) -> tuple[Array, Any]:
+    """x and the total after a loop, which is that of every stage of a pipeline; the stacks are of `stage`."""
+    loop = of_stages[0]
+    kinds = [
+        tuple(dict.fromkeys(layer.kind for own in of_stages for layer in own.at(place)))
+        for place in range(loop.period)
+    ]
     steps = {
         "weights": {stack: _periods(weights[stack], stack, loop) for stack in dict.fromkeys(loop.pattern)},
-        "kinds": [
-            jnp.asarray([among.index(layer.kind) for layer in layers], jnp.int32) if len(among) > 1 else None
-            for among, layers in zip(kinds, places, strict=True)
-        ],
+        "kinds": [_numbers(among, place, of_stages, stage) for place, among in enumerate(kinds)],
     }
 
     def body(carry: tuple[Array, Any], step: dict[str, Any]) -> tuple[tuple[Array, Any], None]:
-        x, total = carry
-        seen: Counter[Stack] = Counter()
-        for place, stack in enumerate(loop.pattern):
-            w = step["weights"][stack]
-            if loop.pattern.count(stack) > 1:
-                w = jax.tree.map(lambda several, n=seen[stack]: several[n], w)
-            seen[stack] += 1
-            kind = KindInLoop(kinds[place], step["kinds"][place])
-            x, total = run(x, w, total, kind)
-        return (x, total), None
+        def of_period() -> Iterator[tuple[Any, KindInLoop]]:
+            seen: Counter[Stack] = Counter()
+            for place, stack in enumerate(loop.pattern):
+                w = step["weights"][stack]
+                if loop.pattern.count(stack) > 1:
+                    w = jax.tree.map(lambda several, n=seen[stack]: several[n], w)
+                seen[stack] += 1
+                yield w, KindInLoop(kinds[place], step["kinds"][place])
+
+        return _in_order(run, *carry, of_period()), None
 
     (x, total), _ = lax.scan(body, (x, total), steps)
     return x, total
 
 
+def _numbers(
+    among: Sequence[LayerKind], place: int, of_stages: Sequence[_Loop], stage: Array | None
+) -> Array | None:
+    """For each period of a stage, which of `among` the layer at this place is; None where all are alike."""
+    if len(among) == 1:
+        return None
+    numbers = [[among.index(layer.kind) for layer in own.at(place)] for own in of_stages]
+    if stage is None or all(own == numbers[0] for own in numbers):
+        return jnp.asarray(numbers[0], jnp.int32)
+    # No look-up: indices that lie on stages have no sharding of a result that JAX could infer.
+    mine = jnp.arange(len(numbers))[:, None] == stage
+    return jnp.sum(jnp.where(mine, jnp.asarray(numbers, jnp.int32), 0), 0)
+
+
 def _loops(layers: Sequence[Layer]) -> list[_Loop]:
-    """The layers as loops, each over as many as repeat after it begins, in the shortest period."""
-    stacks: list[Stack] = [layer.kind.stack for layer in layers]
+    """The layers as loops, each over as many as repeat after it begins, in the shortest period.
+
+    Layers that share keys and values are in one period.
+    """
+    groups = [list(group) for _, group in groupby(layers, lambda layer: layer.cache)]
+    stacks = [tuple(layer.kind.stack for layer in group) for group in groups]
     found: list[_Loop] = []
     start = 0
-    while start < len(layers):
+    while start < len(groups):
         left = stacks[start:]
         counts = {n: _repeats(left, n) for n in range(1, len(left) // 2 + 1)} or {1: 1}
         period = max(counts, key=lambda n: (n * counts[n] if counts[n] > 1 else 0, -n))
         count = counts[period]
         if count == 1:
             period = 1
-        found.append(_Loop(layers[start : start + period * count], period, count))
+        own = groups[start : start + period * count]
+        found.append(_Loop([*chain.from_iterable(own)], sum(map(len, own)) // count, count))
         start += period * count
     return found
 
 
-def _repeats(stacks: list[Stack], period: int) -> int:
-    """How often the first `period` stacks stand there one after another."""
+def _repeats(stacks: Sequence[tuple[Stack, ...]], period: int) -> int:
+    """How often the first `period` groups stand there one after another."""
     count = 1
     while stacks[count * period : (count + 1) * period] == stacks[:period]:
         count += 1

@@ -28,6 +28,7 @@ from meshwright.layout import Layout
 from meshwright.layout.pipeline.depths import layers_of_depths
 from meshwright.models import transformer
 from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.parameters import STACK_LETTERS
 from meshwright.models.transformer import Places
 from meshwright.nn.gradients import added, as_used, differentiated, zeros
 from meshwright.nn.lanes import FORWARD
@@ -36,7 +37,7 @@ from meshwright.nn.params import flatten
 
 # (tokens[B, T], targets[B, T], places) of the microbatch with this number, of the rows of a step.
 Microbatch = Callable[[Array, Array], tuple[Array, Array, Places]]
-STACKS = ("dense_layers", "layers")
+STACKS = tuple(STACK_LETTERS)
 _OF_FIRST = ("embed", "positions")
 TOKEN = np.float32(1)
 Totals = dict[str, Array]

@@ -18,10 +18,9 @@ from safetensors.numpy import save_file
 from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
 from meshwright.layout import Layout
-from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
-from meshwright.models.parameters import Param, dimensions, parameters
+from meshwright.models.parameters import OF_STACKS, Param, dimensions, parameters
 from meshwright.nn.hf_tensors import UNEMBED, HfTensor, hf_tensors, joined, passed_over
 from meshwright.nn.params import abstract_params, build, flatten
 from meshwright.nn.quantised_files import dequantised, slice_of
@@ -43,7 +42,6 @@ def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> di
     missing, left over, of another shape or of a type that needs scales it has not, and for a file that is
     missing or cut short; nothing is read before all of that is checked.
     """
-    check_runs(config)
     layout.check(config)
     abstract = flatten(abstract_params(config, layout, mesh))
     with _opened(folder) as files:
@@ -212,7 +210,7 @@ def _read(
         letter: range(*part.indices(sizes[letter])) for letter, part in zip(param.letters, index, strict=True)
     }
     block = np.empty([len(span) for span in spans.values()], dtype)
-    stacked = [letter for letter in "LP" if letter in spans]
+    stacked = [letter for letter in OF_STACKS if letter in spans]
     apart = [*stacked, *("E" if tensor.is_by_expert else "")]
     letters = [letter for letter in param.letters if letter not in apart]
     axes = [tensor.letters.index(letter) for letter in letters]
@@ -231,7 +229,7 @@ def _to_hf(
     """One parameter of one layer and expert as HF stores it, whole on the host."""
     assert isinstance(array.sharding, NamedSharding) and isinstance(array.sharding.mesh, Mesh)
     with jax.set_mesh(array.sharding.mesh):
-        if letters[0] in "LP":
+        if letters[0] in OF_STACKS:
             array, letters = _one_of(array, place.row), letters[1:]
         if tensor.is_by_expert:
             array, letters = _one_of(array, place.expert), letters[1:]

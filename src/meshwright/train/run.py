@@ -2,7 +2,7 @@
 
 run/plan.toml        the plan, and plan.json where it lies beside it
 run/settings.json    what it is trained with
-run/config.json      the model as Hugging Face writes it
+run/config.json      the model as Hugging Face writes it, if they have its architecture
 run/tokenizer.json   the corpus's tokenizer, and what lies beside it where a checkpoint is fine-tuned
 run/data/            the packed corpus
 """
@@ -18,7 +18,7 @@ import jax
 from meshwright.errors import DataError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
-from meshwright.models.hf import to_hf
+from meshwright.models.files import config_json
 from meshwright.nn.processes import wait_for_all
 from meshwright.plan_file import PLAN_FILE, save_plan
 from meshwright.progress import Progress
@@ -206,7 +206,7 @@ def _describe(job: TrainingJob, settings: Settings, corpus: Corpus) -> None:
     save_settings(settings, job.run)
     if job.figures:
         write_whole(job.run / "plan.json", job.figures)
-    written = to_hf(job.plan.model.base) | {"eos_token_id": corpus.end_of_text_id}
+    written = config_json(job.plan.model.base) | {"eos_token_id": corpus.end_of_text_id}
     write_whole(job.run / "config.json", json.dumps(written, indent=2) + "\n")
     shutil.copyfile(corpus.tokenizer_path, job.run / "tokenizer.json")
     given = _given_tokenizer(settings)

@@ -317,7 +317,7 @@ class CompiledStep:
         """What `step` tells. of_routers: the sum of the layers' losses; num_updates: before this one."""
         metrics = {"loss": loss, "grad_norm": norm, "learning_rate": self.schedule(num_updates)}
         if of_routers is not None:
-            mean = of_routers / sum(layer.kind.stack == "layers" for layer in self.config.layers)
+            mean = of_routers / self.config.num_expert_layers
             metrics |= {"balance_loss": mean[0], "router_z_loss": mean[1]}
         return metrics
 

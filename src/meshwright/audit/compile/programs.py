@@ -19,7 +19,7 @@ from meshwright.layout import Layout
 from meshwright.layout.optimizers import ARITHMETIC, WeightUpdate
 from meshwright.layout.pipeline.depths import stage_routes
 from meshwright.layout.workload import Phase
-from meshwright.models.parameters import Param, dimensions, parameters
+from meshwright.models.parameters import STACK_LETTERS, Param, dimensions, parameters
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.units import dtype_bytes
@@ -58,8 +58,6 @@ class PlannedStep:
         return sum(self.memory.get(cause, 0) for cause in _STATE)
 
 
-# Of stacks of layers.
-_LETTERS = {"layers": "L", "dense_layers": "P"}
 _STATE = ("weights", "optimizer", "cache")
 
 
@@ -173,7 +171,7 @@ def _weights(plan: Plan, stage: int | None) -> Iterator[tuple[str, Param, Mappin
     schedule = plan.layout.schedule
     owners = stage_routes(schedule.pipeline, plan.layout.pipe, schedule.interleave)[0]
     for place, chunk in zip(owners, Chunk.of_depths(plan.model, plan.layout), strict=True):
-        counts = {_LETTERS[stack]: rows.stop - rows.start for stack, rows in chunk.rows.items()}
+        counts = {STACK_LETTERS[stack]: rows.stop - rows.start for stack, rows in chunk.rows.items()}
         if place.stage == stage:
             yield from ((path, param, {**sizes, **counts}) for path, param in of_all if chunk.has(path))
 

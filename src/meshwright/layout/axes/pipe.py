@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, ShortForm, divisors
 from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipeline.depths import layers_of_depths
+from meshwright.layout.pipeline.schedule import fitting
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 
@@ -37,10 +39,14 @@ class Pipe(Axis):
         schedule = layout.schedule
         if layout.pipe > 1:
             SCHEDULES[schedule.pipeline].check(layout.pipe, schedule.microbatches, schedule.interleave)
-        if layout.stages_alike and len({layer.kind.stack for layer in config.layers}) > 1:
+        if layout.pipe > 1 and config.layers_per_cache > 1:
+            _check_groups(config, layout)
+        each, over = divmod(config.num_layers, layout.pipe)
+        stacks = [layer.kind.stack for layer in config.layers]
+        if layout.stages_alike and not over and stacks != stacks[:each] * layout.pipe:
             raise LayoutError(
-                f"layout {layout}: the stages of lanes run one program, and {config.name} has dense layers "
-                "beside experts; fits: pipe = 1, or another schedule"
+                f"layout {layout}: the stages of lanes run one program, and those of {config.name} have not "
+                "the same dense layers beside experts; fits: pipe = 1, or another schedule"
             )
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
@@ -50,6 +56,25 @@ class Pipe(Axis):
             "from "
             f"stage to stage: {SCHEDULES[layout.schedule.pipeline].words}"
         )
+
+
+def _check_groups(config: ModelConfig, layout: "Layout") -> None:
+    """Raises LayoutError where a stage would begin between layers that share keys and values."""
+    each, schedule = config.layers_per_cache, layout.schedule.pipeline
+
+    def fits(pipe: int, interleave: int) -> bool:
+        depths = layers_of_depths(config.num_layers, schedule, pipe, interleave)
+        return not any(depth.start % each for depth in depths)
+
+    if fits(layout.pipe, layout.interleave):
+        return
+    most, numbers = min(_MOST_STAGES, config.num_layers // each), (layout.microbatches, layout.interleave)
+    exists = [p for p in range(1, most + 1) if p == 1 or SCHEDULES[schedule].exists(p, *numbers)]
+    pipes = [p for p in exists if fits(p, layout.interleave)]
+    raise LayoutError(
+        f"layout {layout}: a stage would begin within a group of layers_per_cache = {each} of the "
+        f"{config.num_layers} layers (L) of {config.name}; fits: pipe in {fitting(*pipes)}"
+    )
 
 
 PIPE = Pipe("pipe")
