@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.nn.test_layouts import GPT, LATENT, LOCAL, MIXTURE, OSS
+from tests.nn.test_layouts import CHUNKED, GPT, LATENT, LOCAL, MIXTURE, OSS
 
 from meshwright.audit.audit import audit_plan
 from meshwright.layout import Layout
@@ -51,6 +51,9 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
         (MIXTURE, "fsdp=4,expert=2,tensor=2"),
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true"),
         (OSS, "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1"),
+        (CHUNKED, "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1"),
+        (CHUNKED, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true"),
+        (CHUNKED, "fsdp=4,expert=2,tensor=2"),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )

@@ -7,6 +7,7 @@ from meshwright.audit.numerics import check_numerics, numerics_report, tiny_mode
 from meshwright.errors import AuditError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
+from meshwright.models.config import Window
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan
 
@@ -28,7 +29,7 @@ def test_a_tiny_model_keeps_its_family() -> None:
         "activation",
     )
     assert [getattr(small, name) for name in kept] == [getattr(gemma, name) for name in kept]
-    assert small.windows == (5, None, 5)
+    assert small.windows == (Window(5), None, Window(5))
     assert (small.num_heads // small.num_kv_heads, small.num_layers) == (2, 3)
     multi_query = tiny_model(load_model("llama-3-70b"))
     assert (multi_query.num_heads, multi_query.num_kv_heads, multi_query.sliding_window) == (8, 4, None)

@@ -16,6 +16,7 @@ from meshwright.cost.inference import pass_cost
 from meshwright.errors import RequestError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.models.config import Window
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.serve.batch import Batch, IdleSeconds, Limits, SequenceWork
@@ -173,7 +174,8 @@ IDLE = IdleSeconds(((1, 0.11), (2, 0.13), (4, 0.16), (6, 0.19)), 1 / 50 + 1 / 30
         {"mode": "batched"},
         {"prefix_cache": False},
         {"limits": pages(64)},
-        {"limits": replace(pages(90), window=40, num_window_pages=60)},
+        {"limits": replace(pages(90), window=Window(40), num_window_pages=60)},
+        {"limits": replace(pages(90), window=Window(40, chunked=True), num_window_pages=60)},
         {"replicas": 3},
         {"prefill_replicas": 1, "replicas": 2, "transfer_seconds": 0.01},
         {"idle": IDLE},

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.layout.flash import BLOCK, attention_block, visible_pairs
+from meshwright.models.config import Window
 
 
 @given(st.integers(1, 20_000))
@@ -18,15 +19,15 @@ def test_blocks_are_no_smaller_than_their_number_makes_them(pieces: int) -> None
     assert attention_block(2 * BLOCK * pieces) == BLOCK
 
 
-@given(st.integers(1, 6), st.integers(1, 6), st.none() | st.integers(1, 40))
+@given(st.integers(1, 6), st.integers(1, 6), st.none() | st.builds(Window, st.integers(1, 40), st.booleans()))
 def test_visible_pairs_are_those_with_a_query_that_sees_a_key(
-    num_blocks: int, block: int, window: int | None
+    num_blocks: int, block: int, window: Window | None
 ) -> None:
     length = num_blocks * block
     sees = {
         (query // block, key // block)
         for query in range(length)
         for key in range(query + 1)
-        if window is None or key > query - window
+        if window is None or key >= window.first(query)
     }
     assert visible_pairs(num_blocks, block, window) == len(sees)

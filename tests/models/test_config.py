@@ -8,7 +8,7 @@ import pytest
 from tests.models.hub_files import FILES
 
 from meshwright.errors import ModelError
-from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
+from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling, Window
 from meshwright.models.files import config_json
 from meshwright.models.hf import to_hf
 from meshwright.models.presets import PRESETS, load_model
@@ -20,7 +20,7 @@ HF = FILES["llama-3.1-8b"]
     ("scaling", "message"),
     [
         ((0.0, 1.0, 4.0, 8192), "factor = 0.0 must be"),
-        ((8.0, 4.0, 4.0, 8192), "low_freq_factor = 4.0 must be"),
+        ((8.0, 5.0, 4.0, 8192), "low_freq_factor = 5.0 must be"),
     ],
 )
 def test_rope_scaling_is_checked(scaling: tuple, message: str) -> None:
@@ -142,7 +142,7 @@ def test_which_layers_are_dense_and_which_local() -> None:
     config = replace(PRESETS["tiny"], num_layers=6, moe=MoE(8, 2, 32, num_dense_layers=2, every=2))
     assert config.num_dense_layers == 4
     local = replace(PRESETS["tiny"], num_layers=6, sliding_window=16, global_every=3)
-    assert local.windows == (16, 16, None, 16, 16, None)
+    assert local.windows == (Window(16), Window(16), None) * 2
 
 
 def test_the_model_of_the_documentation(tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_the_model_of_the_documentation(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(text.partition("```toml\n")[2].partition("```")[0])
     config = load_model(str(tmp_path / "own.toml"))
     assert config.moe is not None and config.moe.d_ff == 1536
-    assert config.windows[:4] == (4096, 4096, 4096, None)
+    assert config.windows[:4] == (Window(4096), Window(4096), Window(4096), None)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from tests.models.published import ACTIVE, EXACT, ROUNDED
 
-from meshwright.models.config import ModelConfig, MoE
+from meshwright.models.config import ModelConfig, MoE, Window
 from meshwright.models.count import (
+    cached_positions,
     count_params,
     forward_flops,
     forward_flops_per_token,
@@ -17,6 +18,7 @@ from meshwright.models.count import (
     kv_read_bytes,
     matmul_intensity,
     prefill_intensity,
+    read_positions,
     seen_keys,
     train_flops_per_token,
 )
@@ -66,16 +68,7 @@ def test_transformers_counts_the_same(name: str) -> None:
     assert count_params(PRESETS[name]).total == model.num_parameters() + biases
 
 
-# Planned only: our config says what it costs, not how its positions alternate.
-_NOT_WRITTEN = {
-    "llama-4-scout": {},
-    "llama-4-maverick": {"num_local_experts": 128, "interleave_moe_layer_step": 2, "moe_layers": None},
-}
-
-
 def _hf_model(transformers: Any, name: str) -> Any:
-    if name in _NOT_WRITTEN:
-        return transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**_NOT_WRITTEN[name]))
     written = to_hf(replace(PRESETS[name], rope_scaling=None))
     if name in ("deepseek-v3", "deepseek-r1", "kimi-k2"):
         written["architectures"] = ["DeepseekV3ForCausalLM"]
@@ -197,12 +190,18 @@ def test_projections_equal_scores_at_twice_d() -> None:
     assert flops.attention == flops.scores
 
 
-@pytest.mark.parametrize(("seq_len", "window"), [(64, None), (64, 16), (64, 64), (64, 100), (7, 3)])
-def test_seen_keys_are_counted(seq_len: int, window: int | None) -> None:
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(("seq_len", "size"), [(64, None), (64, 16), (64, 64), (64, 100), (7, 3)])
+def test_seen_keys_are_counted(seq_len: int, size: int | None, chunked: bool) -> None:
     """The closed form counts a query's own key half, as causal kernels' FLOPs are told."""
-    seen = sum(min(position + 1, window or seq_len) for position in range(seq_len))
-    width = min(window or seq_len, seq_len)
-    assert seen_keys(seq_len, window) == pytest.approx((seen - width / 2) / seq_len)
+    window = None if size is None else Window(size, chunked)
+    first = [max(0, window.first(position)) if window else 0 for position in range(seq_len)]
+    seen = sum(position + 1 - first[position] for position in range(seq_len))
+    # Of those of a sliding window's queries that see a whole one, the own key counts whole.
+    halves = seq_len / 2 if chunked else min(size or seq_len, seq_len) / 2
+    assert seen_keys(seq_len, window) == pytest.approx((seen - halves) / seq_len)
+    assert read_positions(seq_len, window) == seq_len - first[-1]
+    assert cached_positions(seq_len, window) == max(p + 1 - f for p, f in enumerate(first))
 
 
 def test_local_layers_see_their_window_alone() -> None:

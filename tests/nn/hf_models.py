@@ -153,6 +153,24 @@ FAMILIES |= {
             "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
         },
     ),
+    # Each third layer sees all, without rotary positions; each second one has experts.
+    "llama4": (
+        "Llama4Text",
+        {
+            "num_hidden_layers": 6,
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3,
+            "attention_chunk_size": 8,
+            "floor_scale": 4,
+            "attn_scale": 0.7,
+            "rope_parameters": LLAMA3_ROPE,
+            "pad_token_id": None,
+        },
+    ),
     "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 50.0}}),
     "yarn": ("Llama", {"rope_parameters": _YARN}),
     # TOKENS are longer than the original length of the one, and shorter than that of the other.
@@ -207,7 +225,11 @@ def make(kind: str) -> Any:
 
 
 def _class(family: str) -> Any:
-    named = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+    named = {
+        "Gemma3Text": "Gemma3ForCausalLM",
+        "GPT2": "GPT2LMHeadModel",
+        "Llama4Text": "Llama4ForCausalLM",
+    }
     return getattr(transformers, named.get(family, f"{family}ForCausalLM"))
 
 

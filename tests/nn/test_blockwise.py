@@ -10,6 +10,7 @@ import pytest
 from jax import Array
 
 from meshwright.layout import Layout
+from meshwright.models.config import Window
 from meshwright.models.transformer import Places
 from meshwright.nn.attention import Scores, attend, visible
 from meshwright.nn.blockwise import blockwise, zigzag
@@ -32,23 +33,25 @@ def with_gradients(attention: Callable, *operands: Array) -> list[Array]:
     ("how", "window", "with_sinks", "with_segments"),
     [
         (Scores(softcap=2.0, scale=0.7), None, False, True),
-        (Scores(slopes=(0.5, 0.25, 0.1, 0.05)), 7, True, False),
+        (Scores(slopes=(0.5, 0.25, 0.1, 0.05)), Window(7), True, False),
+        (Scores(), Window(5, chunked=True), False, True),
     ],
 )
 def test_it_is_attention_with_its_gradients(
-    how: Scores, window: int | None, with_sinks: bool, with_segments: bool
+    how: Scores, window: Window | None, with_sinks: bool, with_segments: bool
 ) -> None:
     positions = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
     segments = jnp.broadcast_to((jnp.arange(T) // 11)[None], (B, T)) if with_segments else None
-    places, seen = Places(positions, segments), None if window is None else jnp.int32(window)
+    positions = positions if segments is None else positions - 11 * segments
+    places, first = Places(positions, segments), None if window is None else window.first(positions)
     operands = random(0, B, T, N, H), random(1, B, T, K, H), random(2, B, T, K, H)
     operands += (random(3, B, T, N),) if with_sinks else ()
 
     def blocks(q: Array, k: Array, v: Array, sinks: Array | None = None) -> Array:
-        return blockwise(q, k, v, sinks, places, places, seen, LAYOUT, how)
+        return blockwise(q, k, v, sinks, places, places, first, LAYOUT, how)
 
     def dense(q: Array, k: Array, v: Array, sinks: Array | None = None) -> Array:
-        return attend(q, k, v, sinks, visible(places, places, seen), LAYOUT, how)
+        return attend(q, k, v, sinks, visible(places, places, first), LAYOUT, how)
 
     with jax.set_mesh(device_mesh(LAYOUT)):
         ours, theirs = (jax.jit(partial(with_gradients, f))(*operands) for f in (blocks, dense))

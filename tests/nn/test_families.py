@@ -58,7 +58,8 @@ def test_logits_equal_transformers(folders, kind):
 @pytest.mark.parametrize(
     "kind",
     kinds(
-        ["gemma3", "deepseek_v2", "qwen3", "phi3", "gpt2", "gpt_oss"], ["qwen3", "phi3", "gpt2", "gpt_oss"]
+        ["gemma3", "deepseek_v2", "llama4", "qwen3", "phi3", "gpt2", "gpt_oss"],
+        ["qwen3", "phi3", "gpt2", "gpt_oss"],
     ),
 )
 def test_a_split_model_gives_the_same_logits(folders, kind):
@@ -83,6 +84,7 @@ def test_a_split_model_gives_the_same_logits(folders, kind):
         ("gpt_oss", "GptOssForCausalLM"),
         ("deepseek_v2", "DeepseekV2ForCausalLM"),
         ("deepseek_v3", "DeepseekV3ForCausalLM"),
+        ("llama4", "Llama4ForCausalLM"),
         ("longrope", "LlamaForCausalLM"),
     ],
 )

@@ -15,7 +15,7 @@ from tests.nn.test_layouts import TINY
 
 from meshwright.layout import Layout
 from meshwright.models import transformer
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import ModelConfig, Window
 from meshwright.nn.attention import Scores, attend, visible
 from meshwright.nn.blockwise import blockwise, zigzag
 from meshwright.nn.elementwise import along
@@ -41,13 +41,24 @@ def mesh_of(platform: str, layout: Layout = LAYOUT) -> Any:
     ("platform", "dtype", "sizes", "window", "traits", "layout", "kernel"),
     [
         ("tpu", "bfloat16", {}, None, {}, LAYOUT, splash),
-        ("tpu", "float32", {}, 9, {"attention_softcap": 3.0, "attention_sinks": True}, LAYOUT, splash),
+        (
+            "tpu",
+            "float32",
+            {},
+            Window(9),
+            {"attention_softcap": 3.0, "attention_sinks": True},
+            LAYOUT,
+            splash,
+        ),
         ("tpu", "bfloat16", {"T": 200}, None, {}, LAYOUT, None),
         ("tpu", "bfloat16", {"T": 512}, None, {}, Layout.of(data=2, context=2), splash),
         ("tpu", "bfloat16", {"T": 512}, None, {}, Layout.of(data=2, context=4), None),
         ("tpu", "bfloat16", {}, None, {}, Layout.of(data=2, context=2, context_method="ring"), None),
         ("tpu", "bfloat16", {}, None, {"positions": "alibi"}, LAYOUT, None),
-        ("gpu", "bfloat16", {"T": 200}, 9, {}, LAYOUT, cudnn),
+        ("gpu", "bfloat16", {"T": 200}, Window(9), {}, LAYOUT, cudnn),
+        ("tpu", "bfloat16", {}, Window(9, chunked=True), {"attention_chunk": 9}, LAYOUT, splash),
+        ("gpu", "bfloat16", {"T": 200}, Window(9, chunked=True), {"attention_chunk": 9}, LAYOUT, None),
+        ("gpu", "bfloat16", {"T": 200}, Window(200, chunked=True), {"attention_chunk": 200}, LAYOUT, cudnn),
         ("gpu", "float32", {}, None, {}, LAYOUT, None),
         ("gpu", "bfloat16", {}, None, {"attention_softcap": 3.0}, LAYOUT, None),
         ("gpu", "bfloat16", {}, None, {"attention_sinks": True}, LAYOUT, None),
@@ -64,7 +75,7 @@ def test_a_kernel_is_taken_where_it_can_run(
     platform: str,
     dtype: str,
     sizes: dict,
-    window: int | None,
+    window: Window | None,
     traits: dict,
     layout: Layout,
     kernel: Callable | None,
@@ -107,16 +118,34 @@ OF_CONTEXT = Layout.of(context=2, tensor=2)
     ("layout", "window", "how", "value_dim", "with_sinks", "with_documents"),
     [
         pytest.param(LAYOUT, None, Scores(5.0, 0.3), 64, False, False, marks=pytest.mark.slow, id="capped"),
-        pytest.param(LAYOUT, 100, Scores(), 64, True, False, id="window, sinks"),
+        pytest.param(LAYOUT, Window(100), Scores(), 64, True, False, id="window, sinks"),
+        pytest.param(LAYOUT, Window(100, chunked=True), Scores(), 64, False, False, id="chunks"),
         pytest.param(OF_CONTEXT, None, Scores(), 32, False, True, id="positions, narrow values, documents"),
         pytest.param(
-            OF_CONTEXT, 100, Scores(), 64, True, False, marks=pytest.mark.slow, id="positions, window, sinks"
+            OF_CONTEXT,
+            Window(100),
+            Scores(),
+            64,
+            True,
+            False,
+            marks=pytest.mark.slow,
+            id="positions, window, sinks",
+        ),
+        pytest.param(
+            OF_CONTEXT,
+            Window(100, chunked=True),
+            Scores(),
+            64,
+            False,
+            False,
+            marks=pytest.mark.slow,
+            id="positions, chunks",
         ),
         pytest.param(LAYOUT, None, Scores(), 64, False, True, marks=pytest.mark.slow, id="documents"),
     ],
 )
 def test_splash_is_attention_with_its_gradients(
-    layout: Layout, window: int | None, how: Scores, value_dim: int, with_sinks: bool, with_documents: bool
+    layout: Layout, window: Window | None, how: Scores, value_dim: int, with_sinks: bool, with_documents: bool
 ) -> None:
     given = _Given(layout, value_dim, with_sinks, with_documents)
 
@@ -168,9 +197,10 @@ class _Given:
             for split in (own, own.replace(axes={"T": ()}))
         )
 
-    def check(self, attention: Callable, window: int | None, how: Scores) -> None:
+    def check(self, attention: Callable, window: Window | None, how: Scores) -> None:
         def dense(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
-            seen = visible(self.queries, self.keys, None if window is None else jnp.int32(window))
+            first = None if window is None else window.first(self.queries.positions)
+            seen = visible(self.queries, self.keys, first)
             each = None if sinks is None else along(q[..., 0], sinks)
             return attend(q, k, v, each, seen, self.layout, how)
 

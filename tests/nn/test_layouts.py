@@ -98,6 +98,19 @@ OSS = replace(
     attention_out_bias=True,
     moe=MoE(num_experts=8, experts_per_token=2, d_ff=16, every=2, router_bias=True, expert_bias=True),
 )
+# Layers of every kind: chunked and turned or not, with experts or dense.
+CHUNKED = replace(
+    TINY,
+    name="chunked",
+    num_layers=4,
+    attention_chunk=5,
+    global_every=2,
+    nope_every=2,
+    temperature_floor=3,
+    temperature_slope=0.7,
+    turned_norm=True,
+    moe=MoE(8, 2, 16, 1, every=2, score="sigmoid", normalized=False, scales_input=True),
+)
 LATENT = replace(
     TINY,
     name="latent",
@@ -253,6 +266,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
         (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls"),
         pytest.param(OSS, "data=4,expert=2,tensor=2,remat=full", marks=pytest.mark.slow),
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        (CHUNKED, "context=2,fsdp=2,tensor=2,expert=2,context_method=ring"),
         *(
             pytest.param(config, text, marks=pytest.mark.slow)
             for config, text in [
@@ -284,6 +298,12 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (MIXTURE, "context=2,fsdp=4,expert=4,context_method=ulysses"),
                 (MIXTURE, "fsdp=2,tensor=2,tensor2=2,expert=2"),
                 (OSS, "data=2,tensor=2,tensor2=2,sequence_parallel=true"),
+                (CHUNKED, "data=2,fsdp=4,expert=2,remat=matmuls"),
+                (CHUNKED, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,grouped=true"),
+                (CHUNKED, "fsdp=4,expert=4,tensor=2,remat=full"),
+                (CHUNKED, "context=2,fsdp=2,tensor=2,expert=2,remat=full"),
+                (CHUNKED, "context=2,fsdp=2,tensor=2,context_method=ulysses"),
+                (CHUNKED, "fsdp=2,tensor=2,tensor2=2,expert=2"),
                 (LATENT, "fsdp=2,tensor=2,tensor2=2"),
                 (LOCAL, "data=2,tensor=2,tensor2=2"),
                 (GPT, "fsdp=2,tensor=2,tensor2=2,sequence_parallel=true"),

@@ -19,6 +19,7 @@ from tests.nn.extension import needs_native
 from tests.nn.test_layouts import TINY
 
 from meshwright.layout import Layout
+from meshwright.models.config import Window
 from meshwright.nn import native
 from meshwright.nn.attention import Scores
 from meshwright.nn.inference import layered
@@ -119,10 +120,10 @@ def test_attention_of_a_row_does_not_depend_on_the_others() -> None:
     tables = jnp.asarray(random.permutation(20).reshape(4, 5), jnp.int32)
     positions = jnp.asarray([[0, 1, 2], [27, 28, 29], [9, 10, NOBODY], [5, 6, 7]], jnp.int32)
     for pools in (wide, [quantise(pool, "int8", 1, 1) for pool in wide]):
-        every = np.asarray(native.attention(q, positions, tables, pools, 8, Scores(None, 0.3)))
+        every = np.asarray(native.attention(q, positions, tables, pools, Window(8), Scores(None, 0.3)))
         for row in range(4):
             one = slice(row, row + 1)
-            alone = native.attention(q[one], positions[one], tables[one], pools, 8, Scores(None, 0.3))
+            alone = native.attention(q[one], positions[one], tables[one], pools, Window(8), Scores(None, 0.3))
             np.testing.assert_array_equal(alone[0], every[row])
 
 
@@ -138,7 +139,7 @@ def test_attention_of_a_query_does_not_depend_on_those_beside_it(size: int) -> N
         jnp.arange(19, 42, dtype=jnp.int32)[None],
     )
     for pools in (wide, [quantise(pool, "int8", 1, 1) for pool in wide]):
-        for window in (None, 9):
+        for window in (None, Window(9), Window(9, chunked=True)):
             ask = partial(native.attention, pools=pools, window=window, how=Scores(None, 0.3))
             every = ask(q, positions, tables)
             for at in range(23):

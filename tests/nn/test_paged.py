@@ -17,6 +17,7 @@ from tests.nn.extension import needs_native
 from meshwright.cost.inference import cache_bytes
 from meshwright.layout import Layout
 from meshwright.layout.paged import why_no_paged_kernel
+from meshwright.models.config import Window
 from meshwright.models.count import cache_windows
 from meshwright.models.presets import PRESETS
 from meshwright.nn import paged, paged_kernel
@@ -33,12 +34,12 @@ POSITIONS = np.array([[8, 9, 10], [4, 5, paged.NOBODY]])
 QUERIES = jnp.asarray(RANDOM.normal(size=(2, 3, K * G, H)), jnp.float32)
 
 
-def expected(window: int | None, how: Scores, sinks: np.ndarray | None) -> np.ndarray:
+def expected(window: Window | None, how: Scores, sinks: np.ndarray | None) -> np.ndarray:
     out = np.zeros(QUERIES.shape)
     for row, table in enumerate(TABLES):
         k, v = (np.concatenate([_wide(pool)[page] for page in table], axis=1) for pool in POOLS)
         for number, position in enumerate(row_positions(row)):
-            begin = 0 if window is None else max(0, position - window + 1)
+            begin = 0 if window is None else max(0, window.first(position))
             keys = np.arange(begin, position + 1)
             for head in range(K * G):
                 scores = k[head // G, keys] @ _wide(QUERIES)[row, number, head] * how.scale
@@ -65,8 +66,9 @@ def row_positions(row: int) -> list[int]:
     ("window", "how", "has_sinks"),
     [
         (None, Scores(None, 0.5), False),
-        (3, Scores(2.0, 0.5), False),
-        (5, Scores(None, 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)), True),
+        (Window(3), Scores(2.0, 0.5), False),
+        (Window(5), Scores(None, 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)), True),
+        (Window(5, chunked=True), Scores(None, 0.5), False),  # of which one begins within each row
     ],
 )
 def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_sinks):
@@ -86,7 +88,7 @@ def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_s
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("window", [None, Window(50), Window(64, chunked=True)])
 @pytest.mark.parametrize("last", [146, 127, 30])
 def test_a_long_row_reads_several_pages_at_a_time(window, last, monkeypatch):
     """37 pages of four positions: groups of eight, and the rest, of which a window begins in the middle."""
@@ -110,10 +112,10 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax._src.literals.TypedInt, "shape", (), raising=False)
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (3, 2.0)])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (Window(3), 2.0)])
 @pytest.mark.parametrize("most_pages", [2, 100])
 def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
-    window: int | None, softcap: float | None, most_pages: int, interpreted, monkeypatch
+    window: Window | None, softcap: float | None, most_pages: int, interpreted, monkeypatch
 ) -> None:
     """Heads fill lanes. A third row is padding alone; rows are also taken one at a time."""
     monkeypatch.setattr(paged_kernel, "_MOST_PAGES", most_pages)

@@ -27,7 +27,7 @@ from tests.nn.test_layouts import (
 from meshwright.errors import LayoutError, ModelError
 from meshwright.layout import Layout
 from meshwright.layout.runs import why_not
-from meshwright.models.config import MLA, ModelConfig
+from meshwright.models.config import MLA, ModelConfig, Window
 from meshwright.models.count import count_params, forward_flops, kv_bytes_per_token
 from meshwright.models.parameters import parameters
 from meshwright.nn.params import flatten
@@ -71,12 +71,12 @@ def _turned(config: ModelConfig, x: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _attended(config: ModelConfig, q: Array, k: Array, v: Array, window: int | None) -> Array:
+def _attended(config: ModelConfig, q: Array, k: Array, v: Array, window: Window | None) -> Array:
     group = config.num_heads // config.num_kv_heads
     k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
     scores = jnp.einsum("btnh,bsnh->bnts", q, k) * config.d_head**-0.5
     distance = np.arange(q.shape[1])[:, None] - np.arange(q.shape[1])
-    seen = (distance >= 0) & (distance < (window or len(distance)))
+    seen = (distance >= 0) & (distance < (window.size if window else len(distance)))
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1), v)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from meshwright.models.config import Window
 from meshwright.serve.batch import ALREADY_THERE, PENDING, Batch, Limits, SequenceWork
 from meshwright.serve.engine import Engine
 from meshwright.serve.logit_edits import batch_edits, batch_rows
@@ -70,7 +71,7 @@ class MockRunner:
         page_size: int = 4,
         num_pages: int | None = None,
         chunk: int = 1024,
-        window: int | None = None,
+        window: Window | None = None,
         num_host_pages: int = 0,
     ) -> None:
         pages = num_slots * -(-context // page_size) if num_pages is None else num_pages
@@ -78,7 +79,7 @@ class MockRunner:
             num_slots, context, page_size, pages, chunk, block=4, num_host_pages=num_host_pages
         )
         if window is not None:  # no more than one sequence may need at once
-            of_step = -(-min(chunk, context) // page_size) + (window + page_size - 2) // page_size + 1
+            of_step = -(-min(chunk, context) // page_size) + (window.size + page_size - 2) // page_size + 1
             self.limits = replace(self.limits, window=window, num_window_pages=of_step)
         self.vocab_size, self.idle_seconds = VOCAB_SIZE, None
         self.rule, self.spread = rule, spread
@@ -135,7 +136,7 @@ class MockRunner:
         assert end <= self.limits.context
         seen = [self.cache[work.pages[i // size], i % size] for i in range(end)]
         if self.limits.window:
-            first = max(0, work.start - self.limits.window + 1)
+            first = max(0, self.limits.window.first(work.start))
             there = [self.window_cache[work.window_pages[i // size], i % size] for i in range(first, end)]
             assert there == seen[first:], "a token sees less of its window than it should"
         rows = []

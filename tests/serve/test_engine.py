@@ -7,6 +7,7 @@ import pytest
 from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, answer_to, count_up, script, tokens_of
 
 from meshwright.errors import RequestError
+from meshwright.models.config import Window
 from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
 from meshwright.serve.pages import NO_PAGE
@@ -394,7 +395,7 @@ def test_answers_are_the_same_however_they_are_computed(seed):
         page_size=page_size,
         num_pages=num_pages,
         chunk=chance.choice([4, 8, 64]),
-        window=[None, 3, None, 6, None, 17][seed % 6],
+        window=[None, Window(3), None, Window(6, chunked=True), None, Window(17)][seed % 6],
         num_host_pages=[0, 0, 9, 0, 2, 0][seed % 6],
     )
     begin = tuple(chance.randrange(50) for _ in range(20))

@@ -18,6 +18,7 @@ from tests.nn import hf_models
 
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
+from meshwright.models.config import Window
 from meshwright.models.files import read_model
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
@@ -139,6 +140,7 @@ def events_of(runner: JaxRunner, *requests: Request, **how: Any) -> list[list[Ev
         pytest.param("gpt_oss", marks=pytest.mark.slow),
         pytest.param("gemma3", marks=pytest.mark.slow),
         pytest.param("deepseek_v2", marks=pytest.mark.slow),
+        pytest.param("llama4", marks=pytest.mark.slow),
     ],
 )
 def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:
@@ -151,15 +153,20 @@ def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:
     assert generate(runner, *map(greedy, prompts)) == answers_of(model, prompts)
 
 
-def test_layers_with_a_window_keep_its_positions_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [("local", Window(7)), pytest.param("llama4", Window(8, chunked=True), marks=pytest.mark.slow)],
+)
+def test_layers_with_a_window_keep_its_positions_alone(kind: str, window: Window, tmp_path: Path) -> None:
     """Sequences of up to six pages, with at most two and a chunk's of the window's, and known beginnings."""
-    model = hf_models.save("local", tmp_path)
+    model = hf_models.save(kind, tmp_path)
     begin = np.random.default_rng(5).integers(0, 64, 20).tolist()
     prompts = [begin + [number] * number for number in range(1, 7)]
     runner = make_runner(tmp_path, tensor=1)
-    assert runner.limits.window == 7 and runner.limits.num_window_pages < runner.limits.num_pages
+    assert runner.limits.window == window and runner.limits.num_window_pages < runner.limits.num_pages
     sizes = {pool.shape[0] for pool in runner._programs.abstract_pools()["k"]}
-    assert sizes == {runner.limits.num_window_pages}  # every layer of this model has the window
+    whole = {runner.limits.num_pages} if kind == "llama4" else set()  # where some layers see all
+    assert sizes == {runner.limits.num_window_pages} | whole
     assert generate(runner, *map(greedy, prompts)) == answers_of(model, prompts)
 
 

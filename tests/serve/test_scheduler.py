@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from meshwright.errors import RequestError
+from meshwright.models.config import Window
 from meshwright.serve.batch import PENDING, Batch, Limits
 from meshwright.serve.pages import NO_PAGE, Pages
 from meshwright.serve.scheduler import Scheduler
@@ -152,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_pages=st.integers(4, 9),
         prefix_cache=st.booleans(),
         num_replicas=st.integers(1, 2),
-        window=st.sampled_from([None, 3, 4, 6]),
+        window=st.none() | st.builds(Window, st.sampled_from([3, 4, 6]), st.booleans()),
         num_host_pages=st.sampled_from([0, 1, 3]),
     )
     def start(self, num_slots, num_pages, prefix_cache, num_replicas, window, num_host_pages):

@@ -52,12 +52,13 @@ from meshwright.layout.paged import (
 )
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
-from meshwright.models.config import LayerKind, ModelConfig
+from meshwright.models.config import LayerKind, ModelConfig, Window
 from meshwright.models.count import (
     cache_arrays,
     cache_scales,
     cache_windows,
     cached_positions,
+    read_positions,
     widest_window,
 )
 from meshwright.models.transformer import Places
@@ -236,7 +237,7 @@ class _CachedOps(SymbolicOps):
             if self.config.mla is None and (layout.passes_keys_round or layout.attending is not layout):
                 self._all_to_keep({"k": k, "v": v})
             return super().attention(name, q, k, v, places, cache, kind)
-        kept = tuple(self.cached(1, kind.window).values())
+        kept = tuple(self.cached(1, read_positions(self.sizes["S"], kind.window)).values())
         out = self._like_queries(q, v)
         there = _at_cache(q.array, kept[0].array)
         q = self._moved(f"to_{name}", q, there)
@@ -275,7 +276,7 @@ class _CachedOps(SymbolicOps):
             there = self.layout.keys(name, "".join(x.array.dims))
             self.reshard(name, "move", x, there, x.dtype, critical=False, what="keys and values")
 
-    def _keys_met(self, k: Value, window: int | None) -> Any:
+    def _keys_met(self, k: Value, window: Window | None) -> Any:
         if self.form == "tables":
             return self.sizes["S"]
         if self.form != "pages":
@@ -292,11 +293,11 @@ class _CachedOps(SymbolicOps):
         """Queries of a row."""
         return min(block_of("cpu") if self.form == "pages" else DEFAULT_BLOCK, self.sizes["T"])
 
-    def _pages_met(self, window: int | None) -> tuple[int, ...]:
+    def _pages_met(self, window: Window | None) -> tuple[int, ...]:
         return pages_met(self.sizes["T"], self.sizes["S"], self._row, self._page, window)
 
     def _softmax(
-        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: int | None
+        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: Window | None
     ) -> tuple[Value, ...]:
         """The scores as they lie in memory: of one row and some pages at a time, or of all rows and tables.
 
@@ -317,7 +318,7 @@ class _CachedOps(SymbolicOps):
             traffic = 5 * f32 * scores + 2 * f32 * out * keys / (some * self._page)
         else:
             narrow = dtype_bytes(self.layout.compute_dtype)
-            tables = sum(one.bytes_per_device for one in self.cached(1, None).values())
+            tables = sum(one.bytes_per_device for one in self.cached(1, self.sizes["S"]).values())
             tables = tables * -(-self.sizes["T"] // self._row)
             held = scores * (f32 + narrow) + tables
             traffic = scores * (3 * f32 + 2 * narrow) + 3 * tables
@@ -333,10 +334,10 @@ class _CachedOps(SymbolicOps):
             return x
         return self.add(Node(name, "move", (x,), (self.value(target, x.dtype),), forward_transfers=moves))
 
-    def cached(self, num_layers: int, window: int | None) -> dict[str, Value]:
-        """The arrays in the cache of so many layers with this window, then their scales."""
+    def cached(self, num_layers: int, positions: int) -> dict[str, Value]:
+        """The arrays of so many positions in the cache of so many layers, then their scales."""
         sizes, dtype = self.sizes, self.layout.kv_dtype
-        self.sizes = sizes | {"L": num_layers, "S": cached_positions(sizes["S"], window)}
+        self.sizes = sizes | {"L": num_layers, "S": positions}
         found = {
             name: self.value(self._kept_as.activation(name, "L" + letters), dtype)
             for name, letters in cache_arrays(self.config).items()
@@ -400,7 +401,9 @@ def record_pass(
     caches = tuple(
         value
         for window, count in Counter(cache_windows(config)).items()
-        for value in ops.cached(count, None if reads_prompts else window).values()
+        for value in ops.cached(
+            count, cached_positions(shape.key_len, None if reads_prompts else window)
+        ).values()
     )
     return replace(ops.graph(), caches=caches, directions=("forward",))
 
@@ -489,7 +492,7 @@ def cache_bytes(config: ModelConfig, layout: Layout, num_sequences: Any, context
     caches = (
         value.bytes_per_device
         for window, count in Counter(cache_windows(config)).items()
-        for value in ops.cached(count, window).values()
+        for value in ops.cached(count, cached_positions(context, window)).values()
     )
     return whole(sum(caches) / layout.pipe)
 

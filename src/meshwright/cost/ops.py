@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -24,8 +23,8 @@ from meshwright.layout.flash import attention_block, visible_pairs, window_block
 from meshwright.layout.grouped import Blocks, Crossing
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
-from meshwright.models.config import Layer, LayerKind, ModelConfig
-from meshwright.models.count import count_params
+from meshwright.models.config import Layer, LayerKind, ModelConfig, Window
+from meshwright.models.count import count_params, read_positions, seen_keys
 from meshwright.models.parameters import parameters
 from meshwright.models.transformer import Places, spelt_out
 from meshwright.notation.array import ShardedArray
@@ -136,7 +135,15 @@ class SymbolicOps(Recorder):
         )
 
     def rope(self, name: str, x: Value, places: Places, kind: LayerKind) -> Value:
-        return self.elementwise(name, (x,), self.value(x.array, x.dtype), ())
+        return self.elementwise(name, (x,), self.value(x.array, x.dtype), ()) if kind.turned else x
+
+    def turned_norm(self, name: str, x: Value, kind: LayerKind) -> Value:
+        return self.elementwise(name, (x,), self.value(x.array, x.dtype), (x,)) if kind.turned else x
+
+    def temperature(self, name: str, q: Value, places: Places, kind: LayerKind) -> Value:
+        """Fused with what reads it."""
+        self.fused.add(name)
+        return q
 
     def join_rope(self, name: str, k: Value, rope: Value) -> Value:
         """k[B, T, N, J] and rope[B, T, A] written beside each other."""
@@ -349,7 +356,7 @@ class SymbolicOps(Recorder):
         kept: tuple[Value, ...],
         summed: Value,
         out: Value,
-        window: int | None,
+        window: Window | None,
         forward_transfers: tuple[Transfer, ...] = (),
         backward_transfers: tuple[Transfer, ...] = (),
     ) -> Value:
@@ -383,17 +390,19 @@ class SymbolicOps(Recorder):
             )
         )
 
-    def _keys_met(self, k: Value, window: int | None) -> Any:
+    def _keys_met(self, k: Value, window: Window | None) -> Any:
         """Keys that a query is multiplied with, on average."""
         if self.lowering.by_blocks:
-            return each(partial(self._keys_of_visible_blocks, window), self._positions(k))
+            return each(lambda own: self._keys_of_visible_blocks(window, _block(own)), self._positions(k))
         if self.lowering.whole_blocks and window:
             block = window_block(window)
-            return smaller(self._mean_keys(None), block * (1 + -(-(window - 1) // block)))
+            if window.chunked:
+                return self._keys_of_visible_blocks(window, block)
+            return smaller(self._mean_keys(None), block * (1 + -(-(window.size - 1) // block)))
         return self._mean_keys(window) if self.lowering.flash_attention else self.sizes["S"]
 
     def _softmax(
-        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: int | None
+        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: Window | None
     ) -> tuple[Value, ...]:
         """The scores between the two products, where they lie in memory."""
         if self.lowering.by_blocks:
@@ -405,15 +414,14 @@ class SymbolicOps(Recorder):
         group = self.sizes["N"] / self.sizes["K"] if "K" in kept[0].array.dims else 1
         return whole((group - 1) * sum(value.bytes_per_device for value in kept))
 
-    def _mean_keys(self, window: int | None) -> float:
+    def _mean_keys(self, window: Window | None) -> float:
         """Keys that a query sees under the causal mask, on average, within a window if there is one.
 
-        A query at position i sees i + 1 of T, or `window` of them: T/2 on average, or w (1 - w/2T).
+        A query at position i of T sees i + 1 of them, T/2 on average.
         """
         queries, keys = self.sizes["T"], self.sizes["S"]
-        seen = min(window or keys, keys)
-        if seen < keys:
-            return seen * (1 - seen / (2 * keys)) if queries == keys else seen
+        if window and window.size < keys:
+            return seen_keys(keys, window) if queries == keys else read_positions(keys, window)
         return keys * (1 - queries / (2 * keys))
 
     def _like_queries(self, q: Value, v: Value) -> ShardedArray:
@@ -437,9 +445,8 @@ class SymbolicOps(Recorder):
         """A device's own, of queries or of keys as they meet."""
         return self.sizes["T"] / self.mesh.size(x.array.axes_of("T"))
 
-    def _keys_of_visible_blocks(self, window: int | None, positions: float) -> float:
-        """Keys of the blocks that a query meets, on average, where a device has keys of so many positions."""
-        block = _block(positions)
+    def _keys_of_visible_blocks(self, window: Window | None, block: int) -> float:
+        """Keys of the blocks of this length that a query meets, on average."""
         num_blocks = self.sizes["S"] / block
         return block * visible_pairs(num_blocks, block, window) / num_blocks
 
@@ -512,7 +519,8 @@ class SymbolicOps(Recorder):
         """
         if self.layout.fixed_rows:
             sorted_rows = self.value(self.layout.routed("d"), x.dtype)
-            rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, (gates,))
+            needs = (x, gates) if self._scales_input else (gates,)
+            rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, needs)
             return self._exchange(name, rows, self.layout.to_experts("d"))
         met = self._exchange(name, x, self.layout.tokens_to_experts("x"))
         gates = self._gates_there(gates, self.layout.gates_to_experts("gates"))
@@ -520,14 +528,20 @@ class SymbolicOps(Recorder):
             met, gates = self._to_nodes(name, met, gates, self.crossing)
         self._gates_here = gates
         inputs = met, gates, *self._agreed_rounds(name, gates, self.blocks)
+        needs = (met, gates) if self._scales_input else (gates,)
         if not self.layout.routing.exchanged:
             rows = self.value(self.layout.rows("d"), x.dtype)
-            return self.elementwise(f"{name}_sort", inputs, rows, (gates,))
+            return self.elementwise(f"{name}_sort", inputs, rows, needs)
         with self._room(self.home_rows):
             rows = self.value(self.layout.routed("d"), x.dtype)
-        rows = self.elementwise(f"{name}_sort", inputs, rows, (gates,))
+        rows = self.elementwise(f"{name}_sort", inputs, rows, needs)
         counts = (self._counts(name, rows),) if self.blocks is not None else ()
         return self._exchange(name, rows, self.layout.to_experts("d"), counts)
+
+    @property
+    def _scales_input(self) -> bool:
+        """Whether gates weigh what experts take, and not what they make."""
+        return self.config.moe is not None and self.config.moe.scales_input
 
     def _gates_there(self, gates: Value, reshard: Reshard) -> Value:
         return self.reshard("gates", "exchange", gates, reshard, gates.dtype, critical=True, what="tokens")
@@ -601,7 +615,8 @@ class SymbolicOps(Recorder):
         if self.layout.fixed_rows:
             rows = self._exchange(name, y, self.layout.from_experts("y"))
             out = self.value(like.array, like.dtype)
-            return self.elementwise(f"{name}_sum", (rows, gates), out, (rows, gates))
+            needs = (gates,) if self._scales_input else (rows, gates)
+            return self.elementwise(f"{name}_sum", (rows, gates), out, needs)
         back, own = self.layout.tokens_from_experts("y"), self._gates_here
         assert own is not None, "experts are combined after their dispatch"
         if self.layout.routing.exchanged:
@@ -610,12 +625,13 @@ class SymbolicOps(Recorder):
         if self.crossing is not None:
             with self._room(*self._of_tokens(self.crossing)):
                 parts = self.value(self.layout.sums_from_node("y").given, y.dtype)
-            y = self.elementwise(f"{name}_sum", (y, own), parts, (y, own))
+            needs = (own,) if self._scales_input else (y, own)
+            y = self.elementwise(f"{name}_sum", (y, own), parts, needs)
             return self._exchange(name, self._from_nodes(name, y, self.crossing), back)
         parts = self.value(back.given, y.dtype)
         # Rows of a token that cross as one were summed before, so experts weigh what they multiply last.
         summed_before = self._copied_there and self.layout.routing.exchanged
-        needs = (own,) if summed_before else (y, own)
+        needs = (own,) if summed_before or self._scales_input else (y, own)
         return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, needs), back)
 
     @property

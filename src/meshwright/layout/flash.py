@@ -5,10 +5,10 @@ CPUs, scores are computed a block at a time.
 """
 
 from functools import cache
-from math import log
+from math import ceil, log
 
 from meshwright.layout import Layout
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import ModelConfig, Window
 
 # The minor dimension of a TPU's tiles: splash attention takes positions by so many, and wants heads so wide.
 TPU_LANES = 128
@@ -49,6 +49,7 @@ def why_no_flash(
             f"cuDNN has none for {dtype}": dtype not in _CUDNN_DTYPES,
             f"cuDNN has none for heads of {width}": width % 8 != 0 or width > widest,
             "cuDNN has none with a softcap": config.attention_softcap is not None,
+            f"cuDNN has none for chunks of {config.attention_chunk} tokens": has_chunks(config, seq_len),
         }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -68,27 +69,42 @@ def attention_block(positions: int) -> int:
     return min([*sizes, whole], key=lambda size: abs(log(size / BLOCK)))
 
 
-def visible_pairs(num_blocks: float, block: int, window: int | None) -> float:
+def has_chunks(config: ModelConfig, seq_len: int) -> bool:
+    """Whether some layer sees less of a sequence of so many tokens than all before, since it sees chunks."""
+    return config.attention_chunk is not None and config.attention_chunk < seq_len
+
+
+@cache
+def visible_pairs(num_blocks: float, block: int, window: Window | None) -> float:
     """Pairs of a block of queries and one of keys in which some query sees some key, of num_blocks^2.
 
     Positions of queries and keys are the same, under the causal mask and a window if there is one.
 
-    >>> visible_pairs(4, 32, None), visible_pairs(4, 32, 32), visible_pairs(4, 32, 1)
+    >>> visible_pairs(4, 32, None), visible_pairs(4, 32, Window(32)), visible_pairs(4, 32, Window(1))
     (10.0, 7.0, 4.0)
+    >>> visible_pairs(5, 32, Window(64, chunked=True)), visible_pairs(4, 32, Window(48, chunked=True))
+    (7.0, 6.0)
     """
-    reach = num_blocks - 1 if window is None else min(num_blocks - 1, -(-(window - 1) // block))
+    if window and window.chunked and window.size < num_blocks * block:
+        # In a chunk that begins within a block, that block's first query sees those of the chunk before.
+        first_met = (window.first(number * block) // block for number in range(ceil(num_blocks)))
+        met = sum(number + 1 - first for number, first in enumerate(first_met))
+        return met * num_blocks / ceil(num_blocks)
+    reach = num_blocks - 1
+    if window and not window.chunked:
+        reach = min(reach, -(-(window.size - 1) // block))
     return (reach + 1) * (num_blocks - reach / 2)
 
 
-def window_block(window: int) -> int:
-    """Queries and keys of a block of a TPU's kernel where each query sees `window` keys.
+def window_block(window: Window) -> int:
+    """Queries and keys of a block of a TPU's kernel where each query sees a window of keys.
 
     No wider than the window, since whole blocks are computed.
 
-    >>> window_block(128), window_block(300), window_block(4096)
+    >>> window_block(Window(128)), window_block(Window(300)), window_block(Window(4096))
     (128, 256, 512)
     """
-    return max(TPU_LANES, min(BLOCK, 1 << (window.bit_length() - 1)))
+    return max(TPU_LANES, min(BLOCK, 1 << (window.size.bit_length() - 1)))
 
 
 def has_narrow_values(config: ModelConfig) -> bool:

@@ -11,7 +11,7 @@ from meshwright.errors import PlanError
 from meshwright.layout.flash import TPU_LANES
 from meshwright.layout.layout import Layout
 from meshwright.layout.workload import DEFAULT_CHUNK
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import cache_windows
 from meshwright.units import dtype_bytes
 
@@ -84,6 +84,7 @@ def why_no_paged_kernel(kind: str, config: ModelConfig, layout: Layout, queries:
         heads = config.num_kv_heads // layout.mesh.size(kept.axes_of("K"))
         tiles = 2 * heads * dtype_bytes(dtype) / 4
         reasons |= {
+            "layers see chunks of positions": config.attention_chunk is not None,
             f"keys are in {dtype}, queries in {layout.compute_dtype}": dtype != layout.compute_dtype,
             f"it takes {' and '.join(_TPU_DTYPES)}, not {dtype}": dtype not in _TPU_DTYPES,
             # Its strided loads are of one row of lanes (jax 0.10.2).
@@ -99,21 +100,31 @@ def why_no_paged_kernel(kind: str, config: ModelConfig, layout: Layout, queries:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def page_of(positions: int, window: int | None) -> int:
+def page_of(positions: int, window: Window | None) -> int:
     """Positions of a page of sequences of so many, of which the widest layer with a window sees `window`."""
-    return min(DEFAULT_PAGE, positions, window or positions)
+    return min(DEFAULT_PAGE, positions, window.size if window else positions)
+
+
+def first_page(position: int, page: int, window: Window | None) -> int:
+    """The page of the first position that a query sees.
+
+    >>> first_page(100, 16, None), first_page(100, 16, Window(32)), first_page(100, 16, Window(32, True))
+    (0, 4, 6)
+    """
+    return 0 if window is None else max(window.first(position), 0) // page
 
 
 @lru_cache(maxsize=1024)
-def pages_met(queries: int, positions: int, block: int, page: int, window: int | None) -> tuple[int, ...]:
+def pages_met(queries: int, positions: int, block: int, page: int, window: Window | None) -> tuple[int, ...]:
     """Pages that each row of `block` queries meets on CPUs, of the last `queries` of so many positions.
 
-    >>> pages_met(64, 64, 16, 16, None), pages_met(64, 64, 16, 16, 16), pages_met(1, 64, 1, 16, 20)
-    ((1, 2, 3, 4), (1, 2, 2, 2), (2,))
+    >>> pages_met(64, 64, 16, 16, None), pages_met(64, 64, 16, 16, Window(16))
+    ((1, 2, 3, 4), (1, 2, 2, 2))
+    >>> pages_met(1, 64, 1, 16, Window(20)), pages_met(1, 64, 1, 16, Window(20, chunked=True))
+    ((2,), (1,))
     """
     found = []
     for begin in range(positions - queries, positions, block):
         end = min(begin + block, positions)
-        first = 0 if window is None else max(begin - window + 1, 0) // page
-        found.append(-(-end // page) - first)
+        found.append(-(-end // page) - first_page(begin, page, window))
     return tuple(found)

@@ -29,8 +29,9 @@ class Architecture:
 
     keys, moe, mla: the key of each field of ModelConfig, MoE and MLA that the file sets. traits: the fields
     that the class itself settles. fixed: keys that must have one of these values, absent meaning the first.
-    ignored: keys without effect on shapes or mathematics. local_layers: whether `sliding_window` counts;
-    global_every: where no key says it. rope_theta: where no key says it.
+    ignored: keys without effect on shapes or mathematics. read_apart: keys that models/hf.py reads by itself.
+    local_layers: whether `sliding_window` counts; global_every: where no key says it. chunked: local layers
+    see chunks, and layers without rotary positions all. rope_theta: where no key says it.
     """
 
     class_name: str
@@ -39,9 +40,11 @@ class Architecture:
     traits: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    read_apart: tuple[str, ...] = ()
     moe: Mapping[str, Key | int | bool | str] = field(default_factory=dict)
     mla: Mapping[str, Key] = field(default_factory=dict)
     local_layers: bool = False
+    chunked: bool = False
     default_window: int | None = None
     global_every: int = 0
     rope_theta: float = 10_000.0
@@ -285,6 +288,39 @@ ARCHITECTURES = (
         ignored=_DEEPSEEK_IGNORED,
         moe=_DEEPSEEK_EXPERTS | _V3_EXPERTS,
         mla=_LATENT,
+    ),
+    Architecture(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        _LLAMA
+        | _ATTENTION_BIAS
+        | {
+            "norm_eps": Key("rms_norm_eps", 1e-5),
+            "d_ff": _needed("intermediate_size_mlp"),
+            "turned_norm": Key("use_qk_norm", True),
+            "temperature_floor": Key("floor_scale", 8192),
+            "temperature_slope": Key("attn_scale", 0.1),
+        },
+        ignored=(*_ROUTER, "cache_implementation", "for_llm_compressor", "_attn_implementation_autoset"),
+        read_apart=(
+            "attention_chunk_size",
+            "attn_temperature_tuning",
+            "no_rope_layers",
+            "no_rope_layer_interval",
+            "moe_layers",
+        ),
+        moe=_EXPERTS
+        | {
+            "num_shared_experts": 1,
+            "every": Key("interleave_moe_layer_step", 1),
+            "score": "sigmoid",
+            "normalized": False,
+            "scales_input": True,
+        },
+        local_layers=True,
+        chunked=True,
+        default_window=8192,
+        rope_theta=500_000.0,
     ),
 )
 

@@ -66,9 +66,9 @@ class RopeScaling:
             raise ModelError(f"rope_scaling lacks original_max_seq_len, which kind {self.kind!r} needs")
         if self.kind == "longrope" and not (self.short_factor and self.long_factor):
             raise ModelError("rope_scaling lacks short_factor or long_factor, which kind 'longrope' needs")
-        if self.low_freq_factor >= self.high_freq_factor:
+        if self.low_freq_factor > self.high_freq_factor:
             raise ModelError(
-                f"rope_scaling: low_freq_factor = {self.low_freq_factor} must be below "
+                f"rope_scaling: low_freq_factor = {self.low_freq_factor} must be at most "
                 f"high_freq_factor = {self.high_freq_factor}"
             )
 
@@ -86,7 +86,8 @@ class MoE:
     scores to choose the experts, but not to weigh them (DeepSeek-V3). num_groups: the experts lie in so many
     groups, of which a token goes to those of the groups_per_token that score best: by their best expert, or
     with sigmoids by their best two. normalized: the weights of a token's experts add up to 1. scaling: what
-    they are multiplied by then.
+    they are multiplied by then. scales_input: the weights multiply what experts take of a token, not what
+    they make of it (Llama 4).
     """
 
     num_experts: int
@@ -104,6 +105,7 @@ class MoE:
     groups_per_token: int = 1
     normalized: bool = True
     scaling: float = 1.0
+    scales_input: bool = False
 
     def __post_init__(self) -> None:
         _check_fields(self, "moe", may_be_zero=("num_shared_experts", "num_dense_layers"))
@@ -144,14 +146,41 @@ class MLA:
             raise ModelError(f"mla: rope_dim = {self.rope_dim} is odd; rotary positions turn pairs")
 
 
-class LayerKind(NamedTuple):
-    """What sets the layers of a model apart: the stack of their weights, and the window that they see.
+class Window(NamedTuple):
+    """The positions that a query of a local layer sees: the last `size`, its own included.
 
-    window: None where a layer sees all positions.
+    chunked: of those the ones of its own chunk, of which one begins at every `size`-th position (Llama 4).
+    """
+
+    size: int
+    chunked: bool = False
+
+    def first(self, position: Any) -> Any:
+        """The first position that a query sees, a number or an array of them; before the first one: below 0.
+
+        >>> Window(4).first(5), Window(4, chunked=True).first(5)
+        (2, 4)
+        """
+        return position // self.size * self.size if self.chunked else position - self.size + 1
+
+    def last(self, position: int) -> int:
+        """The last position whose query sees this one.
+
+        >>> Window(4).last(5), Window(4, chunked=True).last(5)
+        (8, 7)
+        """
+        return (position // self.size + 1) * self.size - 1 if self.chunked else position + self.size - 1
+
+
+class LayerKind(NamedTuple):
+    """What sets the layers of a model apart: the stack of their weights, what they see, and how.
+
+    window: None where a layer sees all positions. turned: whether positions turn its queries and keys.
     """
 
     stack: Stack
-    window: int | None = None
+    window: Window | None = None
+    turned: bool = True
 
     @property
     def shares_kv(self) -> bool:
@@ -177,7 +206,11 @@ class ModelConfig:
     norm_offset: norms multiply by 1 + scale (Gemma). post_norms: also after attention and feed-forward.
     qk_norm: queries and keys are normed over H. rotary_dim: how many of a head's elements positions turn.
     sliding_window: positions that a local layer sees; all layers are local where global_every is 0,
-    otherwise each global_every-th sees all. rope_theta_local: of local layers, where it differs.
+    otherwise each global_every-th sees all. attention_chunk: positions of a chunk, where a local layer sees
+    those of its own chunk instead (Llama 4). rope_theta_local: of local layers, where it differs.
+    nope_every: each nope_every-th layer has no rotary positions, none where 0. With a temperature_floor its
+    queries are multiplied by 1 + temperature_slope ln(1 + floor((1 + position) / temperature_floor)).
+    turned_norm: queries and keys that positions have turned are normed over H, without weights.
     query_scale: what q . k is multiplied by (d_head ** -0.5 where None). attention_softcap, logit_softcap:
     c in c tanh(x / c). attention_sinks: a logit a head that takes weight from all keys (gpt-oss).
     scale_embedding: by sqrt(d_model). layers_per_cache: how many consecutive layers read one cache of keys
@@ -215,6 +248,11 @@ class ModelConfig:
     scale_embedding: bool = False
     sliding_window: int | None = None
     global_every: int = 0
+    attention_chunk: int | None = None
+    nope_every: int = 0
+    temperature_floor: int | None = None
+    temperature_slope: float = 0.1
+    turned_norm: bool = False
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     query_scale: float | None = None
@@ -226,7 +264,7 @@ class ModelConfig:
     lora_alpha: float | None = None
 
     def __post_init__(self) -> None:
-        _check_fields(self, self.name, may_be_zero=("global_every",))
+        _check_fields(self, self.name, may_be_zero=("global_every", "nope_every"))
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.name}: {self.num_heads} query heads (N) do not divide over "
@@ -237,6 +275,11 @@ class ModelConfig:
         if self.rotary_dim is not None and (self.rotary_dim % 2 or self.rotary_dim > self.d_head):
             raise ModelError(
                 f"{self.name}: rotary_dim = {self.rotary_dim} must be even and at most d_head = {self.d_head}"
+            )
+        if self.attention_chunk is not None and self.sliding_window is not None:
+            raise ModelError(
+                f"{self.name}: attention_chunk = {self.attention_chunk} and sliding_window = "
+                f"{self.sliding_window}: local layers see a chunk or a window; leave one out"
             )
         if self.mla is not None:
             _check_mla(self, self.mla)
@@ -280,7 +323,9 @@ class ModelConfig:
         layers: list[Layer] = []
         for number, window in enumerate(self.windows):
             stack = _STACKS[self._is_dense_among_experts(number), number % self.layers_per_cache > 0]
-            layers.append(Layer(LayerKind(stack, window), rows[stack], number // self.layers_per_cache))
+            turned = self.positions == "rope" and not _is_each(self.nope_every, number)
+            kind = LayerKind(stack, window, turned)
+            layers.append(Layer(kind, rows[stack], number // self.layers_per_cache))
             rows[stack] += 1
         return tuple(layers)
 
@@ -319,12 +364,12 @@ class ModelConfig:
         return self.num_layers - self.num_dense_layers if self.moe else 0
 
     @cached_property
-    def windows(self) -> tuple[int | None, ...]:
-        """How many positions each layer sees; None: all that came before."""
-        every = self.global_every
+    def windows(self) -> tuple[Window | None, ...]:
+        """What each layer sees; None: all that came before."""
+        size = self.attention_chunk or self.sliding_window
+        window = Window(size, chunked=self.attention_chunk is not None) if size else None
         return tuple(
-            None if every and (layer + 1) % every == 0 else self.sliding_window
-            for layer in range(self.num_layers)
+            None if _is_each(self.global_every, layer) else window for layer in range(self.num_layers)
         )
 
 
@@ -356,12 +401,23 @@ def _check_cache_groups(config: ModelConfig) -> None:
             f"{config.name}: {config.num_layers} layers (L) do not divide into groups of layers_per_cache = "
             f"{each}; fits: {', '.join(map(str, fits))}"
         )
-    groups = (config.windows[first : first + each] for first in range(0, config.num_layers, each))
+    starts = range(0, config.num_layers, each)
+    groups = [config.windows[first : first + each] for first in starts]
     if config.rope_theta_local is not None and any(len(set(group)) > 1 for group in groups):
         raise ModelError(
             f"{config.name}: rope_theta_local = {config.rope_theta_local} would turn the queries of layers "
             f"otherwise than the keys that they share with layers_per_cache = {each}; fits: leave one out"
         )
+    if config.nope_every and each > 1:
+        raise ModelError(
+            f"{config.name}: nope_every = {config.nope_every} would leave queries unturned beside keys that "
+            f"are turned and shared with layers_per_cache = {each}; fits: leave one out"
+        )
+
+
+def _is_each(every: int, number: int) -> bool:
+    """Whether layer `number` is one of each `every`-th; none is where that is 0."""
+    return bool(every) and (number + 1) % every == 0
 
 
 def _check_mla(config: ModelConfig, mla: MLA) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import ModelConfig, Window
 from meshwright.models.parameters import Param, dimensions, is_adapter, parameters
 from meshwright.units import dtype_bytes
 
@@ -104,14 +104,21 @@ def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> 
     return Flops(**counts, scores=2 * keys * config.num_heads * _widths(config))
 
 
-def seen_keys(seq_len: int, window: int | None) -> float:
+def seen_keys(seq_len: int, window: Window | None) -> float:
     """How many keys a query sees, averaged over T positions: T/2, or W (1 - W / 2T) under a window of W.
 
-    >>> seen_keys(4096, None), seen_keys(4096, 1024)
-    (2048.0, 896.0)
+    In chunks of W it is W/2, and of a last one that is shorter half of its own length.
+
+    >>> seen_keys(4096, None), seen_keys(4096, Window(1024)), seen_keys(4096, Window(1024, chunked=True))
+    (2048.0, 896.0, 512.0)
     """
-    width = min(window or seq_len, seq_len)
-    return width * (1 - width / (2 * seq_len)) if seq_len else 0.0
+    width = min(window.size if window else seq_len, seq_len)
+    if not seq_len:
+        return 0.0
+    if window and window.chunked:
+        rest = seq_len % width
+        return ((seq_len - rest) * width + rest**2) / (2 * seq_len)
+    return width * (1 - width / (2 * seq_len))
 
 
 def forward_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
@@ -205,25 +212,34 @@ def cache_scales(config: ModelConfig, dtype: str) -> dict[str, str]:
     return {name: letters[:-1] for name, letters in cache_arrays(config).items()}
 
 
-def cache_windows(config: ModelConfig) -> tuple[int | None, ...]:
+def cache_windows(config: ModelConfig) -> tuple[Window | None, ...]:
     """The window of each cache, the widest of the layers that read it; None where it holds all positions."""
     each = config.layers_per_cache
     groups = (config.windows[first : first + each] for first in range(0, config.num_layers, each))
     return tuple(None if None in group else max(filter(None, group)) for group in groups)
 
 
-def widest_window(config: ModelConfig) -> int | None:
+def widest_window(config: ModelConfig) -> Window | None:
     """The widest window of a cache; None where every cache keeps all positions."""
     return max((window for window in cache_windows(config) if window), default=None)
 
 
-def cached_positions(seq_len: int, window: int | None) -> int:
-    """Positions that a cache keeps of a sequence, and that a layer's next query reads.
+def cached_positions(seq_len: int, window: Window | None) -> int:
+    """Positions that a cache keeps of a sequence on its way to so many: at most those of its window.
 
-    >>> cached_positions(4096, None), cached_positions(4096, 1024)
+    >>> cached_positions(4096, None), cached_positions(4096, Window(1024))
     (4096, 1024)
     """
-    return min(seq_len, window or seq_len)
+    return min(seq_len, window.size if window else seq_len)
+
+
+def read_positions(seq_len: int, window: Window | None) -> int:
+    """Positions of so many that their last query reads.
+
+    >>> read_positions(4096, Window(1024)), read_positions(4096 + 8, Window(1024, chunked=True))
+    (1024, 8)
+    """
+    return seq_len - max(0, window.first(seq_len - 1) if window else 0)
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
@@ -239,16 +255,13 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
 
 def kv_cache_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
     """Bytes of the cache of one sequence of S tokens: a local layer keeps those of its window alone."""
-    return _cache_bytes(config, cache_windows(config), seq_len, dtype)
+    num_tokens = sum(cached_positions(seq_len, window) for window in cache_windows(config))
+    return int(num_tokens * _kv_elements(config) * dtype_bytes(dtype))
 
 
 def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
     """Bytes of the cache that one token after S reads: every layer reads, also one that shares."""
-    return _cache_bytes(config, config.windows, seq_len, dtype)
-
-
-def _cache_bytes(config: ModelConfig, windows: tuple[int | None, ...], seq_len: int, dtype: str) -> int:
-    num_tokens = sum(cached_positions(seq_len, window) for window in windows)
+    num_tokens = sum(read_positions(seq_len, window) for window in config.windows)
     return int(num_tokens * _kv_elements(config) * dtype_bytes(dtype))
 
 
@@ -296,7 +309,7 @@ def generation_intensity(config: ModelConfig, num_keys: int, dtype: str = "bf16"
     widths = _widths(config)
     if config.mla:
         widths = 2 * config.mla.kv_rank + config.mla.rope_dim
-    read = sum(cached_positions(num_keys, window) for window in config.windows)
+    read = sum(read_positions(num_keys, window) for window in config.windows)
     flops = 2 * read * config.num_heads * widths
     elements = config.num_layers * config.num_heads * widths + read * _kv_elements(config)
     return flops / (elements * dtype_bytes(dtype))

@@ -17,7 +17,7 @@ _ACTIVATIONS = {
     "relu": ("relu",),
     "relu2": ("relu2",),
 }
-_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_GLOBAL = "full_attention"
 _WINDOW_KEYS = ("sliding_window", "layer_types")
 # What a key must be where it is there and not null, of those that are read before a ModelConfig checks them.
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -26,6 +26,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "architectures": (list,),
     "model_type": (str,),
     "layer_types": (list,),
+    "no_rope_layers": (list,),
+    "no_rope_layer_interval": (int,),
     "rope_scaling": (dict,),
     "rope_parameters": (dict,),
     "partial_rotary_factor": (int, float),
@@ -71,6 +73,8 @@ def _read(config: Mapping[str, Any], architecture: Architecture, name: str) -> M
     fields["num_kv_heads"] = _or_default(fields.get("num_kv_heads"), fields["num_heads"])
     fields["d_ff"] = _or_default(fields["d_ff"], 4 * fields["d_model"])
     fields["d_head"] = fields.get("d_head") or _default_d_head(name, fields)
+    if architecture.chunked:
+        fields |= _without_rope(config, fields, name)
     fields |= _windows(config, architecture, fields, name)
     fields |= read_rope(config, architecture, fields, name)
     return ModelConfig(name=name, **fields)
@@ -106,9 +110,15 @@ def _write(config: ModelConfig, architecture: Architecture) -> dict[str, Any] | 
     for nested, table in ((config.moe, architecture.moe), (config.mla, architecture.mla)):
         written |= {key.name: getattr(nested, field) for field, key in table.items() if isinstance(key, Key)}
     if architecture.local_layers:
-        written["sliding_window"] = config.sliding_window
-        kinds = [_GLOBAL if window is None else _LOCAL for window in config.windows]
+        key, field, local = _local_layers(architecture)
+        written[key] = getattr(config, field)
+        kinds = [_GLOBAL if window is None else local for window in config.windows]
         written |= {"layer_types": kinds} if config.global_every else {}
+    if architecture.chunked:
+        written["attention_chunk_size"] = config.attention_chunk or config.max_seq_len
+        written["no_rope_layers"] = [int(layer.kind.turned) for layer in config.layers]
+        written["attn_temperature_tuning"] = config.temperature_floor is not None
+        written["floor_scale"] = config.temperature_floor or architecture.keys["temperature_floor"].default
     return written | write_rope(config)
 
 
@@ -131,12 +141,13 @@ def _text_config(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         return config
-    if config.get("model_type") != "gemma3":
+    text_type = f"{config.get('model_type')}_text"
+    if text_type not in ("gemma3_text", "llama4_text"):
         known = ", ".join(architecture.class_name for architecture in ARCHITECTURES)
         raise ModelError(
             f"{name}: model_type {config.get('model_type')!r} is not supported; supported: {known}"
         )
-    return {"model_type": "gemma3_text"} | {key: value for key, value in text.items() if value is not None}
+    return {"model_type": text_type} | {key: value for key, value in text.items() if value is not None}
 
 
 def _architecture(config: Mapping[str, Any], name: str) -> Architecture:
@@ -156,6 +167,7 @@ def _architecture(config: Mapping[str, Any], name: str) -> Architecture:
 def _check_unknown(config: Mapping[str, Any], architecture: Architecture, keys: list[Key], name: str) -> None:
     known = {name for key in keys for name in key.names}
     known |= {*NO_EFFECT, *ROPE_KEYS, *architecture.fixed, *architecture.ignored, *_WINDOW_KEYS}
+    known |= {*architecture.read_apart}
     known |= {"quantization_config"}
     for key in sorted({*config} & {*CHANGES} - known):
         if config[key] not in CHANGES[key]:
@@ -168,30 +180,52 @@ def _check_unknown(config: Mapping[str, Any], architecture: Architecture, keys: 
         warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=3)
 
 
+def _local_layers(architecture: Architecture) -> tuple[str, str, str]:
+    """The key of what local layers see, the field of ModelConfig that it is, and what HF calls them."""
+    if architecture.chunked:
+        return "attention_chunk_size", "attention_chunk", "chunked_attention"
+    return "sliding_window", "sliding_window", "sliding_attention"
+
+
 def _windows(
     config: Mapping[str, Any], architecture: Architecture, fields: Mapping[str, Any], name: str
 ) -> dict[str, Any]:
-    """sliding_window and global_every, of `layer_types` where it is listed; no layer local is no window."""
+    """What local layers see and global_every, of `layer_types` where it is listed; no layer local is none."""
     if not architecture.local_layers:
         return {}
-    window = config.get("sliding_window", architecture.default_window)
+    key, field, local = _local_layers(architecture)
+    window = config.get(key, architecture.default_window)
     pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
-    every = _or_default(pattern, architecture.global_every)
+    every = _or_default(pattern, fields.get("nope_every", architecture.global_every))
     if kinds := config.get("layer_types"):
-        every = _global_every(kinds, name)
+        every = _every(kinds, _GLOBAL, local, "layer_types", name)
     if window is None or every == 1 or _at_least(window, fields["max_seq_len"]):
         return {}
-    return {"sliding_window": window, "global_every": every}
+    return {field: window, "global_every": every}
 
 
-def _global_every(kinds: list[str], name: str) -> int:
-    """n where each n-th layer is global and the others local; 0 where all are local, 1 where none is."""
-    every = kinds.index(_GLOBAL) + 1 if _GLOBAL in kinds else 0
-    expected = [_GLOBAL if every and (layer + 1) % every == 0 else _LOCAL for layer in range(len(kinds))]
-    if kinds != expected:
+def _without_rope(config: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """nope_every, the temperature of such layers, and whether `moe_layers` says what their interval says."""
+    every = config.get("no_rope_layer_interval", 4)
+    if flags := config.get("no_rope_layers"):
+        every = _every(flags, 0, 1, "no_rope_layers", name)
+    num_layers, step = fields["num_layers"], fields["moe"].every
+    expected = list(range(step - 1, num_layers, step))
+    if config.get("moe_layers", expected) not in (None, expected):
         raise ModelError(
-            f"{name}: this layer_types is not supported; fits: {_LOCAL!r}, every n-th {_GLOBAL!r}"
+            f"{name}: moe_layers = {config['moe_layers']} is not supported; fits: every n-th layer, as "
+            "interleave_moe_layer_step = n says"
         )
+    floor = fields["temperature_floor"] if config.get("attn_temperature_tuning", True) else None
+    is_any = isinstance(every, int) and every <= num_layers
+    return {"nope_every": every if is_any else 0, "temperature_floor": floor}
+
+
+def _every(listed: list[Any], special: Any, others: Any, key: str, name: str) -> int:
+    """n where each n-th is `special` and all else `others`; 0 where none is special, 1 where all are."""
+    every = listed.index(special) + 1 if special in listed else 0
+    if listed != [special if every and (n + 1) % every == 0 else others for n in range(len(listed))]:
+        raise ModelError(f"{name}: this {key} is not supported; fits: {others!r}, every n-th {special!r}")
     return every
 
 

@@ -101,11 +101,13 @@ class Ops(Protocol):
 
     norm: over the last letter; scale and bias have that letter alone. bias: b has the last letters of y,
     or of an expert's E besides. rope: the whole of H, or what `rotary_dim` says; with latent attention
-    the last A of it. attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees the last
-    positions of its layer's window, its own included. activation: `up` is None where the feed-forward is
-    not gated. layers: `block(ops, w, x, places, cache, kind, shared)` on each of `layers`, in order; a reader
-    that runs several kinds of layers at once has its own form of `kind`. shared: what the block of the last
-    layer that has keys and values of its own gave as such; None before the first.
+    the last A of it; nothing in layers without rotary positions. turned_norm: of what it has turned, over H,
+    without weights. temperature: of queries that it has not. attention: of q[B,T,N,H] over k[B,S,K,H],
+    v[B,S,K,H or O]; a query sees what its layer's window lets it, its own position included. activation: `up`
+    is None where the feed-forward is not gated. layers: `block(ops, w, x, places, cache, kind, shared)` on
+    each of `layers`, in order; a reader that runs several kinds of layers at once has its own form of
+    `kind`, which offers `stack` as a LayerKind does. shared: what the block of the last layer that has keys
+    and values of its own gave as such; None before the first.
     take: x[B, n, D] at indices[B, n] into T. loss: mean cross-entropy of targets[B, T], in nats per token,
     by the logits that the one weight of `head` makes of x[B, T, D], capped where there is a cap.
     """
@@ -117,6 +119,8 @@ class Ops(Protocol):
     def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
     def bias(self, name: str, y: Any, b: Any) -> Any: ...
     def rope(self, name: str, x: Any, places: Places, kind: Any) -> Any: ...
+    def turned_norm(self, name: str, x: Any, kind: Any) -> Any: ...
+    def temperature(self, name: str, q: Any, places: Places, kind: Any) -> Any: ...
     def attention(
         self,
         name: str,
@@ -181,9 +185,10 @@ class LatentOps(Ops, Protocol):
 class ExpertOps(Ops, Protocol):
     """What a mixture of experts needs of an implementation, besides what every layer does.
 
-    router: gates[B, T, E], what each expert adds of a token, zero but for its k; choice[E] is added to the
-    scores to choose them. experts: y[B, T, D] of x[B, T, D]: the rows d[E, C, D] of the tokens, through
-    block(ops, w, d), like d, and back, summed by the gates; in one round or several.
+    router: gates[B, T, E], the weight of each expert's work on a token, zero but for its k; choice[E] is
+    added to the scores to choose them. experts: y[B, T, D] of x[B, T, D]: the rows d[E, C, D] of the tokens,
+    through block(ops, w, d), like d, and back, summed by the gates; or just summed, where the gates scaled
+    the rows before. In one round or several.
     """
 
     def router(self, name: str, x: Any, w: Any, b: Any = None, choice: Any = None) -> Any: ...
@@ -290,6 +295,11 @@ def _attention(
     if config.positions == "rope":
         q = ops.rope("rope_q", q, places, kind)
         own = [ops.rope("rope_k", own[0], places, kind), own[1]] if own else []
+        if config.turned_norm:
+            q = ops.turned_norm("turned_norm_q", q, kind)
+            own = [ops.turned_norm("turned_norm_k", own[0], kind), own[1]] if own else []
+        if config.temperature_floor:
+            q = ops.temperature("temperature", q, places, kind)
     k, v = own or shared
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
     a, cache = ops.attention("attention", q, k, v, places, cache, kind, **scores)

@@ -46,15 +46,15 @@ class Seen(NamedTuple):
     keys: Any
 
 
-def visible(queries: Places, keys: Places, window: Array | None) -> Seen:
+def visible(queries: Places, keys: Places, first: Array | None) -> Seen:
     """What each query sees.
 
-    It sees those of its own segment whose position is not beyond its own, of these the last `window`.
+    It sees those of its own segment whose position is not beyond its own, and not before first[B, T].
     """
     key, query = keys.positions[:, None, :], queries.positions[:, :, None]
     seen = key <= query
-    if window is not None:
-        seen &= key > query - window
+    if first is not None:
+        seen &= key >= first[:, :, None]
     if queries.segments is not None and keys.segments is not None:
         seen &= keys.segments[:, None, :] == queries.segments[:, :, None]
     return Seen(seen, keys.positions)

@@ -19,7 +19,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.elementwise import activate, norm, softcap
 from meshwright.nn.inference import InferenceOps, rows_product
-from meshwright.nn.rope import apply_rope
+from meshwright.nn.rope import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.rows import einsum_of_rows, in_tiles
 from meshwright.nn.stack import KindInLoop
 
@@ -45,6 +45,16 @@ class BatchInvariantOps(InferenceOps):
         with jax.named_scope(name):
             return _by_token(
                 lambda x, positions: apply_rope(x, positions, self.config, kind), x, places.positions
+            )
+
+    def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            return _by_token(lambda x: norm_turned(x, self.config, kind), x)
+
+    def temperature(self, name: str, q: Array, places: Places, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            return _by_token(
+                lambda q, positions: apply_temperature(q, positions, self.config, kind), q, places.positions
             )
 
     def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.flash import attention_block, visible_pairs
+from meshwright.models.config import Window
 from meshwright.models.transformer import Places, at_most_blocks
 from meshwright.nn.attention import Scores
 from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
@@ -35,12 +36,13 @@ _HIDDEN = -1e30  # of scores that are not seen: finite, so that a block without 
 class _Seen(NamedTuple):
     """What decides which keys a query sees, and how well: arrays, or how they are split.
 
-    queries, keys: the places of a device's own queries, and of all keys. slopes: of ALiBi, one a head.
+    queries, keys: the places of a device's own queries, and of all keys. first: the first position that each
+    query sees. slopes: of ALiBi, one a head.
     """
 
     queries: Places
     keys: Places
-    window: Any
+    first: Any
     slopes: Any
 
 
@@ -59,16 +61,17 @@ def blockwise(
     sinks: Array | None,
     queries: Places,
     keys: Places,
-    window: Array | None,
+    first: Array | None,
     layout: Layout,
     how: Scores,
-    windows: Sequence[int | None] = (None,),
+    windows: Sequence[Window | None] = (None,),
 ) -> Array:
     """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend`, without its memory.
 
     Where S of k and v is split, they pass round a ring. Where they are typed `reduced`, as those that were
     gathered, their cotangents stay partial sums. queries: split as q over T; keys: of all positions.
-    windows: of the layers that this is in turn; they tell an audit how many blocks are met.
+    first: i32[B, T], split as the queries, the first position that each sees; None where it is the first
+    of all. windows: of the layers that this is in turn; they tell an audit how many blocks are met.
     """
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
     ring = heads.axes_of("T") if layout.passes_keys_round else ()
@@ -83,11 +86,11 @@ def blockwise(
     slopes = None
     if how.slopes:
         slopes = reshard(jnp.asarray(how.slopes, jnp.float32), PartitionSpec(of_q[2]))
-    seen = _Seen(queries, keys, window, slopes)
+    seen = _Seen(queries, keys, first, slopes)
     of_seen = _Seen(
         jax.tree.map(lambda _: own, queries),
         jax.tree.map(lambda _: PartitionSpec(own[0], None), keys),
-        None if window is None else PartitionSpec(),
+        None if first is None else own,
         None if slopes is None else PartitionSpec(of_q[2]),
     )
     inputs = (of_q, of_k, of_k, of_sinks, of_seen)
@@ -126,7 +129,7 @@ def _forward(
     seen: _Seen,
     how: Scores,
     ring: Axes,
-    windows: Sequence[int | None],
+    windows: Sequence[Window | None],
 ) -> tuple[Array, Array]:
     """The result, and the log-sum-exp of the scores of each query [B, K, G, T]."""
     grouped = _grouped(q, k.shape[2])
@@ -167,7 +170,7 @@ def _backward(
     how: Scores,
     ring: Axes,
     shared: Axes,
-    windows: Sequence[int | None],
+    windows: Sequence[Window | None],
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients. shared: axes over which queries of one KV head are split, which add to its own."""
     num_kv, size = k.shape[2], _size(ring)
@@ -276,7 +279,7 @@ def _of_block(seen: _Seen, length: int, step: int, ring: Axes) -> _Seen:
 # Blocks of queries by blocks of keys, on one device
 
 
-def _blocks_met(q: Array, k: Array, windows: Sequence[int | None], own: int, among: int = 1) -> str:
+def _blocks_met(q: Array, k: Array, windows: Sequence[Window | None], own: int, among: int = 1) -> str:
     """The scope of products that run for pairs of blocks of which queries see something.
 
     own: in how many of `among` turns the keys are of the queries' own positions, or of all. In the others
@@ -293,11 +296,11 @@ def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Sco
     """What the queries have after these keys as well."""
 
     def of_queries(_: None, block: Any) -> tuple[None, _Running]:
-        q, queries, running = block
+        q, of_queries, running = block
 
         def of_keys(running: _Running, block: Any) -> tuple[_Running, None]:
             k, v, keys = block
-            here = seen._replace(queries=queries, keys=keys)
+            here = seen._replace(**of_queries, keys=keys)
 
             def more(running: _Running) -> _Running:
                 mask, scores, _ = _scored(q, k, here, how)
@@ -319,7 +322,7 @@ def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Sco
 
     keys_in_blocks = _blocks(k, 1), _blocks(v, 1), _places_in_blocks(seen.keys)
     parts = _Running(_blocks(running.peak, 3), _blocks(running.total, 3), _blocks(running.out, 3))
-    _, found = lax.scan(of_queries, None, (_blocks(q, 1), _places_in_blocks(seen.queries), parts))
+    _, found = lax.scan(of_queries, None, (_blocks(q, 1), _queries_in_blocks(seen), parts))
     return _Running(*(_joined(x, 3) for x in found))
 
 
@@ -336,11 +339,11 @@ def _gradients(
     """What these keys add to d_q, and the queries to d_k and d_v."""
 
     def of_queries(d_kv: Any, block: Any) -> tuple[Any, Array]:
-        q, d_out, log_sum, delta, queries = block
+        q, d_out, log_sum, delta, of_queries = block
 
         def of_keys(d_q: Array, block: Any) -> tuple[Array, Any]:
             k, v, keys = block
-            here = seen._replace(queries=queries, keys=keys)
+            here = seen._replace(**of_queries, keys=keys)
 
             def more() -> tuple[Array, ...]:
                 mask, scores, slope = _scored(q, k, here, how)
@@ -367,7 +370,7 @@ def _gradients(
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in keys_in_blocks[:2])
     queries_in_blocks = (
         _blocks(q, 1), _blocks(d_out, 1), _blocks(log_sum, 3), _blocks(delta, 3),
-        _places_in_blocks(seen.queries),
+        _queries_in_blocks(seen),
     )  # fmt: skip
     d_kv, d_q = lax.scan(of_queries, zeros, queries_in_blocks)
     return _joined(d_q, 1), tuple(_joined(x, 1) for x in d_kv)
@@ -391,8 +394,8 @@ def _scored(q: Array, k: Array, seen: _Seen, how: Scores) -> tuple[Array, Array,
 def _mask(seen: _Seen) -> Array:
     key, query = seen.keys.positions[:, None, :], seen.queries.positions[:, :, None]
     mask = key <= query
-    if seen.window is not None:
-        mask &= key > query - seen.window
+    if seen.first is not None:
+        mask &= key >= seen.first[:, :, None]
     if seen.queries.segments is not None and seen.keys.segments is not None:
         mask &= seen.keys.segments[:, None, :] == seen.queries.segments[:, :, None]
     return mask
@@ -402,8 +405,13 @@ def _sees_any(seen: _Seen) -> Array:
     return jnp.any(_mask(seen))
 
 
-def _places_in_blocks(places: Places) -> Places:
+def _places_in_blocks(places: Any) -> Any:
     return jax.tree.map(lambda x: _blocks(x, 1), places)
+
+
+def _queries_in_blocks(seen: _Seen) -> dict[str, Any]:
+    """What of `seen` is of queries, by its name."""
+    return _places_in_blocks({"queries": seen.queries, "first": seen.first})
 
 
 def _blocks(x: Array, dim: int) -> Array:

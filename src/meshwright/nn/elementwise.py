@@ -34,7 +34,7 @@ def mean_of_last(x: Array) -> Array:
 
 def norm(
     x: Array,
-    scale: Array,
+    scale: Array | None,
     bias: Array | None,
     kind: str,
     config: ModelConfig,
@@ -42,13 +42,15 @@ def norm(
 ) -> Array:
     """x / rms(x) * scale over the last dimension, from which a layer norm takes the mean first.
 
-    Sums stay float32, since bfloat16 stops counting at 256. scale[D] (1 + scale with norm_offset) and
-    bias[D] are whole. mean: over that dimension, which stays as one of size 1.
+    Sums stay float32, since bfloat16 stops counting at 256. scale[D] (1 + scale with norm_offset; none where
+    None) and bias[D] are whole. mean: over that dimension, which stays as one of size 1.
     """
     wide = x.astype(jnp.float32)
     if kind == "layer":
         wide -= mean(wide)
     inverse = lax.rsqrt(mean(wide * wide) + config.norm_eps)
+    if scale is None:
+        return (wide * inverse).astype(x.dtype)
     if config.norm_offset:
         # 1 + scale is rounded to bfloat16 after the product, as Gemma does.
         return (wide * inverse * (1 + along(x, scale.astype(jnp.float32)))).astype(x.dtype)

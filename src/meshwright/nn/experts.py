@@ -1,8 +1,8 @@
 """A mixture of experts: which experts a token goes to, and its way to experts with a capacity and back.
 
-    gates[B, T, E]   what each expert adds of a token, zero but for its k
+    gates[B, T, E]   the weight of each expert's work on a token, zero but for its k
     d[E, C, D]       for every expert the tokens that it takes, of each device C in its own order
-    y[E, C, D]       what the experts made of them, summed by gate at home
+    y[E, C, D]       what the experts made of them, summed by gate at home; just summed, where gates scaled d
 
 Between them the rows travel as the Layout says (`Layout.to_experts`). Shapes are fixed: an expert takes so
 many times its even share of each device's tokens, and later tokens go past it. Without a capacity none is
@@ -43,8 +43,11 @@ def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> A
 
 
 def _gates(logits: Array, choice: Array | None = None, *, moe: MoE) -> Array:
-    scores = _SCORES[moe.score](logits.astype(jnp.float32))
-    chosen = lax.stop_gradient(_chosen(scores if choice is None else scores + choice[None, None, :], moe))
+    logits = logits.astype(jnp.float32)
+    scores = _SCORES[moe.score](logits)
+    # By logits where experts are chosen by their own, since large ones have sigmoids that are alike.
+    by = logits if choice is None and moe.num_groups == 1 else scores
+    chosen = lax.stop_gradient(_chosen(by if choice is None else by + choice[None, None, :], moe))
     gates = jnp.where(chosen, scores, 0.0)
     if moe.normalized:
         gates /= jnp.sum(gates, axis=-1, keepdims=True)
@@ -103,24 +106,28 @@ def dispatch(x: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
     """d[E, C, D], still on the tokens' devices: for each expert its tokens, in the order of the sequence."""
 
     def local(x: Array, gates: Array) -> Array:
-        tokens = jnp.reshape(x, (-1, x.shape[-1]))
-        return tokens[_tokens_of_experts(gates, layout, moe)]
+        tokens = _tokens_of_experts(gates, layout, moe)
+        rows = jnp.reshape(x, (-1, x.shape[-1]))[tokens]
+        return rows * _gates_of_rows(gates, tokens).astype(rows.dtype) if moe.scales_input else rows
 
     specs = _spec(layout, "x", "BTD"), _spec(layout, "gates", "BTE")
     out = partition_spec(layout.routed("d"))
-    return with_gradient(local, specs, out, 1)(x, gates)
+    return with_gradient(local, specs, out, 2 if moe.scales_input else 1)(x, gates)
 
 
 def combine(y: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
-    """[B, T, D] of y[E, C, D], back on the tokens' devices: what experts made of a token, times its gates."""
+    """[B, T, D] of y[E, C, D], back on the tokens' devices: what experts made of a token, times its gates.
+
+    Where gates scaled what they took, as it is.
+    """
     letters = "BTD"
 
     def local(y: Array, gates: Array) -> Array:
         tokens = _tokens_of_experts(gates, layout, moe)
-        by_expert = jnp.reshape(gates, (-1, moe.num_experts)).T
-        weighted = y * jnp.take_along_axis(by_expert, tokens, axis=1)[..., None].astype(y.dtype)
-        total = jnp.zeros((by_expert.shape[1], y.shape[-1]), y.dtype)
-        total = total.at[tokens].add(weighted)
+        weights = _gates_of_rows(gates, tokens)
+        weights = weights > 0 if moe.scales_input else weights
+        total = jnp.zeros((gates.shape[0] * gates.shape[1], y.shape[-1]), y.dtype)
+        total = total.at[tokens].add(y * weights.astype(y.dtype))
         return jnp.reshape(total, (*gates.shape[:2], y.shape[-1]))
 
     specs = partition_spec(layout.routed("y")), _spec(layout, "gates", "BTE")
@@ -134,6 +141,12 @@ def _tokens_of_experts(gates: Array, layout: Layout, moe: MoE) -> Array:
     assert layout.schedule.capacity is not None, "nn/routes.py has the others"
     num_rows = rows_of(by_expert.shape[1], moe, layout.schedule.capacity)
     return jnp.argsort(by_expert == 0, axis=1, stable=True)[:, :num_rows]
+
+
+def _gates_of_rows(gates: Array, tokens: Array) -> Array:
+    """[E, C, 1]: the gate of each row of tokens[E, C]; 0 where the token did not choose the expert."""
+    by_expert = jnp.reshape(gates, (-1, gates.shape[-1])).T
+    return jnp.take_along_axis(by_expert, tokens, axis=1)[..., None]
 
 
 def _spec(layout: Layout, name: str, letters: str) -> PartitionSpec:

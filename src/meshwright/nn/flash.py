@@ -21,8 +21,8 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
-from meshwright.layout.flash import BLOCK, why_no_flash, window_block
-from meshwright.models.config import ModelConfig
+from meshwright.layout.flash import BLOCK, has_chunks, why_no_flash, window_block
+from meshwright.models.config import ModelConfig, Window
 from meshwright.nn.attention import Scores
 from meshwright.nn.blockwise import dealt_positions, in_order
 from meshwright.nn.each_device import KEPT, spec_of, with_gradient
@@ -39,7 +39,7 @@ def flash_kernels(
     q: Array,
     config: ModelConfig,
     layout: Layout,
-    windows: Sequence[int | None],
+    windows: Sequence[Window | None],
     how: Scores,
     *,
     has_documents: bool = False,
@@ -51,12 +51,14 @@ def flash_kernels(
     documents. Call under `jax.set_mesh`.
     """
     kind = platform()
-    if has_documents and kind != "tpu":
+    # The TPU's kernel has chunks of a row of tokens, and those of documents begin where these do.
+    if has_documents and (kind != "tpu" or has_chunks(config, q.shape[1])):
         return None
     if why_no_flash(kind, _capability() if kind == "gpu" else None, config, layout, q.shape[1]):
         return None
     kernel = {"tpu": splash, "gpu": cudnn}[kind]
-    return [partial(kernel, layout=layout, window=window, how=how) for window in windows]
+    seen = [None if one and one.chunked and one.size >= q.shape[1] else one for one in windows]
+    return [partial(kernel, layout=layout, window=window, how=how) for window in seen]
 
 
 def _capability() -> float | None:
@@ -84,7 +86,7 @@ def splash(
     documents: tuple[Array, Array] | None = None,
     *,
     layout: Layout,
-    window: int | None,
+    window: Window | None,
     how: Scores,
     interpret: bool = False,
 ) -> Array:
@@ -101,7 +103,11 @@ def splash(
     over = queries.axes_of("T")
     num_shards = layout.mesh.size(over)
     shape = length, length
-    mask = masks.LocalMask(shape, (window - 1, 0), 0) if window else masks.CausalMask(shape)
+    mask: Any = masks.CausalMask(shape)
+    if window and window.chunked:
+        mask = masks.ChunkedCausalMask(shape, window.size)
+    elif window:
+        mask = masks.LocalMask(shape, (window.size - 1, 0), 0)
     if over:
         mask.q_sequence = dealt_positions(length, num_shards)
     # Of a device's queries the early and the late ones have blocks of their own.
@@ -170,7 +176,7 @@ def cudnn(
     documents: None = None,
     *,
     layout: Layout,
-    window: int | None,
+    window: Window | None,
     how: Scores,
 ) -> Array:
     """Attention by cuDNN, each device with its own sequences and heads.
@@ -180,7 +186,7 @@ def cudnn(
     attend = partial(
         jax.nn.dot_product_attention,
         is_causal=True, scale=how.scale, implementation="cudnn",
-        local_window_size=(window - 1, 0) if window else None,
+        local_window_size=(window.size - 1, 0) if window else None,
     )  # fmt: skip
 
     def local(q: Array, k: Array, v: Array) -> Array:

@@ -29,7 +29,7 @@ class HfTensor:
     a tensor of its own. parts: where several parameters share a tensor along `axis`, the letters of each
     there; ours is number `index` of them. arranged: the parts lie one after another; or `within` each entry
     of their first letter, which all have; or they `alternate` element by element. pairs: the letter whose
-    last elements, as many as A has, positions turn in neighbouring pairs there, in ours as two halves.
+    last elements, as many as A has or all, positions turn in neighbouring pairs there, in ours as two halves.
     """
 
     name: str
@@ -95,15 +95,19 @@ class HfTensor:
         block = np.reshape(block, shape)
         if self.pairs:
             axis = self.letters.index(self.pairs)
-            block = np.take(block, _halves(sizes[self.pairs], sizes["A"]), axis=axis)
+            block = np.take(block, self._halves(sizes), axis=axis)
         return block
 
     def given(self, block: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
         """The parameter, a dimension a letter, as its part of the tensor: the way back of `taken`."""
         if self.pairs:
             axis = self.letters.index(self.pairs)
-            block = np.take(block, np.argsort(_halves(sizes[self.pairs], sizes["A"])), axis=axis)
+            block = np.take(block, np.argsort(self._halves(sizes)), axis=axis)
         return np.ascontiguousarray(block).reshape(self.shape(sizes))
+
+    def _halves(self, sizes: Mapping[str, int]) -> list[int]:
+        size = sizes[self.pairs]
+        return _halves(size, sizes.get("A", size))
 
 
 def joined(parts: Sequence[tuple[HfTensor, np.ndarray]], sizes: Mapping[str, int]) -> np.ndarray:
@@ -158,10 +162,12 @@ def _of_any_stack(path: str) -> str:
 
 
 def _experts(config: ModelConfig, stored: Collection[str]) -> dict[str, HfTensor]:
-    """The tensors of a mixture: gpt-oss's with biases, Mixtral's, or as all others name it."""
+    """The tensors of a mixture: gpt-oss's with biases, Llama 4's, Mixtral's, or as all others name it."""
     assert config.moe is not None
     if config.moe.expert_bias:
         return _GPT_OSS
+    if config.moe.scales_input:
+        return _LLAMA_4
     if any("block_sparse_moe" in name for name in stored):
         return _MIXTRAL
     is_mixtral = not stored and to_hf(config)["model_type"] == "mixtral"
@@ -270,6 +276,30 @@ _GPT_OSS = {
     },
     "layers/expert_out": HfTensor(f"{_MLP}.experts.down_proj", ("E", "M", "D")),
     "layers/expert_out_bias": HfTensor(f"{_MLP}.experts.down_proj_bias", ("E", "D")),
+}
+_SPARSE_OR_DENSE = f"{_LAYER}.feed_forward"
+_LLAMA_4 = {
+    **{
+        path: replace(_LLAMA[path], pairs="H")
+        for path in ("layers/wq", "layers/wk", "layers/wq_bias", "layers/wk_bias")
+    },
+    **{
+        f"layers/{ours}_{name}": HfTensor(f"{_SPARSE_OR_DENSE}{theirs}.{hf}_proj.weight", (out, into))
+        for ours, theirs, inner in (("w", "", "F"), ("shared", ".shared_expert", "U"))
+        for name, hf, out, into in (
+            ("gate", "gate", inner, "D"),
+            ("in", "up", inner, "D"),
+            ("out", "down", "D", inner),
+        )
+    },
+    "layers/router": HfTensor(f"{_SPARSE_OR_DENSE}.router.weight", ("E", "D")),
+    **{
+        f"layers/expert_{name}": HfTensor(
+            f"{_SPARSE_OR_DENSE}.experts.gate_up_proj", ("E", "D", "M"), 2, _GATE_UP, index
+        )
+        for index, name in enumerate(("gate", "in"))
+    },
+    "layers/expert_out": HfTensor(f"{_SPARSE_OR_DENSE}.experts.down_proj", ("E", "M", "D")),
 }
 _GPT_2_PREFIX = "transformer."
 _H = "transformer.h.{}"

@@ -355,6 +355,7 @@ struct Pool {
 struct Scores {
   float scale, softcap;  // no cap where 0
   int64_t window;        // positions that a query sees; all before it where 0
+  bool chunked;          // of those the ones of its own chunk of so many
 };
 
 struct Sizes {
@@ -569,7 +570,8 @@ void Attend(ffi::ThreadPool& pool, const float* q, const int32_t* positions, con
         std::fill_n(out + at * values.width, together * values.width, 0.0f);
         continue;
       }
-      const int64_t least = how.window ? std::max<int64_t>(0, position - how.window + 1) : 0;
+      const int64_t chunk = how.chunked ? position / how.window * how.window : 0;
+      const int64_t least = std::max(chunk, how.window ? position - how.window + 1 : 0);
       for (int64_t g = at; g < at + together; ++g) {
         lines.push_back({q + g * keys.width, out + g * values.width, position, least, nullptr, 0.0f});
       }
@@ -583,7 +585,7 @@ void Attend(ffi::ThreadPool& pool, const float* q, const int32_t* positions, con
 // v[B, K, S, O]: f32, or int8 followed by their scales f32[B, K, S].
 ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::S32> positions,
                      ffi::Buffer<ffi::S32> tables, ffi::RemainingArgs pools, ffi::ResultBuffer<ffi::F32> out, float scale,
-                     float softcap, int64_t window) {
+                     float softcap, int64_t window, int64_t chunked) {
   const bool is_narrow = pools.size() == 4;
   if (!is_narrow && pools.size() != 2) return ffi::Error::InvalidArgument("two pools are needed, or two with scales");
   const auto k = *pools.get<ffi::AnyBuffer>(0), v = *pools.get<ffi::AnyBuffer>(is_narrow ? 2 : 1);
@@ -592,7 +594,7 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
   if (of_k[3] != of_q[3] || sizes.num_heads % sizes.num_kv_heads) {
     return ffi::Error::InvalidArgument("the sizes of q and k do not fit");
   }
-  const Scores how{scale, softcap, window};
+  const Scores how{scale, softcap, window, chunked != 0};
   if (is_narrow) {
     const auto scales = [&](int i) { return pools.get<ffi::Buffer<ffi::F32>>(i)->typed_data(); };
     Attend<int8_t>(pool, q.typed_data(), positions.typed_data(), tables.typed_data(),
@@ -628,4 +630,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, Attention,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("scale")
                                   .Attr<float>("softcap")
-                                  .Attr<int64_t>("window"));
+                                  .Attr<int64_t>("window")
+                                  .Attr<int64_t>("chunked"));

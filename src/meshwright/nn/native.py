@@ -31,6 +31,7 @@ import numpy as np
 from jax import Array
 
 from meshwright.files import cache_folder
+from meshwright.models.config import Window
 from meshwright.nn.attention import Scores
 from meshwright.nn.cpu import features
 from meshwright.nn.each_device import each_device, spec_of
@@ -146,7 +147,7 @@ def attention(
     positions: Array,
     tables: Array,
     pools: Sequence[Array | Quantised],
-    window: int | None,
+    window: Window | None,
     how: Scores,
 ) -> Array:
     """out f32[R, Q, N, O] of q f32[R, Q, N, H] over the pages of each row, as `PagedCache.attend` has it.
@@ -164,7 +165,8 @@ def attention(
         *arrays,
         scale=np.float32(1.0 if how.scale is None else how.scale),
         softcap=np.float32(how.softcap or 0.0),
-        window=np.int64(window or 0),
+        window=np.int64(window.size if window else 0),
+        chunked=np.int64(window.chunked if window else 0),
     )
 
 

@@ -47,7 +47,7 @@ from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.narrow import narrow_multiply, narrow_product
 from meshwright.nn.params import JAX_DTYPES
-from meshwright.nn.rope import apply_rope
+from meshwright.nn.rope import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.routes import (
     Choices,
     Routes,
@@ -63,6 +63,7 @@ from meshwright.nn.routes import (
     rows_of_tokens,
     sums_of_columns,
     sums_of_rows,
+    weighed_rows_of_tokens,
 )
 from meshwright.nn.stack import KindInLoop, run_layers, run_stage
 from meshwright.notation.einsum import Contraction, Reshard
@@ -75,7 +76,6 @@ MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
 OF_LATENT = {MATMUL: "matmul of a latent", SECOND: "second matmul of a latent"}
 # What enters a layer, by this name where it is offloaded: without one it stays on the device.
 INPUT = "input"
-_NO_WINDOW = 1 << 30
 
 _SAVED = {
     "none": (MATMUL, SECOND, *OF_LATENT.values(), OPERATION, KEPT),
@@ -271,6 +271,15 @@ class JaxOps:
             turned = apply_rope(x, self._own(places).positions, self.config, kind)
             return checkpoint_name(turned, OPERATION)
 
+    def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            return checkpoint_name(norm_turned(x, self.config, kind), OPERATION)
+
+    def temperature(self, name: str, q: Array, places: Places, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            scaled = apply_temperature(q, self._own(places).positions, self.config, kind)
+            return checkpoint_name(scaled, OPERATION)
+
     def attention(
         self,
         name: str,
@@ -293,7 +302,7 @@ class JaxOps:
         with jax.named_scope(name):
             if not self.layout.passes_keys_round:
                 k, v = self._gather_positions("k", k), self._gather_positions("v", v)
-            queries, keys, window = self._own(places), self._all(places), self._window(kind)
+            queries, keys = self._own(places), self._all(places)
             if sinks is not None:
                 with jax.named_scope("sinks"):
                     sinks = self._split_as(q, (2,), sinks.astype(jnp.float32))
@@ -310,7 +319,8 @@ class JaxOps:
                 with jax.named_scope("sinks"):
                     sinks = along(q[..., 0], sinks)
             windows = [layer.kind.window for layer in self.config.layers if layer.kind in kind.among]
-            return blockwise(q, k, v, sinks, queries, keys, window, self.layout, how, windows), None
+            first = self._first(queries.positions, kind)
+            return blockwise(q, k, v, sinks, queries, keys, first, self.layout, how, windows), None
 
     def _by_heads(
         self,
@@ -333,11 +343,12 @@ class JaxOps:
         out, _ = ops.attention(name, q, k, v, places, None, kind, **options)
         return moved("a", layout.from_heads("a", "BTNH"), out)
 
-    def _window(self, kind: KindInLoop) -> Array | None:
-        """How many positions the layer sees; None where none of its loop has a window."""
+    def _first(self, positions: Array, kind: KindInLoop) -> Array | None:
+        """The first position that each query sees; None where no layer of the loop has a window."""
         if kind.windows == (None,):
             return None
-        return kind.choose([jnp.int32(window or _NO_WINDOW) for window in kind.windows])
+        nothing = jnp.zeros_like(positions)
+        return kind.choose([window.first(positions) if window else nothing for window in kind.windows])
 
     def latent_attention(
         self,
@@ -460,7 +471,9 @@ class JaxOps:
         routes, layout, moe = self._routes, self.layout, self.config.moe
         assert routes and moe, "rows have routes"
         with jax.named_scope("dispatch"):
-            rows = checkpoint_name(rows_of_tokens(met, routes.tokens), OPERATION)
+            weighed = moe.scales_input
+            rows = weighed_rows_of_tokens(met, routes) if weighed else rows_of_tokens(met, routes.tokens)
+            rows = checkpoint_name(rows, OPERATION)
             if routes.counts is not None:
                 rows = checkpoint_name(rows_at_experts(rows, routes, layout, moe), MATMUL)
         y = block(self, w, rows)
@@ -471,7 +484,7 @@ class JaxOps:
         with jax.named_scope("combine"):
             if routes.counts is not None:
                 y = checkpoint_name(rows_at_tokens(y, routes, layout, moe), MATMUL)
-            return checkpoint_name(sums_of_rows(y, routes), OPERATION)
+            return checkpoint_name(sums_of_rows(y, routes, moe), OPERATION)
 
     def _within_capacity(
         self, block: Callable[..., Array], w: Mapping[str, Any], x: Array, gates: Array

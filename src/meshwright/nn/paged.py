@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, pages_met, why_no_paged_kernel
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import at_most
@@ -144,10 +144,10 @@ class PagedCache:
         starts = [sum(before.num_rows for before in self.rows[:i]) for i in range(len(self.rows))]
         return list(zip(self.rows, starts, strict=True))
 
-    def attend(self, number: int, q: Array, window: int | None, how: Scores, sinks: Array | None) -> Array:
+    def attend(self, number: int, q: Array, window: Window | None, how: Scores, sinks: Array | None) -> Array:
         """out f32[N, heads, O] of q[N, heads, H] over the pages of each token's sequence.
 
-        A token sees the positions up to its own, of these the last `window`. sinks[heads]: a logit more,
+        A token sees the positions up to its own, of these those of `window`. sinks[heads]: a logit more,
         which takes weight from all keys.
         """
         names = list(self.pools)
@@ -338,7 +338,7 @@ def _keys_and_values(pools: Sequence[Pool], read: Callable[[Pool], Array]) -> tu
 
 
 def _scored(
-    scores: Array, queries: Array, keys: Array, window: int | None, how: Scores, slopes: Array | None
+    scores: Array, queries: Array, keys: Array, window: Window | None, how: Scores, slopes: Array | None
 ) -> Array:
     """Scores [..., K, G, Q, S], hidden where a query at queries[..., Q] sees no key at keys[..., S]."""
     scores *= 1.0 if how.scale is None else how.scale
@@ -350,14 +350,14 @@ def _scored(
         scores += lax.expand_dims(per_head, range(scores.ndim - 4)) * keys.astype(jnp.float32)
     seen = keys <= queries
     if window is not None:
-        seen &= keys > queries - window
+        seen &= keys >= window.first(queries)
     return jnp.where(seen, scores, _HIDDEN)
 
 
 def _page_by_page(
     asked: _Asked,
     pools: Sequence[Pool],
-    window: int | None,
+    window: Window | None,
     how: Scores,
     sinks: Array | None,
     slopes: Array | None,
@@ -401,7 +401,7 @@ def _page_by_page(
             more = jnp.einsum("KGQS,KSO->KGQO", weights, v)
             return higher, total * kept + jnp.sum(weights, axis=-1), out * kept[..., None] + more
 
-        begin = 0 if window is None else jnp.maximum(positions[0] - window + 1, 0) // size
+        begin = 0 if window is None else jnp.maximum(window.first(positions[0]), 0) // size
         end, num_pages = (last + size) // size, table.shape[0]
         met = pages_met(*stands, length, size, window) if stands else (num_pages,)
         running = start, total, jnp.zeros((*grouped, width), jnp.float32)
@@ -431,7 +431,7 @@ def _page_by_page(
 
 
 def _natively(
-    asked: _Asked, pools: Sequence[Pool], window: int | None, how: Scores, *_: Array | Axes | None
+    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: Scores, *_: Array | Axes | None
 ) -> _Found:
     """The queries over the pages of each row, by native.py."""
     q = asked.q.astype(jnp.float32)
@@ -439,7 +439,7 @@ def _natively(
 
 
 def _ragged(
-    asked: _Asked, pools: Sequence[Pool], window: int | None, how: Scores, *_: Array | Axes | None
+    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: Scores, *_: Array | Axes | None
 ) -> _Found:
     """The queries over the pages of each row, by the TPU's kernel."""
     [pool] = map(_values, pools)
@@ -447,7 +447,7 @@ def _ragged(
 
 
 def _decoded(
-    asked: _Asked, pools: Sequence[Pool], window: int | None, how: Scores, *_: Array | Axes | None
+    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: Scores, *_: Array | Axes | None
 ) -> _Found:
     """One query a row over its pages, by the GPU's kernel."""
     values, scales = [_values(pool) for pool in pools], None
@@ -459,7 +459,7 @@ def _decoded(
 def _gathered(
     asked: _Asked,
     pools: Sequence[Pool],
-    window: int | None,
+    window: Window | None,
     how: Scores,
     sinks: Array | None,
     slopes: Array | None,
@@ -475,7 +475,7 @@ def _gathered(
     # What lies beyond may be of a sequence that failed, and what a window has left may be anyone's.
     seen = keys <= jnp.max(asked.positions, axis=1, keepdims=True)
     if window is not None:
-        seen &= keys > asked.positions[:, :1] - window
+        seen &= keys >= window.first(asked.positions[:, :1])
     v = jnp.where(seen[:, None, :, None], v, jnp.zeros((), v.dtype))
     scores = jnp.einsum(
         "RQKGH,RKSH->RKGQS", jnp.reshape(asked.q, grouped), k, preferred_element_type=jnp.float32

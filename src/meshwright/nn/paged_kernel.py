@@ -1,6 +1,7 @@
 """Attention over pages by an accelerator's kernel, which reads each page of a row once, up to the last used.
 
-    ragged    TPUs: rows of any length, windows. Key and value of each head are side by side: kv[B, S, 2K, H]
+    ragged    TPUs: rows of any length, sliding windows. Key and value of each head are side by side:
+              kv[B, S, 2K, H]
     decoded   GPUs: one query a row, which sees all before it. k[B, K, S, H], v alike, narrow ones with scales
 
 For what there is none, `why_no_paged_kernel` says (layout/paged.py).
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from meshwright.models.config import Window
 from meshwright.models.transformer import heads_of_tile
 from meshwright.nn.attention import Scores
 
@@ -37,7 +39,9 @@ def side_by_side(k: Array, v: Array) -> Array:
     return jnp.reshape(both, (tokens, 2 * heads, width), out_sharding=split)
 
 
-def ragged(q: Array, positions: Array, tables: Array, pool: Array, window: int | None, how: Scores) -> Array:
+def ragged(
+    q: Array, positions: Array, tables: Array, pool: Array, window: Window | None, how: Scores
+) -> Array:
     """out[R, Q, N, H] of q[R, Q, N, H] over the pages of each row, as `PagedCache.attend` has it.
 
     positions i32[R, Q], those of padding, which come last, negative; tables i32[R, P].
@@ -47,8 +51,8 @@ def ragged(q: Array, positions: Array, tables: Array, pool: Array, window: int |
     lengths = jnp.max(positions, axis=1) + 1
     if window is not None:
         # What the window has left may be anyone's pages: tables begin where the row's first query sees.
-        begins = jnp.maximum(positions[:, 0] - window + 1, 0) // size
-        width = min(tables.shape[1], -(-(window - 1 + length) // size) + 1)
+        begins = jnp.maximum(window.first(positions[:, 0]), 0) // size
+        width = min(tables.shape[1], -(-(window.size - 1 + length) // size) + 1)
         seen = begins[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
         tables = jnp.take_along_axis(tables, jnp.minimum(seen, tables.shape[1] - 1), axis=1)
         lengths -= begins * size
@@ -63,7 +67,9 @@ def ragged(q: Array, positions: Array, tables: Array, pool: Array, window: int |
     return jnp.where((positions >= 0)[..., None, None], out, jnp.zeros((), out.dtype))
 
 
-def _of_rows(q: Array, lengths: Array, tables: Array, pool: Array, window: int | None, how: Scores) -> Array:
+def _of_rows(
+    q: Array, lengths: Array, tables: Array, pool: Array, window: Window | None, how: Scores
+) -> Array:
     """The queries of some rows over the first so many positions of their tables."""
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
@@ -76,7 +82,7 @@ def _of_rows(q: Array, lengths: Array, tables: Array, pool: Array, window: int |
         jnp.arange(num_rows + 1, dtype=jnp.int32) * length,
         jnp.asarray([num_rows], jnp.int32),
         sm_scale=1.0 if how.scale is None else how.scale,
-        sliding_window=window,
+        sliding_window=window.size if window else None,
         soft_cap=how.softcap,
         num_kv_pages_per_block=min(_PAGES_OF_BLOCK, tables.shape[1]),
         num_queries_per_block=min(_QUERIES_OF_BLOCK, num_rows * length),

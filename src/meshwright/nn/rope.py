@@ -1,5 +1,6 @@
 """Rotary position embedding (Su et al., 2021), the two halves of a head rotated together."""
 
+from collections.abc import Callable
 from math import log, pi, sqrt
 
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ import numpy as np
 from jax import Array
 
 from meshwright.models.config import ModelConfig, RopeScaling, yarn_magnitude
+from meshwright.nn.elementwise import norm
 from meshwright.nn.stack import KindInLoop
 
 
@@ -14,7 +16,12 @@ def apply_rope(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop
     """x[B, T, N, H], or one head's x[B, T, A], rotated by positions[B, T]; angles are float32.
 
     With `rotary_dim` the rest of each head stays as it is, in latent attention the part before the last A.
+    So does all of it in layers without rotary positions.
     """
+    return _where_turned(x, lambda: _turned(x, positions, config, kind), kind)
+
+
+def _turned(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
     turning, magnitude = _turning(positions, config, kind)
     angles = positions.astype(jnp.float32)[:, :, None] * turning
     angles = angles[:, :, None, :] if x.ndim == 4 else angles
@@ -29,6 +36,33 @@ def apply_rope(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop
     )
     whole = [part for part in (before, *rotated, after) if part.shape[-1]]
     return jnp.concatenate(whole, axis=-1).astype(x.dtype)
+
+
+def norm_turned(x: Array, config: ModelConfig, kind: KindInLoop) -> Array:
+    """x[B, T, N, H] over the root of its mean square over H, in layers whose positions have turned it."""
+    return _where_turned(x, lambda: norm(x, None, None, "rms", config), kind)
+
+
+def _where_turned(x: Array, made: Callable[[], Array], kind: KindInLoop) -> Array:
+    """What is made of x in layers whose positions turn queries and keys; in others x."""
+    turned = [one.turned for one in kind.among]
+    if all(turned):
+        return made()
+    return jnp.where(kind.choose([jnp.int32(one) for one in turned]) > 0, made(), x) if any(turned) else x
+
+
+def apply_temperature(q: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
+    """q[B, T, N, H] by 1 + slope ln(1 + floor((1 + position) / floor)) in layers that turn nothing.
+
+    Source: Nakanishi, "Scalable-Softmax Is Superior for Attention", 2025, as Llama 4 has it.
+    """
+    floor, turned = config.temperature_floor, [one.turned for one in kind.among]
+    assert floor is not None, "queries have a temperature"
+    if all(turned):
+        return q
+    grown = config.temperature_slope * jnp.log1p(((positions + 1) // floor).astype(jnp.float32))
+    factor = 1 + kind.choose([jnp.float32(not one) for one in turned]) * grown
+    return (q.astype(jnp.float32) * factor[:, :, None, None]).astype(q.dtype)
 
 
 def _turning(positions: Array, config: ModelConfig, kind: KindInLoop) -> tuple[Array, float]:
@@ -75,8 +109,10 @@ def _kept_by_llama3(base: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     """How much of each frequency stays as it is: 1 where it turns often within the original length."""
     assert scaling.original_max_seq_len is not None
     turns = scaling.original_max_seq_len * base / (2 * pi)
-    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return np.clip(smooth, 0.0, 1.0)
+    width = scaling.high_freq_factor - scaling.low_freq_factor
+    if not width:
+        return (turns >= scaling.low_freq_factor).astype(np.float64)
+    return np.clip((turns - scaling.low_freq_factor) / width, 0.0, 1.0)
 
 
 def _kept_by_yarn(base: np.ndarray, scaling: RopeScaling, config: ModelConfig) -> np.ndarray:

@@ -4,7 +4,7 @@
     r[1, C, D]             a row for each of them and each expert that it chose, sorted by expert
     d[1, C, D]             the rows of a device's own experts, each's filled up to whole blocks with zeros
     y[1, C, D]             what the experts made of them, which travels back the same way
-    x[B, T, D]             the sums by gate of each token's rows
+    x[B, T, D]             the sums of each token's rows, which gates weigh here or as they are made
 
 Each device has its own part of these, along a first dimension over all axes of `Layout.routing`. No token is
 dropped: rows for which there is no room wait for another round (`in_rounds`). On TPUs and GPUs only the rows
@@ -337,22 +337,43 @@ def rows_of_tokens(m: Array, tokens: Array) -> Array:
     """r[1, C, D] of m[1, n, D] and the number of each row's token; rows that are none are zero."""
 
     def local(m: Array, tokens: Array) -> Array:
-        return m[0].at[tokens[0]].get(mode="fill", fill_value=0)[None]
+        return _rows(m, tokens)[None]
 
     specs = spec_of(m), spec_of(tokens)
     return with_gradient(local, specs, spec_of(m), 1)(m, tokens)
 
 
-def sums_of_rows(rows: Array, routes: Routes) -> Array:
-    """What rows[1, C, D] add to the tokens m[1, n, D], times their gates."""
+def weighed_rows_of_tokens(m: Array, routes: Routes) -> Array:
+    """`rows_of_tokens` for experts that take their inputs by gate."""
+
+    def local(m: Array, gates: Array, tokens: Array, owners: Array) -> Array:
+        return _by_gate(_rows(m, tokens), gates, tokens, owners)[None]
+
+    arrays = m, routes.gates, routes.tokens, routes.owners
+    return with_gradient(local, [spec_of(one) for one in arrays], spec_of(m), 2)(*arrays)
+
+
+def _rows(m: Array, tokens: Array) -> Array:
+    return m[0].at[tokens[0]].get(mode="fill", fill_value=0)
+
+
+def sums_of_rows(rows: Array, routes: Routes, moe: MoE) -> Array:
+    """What rows[1, C, D] add to the tokens m[1, n, D], by gate where no gate scaled them before."""
 
     def local(rows: Array, gates: Array, tokens: Array, owners: Array) -> Array:
-        gate = gates[0].at[tokens[0], owners[0]].get(mode="fill", fill_value=0)
+        made = rows[0] if moe.scales_input else _by_gate(rows[0], gates, tokens, owners)
         total = jnp.zeros((gates.shape[1], rows.shape[-1]), rows.dtype)
-        return total.at[tokens[0]].add(rows[0] * gate[:, None].astype(rows.dtype), mode="drop")[None]
+        return total.at[tokens[0]].add(made, mode="drop")[None]
 
     arrays = rows, routes.gates, routes.tokens, routes.owners
-    return with_gradient(local, [spec_of(one) for one in arrays], spec_of(rows), 2)(*arrays)
+    num_differentiated = 1 if moe.scales_input else 2
+    return with_gradient(local, [spec_of(one) for one in arrays], spec_of(rows), num_differentiated)(*arrays)
+
+
+def _by_gate(rows: Array, gates: Array, tokens: Array, owners: Array) -> Array:
+    """rows[C, D], each times the gate of its token and expert."""
+    gate = gates[0].at[tokens[0], owners[0]].get(mode="fill", fill_value=0)
+    return rows * gate[:, None].astype(rows.dtype)
 
 
 def rows_at_experts(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from meshwright.models.config import Layer, LayerKind, Stack
+from meshwright.models.config import Layer, LayerKind, Stack, Window
 
 # What one layer does: (x, its weights, a sum over the layers, kind, keys and values of the last layer that
 # made any) -> (x, the sum, those that it made).
@@ -37,7 +37,7 @@ class KindInLoop(NamedTuple):
         return self.among[0].shares_kv
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
+    def windows(self) -> tuple[Window | None, ...]:
         return tuple(kind.window for kind in self.among)
 
     def choose(self, values: Sequence[Any]) -> Any:

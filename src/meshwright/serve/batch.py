@@ -11,7 +11,7 @@ from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
 from meshwright.layout.paged import DEFAULT_BLOCK, DEFAULT_PAGE, block_of, chunk_of, divided_block
 from meshwright.layout.workload import DEFAULT_CHUNK
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import even_context, widest_window
 from meshwright.serve.pages import Move
 from meshwright.serve.sequence import Sequence, TokenScore
@@ -131,7 +131,7 @@ class Limits:
     chunk: int
     block: int
     num_replicas: int = 1
-    window: int | None = None
+    window: Window | None = None
     num_window_pages: int = 0
     num_host_pages: int = 0
     even_context: float = inf
@@ -186,7 +186,7 @@ class Limits:
         page_size: int = DEFAULT_PAGE,
         chunk: int = DEFAULT_CHUNK,
         block: int = DEFAULT_BLOCK,
-        window: int | None = None,
+        window: Window | None = None,
         even_context: float = inf,
     ) -> "Limits":
         """The limits of a runner: whole slots and pages a replica, chunks of whole blocks within a context.
@@ -219,7 +219,7 @@ class Limits:
         if window is None:
             return found
         # So many positions in a row lie on a page more than they fill, and a step adds a chunk to one window.
-        of_window = (window + page_size - 2) // page_size + 1
+        of_window = (window.size + page_size - 2) // page_size + 1
         needed = found.slots_of_replica * of_window + -(-chunk // page_size)
         return replace(found, window=window, num_window_pages=needed) if needed < found.num_pages else found
 

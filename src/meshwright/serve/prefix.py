@@ -9,6 +9,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
+from meshwright.layout.paged import first_page
+from meshwright.models.config import Window
 from meshwright.serve.pages import NO_PAGE, Move, PagePool, Pages
 
 Key = Hashable
@@ -34,8 +36,8 @@ class PrefixTree:
 
     A node holds its page in `pool` as a sequence does. Those that nobody else holds can be evicted, leaves
     first, the least recently used first. Pages in `window_pool` are evicted apart, and a beginning is known
-    as far as the last `window` positions before its end have theirs. host_pool: pages of the host's memory,
-    where evicted ones go; not beside a window_pool.
+    as far as the positions have theirs that a token behind its end sees through `window`. host_pool: pages of
+    the host's memory, where evicted ones go; not beside a window_pool.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class PrefixTree:
         pool: PagePool,
         page_size: int,
         window_pool: PagePool | None = None,
-        window: int = 0,
+        window: Window | None = None,
         host_pool: PagePool | None = None,
     ) -> None:
         assert window_pool is None or host_pool is None
@@ -84,7 +86,7 @@ class PrefixTree:
 
     def _num_seen(self, count: int) -> int:
         """How many of `count` full pages the token behind them sees through the window."""
-        return count - max(0, count * self._page_size - self._window + 1) // self._page_size
+        return count - first_page(count * self._page_size, self._page_size, self._window)
 
     def _seen_by_next(self, nodes: Sequence[_Node]) -> int:
         """How many of the nodes there may be at most, for the token behind to find what it sees."""

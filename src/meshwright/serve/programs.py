@@ -22,7 +22,13 @@ from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
 from meshwright.layout.fit import cached_array, num_replicas
-from meshwright.layout.paged import attends_to_whole_prompts, block_of, page_of, why_no_paged_kernel
+from meshwright.layout.paged import (
+    attends_to_whole_prompts,
+    block_of,
+    first_page,
+    page_of,
+    why_no_paged_kernel,
+)
 from meshwright.layout.runs import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer
@@ -371,15 +377,15 @@ def workload_step(
     check_runs(config, layout, phase)
     layout.check(config, workload.num_sequences, workload.seq_len)
     mesh = device_mesh(layout) if mesh is None else mesh
-    window, of_window = widest_window(config) or workload.seq_len, 0
+    window, of_window = widest_window(config), 0
     # Replicas that prefill a prompt together have rows together, and each its own sequences.
     num_rows = workload.num_sequences // num_replicas(layout, config)
     num_slots = -(-workload.num_sequences // num_kept_apart(layout, config))
     page = page_of(workload.seq_len, window)
     platform, pages_of_row = mesh.devices.flat[0].platform, -(-workload.seq_len // page)
     is_fresh = attends_to_whole_prompts(platform, layout)
-    if window < workload.seq_len and (phase == "generate" or is_fresh):
-        of_window = pages_of_row - (workload.seq_len - window) // page
+    if window and window.size < workload.seq_len and (phase == "generate" or is_fresh):
+        of_window = pages_of_row - first_page(workload.seq_len - 1, page, window)
     programs = InferencePrograms(
         config,
         layout,

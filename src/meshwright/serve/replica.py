@@ -1,12 +1,13 @@
 """The slots and pages of one replica: who has which, and what is kept for others. Plain Python.
 
-A sequence has a page for every `page_size` of its positions. Layers with a sliding window have pages of
-their own, of which a sequence keeps those that its next token sees: the others go back as it grows.
+A sequence has a page for every `page_size` of its positions. Layers with a window have pages of their own, of
+which a sequence keeps those that its next token sees: the others go back as it grows.
 """
 
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 
+from meshwright.layout.paged import first_page
 from meshwright.serve.batch import ALREADY_THERE, Limits
 from meshwright.serve.pages import NO_PAGE, Move, PagePool, Pages
 from meshwright.serve.prefix import PrefixTree
@@ -32,7 +33,7 @@ class Replica:
         self.prefixes: PrefixTree | None = None
         if prefix_cache:
             self.prefixes = PrefixTree(
-                self.pool, limits.page_size, self.window_pool, limits.window or 0, self.host_pool
+                self.pool, limits.page_size, self.window_pool, limits.window, self.host_pool
             )
 
     @property
@@ -88,11 +89,10 @@ class Replica:
         room = len(sequence.pages.whole) * size - sequence.num_computed
         if self.window_pool is None or self._limits.window is None:
             return room
-        unseen = sequence.num_computed - self._limits.window + 1
-        behind = max(0, unseen) // size
-        if behind and sequence.pages.of_window[behind - 1] != NO_PAGE:
+        first = first_page(sequence.num_computed, size, self._limits.window)
+        if first and sequence.pages.of_window[first - 1] != NO_PAGE:
             return 0
-        return min(room, (behind + 1) * size - unseen)
+        return min(room, self._limits.window.last((first + 1) * size - 1) + 1 - sequence.num_computed)
 
     def keep(self, sequence: Sequence) -> None:
         """Keeps the full pages of a sequence for others that begin alike."""
@@ -144,8 +144,7 @@ class Replica:
 
     def _leave_behind(self, sequence: Sequence, window_pool: PagePool) -> None:
         """Gives back pages of windows that the sequence's next token does not see."""
-        window = self._limits.window or 0
-        first = max(0, sequence.num_computed - window + 1) // self._limits.page_size
+        first = first_page(sequence.num_computed, self._limits.page_size, self._limits.window)
         held = sequence.pages.of_window
         begin = first  # of what is given back now: all before it was given back already
         while begin and held[begin - 1] != NO_PAGE:
