@@ -171,6 +171,9 @@ FAMILIES |= {
             "pad_token_id": None,
         },
     ),
+    # Heads that are no power of two have slopes of two kinds.
+    "mpt": ("Mpt", {"d_model": 48, "n_heads": 12, "n_layers": 3, "max_seq_len": 64}),
+    "bloom": ("Bloom", {"hidden_size": 48, "n_head": 12, "n_layer": 3, "seq_length": 64}),
     "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 50.0}}),
     "yarn": ("Llama", {"rope_parameters": _YARN}),
     # TOKENS are longer than the original length of the one, and shorter than that of the other.
@@ -205,7 +208,8 @@ MODELS = {
 def make(kind: str) -> Any:
     """The model of this kind, with random weights; those of norms and biases too: ones hide mistakes."""
     family, changes = FAMILIES.get(kind) or ("Mistral" if kind == "mistral" else "Llama", MODELS[kind])
-    shape = {k: v for k, v in SHAPE.items() if family != "GPT2" or k in ("vocab_size", "initializer_range")}
+    own_names = family in ("GPT2", "Mpt", "Bloom")
+    shape = {k: v for k, v in SHAPE.items() if not own_names or k in ("vocab_size", "initializer_range")}
     config = getattr(transformers, f"{family}Config")(**shape | changes)
     torch.manual_seed(7)
     # Only the eager form of attention applies soft caps.

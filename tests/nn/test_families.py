@@ -1,5 +1,6 @@
 """Families besides LLaMA: transformers' logits, on any layout, written back, and what is refused."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def test_logits_equal_transformers(folders, kind):
 @pytest.mark.parametrize(
     "kind",
     kinds(
-        ["gemma3", "deepseek_v2", "llama4", "qwen3", "phi3", "gpt2", "gpt_oss"],
+        ["gemma3", "deepseek_v2", "llama4", "bloom", "qwen3", "phi3", "gpt2", "gpt_oss"],
         ["qwen3", "phi3", "gpt2", "gpt_oss"],
     ),
 )
@@ -85,6 +86,8 @@ def test_a_split_model_gives_the_same_logits(folders, kind):
         ("deepseek_v2", "DeepseekV2ForCausalLM"),
         ("deepseek_v3", "DeepseekV3ForCausalLM"),
         ("llama4", "Llama4ForCausalLM"),
+        ("mpt", "MptForCausalLM"),
+        ("bloom", "BloomForCausalLM"),
         ("longrope", "LlamaForCausalLM"),
     ],
 )
@@ -97,6 +100,23 @@ def test_transformers_loads_what_save_hf_writes(folders, tmp_path, kind, class_n
     assert_close(hf_models.logits(model, TOKENS), expected)
     again, _ = load(tmp_path, f32("tensor=2"))
     assert_same(again, params)
+
+
+@pytest.mark.parametrize("kind", ["llama4", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_the_language_model_of_one_that_sees(folders, tmp_path, kind):
+    """As Llama4ForConditionalGeneration's files have it, beside what sees."""
+    from safetensors.numpy import load_file, save_file
+
+    folder, expected = folders[kind]
+    config = json.loads((folder / "config.json").read_text())
+    seeing = {"model_type": config["model_type"].removesuffix("_text"), "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(seeing))
+    tensors = load_file(folder / "model.safetensors")
+    renamed: dict[str, Any] = {f"language_model.{name}": value for name, value in tensors.items()}
+    renamed["multi_modal_projector.linear_1.weight"] = np.zeros((2, 2), np.float32)
+    save_file(renamed, tmp_path / "model.safetensors")
+    params, read = load(tmp_path, f32())
+    assert_close(logits(params, read, f32()), expected)
 
 
 def test_gpt2_as_it_stands_on_the_hub(folders, tmp_path):

@@ -138,7 +138,7 @@ SHARED_MIXTURE = replace(
     layers_per_cache=2,
     moe=MoE(num_experts=8, experts_per_token=2, d_ff=16, num_dense_layers=1),
 )
-ALIBI = replace(TINY, name="alibi", num_heads=4, positions="alibi")
+ALIBI = replace(TINY, name="alibi", num_heads=4, positions="alibi", embedding_norm=True)
 B, T = 8, 16
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (B, T + 1), dtype=np.int32)
 

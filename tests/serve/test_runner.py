@@ -141,6 +141,7 @@ def events_of(runner: JaxRunner, *requests: Request, **how: Any) -> list[list[Ev
         pytest.param("gemma3", marks=pytest.mark.slow),
         pytest.param("deepseek_v2", marks=pytest.mark.slow),
         pytest.param("llama4", marks=pytest.mark.slow),
+        pytest.param("bloom", marks=pytest.mark.slow),
     ],
 )
 def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:

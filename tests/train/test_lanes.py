@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import GPT, LATENT, LOCAL, OSS, TIED, TINY
+from tests.nn.test_layouts import ALIBI, CHUNKED, GPT, LATENT, LOCAL, OSS, TIED, TINY
 from tests.train.test_accumulation import TOKENS, assert_agrees, compiled_step
 
 from meshwright.errors import LayoutError
@@ -46,7 +46,11 @@ def test_with_every_other_axis(text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [TIED, LOCAL, GPT, LATENT], ids=lambda config: config.name)
+@pytest.mark.parametrize(
+    "config",
+    [TIED, LOCAL, GPT, LATENT, ALIBI, replace(CHUNKED, moe=None, global_every=3, nope_every=3)],
+    ids=lambda config: config.name,
+)
 def test_other_families(config: ModelConfig) -> None:
     """A table that both ends read, windows that differ from stage to stage, positions, latent attention."""
     assert_agrees(replace(config, num_layers=4), "pipe=2,fsdp=2,tensor=2,microbatches=2,schedule=lanes")

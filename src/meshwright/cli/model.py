@@ -112,12 +112,13 @@ def _shape(config: ModelConfig) -> str:
     if mla := config.mla:
         rank = f"Q = {mla.q_rank:,}, " if mla.q_rank else ""
         lines.append(f"latent attention: {rank}R = {mla.kv_rank}, heads of {mla.nope_dim} + {mla.rope_dim}")
-    num_local = sum(window is not None for window in config.windows)
-    if num_local:
-        lines.append(
-            f"{num_local} of {config.num_layers} layers attend to the last {config.sliding_window:,} "
-            "positions"
-        )
+    local = [window for window in config.windows if window]
+    if local:
+        size = local[0].size
+        what = f"within chunks of {size:,}" if local[0].chunked else f"to the last {size:,}"
+        lines.append(f"{len(local)} of {config.num_layers} layers attend {what} positions")
+    if num_plain := config.nope_every and sum(not layer.kind.turned for layer in config.layers):
+        lines.append(f"{num_plain} of {config.num_layers} layers have no rotary positions")
     return "\n".join(lines) + "\n"
 
 

@@ -24,7 +24,7 @@ from meshwright.layout.optimizers import WeightUpdate
 from meshwright.layout.precision import DTYPES, stored_bytes
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
-from meshwright.models.parameters import Param, dimensions
+from meshwright.models.parameters import ENTERING, Param, dimensions
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, gathered_of_block, reshard
 from meshwright.notation.einsum import Reshard
@@ -231,7 +231,7 @@ class Recorder:
             return "layers"
         if name == "embed":
             return "first and last" if self.config.tied_embeddings else "first"
-        return "first" if name == "positions" else "last"
+        return "first" if name in ENTERING else "last"
 
     def _layers(self, stack: str) -> frozenset[int]:
         """The numbers of the layers whose weights are in the stack."""

@@ -25,13 +25,14 @@ class Key:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One HF model class.
+    """One HF model class. also_named: what files of the hub call it besides.
 
     keys, moe, mla: the key of each field of ModelConfig, MoE and MLA that the file sets. traits: the fields
     that the class itself settles. fixed: keys that must have one of these values, absent meaning the first.
-    ignored: keys without effect on shapes or mathematics. read_apart: keys that models/hf.py reads by itself.
-    local_layers: whether `sliding_window` counts; global_every: where no key says it. chunked: local layers
-    see chunks, and layers without rotary positions all. rope_theta: where no key says it.
+    fixed_in: the same of tables within the file. ignored: keys without effect on shapes or mathematics.
+    read_apart: keys that models/hf.py reads by itself. local_layers: whether `sliding_window` counts;
+    global_every: where no key says it. chunked: local layers see chunks, and layers without rotary positions
+    all. rope_theta: where no key says it.
     """
 
     class_name: str
@@ -39,6 +40,7 @@ class Architecture:
     keys: Mapping[str, Key]
     traits: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    fixed_in: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     read_apart: tuple[str, ...] = ()
     moe: Mapping[str, Key | int | bool | str] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class Architecture:
     default_window: int | None = None
     global_every: int = 0
     rope_theta: float = 10_000.0
+    also_named: str | None = None
 
 
 def _needed(name: str, *also: str) -> Key:
@@ -321,6 +324,71 @@ ARCHITECTURES = (
         chunked=True,
         default_window=8192,
         rope_theta=500_000.0,
+    ),
+    Architecture(
+        "MptForCausalLM",
+        "mpt",
+        {
+            "num_layers": _needed("n_layers"),
+            "d_model": _needed("d_model"),
+            "num_heads": _needed("n_heads"),
+            "vocab_size": _needed("vocab_size"),
+            "max_seq_len": Key("max_seq_len", 2048),
+            "norm_eps": Key("layer_norm_epsilon", 1e-5),
+            "tied_embeddings": Key("tie_word_embeddings", True),
+        },
+        traits={"norm": "layer", "positions": "alibi", "gated": False, "activation": "gelu_erf"},
+        fixed={"expansion_ratio": (4,), "no_bias": (True,), "logit_scale": (None,)},
+        fixed_in={
+            "attn_config": {
+                "alibi": (True,),
+                "alibi_bias_max": (8,),
+                "attn_type": ("multihead_attention",),
+                "clip_qkv": (None,),
+                "prefix_lm": (False,),
+                "qk_ln": (False,),
+                "softmax_scale": (None,),
+            }
+        },
+        # Its learned positions give way to ALiBi, and it has one norm, whatever norm_type says.
+        ignored=(
+            "learned_pos_emb",
+            "norm_type",
+            "emb_pdrop",
+            "resid_pdrop",
+            "embedding_fraction",
+            "init_config",
+            "init_device",
+            "tokenizer_name",
+            "verbose",
+        ),
+        also_named="MPTForCausalLM",
+    ),
+    Architecture(
+        "BloomForCausalLM",
+        "bloom",
+        {
+            "num_layers": _needed("n_layer", "num_hidden_layers"),
+            "d_model": _needed("hidden_size", "n_embed"),
+            "num_heads": _needed("n_head", "num_attention_heads"),
+            "vocab_size": _needed("vocab_size"),
+            "max_seq_len": Key("seq_length", 2048),
+            "norm_eps": Key("layer_norm_epsilon", 1e-5),
+            "tied_embeddings": Key("tie_word_embeddings", True),
+        },
+        traits=_GPT_2_TRAITS | {"positions": "alibi", "activation": "gelu", "embedding_norm": True},
+        fixed={"apply_residual_connection_post_layernorm": (False,)},
+        ignored=(
+            "slow_but_exact",
+            "hidden_dropout",
+            "attention_softmax_in_fp32",
+            "bias_dropout_fusion",
+            "masked_softmax_fusion",
+            "n_inner",
+            "offset_alibi",
+            "skip_bias_add",
+            "skip_bias_add_qkv",
+        ),
     ),
 )
 

@@ -213,8 +213,9 @@ class ModelConfig:
     turned_norm: queries and keys that positions have turned are normed over H, without weights.
     query_scale: what q . k is multiplied by (d_head ** -0.5 where None). attention_softcap, logit_softcap:
     c in c tanh(x / c). attention_sinks: a logit a head that takes weight from all keys (gpt-oss).
-    scale_embedding: by sqrt(d_model). layers_per_cache: how many consecutive layers read one cache of keys
-    and values, which the first of them makes (cross-layer attention, Brandon et al., 2024).
+    scale_embedding: by sqrt(d_model). embedding_norm: embeddings are normed (BLOOM). layers_per_cache: how
+    many consecutive layers read one cache of keys and values, which the first of them makes (cross-layer
+    attention, Brandon et al., 2024).
     lora_rank: only adapters of this rank are trained, beside frozen weights (LoRA, Hu et al. 2021):
     x W + s (x A) B with s = lora_alpha / lora_rank, 1 where lora_alpha is None.
     """
@@ -246,6 +247,7 @@ class ModelConfig:
     qk_norm: bool = False
     post_norms: bool = False
     scale_embedding: bool = False
+    embedding_norm: bool = False
     sliding_window: int | None = None
     global_every: int = 0
     attention_chunk: int | None = None

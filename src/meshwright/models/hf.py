@@ -27,6 +27,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "model_type": (str,),
     "layer_types": (list,),
     "no_rope_layers": (list,),
+    "attn_config": (dict,),
     "no_rope_layer_interval": (int,),
     "rope_scaling": (dict,),
     "rope_parameters": (dict,),
@@ -50,9 +51,12 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
     needed = dict.fromkeys(key.name for key in keys if key.needed and _value(config, key) is None)
     if needed:
         raise ModelError(f"{name}: config.json lacks {', '.join(needed)}")
-    for key, supported in architecture.fixed.items():
-        if config.get(key, supported[0]) not in supported:
-            raise ModelError(f"{name}: {key} = {config[key]!r} is not supported; fits: {supported[0]!r}")
+    tables = [(config, architecture.fixed)]
+    tables += [(config.get(table) or {}, fixed) for table, fixed in architecture.fixed_in.items()]
+    for given, fixed in tables:
+        for key, supported in fixed.items():
+            if given.get(key, supported[0]) not in supported:
+                raise ModelError(f"{name}: {key} = {given[key]!r} is not supported; fits: {supported[0]!r}")
     _check_unknown(config, architecture, keys, name)
     return _read(config, architecture, name)
 
@@ -71,7 +75,7 @@ def _read(config: Mapping[str, Any], architecture: Architecture, name: str) -> M
         fields["mla"] = mla = MLA(**_nested(config, architecture.mla))
         fields["d_head"] = mla.nope_dim + mla.rope_dim
     fields["num_kv_heads"] = _or_default(fields.get("num_kv_heads"), fields["num_heads"])
-    fields["d_ff"] = _or_default(fields["d_ff"], 4 * fields["d_model"])
+    fields["d_ff"] = _or_default(fields.get("d_ff"), 4 * fields["d_model"])
     fields["d_head"] = fields.get("d_head") or _default_d_head(name, fields)
     if architecture.chunked:
         fields |= _without_rope(config, fields, name)
@@ -100,7 +104,8 @@ def _write(config: ModelConfig, architecture: Architecture) -> dict[str, Any] | 
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
     }
-    written |= {key: supported[0] for key, supported in architecture.fixed.items()}
+    written |= _first_values(architecture.fixed)
+    written |= {table: _first_values(fixed) for table, fixed in architecture.fixed_in.items()}
     written |= {key.name: getattr(config, field) for field, key in architecture.keys.items()}
     if key := architecture.keys.get("activation"):
         written[key.name] = _ACTIVATIONS.get(config.activation, (config.activation,))[0]
@@ -120,6 +125,10 @@ def _write(config: ModelConfig, architecture: Architecture) -> dict[str, Any] | 
         written["attn_temperature_tuning"] = config.temperature_floor is not None
         written["floor_scale"] = config.temperature_floor or architecture.keys["temperature_floor"].default
     return written | write_rope(config)
+
+
+def _first_values(fixed: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    return {key: supported[0] for key, supported in fixed.items()}
 
 
 def _reads_back(written: Mapping[str, Any], architecture: Architecture, config: ModelConfig) -> bool:
@@ -152,12 +161,13 @@ def _text_config(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _architecture(config: Mapping[str, Any], name: str) -> Architecture:
     by_class = {architecture.class_name: architecture for architecture in ARCHITECTURES}
+    others = {architecture.also_named: architecture for architecture in ARCHITECTURES}
     by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
     supported = f"supported: {', '.join(by_class)}"
     for listed in config.get("architectures") or []:
-        if not isinstance(listed, str) or listed not in by_class:
+        if not isinstance(listed, str) or listed not in {*by_class, *others}:
             raise ModelError(f"{name}: architecture {listed} is not supported; {supported}")
-        return by_class[listed]
+        return by_class.get(listed) or others[listed]
     model_type = config.get("model_type", "llama")
     if model_type not in by_type:
         raise ModelError(f"{name}: model_type {model_type!r} is not supported; {supported}")
@@ -167,7 +177,7 @@ def _architecture(config: Mapping[str, Any], name: str) -> Architecture:
 def _check_unknown(config: Mapping[str, Any], architecture: Architecture, keys: list[Key], name: str) -> None:
     known = {name for key in keys for name in key.names}
     known |= {*NO_EFFECT, *ROPE_KEYS, *architecture.fixed, *architecture.ignored, *_WINDOW_KEYS}
-    known |= {*architecture.read_apart}
+    known |= {*architecture.read_apart, *architecture.fixed_in}
     known |= {"quantization_config"}
     for key in sorted({*config} & {*CHANGES} - known):
         if config[key] not in CHANGES[key]:

@@ -82,7 +82,7 @@ def is_latent(letters: Sequence[str]) -> bool:
 @lru_cache(maxsize=256)
 def parameters(config: ModelConfig) -> Mapping[str, Param]:
     """Every parameter by its path; shapes, shardings, arrays and counts all come from here."""
-    params = {"embed": Param("VD")}
+    params = {"embed": Param("VD")} | (_norm(config, EMBED_NORM, "D") if config.embedding_norm else {})
     if config.positions == "learned":
         params["positions"] = Param("WD")
     stacks = {layer.kind.stack for layer in config.layers}
@@ -95,6 +95,10 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
         params = {path: replace(param, trained=is_adapter(path)) for path, param in params.items()}
     return MappingProxyType(params)
 
+
+# What tokens meet before the first layer.
+EMBED_NORM = "embed_norm"
+ENTERING = ("embed", EMBED_NORM, f"{EMBED_NORM}_bias", "positions")
 
 # What adapters are called after the weight that they are beside: x A and (x A) B.
 ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"

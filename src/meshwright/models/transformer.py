@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, first_matrices
+from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, EMBED_NORM, first_matrices
 
 
 class Places(NamedTuple):
@@ -373,6 +373,8 @@ def enter(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, plac
     x = ops.embed("embed", tokens, w["embed"])
     if config.scale_embedding:
         x = ops.scale("scale_embedding", x, config.d_model**0.5)
+    if config.embedding_norm:
+        x = _apply_norm(config, ops, w, EMBED_NORM, x)
     if config.positions == "learned":
         x = ops.add_positions("positions", x, places, w["positions"])
     return x

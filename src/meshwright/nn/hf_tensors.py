@@ -16,6 +16,8 @@ from meshwright.models.hf import to_hf
 from meshwright.models.parameters import parameters
 
 UNEMBED = "lm_head.weight"
+# Of models that also see.
+_LANGUAGE_MODEL, _SEES = "language_model.", ("vision_model.", "vision_tower.", "multi_modal_projector.")
 
 
 Arrangement = Literal["after", "within", "alternate"]
@@ -141,8 +143,8 @@ def _flat(dim: str, sizes: Mapping[str, int]) -> int:
 
 def hf_tensors(config: ModelConfig, stored: Collection[str] = ()) -> dict[str, HfTensor]:
     """The place of each parameter of `config`, in a checkpoint of these tensors or in one to be written."""
-    if config.positions == "learned":
-        named = dict(_GPT_2)
+    if config.positions in ("learned", "alibi"):
+        named = _GPT_2 if config.positions == "learned" else _BLOOM if config.embedding_norm else _MPT
         if stored and not any(name.startswith(_GPT_2_PREFIX) for name in stored):
             named = {path: _renamed(tensor, _GPT_2_PREFIX, "") for path, tensor in named.items()}
     else:
@@ -153,6 +155,8 @@ def hf_tensors(config: ModelConfig, stored: Collection[str] = ()) -> dict[str, H
             named |= _LATENT
         if config.moe:
             named |= _experts(config, stored)
+    if any(name.startswith(_LANGUAGE_MODEL) for name in stored):
+        named = {path: _renamed(tensor, "", _LANGUAGE_MODEL) for path, tensor in named.items()}
     return {path: named[_of_any_stack(path)] for path in parameters(config)}
 
 
@@ -175,8 +179,8 @@ def _experts(config: ModelConfig, stored: Collection[str]) -> dict[str, HfTensor
 
 
 def passed_over(name: str) -> bool:
-    """Whether old exports store this besides: rotary frequencies, causal masks."""
-    return name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"))
+    """Whether files store this besides: rotary frequencies, causal masks, what sees beside a language model."""
+    return name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")) or name.startswith(_SEES)
 
 
 def _renamed(tensor: HfTensor, old: str, new: str) -> HfTensor:
@@ -326,5 +330,47 @@ _GPT_2 = {
     "layers/w_out_bias": HfTensor(f"{_H}.mlp.c_proj.bias", ("D",)),
     "final_norm": HfTensor("transformer.ln_f.weight", ("D",)),
     "final_norm_bias": HfTensor("transformer.ln_f.bias", ("D",)),
+    "unembed": HfTensor(UNEMBED, ("V", "D")),
+}
+_MPT_LAYER = "transformer.blocks.{}"
+_MPT = {
+    "embed": HfTensor("transformer.wte.weight", ("V", "D")),
+    "layers/attention_norm": HfTensor(f"{_MPT_LAYER}.norm_1.weight", ("D",)),
+    **{
+        f"layers/{name}": HfTensor(f"{_MPT_LAYER}.attn.Wqkv.weight", (_QKV[index], "D"), 0, _QKV, index)
+        for index, name in enumerate(("wq", "wk", "wv"))
+    },
+    "layers/wo": HfTensor(f"{_MPT_LAYER}.attn.out_proj.weight", ("D", "NH")),
+    "layers/mlp_norm": HfTensor(f"{_MPT_LAYER}.norm_2.weight", ("D",)),
+    "layers/w_in": HfTensor(f"{_MPT_LAYER}.ffn.up_proj.weight", ("F", "D")),
+    "layers/w_out": HfTensor(f"{_MPT_LAYER}.ffn.down_proj.weight", ("D", "F")),
+    "final_norm": HfTensor("transformer.norm_f.weight", ("D",)),
+    "unembed": HfTensor(UNEMBED, ("V", "D")),
+}
+# Of each head its query, key and value.
+_BLOOM_QKV = f"{_H}.self_attention.query_key_value"
+_BLOOM = {
+    "embed": HfTensor("transformer.word_embeddings.weight", ("V", "D")),
+    **{
+        f"layers/{name}": HfTensor(f"{_BLOOM_QKV}.weight", (_QKV[index], "D"), 0, _QKV, index, "within")
+        for index, name in enumerate(("wq", "wk", "wv"))
+    },
+    **{
+        f"layers/{name}_bias": HfTensor(f"{_BLOOM_QKV}.bias", (_QKV[index],), 0, _QKV, index, "within")
+        for index, name in enumerate(("wq", "wk", "wv"))
+    },
+    **{
+        f"{ours}{suffix}": HfTensor(f"{theirs}.{kind}", dims[:count])
+        for suffix, kind, count in (("", "weight", 2), ("_bias", "bias", 1))
+        for ours, theirs, dims in (
+            ("embed_norm", "transformer.word_embeddings_layernorm", ("D",)),
+            ("layers/attention_norm", f"{_H}.input_layernorm", ("D",)),
+            ("layers/wo", f"{_H}.self_attention.dense", ("D", "NH")),
+            ("layers/mlp_norm", f"{_H}.post_attention_layernorm", ("D",)),
+            ("layers/w_in", f"{_H}.mlp.dense_h_to_4h", ("F", "D")),
+            ("layers/w_out", f"{_H}.mlp.dense_4h_to_h", ("D", "F")),
+            ("final_norm", "transformer.ln_f", ("D",)),
+        )
+    },
     "unembed": HfTensor(UNEMBED, ("V", "D")),
 }

@@ -28,7 +28,7 @@ from meshwright.layout import Layout
 from meshwright.layout.pipeline.depths import layers_of_depths
 from meshwright.models import transformer
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.parameters import STACK_LETTERS
+from meshwright.models.parameters import ENTERING, STACK_LETTERS
 from meshwright.models.transformer import Places
 from meshwright.nn.gradients import added, as_used, differentiated, zeros
 from meshwright.nn.lanes import FORWARD
@@ -38,7 +38,6 @@ from meshwright.nn.params import flatten
 # (tokens[B, T], targets[B, T], places) of the microbatch with this number, of the rows of a step.
 Microbatch = Callable[[Array, Array], tuple[Array, Array, Places]]
 STACKS = tuple(STACK_LETTERS)
-_OF_FIRST = ("embed", "positions")
 TOKEN = np.float32(1)
 Totals = dict[str, Array]
 # By the depth that has the parameter, and its path: what several chunks of one stage read has one.
@@ -79,7 +78,7 @@ class Chunk:
     def has(self, path: str) -> bool:
         """Whether the parameter of this path lies here, or rows of it."""
         stack, _, _ = path.rpartition("/")
-        return stack in self.rows if stack else (self.is_first if path in _OF_FIRST else self.is_last)
+        return stack in self.rows if stack else (self.is_first if path in ENTERING else self.is_last)
 
     def home(self, path: str) -> int:
         """The depth that has a parameter which is read here: the first has a tied table."""

@@ -16,7 +16,7 @@ _LAYER = (
     "attention_post_norm", "mlp_norm", "to_w_gate+w_in", "to_w_in", "w_gate", "w_in", "w_out",
     "mlp_post_norm",
 )  # fmt: skip
-_ORDER = ("embed", "positions", *_LAYER, "final_norm", "to_unembed", "unembed", "loss")
+_ORDER = ("embed", "embed_norm", "positions", *_LAYER, "final_norm", "to_unembed", "unembed", "loss")
 _WIDTH, _NODE_WIDTH, _LONGEST = 1080, 150, 250
 _ROW, _GAP, _TOP = 38, 12, 26
 _MIDDLE = _WIDTH / 2
