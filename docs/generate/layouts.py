@@ -18,6 +18,8 @@ MEANINGS = {
     "context": "Context parallelism: devices split each sequence by position; in generation each has "
     "sequences of its own.",
     "expert": "Expert parallelism: experts are divided over these devices, which are part of the data ranks.",
+    "expert_nodes": "The nodes on which the devices of an expert group lie, for `dispatch=once`; part of "
+    "`expert`.",
     "pipe": "Pipeline stages.",
     "kv_replicas": "Tensor parallelism beyond the number of KV heads: devices hold the same KV head and "
     "split its queries.",
@@ -39,7 +41,8 @@ MEANINGS = {
     "offload_optimizer": "Whether the optimizer's state and float32 weights are kept in the host's memory.",
     "capacity": "The most tokens per expert, relative to an even share; by default no token is dropped.",
     "grouped": "Whether devices of an expert group all-gather its tokens instead of exchanging rows.",
-    "dispatch": "Whether each row crosses the network by itself, or a token's rows for one node only once.",
+    "dispatch": "Whether each row crosses the network by itself, or a token's rows for one node only once; "
+    "`once` runs with `expert_nodes`.",
     "weights_dtype": "Dtype of stored weights; narrower than bf16 only in inference.",
     "compute_dtype": "Dtype of activations and of gathered weights.",
     "matmul_dtype": "Dtype of matmul operands, if not `compute_dtype`. Training supports fp8 and int8, with "

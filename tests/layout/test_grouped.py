@@ -5,7 +5,7 @@ import pytest
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
-from meshwright.layout.grouped import blocks_of
+from meshwright.layout.grouped import Crossing, blocks_of, crossing_of
 from meshwright.models.config import MoE
 
 
@@ -73,23 +73,36 @@ def test_what_grouped_products_cannot_be_combined_with_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "exchanged", "met", "rows", "repeated"),
+    ("text", "exchanged", "met", "rows", "repeated", "nodes"),
     [
-        ("fsdp=8", "", "", "", ""),
-        ("fsdp=8,expert=4", "expert", "", "", ""),
-        ("fsdp=8,expert=4,grouped=true", "", "expert", "", ""),
+        ("fsdp=8", "", "", "", "", ""),
+        ("fsdp=8,expert=4", "expert", "", "", "", ""),
+        ("fsdp=8,expert=4,grouped=true", "", "expert", "", "", ""),
         # Without an axis of experts nothing travels by row, grouped or not.
-        ("fsdp=2,tensor=2,sequence_parallel=true", "", "tensor", "", ""),
-        ("fsdp=4,expert=4,tensor=2,sequence_parallel=true", "expert", "", "tensor", ""),
-        ("fsdp=4,expert=4,tensor=2", "expert", "", "", "tensor"),
-        ("fsdp=2,expert=4,tensor=2", "expert", "", "", "tensor"),
-        ("fsdp=2,expert=4,tensor=2,sequence_parallel=true", "expert tensor", "", "", ""),
-        ("context=2,fsdp=4,expert=4", "expert", "", "", ""),
+        ("fsdp=2,tensor=2,sequence_parallel=true", "", "tensor", "", "", ""),
+        ("fsdp=4,expert=4,tensor=2,sequence_parallel=true", "expert", "", "tensor", "", ""),
+        ("fsdp=4,expert=4,tensor=2", "expert", "", "", "tensor", ""),
+        ("fsdp=2,expert=4,tensor=2", "expert", "", "", "tensor", ""),
+        ("fsdp=2,expert=4,tensor=2,sequence_parallel=true", "expert tensor", "", "", "", ""),
+        ("context=2,fsdp=4,expert=4", "expert", "", "", "", ""),
+        ("fsdp=8,expert=4,expert_nodes=2,dispatch=once", "expert", "", "", "", "expert_nodes"),
+        ("fsdp=4,expert=2,expert_nodes=2,tensor=2,dispatch=once", "", "", "", "tensor", "expert_nodes"),
+        # All devices of a node have columns of its experts.
+        (
+            "fsdp=4,expert=2,expert_nodes=2,tensor=2,sequence_parallel=true,dispatch=once",
+            "",
+            "tensor",
+            "",
+            "",
+            "expert_nodes",
+        ),
     ],
 )
-def test_axes_on_the_way_to_experts(text: str, exchanged: str, met: str, rows: str, repeated: str) -> None:
+def test_axes_on_the_way_to_experts(
+    text: str, exchanged: str, met: str, rows: str, repeated: str, nodes: str
+) -> None:
     found = Layout.parse(text).routing
-    assert [" ".join(axes) for axes in found[3:]] == [exchanged, met, rows, repeated]
+    assert [" ".join(axes) for axes in found[3:]] == [exchanged, met, rows, repeated, nodes]
 
 
 def test_rows_travel_by_collectives_of_the_notation() -> None:
@@ -102,6 +115,47 @@ def test_rows_travel_by_collectives_of_the_notation() -> None:
         "ReduceScatter_{tensor} w_out[E_expert, C_fsdp, D]{U_tensor} -> w_out[E_expert, C_{fsdp,tensor}, D]",
         "AllToAll_{expert} y[E_expert, C_{fsdp,tensor}, D] -> y[E, C_{fsdp,tensor,expert}, D]",
     ]
+
+
+def test_tokens_that_cross_once_do_so_before_their_rows_travel() -> None:
+    layout = Layout.of(fsdp=8, expert=4, expert_nodes=2, tensor=2, sequence_parallel=True, dispatch="once")
+    there = (layout.to_nodes("x"), layout.met_in_node("x"), layout.to_experts("d"))
+    back = (layout.from_experts("y"), layout.sums_from_node("y"), layout.sums_from_nodes("y"))
+    assert [str(step) for one in (*there, *back) for step in one.forward] == [
+        "AllToAll_{expert_nodes} x[E, C_{fsdp,tensor,expert,expert_nodes}, D] -> "
+        "x[E_expert_nodes, C_{fsdp,tensor,expert}, D]",
+        "AllToAll_{expert} d[E_expert_nodes, C_{fsdp,tensor,expert}, D] -> "
+        "d[E_{expert_nodes,expert}, C_{fsdp,tensor}, D]",
+        "AllToAll_{expert} y[E_{expert_nodes,expert}, C_{fsdp,tensor}, D] -> "
+        "y[E_expert_nodes, C_{fsdp,tensor,expert}, D]",
+        "AllToAll_{expert_nodes} y[E_expert_nodes, C_{fsdp,tensor,expert}, D] -> "
+        "y[E, C_{fsdp,tensor,expert,expert_nodes}, D]",
+    ]
+    layout = layout.replace(expert=2)
+    sums = (layout.met_in_node("x"), layout.sums_from_node("y"))
+    assert [str(step) for one in sums for step in one.forward] == [
+        "AllGather_{tensor} x[E_expert_nodes, C_{fsdp,tensor}, D] -> x[E_expert_nodes, C_fsdp, D]",
+        "ReduceScatter_{tensor} y[E_expert_nodes, C_fsdp, D]{U_tensor} -> "
+        "y[E_expert_nodes, C_{fsdp,tensor}, D]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "moe", "num_nodes", "expected"),
+    [
+        # Two nodes: a round has room for all, k rows of each token.
+        (100, MoE(8, 2, 64), 2, Crossing(2, 100, 200, 100, 200, 1, 150)),
+        # Each of eight has one expert: 25 rows by even load, and room for twice as many.
+        (100, MoE(8, 2, 64), 8, Crossing(8, 100, 50, 50, 50, 2, 188)),
+        # 8 of 64 experts over 16 nodes of four: 50 rows by even load, and a last token with three more.
+        (100, MoE(64, 8, 64), 16, Crossing(16, 100, 100, 100, 103, 4, 646)),
+    ],
+)
+def test_a_round_of_what_crosses_has_room_for_twice_an_even_load(
+    num_tokens: int, moe: MoE, num_nodes: int, expected: Crossing
+) -> None:
+    assert crossing_of(num_tokens, moe, num_nodes) == expected
+    assert crossing_of(num_tokens, moe, num_nodes, one_round=True).rounds == 1
 
 
 def test_the_short_form_keeps_the_word_and_its_rules() -> None:

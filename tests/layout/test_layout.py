@@ -271,10 +271,21 @@ class TestWideLayouts:
 
 
 class TestCheck:
-    def test_tokens_that_go_once_to_a_node_are_planned_alone(self) -> None:
-        layout = Layout.of(data=8, expert=8, dispatch="once")
-        assert why_not(load_model("mixtral-8x7b"), layout) == "dispatch=once"
-        assert why_not(load_model("mixtral-8x7b"), layout.replace(dispatch="each")) is None
+    def test_tokens_that_go_once_to_a_node_run_where_the_layout_says_which_these_are(self) -> None:
+        layout, config = Layout.of(data=8, expert=8, dispatch="once"), load_model("mixtral-8x7b")
+        assert why_not(config, layout) == "dispatch=once without expert_nodes"
+        assert why_not(config, layout.replace(dispatch="each")) is None
+        nodes = layout.replace(expert_nodes=2)
+        assert why_not(config, nodes) is None
+        assert nodes.mesh.sizes["expert_nodes"] == 2 and nodes.mesh.sizes["expert"] == 4
+        assert Layout.parse(str(nodes)) == nodes and Layout.from_dict(nodes.to_dict()).form == nodes.form
+        assert str(nodes.weight("w_in", "EDM")) == "w_in[E_{expert_nodes,expert}, D, M]"
+        with pytest.raises(
+            LayoutError, match=r"expert_nodes = 2 with dispatch = each.*fits: dispatch = once$"
+        ):
+            nodes.replace(dispatch="each").check(config)
+        with pytest.raises(LayoutError, match=r"expert_nodes = 3 does not divide the 8 devices of an expert"):
+            layout.replace(expert_nodes=3)
         with pytest.raises(LayoutError, match=r"grouped = true, under which no row travels; fits: one of"):
             layout.replace(grouped=True)
         with pytest.raises(LayoutError, match=r"has no experts .E. for dispatch = once; leave out dispatch$"):

@@ -272,6 +272,11 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
             for config, text in [
                 (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true"),
                 (MIXTURE, "data=8,expert=8"),
+                (MIXTURE, "data=8,expert=8,expert_nodes=4,dispatch=once"),
+                (MIXTURE, "fsdp=8,expert=4,expert_nodes=2,remat=matmuls,dispatch=once"),
+                (MIXTURE, "fsdp=2,tensor=4,sequence_parallel=true,expert=8,expert_nodes=2,dispatch=once"),
+                (MIXTURE, "fsdp=2,tensor=2,tensor2=2,expert=2,expert_nodes=2,dispatch=once"),
+                (OSS, "context=2,fsdp=4,expert=4,expert_nodes=2,remat=full,dispatch=once"),
                 (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,grouped=true"),
                 (MIXTURE, "fsdp=2,tensor=4,sequence_parallel=true,expert=8,remat=full,grouped=true"),
                 (MIXTURE, "context=2,fsdp=2,tensor=2,expert=2,grouped=true"),

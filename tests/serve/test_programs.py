@@ -125,7 +125,13 @@ def test_other_models_in_two_dimensions(config: ModelConfig) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
-    ["data=2,expert=2", "data=4,expert=4,tensor=2", "data=2,fsdp=2,expert=2", "data=2,tensor2=2,expert=2"],
+    [
+        "data=2,expert=2",
+        "data=4,expert=4,tensor=2",
+        "data=2,fsdp=2,expert=2",
+        "data=2,tensor2=2,expert=2",
+        "data=8,expert=8,expert_nodes=4,dispatch=once",
+    ],
 )
 def test_experts_on_devices_of_their_own(text: str) -> None:
     found = _prefill_then_generate(_layout(text), MIXTURE)

@@ -69,8 +69,13 @@ def test_a_tied_tables_gradients_are_added_before_they_are_scattered() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "text"),
-    [(MIXTURE, "fsdp=4,expert=4"), (MIXTURE, "fsdp=4,expert=2"), (CHOSEN_BY_BIAS, "data=2,fsdp=2")],
-    ids=["over all", "over some", "chosen by bias"],
+    [
+        (MIXTURE, "fsdp=4,expert=4"),
+        (MIXTURE, "fsdp=4,expert=2"),
+        (CHOSEN_BY_BIAS, "data=2,fsdp=2"),
+        (MIXTURE, "fsdp=4,expert=4,expert_nodes=2,dispatch=once"),
+    ],
+    ids=["over all", "over some", "chosen by bias", "over nodes"],
 )
 def test_experts(config: ModelConfig, text: str) -> None:
     """With a row for each of a token's experts; and where a bias chooses them, which no gradient reaches."""

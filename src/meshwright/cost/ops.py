@@ -550,7 +550,8 @@ class SymbolicOps(Recorder):
         """What tokens and gates come to a node: each token once, with the gates of its experts there."""
         layout, agreed = self.layout, self._agreed_rounds(f"{name}_nodes", gates, crossing)
         room, even = self._of_tokens(crossing)
-        with self._room(room * self.sizes["E"], room * self.sizes["E"]):
+        of_node = room * self.sizes["E"] / crossing.num_nodes
+        with self._room(of_node, of_node):
             there = layout.to_nodes("gates", "CE")
             sent = self.elementwise("gates_sort", (gates,), self.value(there.given, gates.dtype), ())
             sent = self._gates_there(self._gates_there(sent, there), layout.met_in_node("gates", "CE"))

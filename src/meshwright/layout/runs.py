@@ -48,6 +48,7 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     features = {
         # A program has to know which devices are of a node.
         f"dispatch={schedule.dispatch} without expert_nodes": schedule.dispatch == "once"
+        and bool(layout.routing.exchanged)
         and not layout.routing.nodes,
         f"offload=true with pipe={layout.pipe}": schedule.offload and layout.pipe > 1,
         f"offload_optimizer=true with schedule={schedule.pipeline}": schedule.offload_optimizer

@@ -18,6 +18,7 @@ LAYOUTS: Mapping[str, str] = {
     "context, ring": "context=2,context_method=ring",
     "context, Ulysses": "context=2,context_method=ulysses",
     "expert": "fsdp=2,expert=2",
+    "expert, dispatch once": "fsdp=4,expert=4,expert_nodes=2,dispatch=once",
     "pipe, schedule lanes": "pipe=2,microbatches=2,schedule=lanes",
     "pipe, other schedules (on one host)": "pipe=2,microbatches=2",
     "offload": "data=2,offload=true",

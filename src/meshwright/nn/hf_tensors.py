@@ -179,7 +179,7 @@ def _experts(config: ModelConfig, stored: Collection[str]) -> dict[str, HfTensor
 
 
 def passed_over(name: str) -> bool:
-    """Whether files store this besides: rotary frequencies, causal masks, what sees beside a language model."""
+    """Whether files store this besides: rotary frequencies, causal masks, what sees beside the model."""
     return name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")) or name.startswith(_SEES)
 
 

@@ -420,9 +420,9 @@ class JaxOps:
         """What all experts add to the tokens x[1, n, D], which go to each of their nodes once."""
         layout, moe = self.layout, self.config.moe
         assert moe is not None, "only a mixture of experts has experts"
-        if layout.schedule.capacity is not None:
-            gates = within_capacity(gates, moe, layout.schedule.capacity)
         with jax.named_scope("dispatch"):
+            if layout.schedule.capacity is not None:
+                gates = within_capacity(gates, moe, layout.schedule.capacity)
             crossings = crossings_of(gates, layout, moe, MATMUL)
 
         def of_round(crossings: Crossings, number: Array | int, x: Array, gates: Array, w: Any) -> Array:

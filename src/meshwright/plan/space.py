@@ -113,7 +113,8 @@ class Space:
         self._given_schedule = {condition.field for condition in self._of_schedule}
         self._conditions = frozenset(one.field for one in self._of_mesh)
         self._torus = isinstance(hardware.chip.network, Torus)
-        self._node = hardware.chips_per_node if hardware.software.is_ours else 0
+        says_nodes = base.schedule.dispatch == "once" and hardware.software.is_ours
+        self._node = hardware.chips_per_node if says_nodes else 0
         self._largest = Workload(self._batches[-1], workload.seq_len)
         self._schedules: dict[tuple[int, int], list[tuple[str, int]]] = {}
         self._sizes: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
@@ -127,10 +128,11 @@ class Space:
         running: without the schedules that do not run.
         """
         plain = {axis.name: 1 for axis in AXES} | {"zero": None, "grouped": self.base.schedule.grouped}
+        is_once = self.base.schedule.dispatch == "once"
         for words in self._chosen(SEARCHED, plain | {name: self.base.word(name) for name in OPTIONS}):
             form = {name: value for name, value in words.items() if name != "grouped"}
             for base in self._orders(words["pipe"], running):
-                if words["grouped"] and base.schedule.capacity is not None:
+                if words["grouped"] and (base.schedule.capacity is not None or is_once):
                     continue
                 mesh = (self._as_grouped[base.schedule.is_alike] if words["grouped"] else base).with_form(
                     form

@@ -107,8 +107,8 @@ class Ask:
     """What a search asks an axis.
 
     chips: those that the axes before leave. torus: whether links form one. conditions: the words that the
-    user has set conditions for. node: the chips of a slice or an NVLink domain, where a layout says which
-    tokens cross to another; 0 where the software finds that out.
+    user has set conditions for. node: the chips of a slice or an NVLink domain, if tokens are to cross from
+    one to another once, and layouts have to say where; else 0.
     """
 
     config: ModelConfig

@@ -105,18 +105,20 @@ class ExpertNodes(Axis):
 
 
 def _nodes(home: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
-    """The nodes that `cut` devices of a group lie on, each as far from the next as inner axes put it.
+    """How many nodes a search tries: those on which `cut` devices of a group lie, as inner axes put them
+    apart, or every number where a condition names them.
 
-    Every number where a condition names it, and one where none says that tokens cross once.
+    None where no token crosses to another, and 1 where that was not asked.
     """
-    if "expert_nodes" in ask.conditions:
-        return divisors(cut)
-    if "dispatch" not in ask.conditions or not ask.node:
+    if not ask.node:
         return [1]
+    if "expert_nodes" in ask.conditions:
+        return divisors(cut)[1:]
     apart = form["context"] * form["tensor2"] * form["tensor"] * form["kv_replicas"]
     if form["inner"]:
         apart *= form["fsdp"] // (cut if home == "fsdp" else 1)
-    return [cut // gcd(cut, max(1, ask.node // apart))]
+    num_nodes = cut // gcd(cut, max(1, ask.node // apart))
+    return [num_nodes] if num_nodes > 1 else []
 
 
 def expert_home(form: ShortForm) -> tuple[str, int]:
