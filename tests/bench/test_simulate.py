@@ -236,6 +236,15 @@ def test_a_short_prompt_is_not_priced_as_a_long_one():
     assert short == pytest.approx(cost.seconds, rel=0.05)
 
 
+@pytest.mark.parametrize("ends", [(512, 512), (512, 128)])
+def test_several_prompts_meet_the_keys_of_each(ends: tuple[int, int]):
+    """64 tokens of each, on a CPU; 128 behind the longer one would meet many more."""
+    machine, layout = load("cpu:1"), Layout.of(weights_dtype="f32", compute_dtype="f32")
+    found = StepSeconds(CONFIG, layout, machine, 512, 512).seconds(0, 0, [(64, end) for end in ends])
+    both = [pass_cost(CONFIG, layout.at("prefill"), machine, 2, 64, end)[0].seconds for end in ends]
+    assert found == pytest.approx(sum(both) / 2, rel=0.03)
+
+
 def test_prompts_and_answers_together_read_the_weights_once(steps: StepSeconds):
     apart = steps.seconds(32, 1024, []) + steps.seconds(0, 0, [(256, 1024)])
     together = steps.seconds(32, 1024, [(256, 1024)])

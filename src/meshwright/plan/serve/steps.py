@@ -67,13 +67,12 @@ class StepSeconds:
         num_sequences: that generate, behind `mean_context` positions. chunks: of each prompt its tokens in
         this step, and the positions up to their last. num_drafts: guesses verified, of all sequences.
         """
-        alone, num_tokens, last = 0.0, 0, 0
+        alone, num_tokens, pairs = 0.0, 0, 0
         for count, end in chunks:
             num_tokens += count
-            if end > last:
-                last = end
+            pairs += count * (2 * end - count)
         if num_tokens:
-            alone = self._prompt(num_tokens, last)
+            alone = self._prompt(num_tokens, _end_of_one(num_tokens, pairs))
         if not num_sequences:
             return alone
         generating = self.generate(num_sequences, mean_context)
@@ -160,6 +159,19 @@ def _lengths(most: int, shortest: int = _SHORTEST) -> list[int]:
     while found[-1] * _APART < most:
         found.append(found[-1] * _APART)
     return sorted({*(length for length in found if length < most), most})
+
+
+def _end_of_one(num_tokens: int, pairs: int) -> int:
+    """Where one prompt of so many tokens ends whose queries meet as many keys as those of several prompts.
+
+    pairs: count * (2 end - count) summed over the prompts: twice the pairs of a query and a key, less one a
+    query. With n tokens up to e it is n (2 e - n), so e = (pairs / n + n) / 2. Whole short prompts have fewer
+    pairs than one of all their tokens: then e < n.
+
+    >>> _end_of_one(64, 64 * (2 * 300 - 64)), _end_of_one(64, 32 * (2 * 600 - 32) + 32 * (2 * 32 - 32))
+    (300, 332)
+    """
+    return (pairs // num_tokens + num_tokens) // 2
 
 
 def _between(known: Sequence[int], value: float) -> tuple[int, int, float]:
