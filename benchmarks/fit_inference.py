@@ -127,9 +127,9 @@ def record(row: InferenceRow) -> Recorded:
         (weights[1], "generate", 1, context),
     ):
         if weight:
-            pieces_a_batch, times = case.microbatches(layout, batch)
-            before = int(pieces[-1][-1]) + 1 if pieces else 0
             at = layout.at(phase)
+            pieces_a_batch, times = case.microbatches(at, batch)
+            before = int(pieces[-1][-1]) + 1 if pieces else 0
             found = _pass(case, at, batch / pieces_a_batch, queries, keys, weight * times, before)
             pieces += found[0]
             transfers += found[1]

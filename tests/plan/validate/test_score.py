@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.cost.inference import pass_cost
 from meshwright.errors import PlanError
 from meshwright.models.count import count_params
 from meshwright.plan.validate.inference import reproduce_inference
@@ -170,6 +171,20 @@ def test_a_served_row_is_a_step_a_prefill_or_both(tmp_path: Path):
     assert figures["tokens_per_s"] == pytest.approx(4 * 64 / figures["request_latency_s"] / 2)
     case = reproduce_inference(served(tmp_path, metric="tpot_s"))
     assert case.layouts[0].weights_dtype == "int4" and case.layouts[0].kv_dtype == "bf16"
+
+
+def test_generate_steps_follow_each_other_through_the_stages(tmp_path: Path):
+    """Two stages, each with half of the batch: a step is one pass of a half, a prefill fills and empties."""
+    found = {}
+    for metric, phase, queries, context in (
+        ("tpot_s", "generate", 1, 128 + 32),
+        ("ttft_s", "prefill", 128, 128),
+    ):
+        case = reproduce_inference(served(tmp_path, metric=metric, tensor="1", pipe="2", batch="4"))
+        layout, found[metric] = case.choice
+        one, _ = pass_cost(case.config, layout.at(phase), case.hardware, 2, queries, context)
+        times = 1.0 if phase == "generate" else 3 / 2
+        assert found[metric] == pytest.approx(times * one.seconds)
 
 
 def test_a_served_row_that_cannot_be_is_skipped_with_why(tmp_path: Path):

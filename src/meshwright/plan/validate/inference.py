@@ -65,8 +65,14 @@ class ServedCase:
         return min(self.row.batch, max_batch(self.config, self.hardware, at, 1, context) or self.row.batch)
 
     def microbatches(self, layout: Layout, batch: int) -> tuple[int, float]:
-        """(parts of a batch that follow each other through the stages, time of all over that of one)."""
+        """(parts of a batch that follow each other through the stages, time of all over that of one).
+
+        A prefill fills the stages and empties them. Generate steps follow each other: a part's next token
+        enters the first stage when its last one leaves the last, so the time is that of one pass.
+        """
         parts = min(batch, layout.pipe)
+        if layout.phase == "generate":
+            return parts, 1.0
         return parts, (parts + layout.pipe - 1) / layout.pipe
 
     def _generate(self, layout: Layout, hardware: Hardware, batch: int) -> float:
