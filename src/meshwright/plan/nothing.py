@@ -39,8 +39,8 @@ def nothing_found(
     if not found(()):
         if once := next((one for one in given if (one.field, one.value) == ("dispatch", "once")), None):
             return PlanError(
-                f"{about}: --given {once}: experts lie within nodes of {hardware.chips_per_node} chips, so no "
-                "token crosses; fits: dispatch=each, or expert_nodes>1 beside it, for parts of a node"
+                f"{about}: --given {once}: experts lie within nodes of {hardware.chips_per_node} chips, so "
+                "no token crosses; fits: dispatch=each, or expert_nodes>1 beside it, for parts of a node"
             )
         return PlanError(f"{about}: {_nothing_divides(config, hardware, workload, spaces)}")
     if at_fault := [one for one in given if found(_without(given, one))]:
