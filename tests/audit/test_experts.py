@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import jax
 import pytest
@@ -15,6 +16,7 @@ from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.nn.crossing import crossings_of, gates_at_nodes
 from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.routes import choices_of, met_gates
 
@@ -37,20 +39,49 @@ def test_a_round_has_the_room_that_is_planned(staged: bool) -> None:
     layouts = [one for one in _without_capacity(config) if one.stages_alike == staged][:24]
     several_rounds = 0
     for layout in layouts:
-        sequences = WORK.num_sequences // layout.microbatches
-        shape = Shape(sequences, WORK.seq_len, WORK.seq_len)
-        planned = SymbolicOps(config, layout, shape, Lowering(flash_attention=False, static_on="cpu")).blocks
-        mesh = device_mesh(layout)
-        lies = named_sharding(layout.activation("gates", "BTE"), mesh)
-        gates = jax.ShapeDtypeStruct((sequences, WORK.seq_len, moe.num_experts), "float32", sharding=lies)
-        run = []
-
-        def rows(gates: jax.Array, layout: Layout = layout, run: list = run) -> jax.Array:
-            run.append(choices_of(met_gates(gates, layout, layout.routing), layout, moe, "kept"))
-            return run[0].num_rounds
-
-        with jax.set_mesh(mesh):
-            jax.eval_shape(rows, gates)
-        assert run[0].blocks == planned, layout
-        several_rounds += run[0].blocks.rounds > 1
+        planned, run = _planned_and_run(config, layout)
+        assert run == planned, layout
+        several_rounds += run[1].rounds > 1
     assert len(layouts) > 8 and (several_rounds == 0 if staged else several_rounds > 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "several_rounds"),
+    [
+        ("fsdp=8,expert=4,expert_nodes=2", False),
+        ("data=8,expert=8,expert_nodes=8", True),
+        ("fsdp=4,expert=2,expert_nodes=2,tensor=2,sequence_parallel=true", False),
+        ("data=8,expert=8,expert_nodes=4,microbatches=2", True),
+    ],
+)
+def test_what_crosses_to_nodes_has_the_room_that_is_planned(text: str, several_rounds: bool) -> None:
+    layout = Layout.parse(f"{text},dispatch=once")
+    planned, run = _planned_and_run(MIXTURE, layout)
+    assert run == planned and (run[0].rounds > 1) == several_rounds
+
+
+def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:
+    """The rooms of what crosses to nodes, and of the rows of experts: as planned, and of the program."""
+    assert config.moe is not None
+    moe, sequences = config.moe, WORK.num_sequences // layout.microbatches
+    shape = Shape(sequences, WORK.seq_len, WORK.seq_len)
+    planned = SymbolicOps(config, layout, shape, Lowering(flash_attention=False, static_on="cpu"))
+    mesh, run = device_mesh(layout), []
+    lies = named_sharding(layout.activation("gates", "BTE"), mesh)
+    gates = jax.ShapeDtypeStruct((sequences, WORK.seq_len, moe.num_experts), "float32", sharding=lies)
+
+    def rows(gates: jax.Array) -> jax.Array:
+        routing, room = layout.routing, None
+        gates = met_gates(gates, layout, routing.at_home)
+        if routing.nodes:
+            crossings = crossings_of(gates, layout, moe, "kept")
+            room = crossings.room
+            came, _ = gates_at_nodes(gates, crossings, 0, layout)
+            gates = met_gates(came, layout, routing.of_node)
+        choices = choices_of(gates, layout, moe, "kept", room)
+        run.extend((room, choices.blocks))
+        return choices.num_rounds
+
+    with jax.set_mesh(mesh):
+        jax.eval_shape(rows, gates)
+    return (planned.crossing, planned.blocks), tuple(run)

@@ -54,6 +54,14 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
         (CHUNKED, "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1"),
         (CHUNKED, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true"),
         (CHUNKED, "fsdp=4,expert=2,tensor=2"),
+        # A token crosses once to a node, whose devices have experts of their own, or columns of the same.
+        (MIXTURE, "data=8,expert=8,expert_nodes=4,dispatch=once"),
+        (OSS, "data=2,fsdp=2,expert=4,expert_nodes=2,tensor=2,microbatches=2,dispatch=once"),
+        (
+            MIXTURE,
+            "fsdp=4,expert=2,expert_nodes=2,tensor=2,sequence_parallel=true,remat=matmuls,dispatch=once",
+        ),
+        (MIXTURE, "fsdp=4,expert=4,expert_nodes=2,tensor=2,dispatch=once,capacity=1"),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )

@@ -23,6 +23,8 @@ from meshwright.nn.routes import choices_of, met_gates
 B, T, D, E = 2, 6, 4, 8
 LOGITS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
 CHOICE = np.random.default_rng(1).normal(size=E).astype(np.float32)
+FLOAT32 = {"weights_dtype": "f32", "compute_dtype": "f32"}
+SPECS = {"expert_in": "ECD,EDM->ECM", "expert_out": "ECM,EMD->ECD"}
 X = np.random.default_rng(2).normal(size=(B, T, D)).astype(np.float32)
 
 
@@ -134,7 +136,7 @@ def by_the_book(
     return output
 
 
-@pytest.mark.parametrize("load", ["router's", "all to two experts"])
+@pytest.mark.parametrize("load", ["router's", "all to a few experts"])
 @pytest.mark.parametrize(
     ("text", "is_ragged"),
     [
@@ -173,57 +175,97 @@ def by_the_book(
 def test_experts_are_a_loop_over_tokens_and_their_experts(
     text: str, is_ragged: bool, load: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two products of 16 sequences of 4 tokens, whatever the load; with as many rows as exist, or room."""
+    """Whatever the load; with as many rows as exist, or room."""
     if is_ragged:
         for module in (routes_module, crossing_module):
             monkeypatch.setattr(module, "sends_what_there_is", lambda: True)
         monkeypatch.setattr(lax, "ragged_all_to_all", by_the_book)
-    moe, layout = MoE(E, 2, 3), Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
-    random, num, length, width = np.random.default_rng(3), 16, 4, 8
-    logits = random.normal(size=(num, length, E))
-    logits = logits if load == "router's" else np.where(np.arange(E) < 2, 10.0, 0.0) + 0 * logits
-    gates = np.array([[by_hand(one, 0 * CHOICE, moe) for one in row] for row in logits], np.float32)
-    x = random.normal(size=(num, length, D)).astype(np.float32)
-    weights = [random.normal(size=shape).astype(np.float32) for shape in ((E, D, width), (E, width, D))]
-    specs = {"expert_in": "ECD,EDM->ECM", "expert_out": "ECM,EMD->ECD"}
+    _assert_as_a_loop(text, MoE(E, 2, 3), load)
 
-    def through(x: jax.Array, gates: jax.Array, *weights: jax.Array) -> jax.Array:
-        ops = JaxOps(replace(MIXTURE, moe=moe), layout)
 
-        def block(ops: JaxOps, w: Mapping[str, jax.Array], d: jax.Array) -> jax.Array:
-            for name, spec in specs.items():
-                (d,) = ops.einsums(d, w, **{name: spec})
-            return d
+@pytest.mark.slow
+@pytest.mark.parametrize("load", ["router's", "all to a few experts"])
+@pytest.mark.parametrize("num_chosen", [1, 4])
+@pytest.mark.parametrize("num_nodes", [2, 4])
+def test_a_token_goes_once_to_each_of_its_nodes(num_nodes: int, num_chosen: int, load: str) -> None:
+    text = f"data=2,fsdp=4,expert=4,expert_nodes={num_nodes},dispatch=once"
+    _assert_as_a_loop(text, MoE(E, num_chosen, 3), load)
 
-        return ops.experts(block, dict(zip(specs, weights, strict=True)), x, gates)
+
+@pytest.mark.parametrize("capacity", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
+def test_the_same_tokens_go_past_full_experts_where_they_cross_once(capacity: float) -> None:
+    each = Layout.parse("data=2,fsdp=4,expert=4").replace(**FLOAT32, capacity=capacity)
+    given = _arrays(MoE(E, 2, 3), "router's")
+    found, expected = (
+        _through(layout, MoE(E, 2, 3), *given)
+        for layout in (each.replace(expert_nodes=2, dispatch="once"), each)
+    )
+    _assert_close(found, expected)
+
+
+def _assert_as_a_loop(text: str, moe: MoE, load: str) -> None:
+    """Two products of 16 sequences of 4 tokens, as those that a loop over tokens and experts computes."""
 
     def by_loop(x: jax.Array, gates: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
         h = jnp.einsum("BTD,EDM->BTEM", x, first)
         return jnp.einsum("BTE,BTEM,EMD->BTD", gates, h, second)
 
-    def both(f: Callable[..., jax.Array], *given: Any) -> tuple[Any, Any]:
-        def loss(target: jax.Array, *given: jax.Array) -> tuple[jax.Array, jax.Array]:
-            out = f(*given)
-            return jnp.sum(out * target), out
+    given = _arrays(moe, load)
+    found = _through(Layout.parse(text).replace(**FLOAT32), moe, *given)
+    expected, (d_x, d_gates, *d_weights) = _with_gradients(by_loop, *given)
+    # A gate of zero chose no expert: what the expert would have made of the token is not computed.
+    d_gates = np.where(given[2] > 0, np.asarray(d_gates), 0)
+    _assert_close(found, (expected, (d_x, d_gates, *d_weights)))
 
-        return jax.jit(jax.value_and_grad(loss, argnums=(1, 2, 3, 4), has_aux=True))(*given)
+
+def _arrays(moe: MoE, load: str) -> list[np.ndarray]:
+    """What the output is summed with for a loss, x, gates and the two weights."""
+    random, num, length, width = np.random.default_rng(3), 16, 4, 8
+    logits = random.normal(size=(num, length, E))
+    few = np.where(np.arange(E) < moe.experts_per_token, 10.0, 0.0)
+    logits = logits if load == "router's" else few + 0 * logits
+    gates = np.array([[by_hand(one, 0 * CHOICE, moe) for one in row] for row in logits], np.float32)
+    x = random.normal(size=(num, length, D)).astype(np.float32)
+    weights = [random.normal(size=shape).astype(np.float32) for shape in ((E, D, width), (E, width, D))]
+    target = np.cos(np.arange(num * length * D)).reshape(num, length, D).astype(np.float32)
+    return [target, x, gates, *weights]
+
+
+def _through(layout: Layout, moe: MoE, *given: np.ndarray) -> tuple[Any, Any]:
+    def run(x: jax.Array, gates: jax.Array, *weights: jax.Array) -> jax.Array:
+        ops = JaxOps(replace(MIXTURE, moe=moe), layout)
+
+        def block(ops: JaxOps, w: Mapping[str, jax.Array], d: jax.Array) -> jax.Array:
+            for name, spec in SPECS.items():
+                (d,) = ops.einsums(d, w, **{name: spec})
+            return d
+
+        return ops.experts(block, dict(zip(SPECS, weights, strict=True)), x, gates)
 
     mesh = device_mesh(layout)
-    target = np.cos(np.arange(num * length * D)).reshape(num, length, D).astype(np.float32)
     arrays = [layout.activation(*one) for one in (("target", "BTD"), ("x", "BTD"), ("gates", "BTE"))]
-    arrays += [layout.weight(name, spec[4:7]) for name, spec in specs.items()]
+    arrays += [layout.weight(name, spec[4:7]) for name, spec in SPECS.items()]
     placed = [
-        jax.device_put(value, named_sharding(array, mesh))
-        for value, array in zip((target, x, gates, *weights), arrays, strict=True)
+        jax.device_put(value, named_sharding(array, mesh)) for value, array in zip(given, arrays, strict=True)
     ]
     with jax.set_mesh(mesh):
-        (_, found), gradients = both(through, *placed)
-    (_, expected), expected_gradients = both(by_loop, target, x, gates, *weights)
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=1e-4)
-    for name, one, other in zip(["x", "gates", *specs], gradients, expected_gradients, strict=True):
-        # A gate of zero chose no expert: what the expert would have made of the token is not computed.
-        wanted = np.where(gates > 0, np.asarray(other), 0) if name == "gates" else np.asarray(other)
-        np.testing.assert_allclose(np.asarray(one), wanted, rtol=0, atol=1e-4, err_msg=name)
+        return _with_gradients(run, *placed)
+
+
+def _with_gradients(f: Callable[..., jax.Array], *given: Any) -> tuple[Any, Any]:
+    def loss(target: jax.Array, *given: jax.Array) -> tuple[jax.Array, jax.Array]:
+        out = f(*given)
+        return jnp.sum(out * target), out
+
+    (_, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(1, 2, 3, 4), has_aux=True))(*given)
+    return out, gradients
+
+
+def _assert_close(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    names = ["out", "x", "gates", *SPECS]
+    pairs = zip(names, (found[0], *found[1]), (expected[0], *expected[1]), strict=True)
+    for name, one, other in pairs:
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize(
