@@ -93,6 +93,21 @@ class TestExperts:
             ]
             assert sent and set(sent) == {copies}
 
+    def test_tokens_cross_over_expert_nodes_and_rows_travel_within(self) -> None:
+        """Of two rows of a token, to random ones of four nodes, 4 (1 - (3/4)^2) = 1.75 cross; all four ways."""
+        layout = Layout.of(data=8, expert=8, expert_nodes=4, dispatch="once")
+        sent = Counter(
+            (transfer.axes, transfer.gathered_bytes, transfer.copies)
+            for _, node in _record(self.CONFIG, layout).nodes()
+            for transfer in (*node.forward_transfers, *node.backward_transfers)
+            if (transfer.op, transfer.dtype) == ("all_to_all", "bf16")
+        )
+        crossing, within = 1.75 / 2 * self.ROWS_BYTES / 2, self.ROWS_BYTES / 4  # over expert, over the nodes
+        assert sent == {
+            (("expert_nodes",), crossing, Copies()): 4,
+            (("expert",), within, Copies()): 4,
+        }
+
     def test_rows_that_were_weighed_before_they_return_are_not_kept(self) -> None:
         """[T, k, D] in bf16, which the gradients of gates read where tokens' own devices weigh them."""
         kept = []

@@ -22,7 +22,7 @@ class Schedule:
     past it (None: all that choose it). grouped: tokens are gathered by the devices of a group of experts, and
     no row travels (layout/grouped.py). dispatch: rows that travel go "each" to its expert, or those of one
     token for the same node "once" over the network, and are copied there (DeepSeek-V3, 2024, section 3.2.2).
-    Programs of ours have to know the nodes for that (`expert_nodes`); other software asks the machine.
+    Programs that run here are told the nodes for that (`expert_nodes`); other software asks the machine.
     """
 
     microbatches: int = 1
