@@ -2,10 +2,11 @@
 
     python benchmarks/attention_memory.py > benchmarks/results/attention_memory.json
 
-    ring    the temporary memory of a device in attention, forward and backward, over 8 devices that pass keys
-            and values round, beside one device with all positions: as compiled
-    flash   the same of one device by blocks beside the naive form, which has all scores at once; and their
-            times in turns
+    ring    the memory of a device in attention, forward and backward, over 8 devices that pass keys and
+            values round, beside one device with all positions: queries, keys, values and their gradients,
+            and what the compiler takes besides ("temporary"), as compiled
+    flash   what the compiler takes on one device by blocks beside the naive form, which has all scores at
+            once; and their times in turns
 
 Targets: a ring about 1/8 of the memory, blocks at most 1/8 of it and not slower.
 """
@@ -32,7 +33,7 @@ from meshwright.nn.attention import Scores, attend, visible  # noqa: E402
 from meshwright.nn.blockwise import blockwise  # noqa: E402
 from meshwright.nn.mesh import device_mesh, named_sharding  # noqa: E402
 
-HEADS, D_HEAD, POSITIONS = 2, 64, 8192
+HEADS, D_HEAD, POSITIONS, MANY_POSITIONS = 2, 64, 8192, 65536
 NAIVE, BLOCKS = "naive", "by blocks"
 
 
@@ -50,8 +51,8 @@ def in_turns(one: Callable[[], object], other: Callable[[], object], rounds: int
     return {"time_ratio": statistics.median(ratios), "rounds": sorted(ratios)}
 
 
-def attention(layout: Layout, form: str, num_positions: int) -> tuple[Callable[[], object], int]:
-    """A forward and backward pass of causal attention, and its temporary bytes on a device."""
+def attention(layout: Layout, form: str, num_positions: int) -> tuple[Callable[[], object], int, int]:
+    """A forward and backward pass of causal attention; its bytes on a device, and those of temporaries."""
     mesh = device_mesh(layout)
     random = np.random.default_rng(0)
     where = named_sharding(layout.activation("q", "BTNH"), mesh)
@@ -73,7 +74,23 @@ def attention(layout: Layout, form: str, num_positions: int) -> tuple[Callable[[
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(q, k, v).compile()
     memory = compiled.memory_analysis()
     assert memory is not None, "XLA for CPU tells a program's memory"
-    return lambda: jax.block_until_ready(compiled(q, k, v)), memory.temp_size_in_bytes
+    given = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    temporary = memory.temp_size_in_bytes
+    return lambda: jax.block_until_ready(compiled(q, k, v)), given + temporary, temporary
+
+
+def in_ring(one: Layout, eight: Layout, num_positions: int) -> dict[str, Any]:
+    """The memory of a device of eight beside that of one."""
+    _, of_1, temporary_of_1 = attention(one, BLOCKS, num_positions)
+    _, of_8, temporary_of_8 = attention(eight, BLOCKS, num_positions)
+    return {
+        "positions": num_positions,
+        "bytes_of_8": of_8,
+        "bytes_of_1": of_1,
+        "memory_ratio": of_8 / of_1,
+        "temporary_bytes_of_8": temporary_of_8,
+        "temporary_bytes_of_1": temporary_of_1,
+    }
 
 
 def main() -> None:
@@ -82,16 +99,15 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     float32 = {"weights_dtype": "f32", "compute_dtype": "f32"}
     one, eight = (Layout.of(context=n, context_method="ring", **float32) for n in (1, 8))
-    blocks, held = attention(one, BLOCKS, POSITIONS)
-    naive, naive_held = attention(one, NAIVE, POSITIONS)
-    _, in_ring = attention(eight, BLOCKS, POSITIONS)
+    blocks, _, held = attention(one, BLOCKS, POSITIONS)
+    naive, _, naive_held = attention(one, NAIVE, POSITIONS)
     flash = in_turns(blocks, naive, rounds)
     print(
         json.dumps(
             {
                 "machine": machine(),
                 "command": "python benchmarks/attention_memory.py",
-                "ring": {"bytes_of_8": in_ring, "bytes_of_1": held, "memory_ratio": in_ring / held},
+                "ring": [in_ring(one, eight, positions) for positions in (POSITIONS, MANY_POSITIONS)],
                 "flash": {"bytes": held, "naive_bytes": naive_held, "memory_ratio": held / naive_held}
                 | flash,
             },

@@ -10,6 +10,7 @@ from meshwright.cost.memory import saved_bytes
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
+from meshwright.layout.flash import attention_block
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token
 from meshwright.models.presets import load_model
@@ -94,7 +95,7 @@ class TestExperts:
             assert sent and set(sent) == {copies}
 
     def test_tokens_cross_over_expert_nodes_and_rows_travel_within(self) -> None:
-        """Of two rows of a token, to random ones of four nodes, 4 (1 - (3/4)^2) = 1.75 cross; all four ways."""
+        """Of two rows of a token, to random ones of four nodes, 4 (1 - (3/4)^2) = 1.75 cross, four ways."""
         layout = Layout.of(data=8, expert=8, expert_nodes=4, dispatch="once")
         sent = Counter(
             (transfer.axes, transfer.gathered_bytes, transfer.copies)
@@ -144,21 +145,21 @@ def test_a_window_hides_what_lies_outside() -> None:
 
 
 def test_a_ring_passes_blocks_in_place_of_a_gather() -> None:
-    """c - 1 permutes of keys and of values forward, twice as many backward (Liu et al., 2023)."""
+    """c - 1 permutes of each block of keys and values; backward of their gradients too (Liu et al., 2023)."""
     config, layout = load_model("llama-3.1-8b"), Layout.of(context=4, context_method="ring")
     layer = next(s for s in _record(config, layout).segments if s.source)
     passed = [
-        (t.tensor, t.repeat, direction)
+        (t.tensor, t.dtype, t.repeat, direction)
         for node in layer.nodes
         for direction in ("forward", "backward")
         for t in getattr(node, f"{direction}_transfers")
         if t.op == "permute"
     ]
+    runs = 3 * (T // 4 // attention_block(T // 4))
     assert sorted(passed) == [
-        ("k", 3, "forward"),
-        ("k", 6, "backward"),
-        ("v", 3, "forward"),
-        ("v", 6, "backward"),
+        (tensor, *passes)
+        for tensor in ("k", "v")
+        for passes in (("bf16", runs, "backward"), ("bf16", runs, "forward"), ("f32", runs, "backward"))
     ]
 
 

@@ -214,13 +214,13 @@ class TestFlops:
     def test_attention_by_blocks(self) -> None:
         """Half of the scores and half a block; each crosses memory in float32 and in bfloat16.
 
-        Of 2,048 tokens a query sees 1,024 + 256 keys in blocks of 512. Forward a score is written, and read
+        Of 2,048 tokens a query sees 1,024 + 128 keys in blocks of 256. Forward a score is written, and read
         for the largest and for its exponential, its weight written and read: 3 * 4 + 2 * 2 = 16 bytes; the
-        float32 sums [T, H] are read and written with each of 1,280 / 512 = 2.5 blocks.
-        Backward 4 * 4 + 5 * 2 = 26 bytes; dQ with each block, dK and dV twice with each of T / 512 = 4
-        blocks of queries, of which 2.5 / 4 see them.
+        float32 sums [T, H] are read and written with each of 1,152 / 256 = 4.5 blocks.
+        Backward 4 * 4 + 5 * 2 = 26 bytes; dQ with each block, dK and dV with each of T / 256 = 8 blocks of
+        queries, of which 4.5 / 8 see them.
         """
-        length, seen = 2048, 1280
+        length, seen = 2048, 1152
         shape = Shape(1, length, length)
         by_kernel, by_blocks = (
             record_loss(SMALL, Layout.of(), shape, Lowering(by_blocks=by_blocks))
@@ -230,9 +230,9 @@ class TestFlops:
         assert flops[1]["forward"] == flops[0]["forward"] * seen / 1024
         [softmax] = [node for _, node in by_blocks.nodes() if node.kind == "softmax"]
         scores, queries, keys = N * length * seen, N * length * H, K * length * H
-        assert softmax.forward[0].hbm_bytes == 16 * scores + 8 * queries * 2.5
-        of_keys = 4 * 4 * 2 * keys * 4 * 2.5 / 4
-        assert softmax.backward[0].hbm_bytes == 26 * scores + 8 * queries * 2.5 + of_keys
+        assert softmax.forward[0].hbm_bytes == 16 * scores + 8 * queries * 4.5
+        of_keys = 2 * 4 * 2 * keys * 8 * 4.5 / 8
+        assert softmax.backward[0].hbm_bytes == 26 * scores + 8 * queries * 4.5 + of_keys
 
     def test_kernels_compute_whole_blocks_of_windows(self) -> None:
         """Of a window of 300 tokens in blocks of 256, a block of queries meets three: 768 keys, not 278."""

@@ -309,10 +309,18 @@ class TestNames:
 
 
 def test_a_rings_blocks_count_one_by_one() -> None:
-    """Three rounds of keys and values among four devices; backward three more with their cotangents."""
+    """Three rounds of keys and values among four devices, two blocks each; backward three more of cotangents.
+
+    Of those each number is a float32.
+    """
     found = _cost(Layout.of(context=4, fsdp=2, context_method="ring")).collectives
-    counts = {(one.direction, one.count) for one in found if one.what == "keys and values"}
-    assert counts == {("forward", 3 * 3), ("backward", 6 * 3)}
+    passed = [one for one in found if one.what == "keys and values"]
+    assert {(one.direction, one.dtype, one.count) for one in passed} == {
+        ("forward", "bf16", 3 * 2 * 3), ("backward", "bf16", 3 * 2 * 3), ("backward", "f32", 3 * 2 * 3),
+    }  # fmt: skip
+    gathered = _cost(Layout.of(context=4, fsdp=2)).collectives
+    whole = next(one.gathered_bytes for one in gathered if one.what == "keys and values")
+    assert {one.gathered_bytes for one in passed} == {whole // 2, whole}
 
 
 def test_ulysses_exchanges_queries_keys_values_and_the_result() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.layout.flash import BLOCK, attention_block, visible_pairs
+from meshwright.layout.flash import BLOCK, SMALL_BLOCK, attention_block, visible_pairs
 from meshwright.models.config import Window
 
 
@@ -15,8 +15,9 @@ def test_blocks_are_alike_and_of_an_even_number_two_at_least(positions: int) -> 
 
 
 @given(st.integers(1, 40))
-def test_blocks_are_no_smaller_than_their_number_makes_them(pieces: int) -> None:
-    assert attention_block(2 * BLOCK * pieces) == BLOCK
+def test_there_are_eight_blocks_at_least_of_many_positions(pieces: int) -> None:
+    assert attention_block(8 * BLOCK * pieces) == BLOCK
+    assert attention_block(8 * SMALL_BLOCK * pieces) in range(SMALL_BLOCK, SMALL_BLOCK * min(pieces, 4) + 1)
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.none() | st.builds(Window, st.integers(1, 40), st.booleans()))

@@ -456,7 +456,8 @@ class SymbolicOps(Recorder):
         Forward a score is written, read for the largest and for its exponential (float32), and its weight
         written and read (the type of activations). Backward the score and its gradient are written and read,
         and the weight and the gradient once cast, of which dV takes one and dQ and dK the other. With each
-        block the float32 sums are read and written: of values, dQ, and dK and dV twice.
+        block the float32 sums are read and written: of values, dQ, dK and dV. Keys and values that pass round
+        a ring lie beside a device's own.
         """
         f32, narrow = dtype_bytes("f32"), dtype_bytes(self.layout.compute_dtype)
         positions = self._positions(q)
@@ -468,8 +469,9 @@ class SymbolicOps(Recorder):
         of_keys = kept * of_k / self.sizes["S"] * pairs
         score = rows * keys
         forward = score * (3 * f32 + 2 * narrow) + 2 * f32 * out * keys / of_k
-        backward = score * (4 * f32 + 5 * narrow) + 2 * f32 * head * keys / of_k + 4 * f32 * of_keys
+        backward = score * (4 * f32 + 5 * narrow) + 2 * f32 * (head * keys / of_k + of_keys)
         held = rows / positions * of_q * of_k * 2 * (f32 + narrow) + f32 * out
+        held = held + narrow * kept if self.layout.passes_keys_round else held
         scores = Value(q.array.replace(name="scores"), "f32", whole(held))
         works = (
             Work(hbm_bytes=forward, kernels=_BLOCK_KERNELS * pairs),
@@ -483,11 +485,23 @@ class SymbolicOps(Recorder):
         return self.reshard(name, "move", x, reshard, x.dtype, critical=True, what="keys and values")
 
     def _rounds(self, name: str, x: Value) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
-        """What passes round a ring while other blocks are attended to: backward with the cotangents."""
+        """What passes round a ring, each block while it is attended to: backward with float32 cotangents."""
         reshard = self.layout.keys(name, "".join(x.array.dims))
-        gathers = self.transfers("keys and values", reshard.forward, name, x.dtype, critical=False)
-        passed = [replace(g, op="permute", repeat=self.mesh.size(g.axes) - 1) for g in gathers]
-        return tuple(passed), tuple(replace(one, repeat=2 * one.repeat) for one in passed)
+        blocks = each(lambda positions: positions / _block(positions), self._positions(x))
+
+        def passed(dtype: str) -> tuple[Transfer, ...]:
+            gathers = self.transfers("keys and values", reshard.forward, name, dtype, critical=False)
+            return tuple(
+                replace(
+                    one,
+                    op="permute",
+                    gathered_bytes=whole(one.gathered_bytes / blocks),
+                    repeat=whole((self.mesh.size(one.axes) - 1) * blocks),
+                )
+                for one in gathers
+            )
+
+        return passed(x.dtype), (*passed(x.dtype), *passed("f32"))
 
     # Experts
 

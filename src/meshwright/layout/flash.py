@@ -14,6 +14,8 @@ from meshwright.models.config import ModelConfig, Window
 TPU_LANES = 128
 # Queries and keys of a block at most.
 BLOCK = 512
+# And where positions are few.
+SMALL_BLOCK = 128
 _CUDNN_DTYPES = ("bf16", "f16")
 # The widest heads that cuDNN's kernels take: from Hopper on, and before.
 _HOPPER, _HOPPER_HEAD, _CUDNN_HEAD = 9.0, 256, 128
@@ -58,15 +60,17 @@ def why_no_flash(
 def attention_block(positions: int) -> int:
     """Queries, or keys, of a block where XLA's operations take so many positions of a device block by block.
 
-    All blocks are alike and about BLOCK long, as the positions divide; of an even number there are two at
-    least, as the halves of a zigzag are.
+    All blocks are alike, as the positions divide; of an even number there are two at least, as the halves of
+    a zigzag are. They are about an eighth of the positions long, so that what a block holds is little beside
+    what a device does, or as near as that is to between SMALL_BLOCK and BLOCK.
 
-    >>> [attention_block(positions) for positions in (64, 4096, 1280, 1000, 101)]
-    [32, 512, 640, 500, 101]
+    >>> [attention_block(positions) for positions in (64, 1024, 4096, 1280, 1000, 101)]
+    [32, 128, 512, 160, 125, 101]
     """
     whole = positions // 2 if positions % 2 == 0 else positions
+    wanted = min(max(positions // 8, SMALL_BLOCK), BLOCK)
     sizes = [size for size in range(1, min(whole, 4 * BLOCK)) if whole % size == 0]
-    return min([*sizes, whole], key=lambda size: abs(log(size / BLOCK)))
+    return min([*sizes, whole], key=lambda size: abs(log(size / wanted)))
 
 
 def has_chunks(config: ModelConfig, seq_len: int) -> bool:

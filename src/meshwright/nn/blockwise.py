@@ -1,13 +1,15 @@
 """Attention block by block, in memory linear in the positions, on one device or round a ring of them.
 
-A block of queries meets one block of keys after another and keeps a running maximum, sum and result, so that
-no score outlives its block; blocks that no query sees are passed over. For the backward pass the result and
-the log-sum-exp of each query are kept, and scores are computed again (FlashAttention-2, Dao 2023).
+All blocks of queries meet one block of keys after another, and keep a running maximum, sum and result, so
+that no score outlives its block; blocks that no query sees are passed over. For the backward pass the result
+and the log-sum-exp of each query are kept, and scores are computed again (FlashAttention-2, Dao 2023). Loops
+take blocks out of whole arrays and put them back in place: stacked or regrouped, each array is there twice.
 
 Where keys are split by position over n devices they go round them (ring attention, Liu et al., 2023): n - 1
-transfers forward, each under the product with the block before; backward as many again, and as many of the
-gradients of keys and values, which begin at their neighbour and end at home. They go in loops: of steps in a
-row a compiler sends the keys of all at once, and a device then holds all keys.
+times forward; backward as often again, and as often the gradients of keys and values, which begin at their
+neighbour and end at home. Each block is sent on while queries meet it, and what comes takes its place: a
+device holds its own keys, those that it is to meet, and a block. The turns are a loop: of turns in a row a
+compiler sends the keys of all at once, and a device then holds all keys.
 """
 
 from collections.abc import Sequence
@@ -51,7 +53,10 @@ class _Running(NamedTuple):
 
     peak: Array  # [B, K, G, T]
     total: Array  # [B, K, G, T]
-    out: Array  # [B, K, G, T, O]
+    out: Array  # [B, T, N, O]
+
+
+_RUNNING = _Running(3, 3, 1)  # the dimensions of positions
 
 
 def blockwise(
@@ -132,30 +137,33 @@ def _forward(
     windows: Sequence[Window | None],
 ) -> tuple[Array, Array]:
     """The result, and the log-sum-exp of the scores of each query [B, K, G, T]."""
-    grouped = _grouped(q, k.shape[2])
-    shape = _scores_shape(grouped)
+    last = _size(ring) - 1
+    batch, length, heads, _ = q.shape
+    shape = batch, k.shape[2], heads // k.shape[2], length
     if sinks is None:
         peak, total = jnp.full(shape, _HIDDEN), jnp.zeros(shape)
     else:
         peak, total = _by_group(sinks, k.shape[2]), jnp.ones(shape)
-    running = _Running(peak, total, jnp.zeros((*shape, v.shape[-1])))
+    running = _Running(peak, total, jnp.zeros((*q.shape[:-1], v.shape[-1])))
 
-    def met(step: Any, kv: tuple[Array, ...], running: _Running, own: int, among: int = 1) -> _Running:
-        here = _of_block(seen, k.shape[1], step, ring)
-        with jax.named_scope(_blocks_met(grouped, k, windows, own, among)):
-            return _meet(grouped, kv[0], kv[1], running, here, how)
+    def turn(step: Any, state: Any, own: int, among: int = 1, *, sends: bool) -> Any:
+        scope = _blocks_met(q, k, windows, own, among)
 
-    def sent_on(step: Array, state: Any) -> Any:
-        kv, running = state
-        return _from_the_one_before(kv, ring), met(step, kv, running, 1, last)
+        def of_keys(number: Array, state: Any) -> Any:
+            kv, running = state
+            block = _cut(kv, number)
+            here = _of_block(seen, k.shape[1], step, number, ring)
+            running = _meet(q, *block, running, here, how, scope)
+            return (_put(kv, _from_the_one_before(block, ring), number) if sends else kv), running
 
-    last = _size(ring) - 1
+        return lax.fori_loop(0, _num_blocks(k), of_keys, state)
+
     state = (k, v), running
-    kv, running = lax.fori_loop(0, last, sent_on, state) if last else state
-    running = met(last, kv, running, own=int(last == 0))
-    out = running.out / running.total[..., None]
-    log_sum = running.peak + jnp.log(running.total)
-    return _flat(out).astype(q.dtype), log_sum
+    if last:
+        state = lax.fori_loop(0, last, partial(turn, own=1, among=last, sends=True), state)
+    _, running = turn(last, state, int(last == 0), sends=False)
+    out = running.out / _by_head(running.total)[..., None]
+    return out.astype(q.dtype), running.peak + jnp.log(running.total)
 
 
 def _backward(
@@ -174,44 +182,46 @@ def _backward(
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients. shared: axes over which queries of one KV head are split, which add to its own."""
     num_kv, size = k.shape[2], _size(ring)
-    grouped = _grouped(q, num_kv), _grouped(d_out, num_kv)
     delta = _by_group(jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1), num_kv)
     home = k, v
 
-    def met(step: Any, kv: tuple[Array, ...], found: Any, own: int = 0) -> Any:
-        d_q, d_kv = found
-        here = _of_block(seen, k.shape[1], step, ring)
-        with jax.named_scope(_blocks_met(grouped[0], k, windows, own)):
-            more_q, more_kv = _gradients(*grouped, kv[0], kv[1], log_sum, delta, here, how)
-        return d_q + more_q, tuple(a + b for a, b in zip(d_kv, more_kv, strict=True))
+    def turn(step: Any, state: Any, own: int = 0, *, sends: bool, adds: bool = True) -> Any:
+        """What the blocks of keys that are here give. adds: to what comes from the device before."""
+        scope = _blocks_met(q, k, windows, own)
 
-    def arrived(found: Any) -> Any:
-        d_q, d_kv = found
-        return d_q, _from_the_one_before(d_kv, ring)
+        def of_keys(number: Array, state: Any) -> Any:
+            kv, d_q, d_kv = state
+            block, d_block = _cut(kv, number), _cut(d_kv, number)
+            here = _of_block(seen, k.shape[1], step, number, ring)
+            d_q, more = _gradients(q, d_out, *block, log_sum, delta, d_q, here, how, scope)
+            if adds:
+                more = tuple(map(jnp.add, _from_the_one_before(d_block, ring), more))
+            return sent_on(number, kv) if sends else kv, d_q, _put(d_kv, more, number)
 
-    def sent_on(step: Any, state: Any) -> Any:
-        kv, found = state
-        return _from_the_one_before(kv, ring), met(step, kv, arrived(found))
+        return lax.fori_loop(0, _num_blocks(k), of_keys, state)
 
-    found = jnp.zeros(grouped[0].shape, jnp.float32), tuple(jnp.zeros(x.shape, jnp.float32) for x in home)
+    def sent_on(number: Array, kv: tuple[Array, ...]) -> tuple[Array, ...]:
+        return _put(kv, _from_the_one_before(_cut(kv, number), ring), number)
+
+    zeros = jnp.zeros(q.shape, jnp.float32), tuple(jnp.zeros(x.shape, jnp.float32) for x in home)
     # Blocks of neighbours first, a device's own last: then the last transfer brings gradients home. Neither
-    # the gradients of the first block nor the keys of the last are sent, so both stand beside the loop.
+    # the gradients of the first blocks nor the keys of the last are sent, so both stand beside the loop.
+    state = home, *zeros
     if size > 1:
-        kv = _from_the_one_before(home, ring)
+        arrived = lax.fori_loop(0, _num_blocks(k), sent_on, home)
+        state = turn(1, (arrived, *zeros), sends=size > 2, adds=False)
+        if size > 3:
+            state = lax.fori_loop(2, size - 1, partial(turn, sends=True), state)
         if size > 2:
-            state = _from_the_one_before(kv, ring), met(1, kv, found)
-            kv, found = lax.fori_loop(2, size - 1, sent_on, state) if size > 3 else state
-            found = arrived(found)
-        found = arrived(met(size - 1, kv, found))
-    d_q, d_kv = met(size, home, found, own=1)
+            state = turn(size - 1, state, sends=False)
+    _, d_q, (d_k, d_v) = turn(size, (home, *state[1:]), own=1, sends=False, adds=size > 1)
     d_sinks = None
     if sinks is not None:
         weight = jnp.exp(_by_group(sinks, num_kv) - log_sum)
-        d_sinks = _flat((-weight * delta)[..., None])[..., 0].astype(sinks.dtype)
-    d_k, d_v = d_kv
+        d_sinks = _by_head(-weight * delta).astype(sinks.dtype)
     if shared:
         d_k, d_v = lax.psum((d_k, d_v), shared)
-    return jnp.reshape(d_q, q.shape).astype(q.dtype), d_k, d_v, d_sinks
+    return d_q.astype(q.dtype), d_k, d_v, d_sinks
 
 
 # The ring
@@ -267,12 +277,15 @@ def _from_the_one_before(arrays: tuple[Array, ...], ring: Axes) -> tuple[Array, 
     return tuple(moved)
 
 
-def _of_block(seen: _Seen, length: int, step: int, ring: Axes) -> _Seen:
-    """What is seen, with the places of the keys that are here after so many transfers."""
-    if not ring:
-        return seen
-    number = (lax.axis_index(ring) - step) % lax.axis_size(ring)
-    keys = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, number * length, length, 1), seen.keys)
+def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) -> _Seen:
+    """What is seen, with the places of a block of the keys that are here after so many transfers.
+
+    length: of all keys that are here.
+    """
+    holder = (lax.axis_index(ring) - step) % lax.axis_size(ring) if ring else 0
+    block = attention_block(length)
+    start = holder * length + number * block
+    keys = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, block, 1), seen.keys)
     return seen._replace(keys=keys)
 
 
@@ -292,38 +305,32 @@ def _blocks_met(q: Array, k: Array, windows: Sequence[Window | None], own: int, 
     return at_most_blocks(round(seen * num_queries / num_keys), pairs)
 
 
-def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores) -> _Running:
-    """What the queries have after these keys as well."""
+def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores, scope: str) -> _Running:
+    """What the queries have after this block of keys as well."""
 
-    def of_queries(_: None, block: Any) -> tuple[None, _Running]:
-        q, of_queries, running = block
+    def of_queries(number: Array, running: _Running) -> _Running:
+        block = _grouped(_cut(q, number), k.shape[2])
+        here = _of_queries(seen, number)
 
-        def of_keys(running: _Running, block: Any) -> tuple[_Running, None]:
-            k, v, keys = block
-            here = seen._replace(**of_queries, keys=keys)
+        def more(running: _Running) -> _Running:
+            mask, scores, _ = _scored(block, k, here, how)
+            peak = jnp.maximum(running.peak, jnp.max(scores, axis=-1))
+            weights = jnp.where(mask, jnp.exp(scores - peak[..., None]), 0.0)
+            shrink = jnp.exp(running.peak - peak)
+            values = jnp.einsum(
+                "BKGTS,BSKO->BTKGO", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+            )
+            return _Running(
+                peak,
+                running.total * shrink + jnp.sum(weights, axis=-1),
+                running.out * _by_head(shrink)[..., None] + _flat(values),
+            )
 
-            def more(running: _Running) -> _Running:
-                mask, scores, _ = _scored(q, k, here, how)
-                peak = jnp.maximum(running.peak, jnp.max(scores, axis=-1))
-                weights = jnp.where(mask, jnp.exp(scores - peak[..., None]), 0.0)
-                shrink = jnp.exp(running.peak - peak)
-                values = jnp.einsum(
-                    "BKGTS,BSKO->BKGTO", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
-                )
-                return _Running(
-                    peak,
-                    running.total * shrink + jnp.sum(weights, axis=-1),
-                    running.out * shrink[..., None] + values,
-                )
+        with jax.named_scope(scope):
+            met = lax.cond(_sees_any(here), more, lambda running: running, _cut(running, number, _RUNNING))
+        return _put(running, met, number, _RUNNING)
 
-            return lax.cond(_sees_any(here), more, lambda running: running, running), None
-
-        return None, lax.scan(of_keys, running, keys_in_blocks)[0]
-
-    keys_in_blocks = _blocks(k, 1), _blocks(v, 1), _places_in_blocks(seen.keys)
-    parts = _Running(_blocks(running.peak, 3), _blocks(running.total, 3), _blocks(running.out, 3))
-    _, found = lax.scan(of_queries, None, (_blocks(q, 1), _queries_in_blocks(seen), parts))
-    return _Running(*(_joined(x, 3) for x in found))
+    return lax.fori_loop(0, _num_blocks(q), of_queries, running)
 
 
 def _gradients(
@@ -333,53 +340,47 @@ def _gradients(
     v: Array,
     log_sum: Array,
     delta: Array,
+    d_q: Array,
     seen: _Seen,
     how: Scores,
+    scope: str,
 ) -> tuple[Array, tuple[Array, ...]]:
-    """What these keys add to d_q, and the queries to d_k and d_v."""
+    """d_q with what this block of keys adds, and what the queries give its d_k and d_v."""
 
-    def of_queries(d_kv: Any, block: Any) -> tuple[Any, Array]:
-        q, d_out, log_sum, delta, of_queries = block
+    def of_queries(number: Array, found: Any) -> Any:
+        d_q, d_kv = found
+        block, d_block = (_grouped(x, k.shape[2]) for x in _cut((q, d_out), number))
+        of_sums = _cut((log_sum, delta), number, 3)
+        here = _of_queries(seen, number)
 
-        def of_keys(d_q: Array, block: Any) -> tuple[Array, Any]:
-            k, v, keys = block
-            here = seen._replace(**of_queries, keys=keys)
+        def more(d_q: Array, d_k: Array, d_v: Array) -> tuple[Array, ...]:
+            log_sum, delta = (x[..., None] for x in of_sums)
+            mask, scores, slope = _scored(block, k, here, how)
+            weights = jnp.where(mask, jnp.exp(scores - log_sum), 0.0)
+            d_v += jnp.einsum(
+                "BKGTS,BTKGO->BSKO", weights.astype(v.dtype), d_block, preferred_element_type=jnp.float32
+            )
+            d_weights = jnp.einsum("BSKO,BTKGO->BKGTS", v, d_block, preferred_element_type=jnp.float32)
+            d_scores = (weights * (d_weights - delta) * slope).astype(k.dtype)
+            of_block = jnp.einsum("BKGTS,BSKH->BTKGH", d_scores, k, preferred_element_type=jnp.float32)
+            d_q += _flat(of_block)
+            d_k += jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, block, preferred_element_type=jnp.float32)
+            return d_q, d_k, d_v
 
-            def more() -> tuple[Array, ...]:
-                mask, scores, slope = _scored(q, k, here, how)
-                weights = jnp.where(mask, jnp.exp(scores - log_sum[..., None]), 0.0)
-                d_v = jnp.einsum(
-                    "BKGTS,BTKGO->BSKO", weights.astype(v.dtype), d_out, preferred_element_type=jnp.float32
-                )
-                d_weights = jnp.einsum("BTKGO,BSKO->BKGTS", d_out, v, preferred_element_type=jnp.float32)
-                d_scores = (weights * (d_weights - delta[..., None]) * slope).astype(k.dtype)
-                d_q = jnp.einsum("BKGTS,BSKH->BTKGH", d_scores, k, preferred_element_type=jnp.float32)
-                d_k = jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, q, preferred_element_type=jnp.float32)
-                return d_q, d_k, d_v
+        before = _cut(d_q, number), *d_kv
+        with jax.named_scope(scope):
+            of_block, *d_kv = lax.cond(_sees_any(here), more, lambda *found: found, *before)
+        return _put(d_q, of_block, number), tuple(d_kv)
 
-            def none() -> tuple[Array, ...]:
-                return tuple(jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
-
-            more_q, *more_kv = lax.cond(_sees_any(here), more, none)
-            return d_q + more_q, tuple(more_kv)
-
-        d_q, more_kv = lax.scan(of_keys, jnp.zeros(q.shape, jnp.float32), keys_in_blocks)
-        return jax.tree.map(jnp.add, d_kv, more_kv), d_q
-
-    keys_in_blocks = _blocks(k, 1), _blocks(v, 1), _places_in_blocks(seen.keys)
-    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in keys_in_blocks[:2])
-    queries_in_blocks = (
-        _blocks(q, 1), _blocks(d_out, 1), _blocks(log_sum, 3), _blocks(delta, 3),
-        _queries_in_blocks(seen),
-    )  # fmt: skip
-    d_kv, d_q = lax.scan(of_queries, zeros, queries_in_blocks)
-    return _joined(d_q, 1), tuple(_joined(x, 1) for x in d_kv)
+    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
+    return lax.fori_loop(0, _num_blocks(q), of_queries, (d_q, zeros))
 
 
 def _scored(q: Array, k: Array, seen: _Seen, how: Scores) -> tuple[Array, Array, Array]:
     """(mask, scores, what a score's gradient is multiplied by on its way to q . k), of one pair of blocks."""
     scale = q.shape[-1] ** -0.5 if how.scale is None else how.scale
-    scores = scale * jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32)
+    # Keys first: the other way round XLA for CPU transposes every score (jax 0.10.2).
+    scores = scale * jnp.einsum("BSKH,BTKGH->BKGTS", k, q, preferred_element_type=jnp.float32)
     slope = jnp.float32(scale)
     if how.softcap:
         tanh = jnp.tanh(scores / how.softcap)
@@ -405,27 +406,38 @@ def _sees_any(seen: _Seen) -> Array:
     return jnp.any(_mask(seen))
 
 
-def _places_in_blocks(places: Any) -> Any:
-    return jax.tree.map(lambda x: _blocks(x, 1), places)
+def _of_queries(seen: _Seen, number: Array) -> _Seen:
+    """What is seen by the queries of a block."""
+    queries, first = _cut((seen.queries, seen.first), number)
+    return seen._replace(queries=queries, first=first)
 
 
-def _queries_in_blocks(seen: _Seen) -> dict[str, Any]:
-    """What of `seen` is of queries, by its name."""
-    return _places_in_blocks({"queries": seen.queries, "first": seen.first})
+def _num_blocks(x: Array) -> int:
+    """Blocks of x[B, T, ...]: at least two of an even number of positions, as halves of a zig-zag are."""
+    return x.shape[1] // attention_block(x.shape[1])
 
 
-def _blocks(x: Array, dim: int) -> Array:
-    """x with dimension `dim` cut into blocks, which come first: at least two, as halves of a zig-zag are."""
-    length = x.shape[dim]
-    block = attention_block(length)
-    cut = jnp.reshape(x, (*x.shape[:dim], length // block, block, *x.shape[dim + 1 :]))
-    return jnp.moveaxis(cut, dim, 0)
+def _cut(arrays: Any, number: Array, dims: Any = 1) -> Any:
+    """A block of each of a tree of arrays. dims: where their positions are, one for all or a tree of them."""
+
+    def cut(x: Array, dim: int) -> Array:
+        block = attention_block(x.shape[dim])
+        return lax.dynamic_slice_in_dim(x, number * block, block, dim)
+
+    return jax.tree.map(cut, arrays, _for_each(arrays, dims))
 
 
-def _joined(x: Array, dim: int) -> Array:
-    """The way back of `_blocks`."""
-    moved = jnp.moveaxis(x, 0, dim)
-    return jnp.reshape(moved, (*moved.shape[:dim], -1, *moved.shape[dim + 2 :]))
+def _put(arrays: Any, blocks: Any, number: Array, dims: Any = 1) -> Any:
+    """The arrays, with these as their blocks."""
+
+    def put(x: Array, block: Array, dim: int) -> Array:
+        return lax.dynamic_update_slice_in_dim(x, block, number * block.shape[dim], dim)
+
+    return jax.tree.map(put, arrays, blocks, _for_each(arrays, dims))
+
+
+def _for_each(arrays: Any, dims: Any) -> Any:
+    return jax.tree.map(lambda _: dims, arrays) if isinstance(dims, int) else dims
 
 
 def _grouped(x: Array, num_kv: int) -> Array:
@@ -438,13 +450,12 @@ def _by_group(x: Array, num_kv: int) -> Array:
     return jnp.transpose(jnp.reshape(x, (*x.shape[:2], num_kv, -1)), (0, 2, 3, 1))
 
 
+def _by_head(x: Array) -> Array:
+    """The way back of `_by_group`."""
+    moved = jnp.transpose(x, (0, 3, 1, 2))
+    return jnp.reshape(moved, (*moved.shape[:2], -1))
+
+
 def _flat(x: Array) -> Array:
-    """x[B, K, G, T, O] as [B, T, N, O]."""
-    moved = jnp.transpose(x, (0, 3, 1, 2, 4))
-    return jnp.reshape(moved, (*moved.shape[:2], -1, moved.shape[-1]))
-
-
-def _scores_shape(q: Array) -> tuple[int, int, int, int]:
-    """[B, K, G, T] of q[B, T, K, G, H]."""
-    batch, length, num_kv, group, _ = q.shape
-    return batch, num_kv, group, length
+    """The way back of `_grouped`."""
+    return jnp.reshape(x, (*x.shape[:2], -1, x.shape[-1]))
