@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-audit test-audit-gpu check nightly lint types imports tests docs lock screenshot clean
+.PHONY: help demo test test-next test-audit test-audit-gpu check nightly lint types imports tests docs lock
+.PHONY: screenshot clean
 
 PYTHON  ?= python3
 # The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
@@ -13,6 +14,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))' 
 DEV     ?= .venv-dev
 TPU     ?= .venv-tpu
 GPU     ?= .venv-gpu
+NEXT    ?= .venv-next
 ARGS    ?=
 UV      := $(shell command -v uv 2>/dev/null)
 START   := $(shell date +%s)
@@ -27,6 +29,7 @@ help:
 	@echo 'make check     the same in the environment that is there: make check DEV=.venv'
 	@echo 'make test-audit  audits by the TPU compiler, which needs no TPU, in an environment of their own'
 	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
+	@echo 'make test-next  the tests on the newest JAX and the newest Python here, in an environment of their own'
 	@echo 'make nightly   make test, the slow tests too, on random examples'
 	@echo 'make docs      the documentation as static files in build/site, with every link checked'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
@@ -58,6 +61,18 @@ test-audit-gpu: $(GPU)/.installed
 	@echo '== pytest, by the GPU compiler' && $(GPU)/bin/pytest -q tests/audit/test_gpu.py --durations=0 $(ARGS)
 	@echo "all passed: audits by the GPU compiler in $(SECONDS_SO_FAR) s"
 
+# The newest Python on PATH or of pyenv, unless one is named: a new JAX drops the oldest that the last one took.
+newest = $(if $(filter file,$(origin PYTHON)),$(shell for minor in {19..12}; do \
+  for one in python3.$$minor ~/.pyenv/versions/3.$$minor.*/bin/python3.$$minor; do \
+  $$one -c '' 2>/dev/null && echo $$one && exit; done; done; echo $(PYTHON)),$(PYTHON))
+
+test-next:
+	@$(MAKE) --no-print-directory $(NEXT)/.installed PYTHON="$(newest)"
+	@$(call install,$(NEXT)) --upgrade jax jaxlib
+	@$(NEXT)/bin/python -c 'import jax, platform; \
+	  print(f"== jax {jax.__version__} on Python {platform.python_version()}")'
+	@$(call tests,$(NEXT))
+
 nightly: $(DEV)/.installed
 	@HYPOTHESIS_PROFILE=random $(MAKE) --no-print-directory check SELECT=
 
@@ -75,7 +90,10 @@ imports:
 
 SELECT ?= -m "not slow"
 tests:
-	@echo '== pytest, $(WORKERS) workers' && $(DEV)/bin/pytest -q -n $(WORKERS) --dist loadscope $(SELECT) $(ARGS)
+	@$(call tests,$(DEV))
+
+# $(call tests,ENV): the tests in a virtual environment.
+tests = echo '== pytest, $(WORKERS) workers' && $(1)/bin/pytest -q -n $(WORKERS) --dist loadscope $(SELECT) $(ARGS)
 
 .venv/.installed: requirements.lock pyproject.toml
 	@$(call environment,.venv,requirements.lock)
@@ -97,6 +115,10 @@ $(GPU)/.installed: requirements-dev.lock pyproject.toml
 	@$(call environment,$(GPU),requirements-dev.lock)
 	@$(call install,$(GPU)) -c requirements-dev.lock 'jax[cuda12]'
 	@$(GPU)/bin/python -c 'import jax_cuda12_plugin'
+	@touch $@ && echo "installed in $(SECONDS_SO_FAR) s"
+
+$(NEXT)/.installed: requirements-dev.lock pyproject.toml
+	@$(call environment,$(NEXT),requirements-dev.lock)
 	@touch $@ && echo "installed in $(SECONDS_SO_FAR) s"
 
 # $(call install,ENV): the installer's command line up to the requirements.
@@ -134,5 +156,5 @@ screenshot:
 	  rm -rf "$$profile"; test -f docs/report.png && echo 'wrote docs/report.png'
 
 clean:
-	rm -rf .venv .venv-dev .venv-tpu .venv-gpu .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist
+	rm -rf .venv .venv-dev .venv-tpu .venv-gpu .venv-next .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
