@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.nn.test_layouts import CHUNKED, GPT, LATENT, LOCAL, MIXTURE, OSS
+from tests.nn.test_layouts import CHUNKED, GPT, LATENT, LOCAL, MIXTURE, OSS, SHARED, SHARED_BY_FOUR
 
 from meshwright.audit.audit import audit_plan
 from meshwright.layout import Layout
@@ -34,6 +34,27 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
     assert audit["verdict"] == "match"
     assert (audit["unplanned"], audit["missing"]) == ([], [])
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (SHARED, "data=2,fsdp=2,tensor=2"),
+        (SHARED, "context=2,fsdp=2,tensor=2,remat=full"),
+        (SHARED, "pipe=2,data=2,tensor=2,microbatches=2,schedule=lanes"),
+        (SHARED_BY_FOUR, "data=2,fsdp=2,tensor=2"),
+        (SHARED_BY_FOUR, "context=4,remat=full"),
+        (SHARED_BY_FOUR, "context=4,context_method=ulysses,remat=full"),
+    ],
+    ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
+)
+def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> None:
+    """Their groups gather keys once in a forward pass, and each layer again where it computes again."""
+    layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+    audit = audit_plan(Plan(config, "cpu:8", Workload(16, 64), layout), "cpu", use_cache=False)
+    assert audit["verdict"] == "match"
+    assert (audit["unplanned"], audit["missing"]) == ([], [])
+    assert audit["flops"]["compiled"] == audit["flops"]["planned"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.audit.test_families import TWO_PERIODS
-from tests.nn.test_layouts import GPT, LATENT, TIED
+from tests.nn.test_layouts import GPT, LATENT, SHARED, SHARED_BY_FOUR, TIED
 
 from meshwright.audit.audit import audit_plan
 from meshwright.audit.beside_plan import _logits_bytes
@@ -55,6 +55,10 @@ WINDOWS = replace(TWO_PERIODS, sliding_window=8)
                 (TINY, "data=2,context=2,tensor=2,context_method=ring", "prefill"),
                 (TINY, "context=2,tensor=2,context_method=ulysses", "prefill"),
                 (LATENT, "context=2,tensor=2", "prefill"),
+                (SHARED, "data=2,tensor=4", "generate"),
+                (SHARED, "data=2,tensor=4", "prefill"),
+                (SHARED_BY_FOUR, "context=2,tensor=2", "prefill"),
+                (SHARED, "context=2,tensor=2,context_method=ulysses", "prefill"),
             )
         ),
     ],

@@ -34,8 +34,15 @@ from meshwright.nn.params import flatten
 
 
 def reference_loss(config: ModelConfig, params: dict[str, Any], rows: np.ndarray) -> Array:
-    """The mean cross-entropy of a model of dense layers; keys and values are made by each group's first."""
-    x, made, taken = params["embed"][rows[:, :-1]], None, {"layers": 0, "kv_shared_layers": 0}
+    """The mean cross-entropy of the tokens after each."""
+    logits = reference_logits(config, params, rows[:, :-1])
+    nats = jax.nn.logsumexp(logits, axis=-1)
+    return jnp.mean(nats - jnp.take_along_axis(logits, rows[:, 1:, None], axis=-1)[..., 0])
+
+
+def reference_logits(config: ModelConfig, params: dict[str, Any], tokens: Any) -> Array:
+    """logits[B, T, V] of a model of dense layers; keys and values are made by each group's first."""
+    x, made, taken = params["embed"][tokens], None, {"layers": 0, "kv_shared_layers": 0}
     for number, window in enumerate(config.windows):
         stack = "kv_shared_layers" if number % config.layers_per_cache else "layers"
         w = {name: stacked[taken[stack]] for name, stacked in params[stack].items()}
@@ -53,9 +60,7 @@ def reference_loss(config: ModelConfig, params: dict[str, Any], rows: np.ndarray
         x = x + jnp.einsum("btnh,nhd->btd", a, w["wo"])
         h = _rms(config, x) * w["mlp_norm"]
         x = x + (jax.nn.silu(h @ w["w_gate"]) * (h @ w["w_in"])) @ w["w_out"]
-    logits = (_rms(config, x) * params["final_norm"]) @ params["unembed"]
-    nats = jax.nn.logsumexp(logits, axis=-1)
-    return jnp.mean(nats - jnp.take_along_axis(logits, rows[:, 1:, None], axis=-1)[..., 0])
+    return (_rms(config, x) * params["final_norm"]) @ params["unembed"]
 
 
 def _rms(config: ModelConfig, x: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import CHUNKED, GPT, LATENT, MIXTURE, TIED, TINY
+from tests.nn.test_layouts import CHUNKED, GPT, LATENT, MIXTURE, SHARED, TIED, TINY
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
@@ -114,7 +114,7 @@ def _one_device(config: ModelConfig = TINY) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [LATENT, GPT, TIED], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [LATENT, GPT, TIED, SHARED], ids=lambda config: config.name)
 def test_other_models_in_two_dimensions(config: ModelConfig) -> None:
     """D over one axis, heads and F over the other: 2D weight-stationary."""
     found = _prefill_then_generate(_layout("tensor=2,tensor2=2"), config)
@@ -191,6 +191,8 @@ def test_a_batch_agrees_with_one_device(text: str) -> None:
                 (TINY, "context=4,context_method=ulysses"),
                 (TINY, "context=2,tensor=2,tensor2=2"),
                 (LATENT, "context=2,tensor=2"),
+                (SHARED, "context=2,tensor=2"),
+                (SHARED, "context=2,tensor=2,context_method=ring"),
                 (LATENT, "context=2,tensor=2,context_method=ring"),
                 (GPT, "context=4,tensor=2"),
                 (TIED, "fsdp=2,context=2,tensor=2"),

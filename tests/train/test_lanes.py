@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import ALIBI, CHUNKED, GPT, LATENT, LOCAL, OSS, TIED, TINY
+from tests.nn.test_layouts import ALIBI, CHUNKED, GPT, LATENT, LOCAL, OSS, SHARED, SHARED_BY_FOUR, TIED, TINY
 from tests.train.test_accumulation import TOKENS, assert_agrees, compiled_step
 
 from meshwright.errors import LayoutError
@@ -54,6 +54,19 @@ def test_with_every_other_axis(text: str) -> None:
 def test_other_families(config: ModelConfig) -> None:
     """A table that both ends read, windows that differ from stage to stage, positions, latent attention."""
     assert_agrees(replace(config, num_layers=4), "pipe=2,fsdp=2,tensor=2,microbatches=2,schedule=lanes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (SHARED, "pipe=2,data=2,tensor=2,microbatches=4"),
+        (SHARED_BY_FOUR, "pipe=2,data=2,fsdp=2,microbatches=2,remat=full"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> None:
+    assert_agrees(config, f"{text},schedule=lanes")
 
 
 @pytest.mark.slow

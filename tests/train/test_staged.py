@@ -12,7 +12,17 @@ import jax
 import numpy as np
 import pytest
 from tests.nn.saving import save
-from tests.nn.test_layouts import GPT, LATENT, LOCAL, MIXTURE, TIED, TINY
+from tests.nn.test_layouts import (
+    GPT,
+    LATENT,
+    LOCAL,
+    MIXTURE,
+    SHARED,
+    SHARED_BY_FOUR,
+    SHARED_MIXTURE,
+    TIED,
+    TINY,
+)
 from tests.train.test_accumulation import (
     OPTIMIZER,
     TOKENS,
@@ -76,6 +86,20 @@ def test_with_every_other_axis(text: str) -> None:
 def test_other_families(config: ModelConfig) -> None:
     """Windows, norms of heads, biases, positions, latents; experts behind a dense layer."""
     assert_agrees(config, "pipe=2,fsdp=2,microbatches=2,schedule=zb-v")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (SHARED, "pipe=2,data=2,tensor=2,microbatches=2,schedule=zb-h1"),
+        (SHARED_BY_FOUR, "pipe=2,fsdp=2,microbatches=2,schedule=1f1b"),
+        (SHARED_MIXTURE, "pipe=2,fsdp=2,expert=2,microbatches=2,schedule=1f1b"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> None:
+    assert_agrees(config, text)
 
 
 @pytest.mark.slow

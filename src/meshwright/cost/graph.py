@@ -113,6 +113,7 @@ class Node:
     kind groups nodes in a breakdown: "matmul", "attention", "elementwise", "cast", "embed", "loss"
     compute; "gather" (a weight), "move" (an activation), "exchange" (tokens to and from
     experts) and "reduce" (a partial sum) only communicate.
+    recompute_transfers: of its forward pass when that is repeated, where they are others; None: the same.
     forward, backward: its pieces of work, one after another. weight_gradient: the piece of the backward
     pass that nothing in it waits for, which a zero-bubble schedule puts off.
     update_transfers: of the weight, after the optimizer (ZeRO 1 and 2 gather what they updated).
@@ -132,8 +133,17 @@ class Node:
     forward_transfers: tuple[Transfer, ...] = ()
     backward_transfers: tuple[Transfer, ...] = ()
     update_transfers: tuple[Transfer, ...] = ()
+    recompute_transfers: tuple[Transfer, ...] | None = None
     unfused_bytes: int = 0
     steps: str = ""
+
+    def transfers(self, direction: Direction) -> tuple[Transfer, ...]:
+        """What it sends in a pass of this direction."""
+        if direction == "backward":
+            return self.backward_transfers
+        if direction == "recompute" and self.recompute_transfers is not None:
+            return self.recompute_transfers
+        return self.forward_transfers
 
 
 @dataclass(frozen=True, eq=False)

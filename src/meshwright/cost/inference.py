@@ -234,7 +234,8 @@ class _CachedOps(SymbolicOps):
         """
         if self.sizes["T"] == self.sizes["S"]:
             layout = self.layout
-            if self.config.mla is None and (layout.passes_keys_round or layout.attending is not layout):
+            made = self.config.mla is None and not kind.shares_kv
+            if made and (layout.passes_keys_round or layout.attending is not layout):
                 self._all_to_keep({"k": k, "v": v})
             return super().attention(name, q, k, v, places, cache, kind)
         kept = tuple(self.cached(1, read_positions(self.sizes["S"], kind.window)).values())

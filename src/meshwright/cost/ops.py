@@ -14,7 +14,7 @@ from typing import Any
 
 from meshwright.cost.collectives import Copies
 from meshwright.cost.figures import each, smaller
-from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
+from meshwright.cost.graph import Cargo, Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.lowering import FLASH, Lowering, lacks_kernel, training_lowering
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
@@ -26,7 +26,7 @@ from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig, Window
 from meshwright.models.count import count_params, read_positions, seen_keys
 from meshwright.models.parameters import parameters
-from meshwright.models.transformer import Places, spelt_out
+from meshwright.models.transformer import SHARED_KV, Places, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.operation import bias_reshard, placed
@@ -52,6 +52,7 @@ class SymbolicOps(Recorder):
         super().__init__(config, layout, shape, lowering, many)
         self._quantised: dict[int, Value] = {}
         self._gates_here: Value | None = None  # of the rows of the layer that is being recorded
+        self._shared: tuple[Value, ...] = ()  # what that layer reads of one before
 
     # Embedding, norms and what is elementwise
 
@@ -330,8 +331,21 @@ class SymbolicOps(Recorder):
         self.layout = layout
         return self._exchange_heads("a", out, layout.from_heads("a", "".join(out.array.dims)))
 
-    def _exchange_heads(self, name: str, x: Value, reshard: Reshard) -> Value:
-        return self.reshard(name, "exchange", x, reshard, x.dtype, critical=True)
+    def _exchange_heads(self, name: str, x: Value, there: Reshard) -> Value:
+        return self._brought(name, "exchange", x, there, "activations")
+
+    def _brought(self, name: str, kind: str, x: Value, there: Reshard, what: Cargo) -> Value:
+        """Queries, keys or values where they meet.
+
+        Layers that share keys do not bring them there once more until they compute again, since XLA runs once
+        what is alike in a forward pass.
+        """
+        is_shared = x in self._shared
+        out = self.reshard(name, kind, x, there, x.dtype, critical=True, what=what, is_there=is_shared)
+        if is_shared and out is not x:
+            again = self.transfers(what, there.forward, name, x.dtype, critical=True)
+            self.nodes[-1] = replace(self.nodes[-1], recompute_transfers=again)
+        return out
 
     def latent_attention(
         self,
@@ -482,7 +496,7 @@ class SymbolicOps(Recorder):
     def _all_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
         reshard = self.layout.keys(name, "".join(x.array.dims))
-        return self.reshard(name, "move", x, reshard, x.dtype, critical=True, what="keys and values")
+        return self._brought(name, "move", x, reshard, "keys and values")
 
     def _rounds(self, name: str, x: Value) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """What passes round a ring, each block while it is attended to: backward with float32 cotangents."""
@@ -691,9 +705,11 @@ class SymbolicOps(Recorder):
         shared: tuple[Value, ...] | None = None
         for kind, count in Counter(layer.kind for layer in layers).items():
             source, recorded[kind] = x, len(self.segments)
+            self._shared = (shared or ()) if kind.shares_kv else ()
             x, cache, made = block(self, weights[kind.stack], source, places, cache, kind, shared)
-            self.close("layer", count, source, made or (), (shared or ()) if kind.shares_kv else ())
+            self.close("layer", count, source, made or (), self._shared)
             shared = shared if made is None else made
+            self.fused |= {SHARED_KV} if made else set()
         self.layer_segments += [recorded[layer.kind] for layer in layers]
         if self.layout.schedule.is_alike and self.layout.pipe > 1:
             x = self._of_stage("leave", x, "forward")

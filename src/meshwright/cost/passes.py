@@ -115,7 +115,7 @@ def _pieces(direction: Direction, nodes: tuple[Node, ...]) -> Iterator[tuple[str
 def _transfers(direction: Direction, nodes: tuple[Node, ...]) -> tuple[Transfer, ...]:
     found: list[Transfer] = []
     for node in nodes:
-        found += node.backward_transfers if direction == "backward" else node.forward_transfers
+        found += node.transfers(direction)
         found += node.update_transfers if direction == "forward" else ()
     return tuple(found)
 

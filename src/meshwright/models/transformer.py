@@ -21,6 +21,9 @@ from typing import Any, NamedTuple, Protocol, cast
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, EMBED_NORM, first_matrices
 
+# The name under which the cotangents of keys and values are added that several layers read.
+SHARED_KV = "shared_kv"
+
 
 class Places(NamedTuple):
     """The position of each token of [B, T], and the segment (document) that it is part of.

@@ -9,7 +9,6 @@ Unrolled, XLA for CPU copies each layer's weights out of the stack (14 layers of
 176 MB of temporaries, in a loop 88 ms and 13 MB, with arrays of their own a layer 68 ms; jax 0.10.2).
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from meshwright.models.config import Layer, LayerKind, Stack, Window
+from meshwright.models.transformer import SHARED_KV
 
 # What one layer does: (x, its weights, a sum over the layers, kind, keys and values of the last layer that
 # made any) -> (x, the sum, those that it made).
@@ -101,11 +101,31 @@ def _in_order(
     run: RunLayer, x: Array, total: Any, layers: Iterable[tuple[Any, KindInLoop]]
 ) -> tuple[Array, Any]:
     """x and the total after layers with these weights, of which the first has keys and values of its own."""
-    shared = None
-    for w, kind in layers:
-        x, total, made = run(x, w, total, kind, shared)
+    shared, kinds = None, list(layers)
+    for (w, kind), (_, after) in zip(kinds, [*kinds[1:], kinds[0]], strict=True):
+        own = shared
+        if kind.shares_kv and after.shares_kv:
+            own, shared = _read_twice(shared)
+        x, total, made = run(x, w, total, kind, own)
         shared = shared if made is None else made
     return x, total
+
+
+@jax.custom_vjp
+def _read_twice(shared: Any) -> tuple[Any, Any]:
+    """What a layer reads of the keys and values of another, and those after it, whose cotangents are added.
+
+    JAX would add them as well, in no name that an audit could read.
+    """
+    return shared, shared
+
+
+def _added(_: None, cotangents: tuple[Any, Any]) -> tuple[Any]:
+    with jax.named_scope(SHARED_KV):
+        return (jax.tree.map(jnp.add, *cotangents),)
+
+
+_read_twice.defvjp(lambda shared: ((shared, shared), None), _added)
 
 
 def _alone(weights: Mapping[str, Any], layer: Layer) -> tuple[Any, KindInLoop]:
@@ -134,13 +154,12 @@ def _scan(
 
     def body(carry: tuple[Array, Any], step: dict[str, Any]) -> tuple[tuple[Array, Any], None]:
         def of_period() -> Iterator[tuple[Any, KindInLoop]]:
-            seen: Counter[Stack] = Counter()
+            left = {
+                stack: iter(_each(w, loop.pattern.count(stack), by_slices=stage is not None))
+                for stack, w in step["weights"].items()
+            }
             for place, stack in enumerate(loop.pattern):
-                w = step["weights"][stack]
-                if loop.pattern.count(stack) > 1:
-                    w = jax.tree.map(lambda several, n=seen[stack]: several[n], w)
-                seen[stack] += 1
-                yield w, KindInLoop(kinds[place], step["kinds"][place])
+                yield next(left[stack]), KindInLoop(kinds[place], step["kinds"][place])
 
         return _in_order(run, *carry, of_period()), None
 
@@ -190,6 +209,24 @@ def _repeats(stacks: Sequence[tuple[Stack, ...]], period: int) -> int:
     while stacks[count * period : (count + 1) * period] == stacks[:period]:
         count += 1
     return count
+
+
+def _each(stack: Any, count: int, *, by_slices: bool) -> list[Any]:
+    """The layers' weights of a stack [count, ...], or the one that it is.
+
+    By a split: of slices each gradient is padded, and the padded ones are added. by_slices: under `vmap`,
+    where gradients that are partial sums cannot be joined again (jax 0.10.2: an error on `spec[...]`).
+    """
+    if count == 1:
+        return [stack]
+    leaves, structure = jax.tree.flatten(stack)
+
+    def cut(leaf: Array) -> list[Array]:
+        if by_slices:
+            return [leaf[number] for number in range(count)]
+        return [lax.squeeze(one, (0,)) for one in lax.split(leaf, (1,) * count)]
+
+    return [jax.tree.unflatten(structure, own) for own in zip(*map(cut, leaves), strict=True)]
 
 
 def _periods(stack: Any, name: Stack, loop: _Loop) -> Any:
