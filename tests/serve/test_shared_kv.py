@@ -73,7 +73,7 @@ def _runner(config: ModelConfig, split: Layout, *, chunk: int | None = 8) -> Jax
 def test_tokens_are_those_of_the_whole_text(
     config: ModelConfig, tensor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts in chunks of eight, several at once; pages that run out and are made again; known beginnings."""
+    """Prompts in chunks of eight, several at once; pages that run out and are made again; known starts."""
     runner = _runner(config, layout(tensor))
     expected = [_answer(config, tuple(prompt)) for prompt in PROMPTS]
     assert generate(runner, *map(greedy, PROMPTS)) == expected

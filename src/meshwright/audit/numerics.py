@@ -82,7 +82,9 @@ def tiny_model(config: ModelConfig) -> ModelConfig:
     """A model with the features of `config` and small dimensions."""
     num_kv_heads = min(4, config.num_kv_heads)
     num_heads = num_kv_heads * min(2, config.num_heads // config.num_kv_heads)
-    num_layers = min(config.num_layers, config.global_every + 1 if config.global_every else 2)
+    each = config.layers_per_cache
+    least = max(config.global_every + 1 if config.global_every else 2, 2 * each if each > 1 else 0)
+    num_layers = min(config.num_layers, -(-least // each) * each)
     return replace(
         config,
         num_layers=num_layers,
