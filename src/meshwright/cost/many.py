@@ -83,7 +83,7 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
     if (mesh.degree("expert") == 1 or (cuts and home == "fsdp")) and (mesh.fsdp > 1 or mesh.zero_stage == 0):
         axes.append("data")
     # Experts without a capacity keep what they gather over `tensor` beside what they gather it from.
-    by_token = config.moe is not None and mesh.schedule.capacity is None
+    by_token = config.moe is not None and not mesh.fixed_rows
     heads = mesh.tensor * mesh.degree("kv_replicas")  # of a model with one KV head the replicas alone
     if mesh.degree("expert") == 1 and heads == 1 and not by_token:
         wide = _with(mesh, {"tensor": 2, "sequence_parallel": True})

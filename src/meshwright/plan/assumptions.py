@@ -68,7 +68,7 @@ def assumptions(config: ModelConfig, workload: Workload, best: "Candidate") -> I
     known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
     yield f"a program can use {format_bytes(chip.program_bytes)} of a chip's memory ({known})"
     layout, trains = best.layout, workload.phase == "train"
-    in_rounds = layout.schedule.capacity is None and has_static_rows(hardware, layout)
+    in_rounds = not layout.fixed_rows and has_static_rows(hardware, layout)
     if config.moe and layout.expert_axes and trains and in_rounds:
         yield (
             "experts are priced at an even load, with the memory of one round, which holds twice as many "
