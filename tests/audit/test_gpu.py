@@ -42,10 +42,11 @@ def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout:
     assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.01)
 
 
-def test_products_of_experts_are_those_of_their_pass() -> None:
+@pytest.mark.parametrize("words", [{}, {"expert_nodes": 2, "dispatch": "once"}], ids=["each", "once"])
+def test_products_of_experts_are_those_of_their_pass(words: dict[str, object]) -> None:
     """XLA makes one body of the loops of two weights, forward and recomputed, with the names of one."""
     config = replace(load_model("mixtral-8x7b"), num_layers=2)
-    layout = Layout.of(fsdp=16, expert=8, remat="full")
+    layout = Layout.of(fsdp=16, expert=8, remat="full", **words)
     audit = audit_plan(Plan(config, "h100:2x8", Workload(32, 4096), layout), "gpu", use_cache=False)
     assert (audit["verdict"], audit["findings"]) == ("match", [])
 

@@ -185,11 +185,12 @@ def test_experts_are_a_loop_over_tokens_and_their_experts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", ["router's", "all to a few experts"])
-@pytest.mark.parametrize("num_chosen", [1, 4])
+@pytest.mark.parametrize("moe", [MoE(E, 1, 3), MoE(E, 4, 3), MoE(E, 2, 3, scales_input=True)])
 @pytest.mark.parametrize("num_nodes", [2, 4])
-def test_a_token_goes_once_to_each_of_its_nodes(num_nodes: int, num_chosen: int, load: str) -> None:
+def test_a_token_goes_once_to_each_of_its_nodes(num_nodes: int, moe: MoE, load: str) -> None:
+    """Of experts without an activation between two products it is the same what their gates weigh."""
     text = f"data=2,fsdp=4,expert=4,expert_nodes={num_nodes},dispatch=once"
-    _assert_as_a_loop(text, MoE(E, num_chosen, 3), load)
+    _assert_as_a_loop(text, moe, load)
 
 
 @pytest.mark.parametrize("capacity", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
