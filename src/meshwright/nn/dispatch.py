@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from meshwright.layout.pipeline.table import PassTable, Place, TablePass
 from meshwright.nn.compiler import Options, compiler_options
-from meshwright.nn.stage_programs import TOKEN, ChunkPrograms, StageTotals
+from meshwright.nn.stage_programs import TOKEN, ChunkPrograms, Rows, StageTotals
 
 
 class Executor(Protocol):
@@ -72,8 +72,8 @@ class Dispatch:
         self._options = [compiler_options(mesh, options) for mesh in meshes]
         self.programs: dict[tuple[tuple[Place, str], ...], Any] = {}
 
-    def totals(self, weights: Mapping[Place, Any], rows: Sequence[Array], on: Executor) -> list[StageTotals]:
-        """The sums of losses and gradients of a step, by stage. weights: by place; rows: on each stage."""
+    def totals(self, weights: Mapping[Place, Any], rows: Sequence[Rows], on: Executor) -> list[StageTotals]:
+        """The sums of losses and gradients of a step, by stage. weights: by place; rows: by stage."""
         totals: list[StageTotals] = [{} for _ in self.meshes]
         for place, own in weights.items():
             zeros = self.chunks[place].by_home(self._run(on, place, "nothing_yet", own))
@@ -90,7 +90,7 @@ class Dispatch:
                 step.end(p, others)
         return totals
 
-    def loss(self, weights: Mapping[Place, Any], rows: Sequence[Array], on: Executor) -> list[Array]:
+    def loss(self, weights: Mapping[Place, Any], rows: Sequence[Rows], on: Executor) -> list[Array]:
         """The microbatches' shares of the loss, as in validation."""
         losses: list[Array] = []
         for number in range(self.table.num_microbatches):
@@ -140,7 +140,7 @@ class _Step:
     """
 
     def __init__(
-        self, dispatch: Dispatch, weights: Mapping[Place, Any], rows: Sequence[Array], on: Executor
+        self, dispatch: Dispatch, weights: Mapping[Place, Any], rows: Sequence[Rows], on: Executor
     ) -> None:
         self.dispatch, self.weights, self.rows, self.on = dispatch, weights, rows, on
         self.inputs: dict[tuple[str, int, Place], Any] = {}

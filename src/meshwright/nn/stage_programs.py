@@ -35,8 +35,10 @@ from meshwright.nn.lanes import FORWARD
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import flatten
 
+# Of a step, as a stage has them: none where nothing reads them.
+Rows = Array | None
 # (tokens[B, T], targets[B, T], places) of the microbatch with this number, of the rows of a step.
-Microbatch = Callable[[Array, Array], tuple[Array, Array, Places]]
+Microbatch = Callable[[Rows, Array], tuple[Array, Array, Places]]
 STACKS = tuple(STACK_LETTERS)
 TOKEN = np.float32(1)
 Totals = dict[str, Array]
@@ -142,7 +144,7 @@ class ChunkPrograms:
         ops: JaxOps,
         chunk: Chunk,
         batch: Microbatch,
-        share: Callable[[Array], Any],
+        share: Callable[[Rows], Any],
         router_weights: Any = None,
     ) -> None:
         self.config, self.layout, self.ops = config, layout, ops
@@ -185,7 +187,7 @@ class ChunkPrograms:
     # Programs
 
     def forward(
-        self, totals: Totals, weights: Any, x: Array | None, rows: Array, index: Array, token: Array | None
+        self, totals: Totals, weights: Any, x: Array | None, rows: Rows, index: Array, token: Array | None
     ) -> tuple[Totals, Array, list[Array]]:
         """(totals, y or, of the last chunk, its cotangent, what is saved)."""
         _, targets, places = self.batch(rows, index)
@@ -220,7 +222,7 @@ class ChunkPrograms:
         weights: Any,
         saved: Sequence[Array],
         d_y: Array,
-        rows: Array,
+        rows: Rows,
         index: Array,
         token: Array | None,
     ) -> tuple[Totals, Array]:
@@ -234,7 +236,7 @@ class ChunkPrograms:
         weights: Any,
         saved: Sequence[Array],
         d_y: Array,
-        rows: Array,
+        rows: Rows,
         index: Array,
         token: Array,
     ) -> tuple[Totals, Array, list[Array]]:
@@ -261,7 +263,7 @@ class ChunkPrograms:
         assert self._left is not None, "input_gradient is traced first"
         return (added(totals, self._left.made(left, ())(jnp.ones_like(TOKEN))),)
 
-    def loss(self, weights: Any, x: Array | None, rows: Array, index: Array) -> Array:
+    def loss(self, weights: Any, x: Array | None, rows: Rows, index: Array) -> Array:
         """y, or of the last chunk the microbatch's share of the loss, as in validation."""
         _, targets, places = self.batch(rows, index)
         ops = self.ops.of_validation()
@@ -276,7 +278,7 @@ class ChunkPrograms:
     # What they have in common
 
     def _pulled_back(
-        self, weights: Any, saved: Sequence[Array], d_y: Array, rows: Array, index: Array, token: Array | None
+        self, weights: Any, saved: Sequence[Array], d_y: Array, rows: Rows, index: Array, token: Array | None
     ) -> tuple[Any, Array]:
         """(gradients of the layers' weights, dx)."""
         assert self._saved is not None, "forward is traced first"
@@ -285,14 +287,14 @@ class ChunkPrograms:
         d_routers = self.router_weights
         return vjp((d_y, None if d_routers is None else jnp.asarray(d_routers) * self.share(rows)))
 
-    def _entered(self, ops: JaxOps, ends: Any, x: Array | None, rows: Array, index: Array) -> Any:
+    def _entered(self, ops: JaxOps, ends: Any, x: Array | None, rows: Rows, index: Array) -> Any:
         if not self.is_first:
             return x
         tokens, _, places = self.batch(rows, index)
         with jax.named_scope(FORWARD):
             return transformer.enter(self.config, ops, ops.reads(ends), tokens, places)
 
-    def _d_entered(self, weights: Any, d_x: Array, rows: Array, index: Array) -> Totals:
+    def _d_entered(self, weights: Any, d_x: Array, rows: Rows, index: Array) -> Totals:
         """The gradients of what the first chunk's input is made of."""
         if not self.is_first:
             return {}

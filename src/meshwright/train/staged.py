@@ -6,11 +6,12 @@ reads, and under DualPipe the weights of the other direction. So each parameter 
 stages read it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
@@ -96,11 +97,15 @@ class StagedStep:
     def _programs(self, depth: int, stage: int) -> ChunkPrograms:
         own = self.stages[stage]
 
-        def batch(rows: Array, index: Array) -> tuple[Array, Array, Places]:
+        def batch(rows: Array | None, index: Array) -> tuple[Array, Array, Places]:
+            if rows is None:  # of which the shape alone is read
+                like = own.abstract_tokens()
+                rows = jnp.zeros(like.shape, like.dtype, out_sharding=own.batch_sharding)
             return own.dealt(own.microbatches(rows)[:, index])
 
-        def share(rows: Array) -> Any:
-            return (own.all_over_counted(rows) if own.masked else 1.0) / self.layout.microbatches
+        def share(rows: Array | None) -> Any:
+            scale = own.all_over_counted(rows) if own.masked and rows is not None else 1.0
+            return scale / self.layout.microbatches
 
         return ChunkPrograms(
             self.config, own.layout, own.ops, self.chunks[depth], batch, share, own.router_weights
@@ -199,11 +204,24 @@ class StagedStep:
         losses = self.dispatch.loss(self._read(on, _params(state)), self._rows(tokens), on)
         return on.run(self._owner(-1).mesh, self._sum, losses)
 
-    def _rows(self, tokens: np.ndarray) -> list[Array]:
-        return [stage.put(tokens) for stage in self.stages]
+    def of_readers(self, made: Callable[[CompiledStep], Any]) -> list[Any]:
+        """What is made of each stage that reads rows of the batch, and None of the others.
 
-    def step_on(self, on: Executor, state: State, rows: Sequence[Array]) -> tuple[State, dict[str, Array]]:
-        """A step by an executor. rows: of the batch, on each stage."""
+        The first chunk reads tokens and the last targets; layers read where documents begin, if rows say so.
+        """
+        reads = [False] * len(self.stages)
+        for (stage, _), depth in self.table.depths.items():
+            chunk = self.chunks[depth]
+            reads[stage] |= chunk.is_first or chunk.is_last or (self.first.masked and bool(chunk.layers))
+        return [made(stage) if own else None for stage, own in zip(self.stages, reads, strict=True)]
+
+    def _rows(self, tokens: np.ndarray) -> list[Array | None]:
+        return self.of_readers(lambda stage: stage.put(tokens))
+
+    def step_on(
+        self, on: Executor, state: State, rows: Sequence[Array | None]
+    ) -> tuple[State, dict[str, Array]]:
+        """A step by an executor. rows: of the batch, on each stage that reads them."""
         losses, gradients = self.losses_and_gradients(on, _params(state), rows)
         first = self.first.mesh
         norms = [on.run(self._owner(depth).mesh, self._norm, own) for depth, own in enumerate(gradients)]
@@ -218,7 +236,7 @@ class StagedStep:
         return tuple(after), metrics
 
     def losses_and_gradients(
-        self, on: Executor, params: Sequence[Any], rows: Sequence[Array]
+        self, on: Executor, params: Sequence[Any], rows: Sequence[Array | None]
     ) -> tuple[dict[str, Array], list[Any]]:
         """(losses on the first stage, gradients by depth as the moments lie). params: by depth."""
         totals = self.dispatch.totals(self._read(on, params), rows, on)

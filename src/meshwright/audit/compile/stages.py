@@ -92,7 +92,7 @@ class Compiling:
     def step(self, step: Any) -> tuple[tuple[str, ...], ...]:
         """Runs a StagedStep, whose stages' meshes these are: by stage, what its new state is made by."""
         state = tuple(self.givens("state", own) for own in step.abstract_depths())
-        rows = [self.givens("rows", stage.abstract_tokens()) for stage in step.stages]
+        rows = step.of_readers(lambda stage: self.givens("rows", stage.abstract_tokens()))
         after, _ = step.step_on(self, state, rows)
         found: list[list[str]] = [[] for _ in self._stages]
         for place, own in zip(step.owners, after, strict=True):
