@@ -73,7 +73,7 @@ def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> No
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true"),
         (OSS, "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1"),
         (CHUNKED, "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1"),
-        (CHUNKED, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true"),
+        (CHUNKED, "data=2,fsdp=4,expert=2,grouped=true"),
         (CHUNKED, "fsdp=4,expert=2,tensor=2"),
         # A token crosses once to a node, whose devices have experts of their own, or columns of the same.
         (MIXTURE, "data=8,expert=8,expert_nodes=4,dispatch=once"),

@@ -111,6 +111,8 @@ def test_an_unknown_preset_names_the_nearest() -> None:
         ({"norm": "batch"}, "tiny: norm = 'batch' is not supported; fits: rms, layer"),
         ({"activation": "swiglu"}, "tiny: activation = 'swiglu' is not supported; fits: silu, gelu"),
         ({"sliding_window": 0}, "tiny: sliding_window = 0 must be a positive whole number"),
+        ({"sliding_window": 8, "attention_chunk": 8}, "local layers see a chunk or a window; leave one out"),
+        ({"nope_every": 2, "positions": "alibi"}, "tiny: nope_every = 2 is for rotary positions without"),
         ({"global_every": -1}, "tiny: global_every = -1 must be a whole number of at least 0"),
         ({"query_scale": float("nan")}, "tiny: query_scale = nan must be a number above 0"),
         ({"gated": 1}, "tiny: gated = 1 is not true or false"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.models.hub_files import FILES
 
 from meshwright.errors import ModelError
-from meshwright.models.config import ModelConfig, RopeScaling
+from meshwright.models.config import ModelConfig, RopeScaling, Window
 from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS
 
@@ -147,6 +147,7 @@ def _changed(name: str, **changes: Any) -> ModelConfig:
         ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq = 2 is not supported; fits: 1"),
         ("deepseek-v3", {"qk_rope_head_dim": 63}, "rope_dim = 63 is odd"),
         ("deepseek-v3", {"first_k_dense_replace": 61}, "none of 61 layers has experts"),
+        ("mpt-7b", {"attn_config": {"clip_qkv": 6}}, "clip_qkv = 6 is not supported; fits: None"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False is not supported; fits: True"),
         ("gpt2", {"n_embd": 770}, "hidden_size = 770 does not divide over num_attention_heads = 12"),
         (
@@ -160,6 +161,18 @@ def test_values_of_one_architecture(name: str, changes: dict, message: str) -> N
     with pytest.raises(ModelError) as caught:
         _changed(name, **changes)
     assert message in str(caught.value)
+
+
+def test_lists_say_which_layers_of_llama_4_are_which() -> None:
+    text = FILES["llama-4-maverick"]["text_config"]
+    turned = from_hf(text | {"no_rope_layers": [1] * 48}, "mine")
+    assert (turned.nope_every, turned.windows) == (0, (Window(8192, chunked=True),) * 48)
+    every_second = from_hf(text | {"no_rope_layers": [1, 0] * 24, "moe_layers": [*range(1, 48, 2)]}, "mine")
+    assert [layer.kind.turned for layer in every_second.layers] == [True, False] * 24
+    assert from_hf(text | {"attn_temperature_tuning": False}, "mine").temperature_floor is None
+    for listed in ({"no_rope_layers": [1, 0, 1, 1] * 12}, {"moe_layers": [0, 1]}):
+        with pytest.raises(ModelError, match=f"{next(iter(listed))}.* is not supported; fits: "):
+            from_hf(text | listed, "mine")
 
 
 def test_layer_types_say_which_layers_are_local() -> None:

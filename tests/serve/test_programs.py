@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import CHUNKED, GPT, LATENT, MIXTURE, SHARED, TIED, TINY
+from tests.nn.test_layouts import GPT, LATENT, MIXTURE, SHARED, TIED, TINY
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
@@ -197,9 +197,6 @@ def test_a_batch_agrees_with_one_device(text: str) -> None:
                 (GPT, "context=4,tensor=2"),
                 (TIED, "fsdp=2,context=2,tensor=2"),
                 (MIXTURE, "data=2,context=2,expert=2"),
-                (CHUNKED, "data=2,context=2,expert=2"),
-                (CHUNKED, "context=4,context_method=ulysses"),
-                (CHUNKED, "context=2,tensor=2,context_method=ring"),
             )
         ),
     ],

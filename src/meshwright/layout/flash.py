@@ -4,7 +4,7 @@ The kernels are JAX's splash attention on TPUs and cuDNN's on NVIDIA's GPUs. Whe
 CPUs, scores are computed a block at a time.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, log
 
 from meshwright.layout import Layout
@@ -27,8 +27,8 @@ def why_no_flash(
     """Why attention of whole sequences runs no flash kernel on chips of a kind; None if it does.
 
     kind: tpu, gpu or cpu. capability: of an NVIDIA GPU, its compute capability; None of others. seq_len:
-    tokens of a sequence. Besides, documents packed into a sequence have none on GPUs: their masks are the
-    data's. The widths of heads are those that jax.nn.dot_product_attention checks.
+    tokens of a sequence. Besides, documents packed into a sequence have none on GPUs, and with chunks none on
+    TPUs: their masks are the data's. The widths of heads are those that jax.nn.dot_product_attention checks.
     """
     if kind == "cpu":
         return "CPUs have none"
@@ -78,7 +78,7 @@ def has_chunks(config: ModelConfig, seq_len: int) -> bool:
     return config.attention_chunk is not None and config.attention_chunk < seq_len
 
 
-@cache
+@lru_cache(maxsize=1024)
 def visible_pairs(num_blocks: float, block: int, window: Window | None) -> float:
     """Pairs of a block of queries and one of keys in which some query sees some key, of num_blocks^2.
 

@@ -278,6 +278,12 @@ class ModelConfig:
             raise ModelError(
                 f"{self.name}: rotary_dim = {self.rotary_dim} must be even and at most d_head = {self.d_head}"
             )
+        for field in ("nope_every", "temperature_floor", "turned_norm"):
+            if getattr(self, field) and (self.positions != "rope" or self.mla is not None):
+                raise ModelError(
+                    f"{self.name}: {field} = {getattr(self, field)} is for rotary positions without latent "
+                    "attention (MLA); leave it out"
+                )
         if self.attention_chunk is not None and self.sliding_window is not None:
             raise ModelError(
                 f"{self.name}: attention_chunk = {self.attention_chunk} and sliding_window = "

@@ -29,6 +29,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "no_rope_layers": (list,),
     "attn_config": (dict,),
     "no_rope_layer_interval": (int,),
+    "moe_layers": (list,),
+    "num_hidden_layers": (int,),
     "rope_scaling": (dict,),
     "rope_parameters": (dict,),
     "partial_rotary_factor": (int, float),
@@ -216,19 +218,17 @@ def _windows(
 
 def _without_rope(config: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     """nope_every, the temperature of such layers, and whether `moe_layers` says what their interval says."""
-    every = config.get("no_rope_layer_interval", 4)
+    every = _or_default(config.get("no_rope_layer_interval"), 4)
     if flags := config.get("no_rope_layers"):
         every = _every(flags, 0, 1, "no_rope_layers", name)
-    num_layers, step = fields["num_layers"], fields["moe"].every
-    expected = list(range(step - 1, num_layers, step))
-    if config.get("moe_layers", expected) not in (None, expected):
+    num_layers, step, listed = fields["num_layers"], fields["moe"].every, config.get("moe_layers")
+    if listed is not None and listed != list(range(step - 1, num_layers, step)[: len(listed) + 1]):
         raise ModelError(
-            f"{name}: moe_layers = {config['moe_layers']} is not supported; fits: every n-th layer, as "
+            f"{name}: moe_layers = {listed} is not supported; fits: every n-th layer, as "
             "interleave_moe_layer_step = n says"
         )
     floor = fields["temperature_floor"] if config.get("attn_temperature_tuning", True) else None
-    is_any = isinstance(every, int) and every <= num_layers
-    return {"nope_every": every if is_any else 0, "temperature_floor": floor}
+    return {"nope_every": every if every <= num_layers else 0, "temperature_floor": floor}
 
 
 def _every(listed: list[Any], special: Any, others: Any, key: str, name: str) -> int:
