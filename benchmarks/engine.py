@@ -10,7 +10,8 @@
     host         the share of a step of 64 streams in which Python's threads compute; under 0.1
     http         64 streams over HTTP: seconds over those of the engine alone; under 1.05
     native       tokens per second with the C++ extension for CPUs and by XLA alone: of one stream, of 16 with
-                 prompts of 16 to 128 tokens, and of a prompt of 512; bf16 and int8
+                 prompts of 16 to 128 tokens, and of a prompt of 512; bf16, int8, f32, and bf16 weights
+                 widened for activations in f32
     invariant    the same with --batch-invariant and without it
     long_prompt  the worst gap between tokens of 4 streams of `mw serve` while a prompt of 30k tokens is
                  prefilled and one of 10 MB is refused, over the median gap before; under 4
@@ -156,10 +157,13 @@ def of_two_runners(
 
 
 INT8 = {"weights_dtype": "int8", "matmul_dtype": "int8"}
+F32 = {"weights_dtype": "f32", "compute_dtype": "f32"}
+WIDENED = {"compute_dtype": "f32"}
 
 
 def native(rounds: int) -> Row:
-    return speeds(rounds, {"bf16": None, "int8": INT8}, "with_native", ("_by_xla", ""))
+    dtypes = {"bf16": None, "int8": INT8, "f32": F32, "widened": WIDENED}
+    return speeds(rounds, dtypes, "with_native", ("_by_xla", ""))
 
 
 def invariant(rounds: int) -> Row:

@@ -7,7 +7,8 @@
     prefill    prompt tokens per second of a prompt of 512
 
 The model has 134M parameters, random, written by transformers. Each peer is a process that lives throughout
-and has all cores in its turn: bf16 beside bf16, int8 beside 8-bit weights. A peer that cannot be had is
+and has all cores in its turn: bf16 beside bf16, int8 beside 8-bit weights; ours computes in float32 where
+`mw serve` does so by default. A peer that cannot be had is
 skipped, with the reason. PYTHON is the interpreter of an environment with the peers:
 
     python -m venv peers && peers/bin/pip install torch transformers gguf llama-cpp-python \
@@ -51,6 +52,7 @@ def ours(folder: Path, dtype: str) -> Answer:
     import jax
     from engine import GREEDY, INT8
 
+    from meshwright.cli.serving import default_dtypes
     from meshwright.layout import Layout
     from meshwright.models.files import read_model
     from meshwright.nn.compiled import keep_compiled
@@ -61,8 +63,10 @@ def ours(folder: Path, dtype: str) -> Answer:
     from meshwright.serve.sequence import Request
 
     keep_compiled()
-    layout = Layout.of(weights_dtype="bf16", compute_dtype="bf16")
-    mesh, config = device_mesh(layout, jax.devices()[:1]), read_model(folder)
+    config = read_model(folder)
+    weights, computed = default_dtypes(config)
+    layout = Layout.of(weights_dtype=weights, compute_dtype=computed)
+    mesh = device_mesh(layout, jax.devices()[:1])
     params = load_hf(folder, config, layout, mesh)
     layout = layout.replace(**INT8) if dtype == "int8" else layout
     runner = JaxRunner(params, config, layout, mesh, num_slots=STREAMS, context=CONTEXT)

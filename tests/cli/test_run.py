@@ -270,6 +270,23 @@ def test_a_plan_and_tensor_both_give_a_layout(trained: Path, plan: Path, capsys)
     assert "--tensor 2 and" in (said := one_line(capsys)) and "both give a layout" in said
 
 
+@pytest.mark.parametrize(
+    ("model", "multiplies", "extension", "dtypes"),
+    [
+        ("llama-3-8b", True, "no compiler", ("bf16", "bf16")),
+        ("llama-3-8b", False, None, ("bf16", "f32")),
+        ("llama-3-8b", False, "no compiler", ("f32", "f32")),
+        ("mixtral-8x7b", False, None, ("f32", "f32")),
+    ],
+)
+def test_dtypes_are_those_that_the_processor_multiplies_fast(
+    model: str, multiplies: bool, extension: str | None, dtypes: tuple[str, str], monkeypatch
+):
+    monkeypatch.setattr(serving, "multiplies_bf16", lambda: multiplies)
+    monkeypatch.setattr(serving.native, "why_not", lambda: extension)
+    assert serving.default_dtypes(load_model(model)) == dtypes
+
+
 def test_a_host_cache_needs_the_prefixes_that_it_keeps(trained: Path):
     asked = Serving(prefix_cache=False, host_cache_bytes=10**6)
     message = "keeps evicted pages, which --no-prefix-cache forgets"

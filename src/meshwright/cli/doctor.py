@@ -27,7 +27,10 @@ _TIMEOUT_SECONDS = 120
 # libtpu holds this file for the one process that may use the chips.
 _TPU_LOCK = Path("/tmp/libtpu_lockfile")
 _ON_CPU = "JAX_PLATFORMS=cpu mw doctor"
-_ASK_NATIVE = "from meshwright.nn.native import why_not; print(why_not() or '')"
+_ASK_NATIVE = """
+from meshwright.nn.native import instructions, why_not
+print(why_not() or "", ", ".join(instructions()), sep="|")
+"""
 _ASK_JAX = "import jax; d = jax.devices(); print(len(d), d[0].platform, d[0].device_kind, sep='|')"
 
 
@@ -111,8 +114,10 @@ def native() -> Check:
     if failure is not None:
         found = f"the native extension ends the process: {failure}"
         return Check("on CPUs", found, ok=False, mend=f"rm -r {cache_folder() / 'native'}")
-    reason = answer.strip()
-    found = f"XLA alone; no native extension: {reason}" if reason else "native extension, in C++"
+    reason, _, instructions = answer.strip().rpartition("|")
+    found = f"native extension, in C++, with {instructions}"
+    if reason:
+        found = f"XLA alone; no native extension: {reason}"
     return Check("on CPUs", found, ok=True)
 
 

@@ -87,7 +87,7 @@ def serve(
     dtype: Annotated[
         Literal["f32", "bf16"] | None,
         typer.Option(
-            help="Dtype of weights and matmuls. [default: the plan's; bf16, f32 on CPUs without it]"
+            help="Dtype of weights and matmuls. [default: the plan's; bf16, matmuls f32 on CPUs without it]"
         ),
     ] = None,
     weights_dtype: WeightsDtypeOption = None,

@@ -29,12 +29,13 @@ class Serving:
     """How a checkpoint is served: what `mw serve` is asked beside its address.
 
     plan: whose layout, and whose dtypes, sequences and context where those are not asked for. dtype: of
-    weights and products; None takes bf16, f32 on CPUs that do not multiply it. num_slots: sequences at once;
-    None takes the plan's, or 8. mode: interleaved, batched or disaggregated. chunk: most prompt
-    tokens of a step, None as `layout.paged.chunk_of` has it. host_cache_bytes: for pages that are evicted
-    from the cache. has_pools: some servers prefill for others, which generate. weights_dtype: of stored
-    weights alone; kv_dtype: of the cache. num_drafts: most guessed tokens of a sequence a step; 0 guesses
-    none. batch_invariant: results of a request do not depend on others', bit for bit.
+    weights and products; None takes bf16, on CPUs that do not multiply it f32, there with bf16 weights if the
+    native extension widens them. num_slots: sequences at once; None takes the plan's, or 8. mode:
+    interleaved, batched or disaggregated. chunk: most prompt tokens of a step, None as
+    `layout.paged.chunk_of` has it. host_cache_bytes: for pages that are evicted from the cache. has_pools:
+    some servers prefill for others, which generate. weights_dtype: of stored weights alone; kv_dtype: of the
+    cache. num_drafts: most guessed tokens of a sequence a step; 0 guesses none. batch_invariant: results of a
+    request do not depend on others', bit for bit.
     """
 
     tensor: int = 1

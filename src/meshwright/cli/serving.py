@@ -18,6 +18,7 @@ from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.precision import matmul_dtype_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
+from meshwright.nn import native
 from meshwright.nn.compiled import keep_compiled
 from meshwright.nn.cpu import multiplies_bf16
 from meshwright.nn.mesh import device_mesh
@@ -123,15 +124,14 @@ def _runner(
 ) -> tuple[JaxRunner, Layout]:
     """The runner, not yet compiled, and its layout, on the devices from number `first_device` on."""
     config, plan = folder.config, asked.plan
-    is_slow = jax.default_backend() == "cpu" and not multiplies_bf16()
-    dtype = asked.dtype or ("f32" if is_slow else "bf16")
+    weights, computed = (asked.dtype, asked.dtype) if asked.dtype else default_dtypes(config)
     if plan is None:
-        layout = Layout.of(tensor=asked.tensor, weights_dtype=dtype, compute_dtype=dtype)
+        layout = Layout.of(tensor=asked.tensor, weights_dtype=weights, compute_dtype=computed)
     else:
         _check_model(plan, config)
         layout = plan.layout.at("generate")
         if asked.dtype:
-            layout = layout.replace(weights_dtype=dtype, compute_dtype=dtype)
+            layout = layout.replace(weights_dtype=weights, compute_dtype=computed)
     if asked.weights_dtype:
         layout = layout.replace(weights_dtype=asked.weights_dtype)
     if layout.matmul_dtype is None and (plan is None or asked.weights_dtype):
@@ -165,6 +165,17 @@ def _runner(
         host_bytes=asked.host_cache_bytes // (2 if asked.mode == DISAGGREGATED else 1),
     )
     return runner, layout
+
+
+def default_dtypes(config: ModelConfig) -> tuple[str, str]:
+    """The types of weights and of products, as `Serving` has them where no dtype is asked for.
+
+    XLA for CPU would widen the weights of experts in every step.
+    """
+    if jax.default_backend() != "cpu" or multiplies_bf16():
+        return "bf16", "bf16"
+    widens = config.moe is None and native.why_not() is None
+    return "bf16" if widens else "f32", "f32"
 
 
 def _check_hands_over(config: ModelConfig, asked: Serving, layout: Layout) -> None:

@@ -131,7 +131,7 @@ class InferenceOps(JaxOps):
             return super().embed(name, tokens, table)
         with jax.named_scope(name):
             if isinstance(table, Panels):
-                return self._rows_of(table, tokens)
+                return self._rows_of(table, tokens).astype(self.dtype)
             rows = self._rows_of(table.values, tokens).astype(jnp.float32)
             scales = embed(tokens, table.scales[:, None], self.layout, is_column=True)
             return (rows * scales).astype(self.dtype)
@@ -484,7 +484,10 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
     if used.axes != stored.axes:
         return False
     is_whole = not any(used.axes_of(letter) for letter in param.fan_in)
-    is_read = layout.matmul_dtype == "int8" and is_whole if dtype == "int8" else dtype == layout.compute_dtype
+    if dtype == "int8":
+        is_read = layout.matmul_dtype == "int8" and is_whole
+    else:
+        is_read = dtype == layout.compute_dtype or (dtype, layout.compute_dtype) == ("bf16", "f32")
     if not is_read:
         return False
     sizes = dimensions(config)

@@ -1,5 +1,5 @@
-// Products of rows with weights in float32, bf16 and int8, and attention over a cache of pages,
-// for x86 with AVX512-BF16 and AVX512-VNNI.
+// Products of rows with weights in float32, bf16 and int8, and attention over a cache of pages, for x86 with AVX2 and
+// FMA or with AVX-512, and with the instructions for products of bf16 and int8 that the compiler may use.
 //
 // Called by XLA through its foreign function interface, and run on its threads; see native.py. Weights w[O, I]
 // lie in panels. A number of the result is summed in the order of I: it depends on its row and its column alone,
@@ -64,176 +64,435 @@ void InParallel(ffi::ThreadPool& pool, int64_t count, Work work) {
   queue->Wait();
 }
 
-// 16 numbers in float32; zero where there are none.
-__m512 Wide(const float* at, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, at); }
-__m512 Wide(const uint16_t* at, __mmask16 lanes) {  // bf16
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, at)), 16));
+// Vectors of 32-bit numbers, 16 with AVX-512 and 8 with AVX2: what differs between them stands here. A mask of lanes
+// is an integer; what is loaded is zero in other lanes, which are not read.
+
+#ifdef __AVX512F__
+
+using Floats = __m512;
+using Ints = __m512i;
+using Lanes = __mmask16;
+constexpr int64_t kLanes = 16;
+
+Floats All(float x) { return _mm512_set1_ps(x); }
+Ints All(int32_t x) { return _mm512_set1_epi32(x); }
+Floats AsFloats(Ints x) { return _mm512_castsi512_ps(x); }
+Ints AsInts(Floats x) { return _mm512_castps_si512(x); }
+Floats ToFloats(Ints x) { return _mm512_cvtepi32_ps(x); }
+Ints ToInts(Floats x) { return _mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+Floats Wide(const float* at, Lanes lanes) { return _mm512_maskz_loadu_ps(lanes, at); }
+Floats Wide(const uint16_t* at, Lanes lanes) {  // bf16
+  return AsFloats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, at)), 16));
 }
-__m512 Wide(const int8_t* at, __mmask16 lanes) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, at)));
+Floats Wide(const int8_t* at, Lanes lanes) {
+  return ToFloats(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, at)));
+}
+Ints Load(const int32_t* at) { return _mm512_loadu_si512(at); }
+void Store(int32_t* at, Ints x) { _mm512_storeu_si512(at, x); }
+void Store(float* at, Lanes lanes, Floats x) { _mm512_mask_storeu_ps(at, lanes, x); }
+void Store(int8_t* at, Lanes lanes, Ints x) { _mm512_mask_cvtepi32_storeu_epi8(at, lanes, x); }
+
+Floats Fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+Floats Max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+Floats Abs(Floats x) { return _mm512_abs_ps(x); }
+Lanes IsNan(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+Floats Choose(Lanes lanes, Floats a, Floats b) { return _mm512_mask_mov_ps(b, lanes, a); }
+float SumOf(Floats x) { return _mm512_reduce_add_ps(x); }
+int32_t SumOf(Ints x) { return _mm512_reduce_add_epi32(x); }
+float MaxOf(Floats x) { return _mm512_reduce_max_ps(x); }
+
+Ints Add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+Ints And(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+Ints Xor(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
+Ints Up16(Ints x) { return _mm512_slli_epi32(x, 16); }
+Ints EvenBytes(Ints x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); }  // the first of each 16 bits, in them
+Ints OddBytes(Ints x) { return _mm512_srai_epi16(x, 8); }
+Ints SumsOfPairs(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
+
+Floats Round(Floats x) { return _mm512_roundscale_ps(x, 8); }
+Floats TimesTwoTo(Floats x, Floats power) { return _mm512_scalef_ps(x, power); }
+
+// The sums of 16 vectors of 16 lanes: lanes i and i + 8, then i and i + 4, i + 2, i + 1. Inlined, since vectors whose
+// address is given away are not kept in registers.
+[[gnu::always_inline]] inline Floats Sums(const Floats* v) {
+  Floats eights[8], fours[4], twos[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
+                              _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xEE));
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 4; ++i) {
+    fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0xDD));
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 2; ++i) {
+    twos[i] = _mm512_add_ps(_mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0x44),
+                            _mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0xEE));
+  }
+  const Floats sums =
+      _mm512_add_ps(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xDD));
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums);
 }
 
-__mmask16 First(int64_t count) {
-  return static_cast<__mmask16>(count >= 16 ? 0xFFFF : count > 0 ? (1u << count) - 1 : 0);
+#else
+
+using Floats = __m256;
+using Ints = __m256i;
+using Lanes = uint8_t;
+constexpr int64_t kLanes = 8;
+constexpr Lanes kAll = 0xFF;
+
+Floats All(float x) { return _mm256_set1_ps(x); }
+Ints All(int32_t x) { return _mm256_set1_epi32(x); }
+Floats AsFloats(Ints x) { return _mm256_castsi256_ps(x); }
+Ints AsInts(Floats x) { return _mm256_castps_si256(x); }
+Floats ToFloats(Ints x) { return _mm256_cvtepi32_ps(x); }
+Ints ToInts(Floats x) { return _mm256_cvtps_epi32(x); }
+
+Ints Mask(Lanes lanes) {
+  const Ints bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_cmpeq_epi32(_mm256_and_si256(All(static_cast<int32_t>(lanes)), bits), bits);
 }
-
-// Kinds of products. kTogether: numbers that one instruction sums into each of its 16 lanes, 32 bits of them.
-
-// What is multiplied as it is, and summed in float32.
+// The first numbers of 8, as many as there are lanes.
 template <typename T>
-struct Plain {
-  using Number = T;
-  static constexpr int64_t kTogether = 4 / sizeof(T);
+__m128i Some(const T* at, Lanes lanes) {
+  __m128i x = _mm_setzero_si128();
+  std::memcpy(&x, at, __builtin_popcount(lanes) * sizeof(T));
+  return x;
+}
+Floats Wide(const float* at, Lanes lanes) {
+  return lanes == kAll ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, Mask(lanes));
+}
+Floats Wide(const uint16_t* at, Lanes lanes) {  // bf16
+  const __m128i x = lanes == kAll ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)) : Some(at, lanes);
+  return AsFloats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+Floats Wide(const int8_t* at, Lanes lanes) {
+  return ToFloats(_mm256_cvtepi8_epi32(lanes == kAll ? _mm_loadu_si64(at) : Some(at, lanes)));
+}
+Ints Load(const int32_t* at) { return _mm256_loadu_si256(reinterpret_cast<const Ints*>(at)); }
+void Store(int32_t* at, Ints x) { _mm256_storeu_si256(reinterpret_cast<Ints*>(at), x); }
+void Store(float* at, Lanes lanes, Floats x) {
+  lanes == kAll ? _mm256_storeu_ps(at, x) : _mm256_maskstore_ps(at, Mask(lanes), x);
+}
+void Store(int8_t* at, Lanes lanes, Ints x) {
+  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  const __m128i bytes = _mm_packs_epi16(halves, halves);
+  std::memcpy(at, &bytes, __builtin_popcount(lanes));
+}
 
+Floats Fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+Floats Max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+Floats Abs(Floats x) { return _mm256_andnot_ps(All(-0.0f), x); }
+Lanes IsNan(Floats x) { return static_cast<Lanes>(_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q))); }
+Floats Choose(Lanes lanes, Floats a, Floats b) { return _mm256_blendv_ps(b, a, AsFloats(Mask(lanes))); }
+float SumOf(Floats x) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+int32_t SumOf(Ints x) {
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+}
+float MaxOf(Floats x) {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+Ints Add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+Ints And(Ints a, Ints b) { return _mm256_and_si256(a, b); }
+Ints Xor(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
+Ints Up16(Ints x) { return _mm256_slli_epi32(x, 16); }
+Ints EvenBytes(Ints x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); }  // the first of each 16 bits, in them
+Ints OddBytes(Ints x) { return _mm256_srai_epi16(x, 8); }
+Ints SumsOfPairs(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
+
+Floats Round(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// Zero below the least normal number, also if x is not a number and the power not finite, as scalef of AVX-512.
+Floats TimesTwoTo(Floats x, Floats power) {
+  const Floats least = All(-126.0f), is_less = _mm256_cmp_ps(power, least, _CMP_LT_OQ);
+  const Ints exponent = Add(ToInts(Max(least, power)), All(127));
+  return _mm256_andnot_ps(is_less, x * AsFloats(_mm256_slli_epi32(exponent, 23)));
+}
+
+// The sums of 8 vectors of 8 lanes: of neighbours, then of their sums, then of both halves.
+[[gnu::always_inline]] inline Floats Sums(const Floats* v) {
+  const Floats first = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  const Floats second = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+  return _mm256_permute2f128_ps(first, second, 0x20) + _mm256_permute2f128_ps(first, second, 0x31);
+}
+
+#endif
+
+Lanes First(int64_t count) {
+  return static_cast<Lanes>(count >= kLanes ? (1u << kLanes) - 1 : count > 0 ? (1u << count) - 1 : 0);
+}
+
+// Kinds of products. A step is 32 bits of a row of weights: kTogether numbers. As an instruction multiplies them they
+// are kWords words of 32 bits, each of which it sums into one of a vector's lanes.
+
+// What is multiplied and summed in float32.
+struct Wider {
   struct Row {};  // what a row of x has beside its numbers
 
-  static __m512i Weight(__m512i w) { return w; }
-  static __m512 Result(__m512 sum, Row) { return sum; }
+  static Floats Dot(Floats sum, Ints w, Ints x) { return Fma(AsFloats(w), AsFloats(x), sum); }
+  static Floats Result(Floats sum, Row) { return sum; }
 
-  static Row Prepare(const T* from, int64_t size, T* to) {
-    std::memcpy(to, from, size * sizeof(T));
+  template <typename X>
+  static Row Prepare(const X* from, int64_t size, int32_t* to) {
+    for (int64_t k = 0; k < size; k += kLanes) {
+      Store(reinterpret_cast<float*>(to) + k, First(size - k), Wide(from + k, First(size - k)));
+    }
     return {};
   }
 };
 
-struct Float : Plain<float> {
-  static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), sum);
-  }
+struct Float : Wider {
+  static constexpr int64_t kTogether = 1;
+  static constexpr int kWords = 1;
+  static int32_t Word(const int32_t* row, int64_t step, int) { return row[step]; }
+  static Ints Weight(Ints w, int) { return w; }
 };
 
-struct Bf16 : Plain<uint16_t> {
-  static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
+struct Widened : Wider {  // of bf16
+  static constexpr int64_t kTogether = 2;
+  static constexpr int kWords = 2;
+  static int32_t Word(const int32_t* row, int64_t step, int i) { return row[2 * step + i]; }
+  static Ints Weight(Ints w, int i) { return i ? And(w, All(-65536)) : Up16(w); }
+};
+
+#ifdef __AVX512BF16__
+struct Bf16 {
+  static constexpr int64_t kTogether = 2;
+  static constexpr int kWords = 1;
+  struct Row {};
+
+  static int32_t Word(const int32_t* row, int64_t step, int) { return row[step]; }
+  static Ints Weight(Ints w, int) { return w; }
+  static Floats Dot(Floats sum, Ints w, Ints x) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
   }
+  static Floats Result(Floats sum, Row) { return sum; }
+
+  static Row Prepare(const uint16_t* from, int64_t size, int32_t* to) {
+    std::memcpy(to, from, size * sizeof(uint16_t));
+    return {};
+  }
 };
+#else
+using Bf16 = Widened;
+#endif
 
 // int8 by what is made int8 with a scale for each row, summed in int32.
 struct Int8 {
-  using Number = int8_t;
   static constexpr int64_t kTogether = 4;
 
   struct Row {
     float scale;
-    int32_t excess;  // of a sum, since weights are made unsigned
+    int32_t excess;  // of a sum, where weights are made unsigned
   };
 
-  static __m512i Weight(__m512i w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }  // w + 128
-  static __m512 Dot(__m512 sum, __m512i w, __m512i x) {
-    return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sum), w, x));
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  static constexpr int kWords = 1, kMore = 128;
+  static int32_t Word(const int32_t* row, int64_t step, int) { return row[step]; }
+  static Ints Weight(Ints w, int) { return Xor(w, All(static_cast<int32_t>(0x80808080))); }  // w + 128
+  static Floats Dot(Floats sum, Ints w, Ints x) {
+#ifdef __AVX512F__
+    return AsFloats(_mm512_dpbusd_epi32(AsInts(sum), w, x));
+#else
+    return AsFloats(_mm256_dpbusd_avx_epi32(AsInts(sum), w, x));
+#endif
   }
-  static __m512 Result(__m512 sum, Row row) {
-    const __m512i whole = _mm512_sub_epi32(_mm512_castps_si512(sum), _mm512_set1_epi32(row.excess));
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(row.scale));
+#else  // in int16: the first and third, the second and fourth
+  static constexpr int kWords = 2, kMore = 0;
+  static int32_t Word(const int32_t* row, int64_t step, int i) {
+    const auto first = static_cast<int8_t>(row[step] >> 8 * i), second = static_cast<int8_t>(row[step] >> (8 * i + 16));
+    return static_cast<int32_t>((first & 0xFFFFu) | static_cast<uint32_t>(second) << 16);
+  }
+  static Ints Weight(Ints w, int i) { return i ? OddBytes(w) : EvenBytes(w); }
+  static Floats Dot(Floats sum, Ints w, Ints x) {
+    Ints more = Add(AsInts(sum), SumsOfPairs(w, x));
+    // g++ 12 adds up the products of both words first, for which there are not enough registers: half as fast.
+    asm("" : "+v"(more));
+    return AsFloats(more);
+  }
+#endif
+
+  static Floats Result(Floats sum, Row row) {
+    return ToFloats(Add(AsInts(sum), All(-row.excess))) * All(row.scale);
   }
 
   // As `int8_product` of quantised.py has it: x / scale, rounded to even.
   template <typename X>
-  static Row Prepare(const X* from, int64_t size, Number* to) {
-    __m512 most = _mm512_setzero_ps();
-    __mmask16 is_nan = 0;
-    for (int64_t k = 0; k < size; k += 16) {
-      const __m512 magnitude = _mm512_abs_ps(Wide(from + k, First(size - k)));
-      is_nan |= _mm512_cmp_ps_mask(magnitude, magnitude, _CMP_UNORD_Q);
-      most = _mm512_max_ps(most, magnitude);
+  static Row Prepare(const X* from, int64_t size, int32_t* to) {
+    Floats most = All(0.0f);
+    Lanes is_nan = 0;
+    for (int64_t k = 0; k < size; k += kLanes) {
+      const Floats magnitude = Abs(Wide(from + k, First(size - k)));
+      is_nan |= IsNan(magnitude);
+      most = Max(most, magnitude);
     }
-    const float largest = is_nan ? NAN : _mm512_reduce_max_ps(most), scale = std::max(largest / 127.0f, 1e-30f);
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t k = 0; k < size; k += 16) {
-      const __m512 scaled = _mm512_div_ps(Wide(from + k, First(size - k)), _mm512_set1_ps(scale));
-      const __m512i whole = _mm512_cvt_roundps_epi32(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-      _mm512_mask_cvtepi32_storeu_epi8(to + k, First(size - k), whole);
-      sum = _mm512_add_epi32(sum, whole);
+    const float largest = is_nan ? NAN : MaxOf(most), scale = std::max(largest / 127.0f, 1e-30f);
+    Ints sum = All(0);
+    for (int64_t k = 0; k < size; k += kLanes) {
+      const Ints whole = ToInts(Wide(from + k, First(size - k)) / All(scale));
+      Store(reinterpret_cast<int8_t*>(to) + k, First(size - k), whole);
+      sum = Add(sum, whole);
     }
-    return {scale, 128 * _mm512_reduce_add_epi32(sum)};
+    return {scale, kMore * SumOf(sum)};
   }
 };
 
-// A step is 32 bits of every row: one number in float32, four in int8. A panel is the next 16 rows of w, the last
-// one fewer; its steps follow each other, each with its rows side by side: one vector, which all rows of x meet.
-// So weights are read in their order, once for each 16 rows of x, from memory for the first of them and from a
-// core's cache for the others.
-constexpr int64_t kPanel = 16, kRows = 16;
-constexpr int64_t kBlock = 2048;  // steps whose panel stays in the second cache
-constexpr int64_t kAhead = 32;    // steps: else the memory waits while many rows are multiplied
+// A panel is the next 16 rows of w, the last one fewer; its steps follow each other, each with its rows side by side:
+// a vector or two, which all rows of x meet. So weights are read in their order, once for each kRows rows of x, from
+// memory for the first of them and from a core's cache for the others.
+constexpr int64_t kPanel = 16, kVectors = kPanel / kLanes;
+#ifdef __AVX512F__
+constexpr int64_t kRows = 16;     // whose sums are in registers at once
+constexpr int64_t kBlock = 2048;  // words whose panel stays in the second cache
+#else
+constexpr int64_t kRows = 6;
+constexpr int64_t kBlock = 256;  // words whose panel stays in the first cache
+#endif
+constexpr int64_t kAhead = 32;  // steps: else the memory waits while many rows are multiplied
+constexpr int64_t kOften = 5;   // groups of rows that meet a panel, for which words are made of its steps once
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A panel in its order: steps apart by its columns' 32 bits each.
-struct Panel {
-  const int32_t* at;
-  int64_t apart;
-  __mmask16 lanes;
-};
-
-// What R rows by a panel add to their sums, in y f32[R, width] from the first to the last of `steps`.
-template <typename Kind, int R>
-void Tile(const int32_t* x, Panel w, int64_t steps, const typename Kind::Row* rows, int64_t num_rows, float* y,
-          int64_t width, bool is_first, bool is_last) {
-  __m512 sums[R];
+// What R rows by a panel add to their sums, in y f32[R, width] from the first to the last of `steps`. kIsMade: the
+// panel is of words, not of steps.
+template <typename Kind, int R, bool kIsMade>
+void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind::Row* rows, int64_t num_rows,
+          float* y, int64_t width, const Lanes* lanes, bool is_first, bool is_last) {
+  Floats sums[R][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    sums[r] = is_first || r >= num_rows ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(w.lanes, y + r * width);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = is_first || r >= num_rows ? All(0.0f) : Wide(y + r * width + v * kLanes, lanes[v]);
+    }
   }
-  for (int64_t k = 0; k < steps; ++k) {
-    const __m512i ws = Kind::Weight(_mm512_maskz_loadu_epi32(w.lanes, w.at + k * w.apart));
-    _mm_prefetch(w.at + (k + kAhead) * w.apart, _MM_HINT_T0);
+  constexpr int kWords = kIsMade ? 1 : Kind::kWords;
+  for (int64_t k = 0; k < steps * Kind::kWords / kWords; ++k) {
+    if (!kIsMade) _mm_prefetch(w + (k + kAhead) * kPanel, _MM_HINT_T0);
+#pragma GCC unroll 2
+    for (int i = 0; i < kWords; ++i) {
+      Ints ws[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        ws[v] = Load(w + k * kPanel + v * kLanes);
+        if (!kIsMade) ws[v] = Kind::Weight(ws[v], i);
+      }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) sums[r] = Kind::Dot(sums[r], ws, _mm512_set1_epi32(x[k * R + r]));
+      for (int r = 0; r < R; ++r) {
+        const Ints xs = All(x[(k * kWords + i) * R + r]);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = Kind::Dot(sums[r][v], ws[v], xs);
+      }
+    }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     if (r >= num_rows) break;
-    _mm512_mask_storeu_ps(y + r * width, w.lanes, is_last ? Kind::Result(sums[r], rows[r]) : sums[r]);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      Store(y + r * width + v * kLanes, lanes[v], is_last ? Kind::Result(sums[r][v], rows[r]) : sums[r][v]);
+    }
   }
 }
 
-// Rows of x, as tiles read them: in groups, each step of all rows of a group together.
+// Tiles of as many rows: with a panel as it lies, and with one of words where these are others.
+template <typename Kind>
+struct Tiles {
+  int64_t num_rows;
+  decltype(&Tile<Kind, 1, false>) of_steps, of_words;
+
+  // The smallest of at least so many rows.
+  template <int R = 1>
+  static Tiles For(int64_t rows) {
+    if constexpr (R < kRows) {
+      if (rows > R) return For<std::min<int>(2 * R, kRows)>(rows);
+    }
+    return {R, Tile<Kind, R, false>, Tile<Kind, R, (Kind::kWords > 1)>};
+  }
+};
+
+// Rows of x, as tiles read them: in groups, each word of all rows of a group together.
 template <typename Kind>
 struct Rows {
-  int64_t count, of_group, steps;
+  int64_t count, steps, num_groups;
+  Tiles<Kind> tiles, last;  // of a group, and of the last one, which may have fewer rows
   std::vector<int32_t> numbers;
   std::vector<typename Kind::Row> others;
 
   template <typename X>
   Rows(ffi::ThreadPool& pool, const X* x, int64_t count, int64_t size)
-      : count(count), of_group(1), steps(Ceil(size, Kind::kTogether)) {
-    while (of_group < std::min(count, kRows)) of_group *= 2;
-    numbers.resize(num_groups() * of_group * steps);  // rows that there are not stay zero
-    others.resize(num_groups() * of_group);
+      : count(count), steps(Ceil(size, Kind::kTogether)) {
+    tiles = Tiles<Kind>::For(Ceil(count, std::max<int64_t>(1, Ceil(count, kRows))));
+    num_groups = Ceil(count, tiles.num_rows);
+    last = Tiles<Kind>::For(count - (num_groups - 1) * tiles.num_rows);
+    numbers.resize(num_groups * tiles.num_rows * steps * Kind::kWords);  // rows that there are not stay zero
+    others.resize(num_groups * tiles.num_rows);
     const auto prepare = [this, x, size](int64_t group) {
       thread_local std::vector<int32_t> room;
-      room.resize(this->steps);
-      int32_t* const to = this->numbers.data() + group * this->of_group * this->steps;
-      const int64_t first = group * this->of_group, num_rows = std::min(this->of_group, this->count - first);
-      for (int64_t r = 0; r < num_rows; ++r) {
-        auto* const own = reinterpret_cast<typename Kind::Number*>(room.data());
-        this->others[first + r] = Kind::Prepare(x + (first + r) * size, size, own);
-        for (int64_t k = 0; k < this->steps; ++k) to[k * this->of_group + r] = room[k];
+      room.resize(this->steps * Kind::kWords);
+      const int64_t first = group * this->tiles.num_rows, apart = this->Of(group).num_rows;
+      for (int64_t r = 0; r < std::min(apart, this->count - first); ++r) {
+        this->others[first + r] = Kind::Prepare(x + (first + r) * size, size, room.data());
+        int32_t* to = this->numbers.data() + first * this->steps * Kind::kWords + r;
+        for (int64_t k = 0; k < this->steps; ++k) {
+          for (int i = 0; i < Kind::kWords; ++i, to += apart) *to = Kind::Word(room.data(), k, i);
+        }
       }
     };
-    InParallel(pool, num_groups(), prepare);
+    InParallel(pool, num_groups, prepare);
   }
 
-  int64_t num_groups() const { return Ceil(count, of_group); }
+  const Tiles<Kind>& Of(int64_t group) const { return group + 1 < num_groups ? tiles : last; }
 };
+
+// Steps of a panel as words, where these are others, with zeros in place of the columns that it has not.
+template <typename Kind>
+const int32_t* Made(const int32_t* w, int64_t steps, int64_t columns) {
+  alignas(64) thread_local int32_t room[kBlock * kPanel];
+  alignas(64) int32_t step[kPanel] = {};
+  for (int64_t k = 0; k < steps; ++k) {
+    std::memcpy(step, w + k * columns, columns * sizeof(int32_t));
+    for (int i = 0; i < Kind::kWords; ++i) {
+      for (int64_t v = 0; v < kVectors; ++v) {
+        const Ints x = Load(step + v * kLanes);
+        Store(room + (k * Kind::kWords + i) * kPanel + v * kLanes, Kind::kWords > 1 ? Kind::Weight(x, i) : x);
+      }
+    }
+  }
+  return room;
+}
 
 // Panels `begin` to `end` for all rows.
 template <typename Kind>
 void Panels(const Rows<Kind>& rows, const int32_t* w, float* y, int64_t width, int64_t begin, int64_t end) {
-  const auto tile = rows.of_group == 16  ? Tile<Kind, 16>
-                    : rows.of_group == 8 ? Tile<Kind, 8>
-                    : rows.of_group == 4 ? Tile<Kind, 4>
-                    : rows.of_group == 2 ? Tile<Kind, 2>
-                                         : Tile<Kind, 1>;
-  for (int64_t from = 0; from < rows.steps; from += kBlock) {
-    const int64_t steps = std::min(kBlock, rows.steps - from);
-    for (int64_t first = begin * kPanel; first < std::min(width, end * kPanel); first += kPanel) {
-      const int64_t columns = std::min(kPanel, width - first);
-      const Panel panel{w + first * rows.steps + from * columns, columns, First(columns)};
-      for (int64_t row = 0; row < rows.count; row += rows.of_group) {
-        tile(rows.numbers.data() + row * rows.steps + from * rows.of_group, panel, steps, rows.others.data() + row,
-             rows.count - row, y + row * width + first, width, from == 0, from + steps == rows.steps);
+  constexpr int64_t kSteps = kBlock / Kind::kWords;
+  for (int64_t first = begin * kPanel; first < std::min(width, end * kPanel); first += kPanel) {
+    const int64_t columns = std::min(kPanel, width - first);
+    const bool makes = columns < kPanel || (Kind::kWords > 1 && rows.num_groups >= kOften);
+    Lanes lanes[kVectors];
+    for (int64_t v = 0; v < kVectors; ++v) lanes[v] = First(columns - v * kLanes);
+    for (int64_t from = 0; from < rows.steps; from += kSteps) {
+      const int64_t steps = std::min(kSteps, rows.steps - from);
+      const int32_t* panel = w + first * rows.steps + from * columns;
+      if (makes) panel = Made<Kind>(panel, steps, columns);
+      for (int64_t group = 0, row = 0; group < rows.num_groups; ++group, row += rows.tiles.num_rows) {
+        const Tiles<Kind>& tiles = rows.Of(group);
+        const int32_t* x = rows.numbers.data() + (row * rows.steps + from * tiles.num_rows) * Kind::kWords;
+        (makes ? tiles.of_words : tiles.of_steps)(x, panel, steps, rows.others.data() + row, rows.count - row,
+                                                  y + row * width + first, width, lanes, from == 0,
+                                                  from + steps == rows.steps);
       }
     }
   }
@@ -258,7 +517,7 @@ int64_t StepsOf(const ffi::AnyBuffer& w) {
   return bytes % 4 ? 0 : bytes / 4;
 }
 
-// y f32[R, O] of x[R, I] and w[O, I] in panels: both f32 or both bf16, or w int8 and x f32 or bf16.
+// y f32[R, O] of x[R, I] and w[O, I] in panels: w f32, bf16 or int8, and x f32, or bf16 where w is not f32.
 ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
   const auto sizes = x.dimensions(), of_w = w.dimensions();
   if (!StepsOf(w) || sizes.size() != 2 || sizes[1] != of_w[1]) {
@@ -272,6 +531,7 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
   };
   const auto of_x = x.element_type(), of_weights = w.element_type();
   if (of_weights == ffi::F32 && of_x == ffi::F32) return multiply(Float(), float());
+  if (of_weights == ffi::BF16 && of_x == ffi::F32) return multiply(Widened(), float());
   if (of_weights == ffi::BF16 && of_x == ffi::BF16) return multiply(Bf16(), uint16_t());
   if (of_weights == ffi::S8 && of_x == ffi::BF16) return multiply(Int8(), uint16_t());
   if (of_weights == ffi::S8 && of_x == ffi::F32) return multiply(Int8(), float());
@@ -309,39 +569,16 @@ ffi::Error RowsOfPanels(ffi::AnyBuffer w, ffi::Buffer<ffi::S32> ids, ffi::Result
 
 // Attention of queries over the pages of their sequences.
 
-// The sums of 16 vectors of 16 lanes: lanes i and i + 8, then i and i + 4, i + 2, i + 1. Inlined, since vectors whose
-// address is given away are not kept in registers.
-[[gnu::always_inline]] inline __m512 Sums(const __m512* v) {
-  __m512 eights[8], fours[4], twos[2];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
-                              _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xEE));
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < 4; ++i) {
-    fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0x88),
-                         _mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0xDD));
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < 2; ++i) {
-    twos[i] = _mm512_add_ps(_mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0x44),
-                        _mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0xEE));
-  }
-  const __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xDD));
-  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums);
-}
-
 // e^x for x <= 0, to two units in the last place.
-__m512 Exp(__m512 x) {
-  const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
-  __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);  // ln 2 in two parts (Cephes)
-  rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(-2.12194440e-4f), rest);
-  __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
+Floats Exp(Floats x) {
+  const Floats whole = Round(x * All(1.44269504f));
+  Floats rest = Fma(whole, All(-0.693359375f), x);  // ln 2 in two parts (Cephes)
+  rest = Fma(whole, All(2.12194440e-4f), rest);
+  Floats sum = All(1.9875691500e-4f);
   for (float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 0.5f, 1.0f, 1.0f}) {
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(factor));
+    sum = Fma(sum, rest, All(factor));
   }
-  return _mm512_scalef_ps(sum, whole);
+  return TimesTwoTo(sum, whole);
 }
 
 // One layer's pool of keys or values: [pages, heads, size, width], in int8 with a scale for each [..., size].
@@ -383,75 +620,75 @@ struct Line {
 
 constexpr int64_t kLines = 4, kBlockLines = 16;
 
-// tile f32[L, 16]: L lines by 16 keys or fewer, from `row` of the pool on.
+// tile f32[L, kLanes]: L lines by kLanes keys or fewer, from `row` of the pool on.
 template <int L, typename T>
 void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count, float* tile) {
-  constexpr int kKeys = 16 / L;
+  constexpr int kKeys = kLanes / L;
   for (int64_t begin = 0; begin < count; begin += kKeys) {
-    __m512 sums[16];
+    Floats sums[kLanes];
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) sums[i] = _mm512_setzero_ps();
-    for (int64_t h = 0; h < keys.width; h += 16) {
-      const __mmask16 lanes = First(keys.width - h);
-      __m512 some[L];
+    for (int i = 0; i < kLanes; ++i) sums[i] = All(0.0f);
+    for (int64_t h = 0; h < keys.width; h += kLanes) {
+      const Lanes lanes = First(keys.width - h);
+      Floats some[L];
 #pragma GCC unroll 4
-      for (int l = 0; l < L; ++l) some[l] = _mm512_maskz_loadu_ps(lanes, lines[l].q + h);
+      for (int l = 0; l < L; ++l) some[l] = Wide(lines[l].q + h, lanes);
 #pragma GCC unroll 16
       for (int k = 0; k < kKeys; ++k) {
         const int64_t own = row + std::min<int64_t>(begin + k, count - 1);
-        const __m512 key = Wide(keys.values + own * keys.width + h, lanes);
+        const Floats key = Wide(keys.values + own * keys.width + h, lanes);
 #pragma GCC unroll 4
-        for (int l = 0; l < L; ++l) sums[l * kKeys + k] = _mm512_fmadd_ps(some[l], key, sums[l * kKeys + k]);
+        for (int l = 0; l < L; ++l) sums[l * kKeys + k] = Fma(some[l], key, sums[l * kKeys + k]);
       }
     }
-    alignas(64) float each[16];
-    _mm512_store_ps(each, Sums(sums));
-    for (int l = 0; l < L; ++l) std::memcpy(tile + l * 16 + begin, each + l * kKeys, kKeys * sizeof(float));
+    alignas(64) float each[kLanes];
+    Store(each, First(kLanes), Sums(sums));
+    for (int l = 0; l < L; ++l) std::memcpy(tile + l * kLanes + begin, each + l * kKeys, kKeys * sizeof(float));
   }
 }
 
-__m512 Capped(__m512 scores, float softcap) {
-  alignas(64) float each[16];
-  _mm512_store_ps(each, scores);
+Floats Capped(Floats scores, float softcap) {
+  alignas(64) float each[kLanes];
+  Store(each, First(kLanes), scores);
   for (float& score : each) score = softcap * std::tanh(score / softcap);
-  return _mm512_load_ps(each);
+  return Wide(each, First(kLanes));
 }
 
 // out of L lines += the values from position `begin` to `end` by their weights, in their order.
 template <int L, typename T>
 void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, int64_t begin, int64_t end) {
-  constexpr int kWide = 4;
+  constexpr int kWide = kLanes == 16 ? 4 : 8 / L;  // vectors of a line whose sums are in registers
   if (begin >= end) return;
-  for (int64_t o = 0; o < values.width; o += 16 * kWide) {
-    __mmask16 lanes[kWide];
-    __m512 sums[L][kWide];
-#pragma GCC unroll 4
+  for (int64_t o = 0; o < values.width; o += kLanes * kWide) {
+    Lanes lanes[kWide];
+    Floats sums[L][kWide];
+#pragma GCC unroll 8
     for (int i = 0; i < kWide; ++i) {
-      lanes[i] = First(values.width - o - 16 * i);
+      lanes[i] = First(values.width - o - kLanes * i);
 #pragma GCC unroll 4
-      for (int l = 0; l < L; ++l) sums[l][i] = _mm512_maskz_loadu_ps(lanes[i], lines[l].out + o + 16 * i);
+      for (int l = 0; l < L; ++l) sums[l][i] = Wide(lines[l].out + o + kLanes * i, lanes[i]);
     }
     for (int64_t s = begin; s < end;) {
       const int64_t n = s / pages.size, inside = s - n * pages.size, until = std::min(end, (n + 1) * pages.size);
       const T* at = values.values + (pages.Row(n) + inside) * values.width + o;
       const int64_t weight = pages.Place(n) + inside;
       for (int64_t i = 0; i < until - s; ++i, at += values.width) {
-        __m512 some[kWide];
-#pragma GCC unroll 4
-        for (int j = 0; j < kWide; ++j) some[j] = Wide(at + 16 * j, lanes[j]);
+        Floats some[kWide];
+#pragma GCC unroll 8
+        for (int j = 0; j < kWide; ++j) some[j] = Wide(at + kLanes * j, lanes[j]);
 #pragma GCC unroll 4
         for (int l = 0; l < L; ++l) {
-          const __m512 by = _mm512_set1_ps(lines[l].weights[weight + i]);
-#pragma GCC unroll 4
-          for (int j = 0; j < kWide; ++j) sums[l][j] = _mm512_fmadd_ps(by, some[j], sums[l][j]);
+          const Floats by = All(lines[l].weights[weight + i]);
+#pragma GCC unroll 8
+          for (int j = 0; j < kWide; ++j) sums[l][j] = Fma(by, some[j], sums[l][j]);
         }
       }
       s = until;
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < kWide; ++i) {
 #pragma GCC unroll 4
-      for (int l = 0; l < L; ++l) _mm512_mask_storeu_ps(lines[l].out + o + 16 * i, lanes[i], sums[l][i]);
+      for (int l = 0; l < L; ++l) Store(lines[l].out + o + kLanes * i, lanes[i], sums[l][i]);
     }
   }
 }
@@ -470,11 +707,11 @@ template <typename T>
 void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const Pages& pages, const Scores& how) {
   const auto score = [&](auto together, int64_t from) {
     constexpr int L = together;
-    alignas(64) float tile[L * 16];
+    alignas(64) float tile[L * kLanes];
     for (int64_t n = pages.first; n < pages.last; ++n) {
-      for (int64_t s = 0; s < pages.padded; s += 16) {
-        const int64_t begin = n * pages.size + s, row = pages.Row(n) + s, count = std::min<int64_t>(16, pages.size - s);
-        __mmask16 seen[L], some = 0;
+      for (int64_t s = 0; s < pages.padded; s += kLanes) {
+        const int64_t begin = n * pages.size + s, row = pages.Row(n) + s, count = std::min(kLanes, pages.size - s);
+        Lanes seen[L], some = 0;
         for (int l = 0; l < L; ++l) {
           const Line& line = lines[from + l];
           seen[l] = First(std::min(count, line.position + 1 - begin)) & ~First(line.least - begin);
@@ -482,11 +719,11 @@ void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const P
         }
         if (some) Products<L>(lines + from, keys, row, count, tile);
         for (int l = 0; l < L; ++l) {
-          __m512 scores = _mm512_mul_ps(_mm512_load_ps(tile + l * 16), _mm512_set1_ps(how.scale));
-          if (keys.scales) scores = _mm512_mul_ps(scores, _mm512_maskz_loadu_ps(First(count), keys.scales + row));
+          Floats scores = Wide(tile + l * kLanes, First(kLanes)) * All(how.scale);
+          if (keys.scales) scores = scores * Wide(keys.scales + row, First(count));
           if (how.softcap > 0) scores = Capped(scores, how.softcap);
-          scores = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen[l], scores);
-          _mm512_storeu_ps(lines[from + l].weights + pages.Place(n) + s, scores);
+          scores = Choose(seen[l], scores, All(-INFINITY));
+          Store(lines[from + l].weights + pages.Place(n) + s, First(kLanes), scores);
         }
       }
     }
@@ -496,15 +733,16 @@ void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const P
 
 // The weights of `count` scores, in place; what they are to be divided by.
 float Softmax(float* scores, int64_t count) {
-  __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
-  for (int64_t i = 0; i < count; i += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + i));
-  most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-  for (int64_t i = 0; i < count; i += 16) {
-    const __m512 weights = Exp(_mm512_sub_ps(_mm512_loadu_ps(scores + i), most));
-    _mm512_storeu_ps(scores + i, weights);
-    sum = _mm512_add_ps(sum, weights);
+  constexpr Lanes kEvery = (1u << kLanes) - 1;
+  Floats most = All(-INFINITY), sum = All(0.0f);
+  for (int64_t i = 0; i < count; i += kLanes) most = Max(most, Wide(scores + i, kEvery));
+  most = All(MaxOf(most));
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats weights = Exp(Wide(scores + i, kEvery) - most);
+    Store(scores + i, kEvery, weights);
+    sum = sum + weights;
   }
-  return _mm512_reduce_add_ps(sum);
+  return SumOf(sum);
 }
 
 // Lines of one row that share head `pages.head` of the cache.
@@ -557,7 +795,7 @@ void AttendTogether(Line* lines, int64_t num_lines, Pages pages, const Pool<T>& 
 template <typename T>
 void Attend(ffi::ThreadPool& pool, const float* q, const int32_t* positions, const int32_t* tables, Pool<T> keys,
             Pool<T> values, Sizes sizes, Scores how, float* out) {
-  const int64_t together = sizes.num_heads / sizes.num_kv_heads, padded = Ceil(sizes.page, 16) * 16;
+  const int64_t together = sizes.num_heads / sizes.num_kv_heads, padded = Ceil(sizes.page, kLanes) * kLanes;
   const int64_t block = std::max<int64_t>(1, kBlockLines / together), blocks = Ceil(sizes.length, block);
   InParallel(pool, sizes.num_rows * sizes.num_kv_heads * blocks, [=](int64_t i) {
     const int64_t row = i / blocks / sizes.num_kv_heads, head = i / blocks % sizes.num_kv_heads;

@@ -7,9 +7,9 @@ seconds, and kept in `cache_folder() / "native"`: a wheel of it would be one for
 headers it is compiled with. Where it cannot be had, `why_not` says why and XLA's own operations run, as on
 other processors.
 
-It is compiled for the instructions that it needs and no further, so that the file serves every machine which
-has them. XLA calls it by names that hold a hash of its source: a program that was compiled with another one
-is another program, also among those that are kept on disk.
+It is compiled for the instructions that it has code for, of those that the processor has, so that the file
+serves every machine which has the same. XLA calls it by names that hold a hash of its source and of these: a
+program that was compiled with another one is another program, also among those that are kept on disk.
 """
 
 import ctypes
@@ -39,16 +39,10 @@ from meshwright.nn.quantised import Quantised
 
 _STEP_BYTES = 4  # of a row, which a product sums at once
 _SOURCE = Path(__file__).with_name("native.cc")
-_NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
-_FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-shared",
-    "-fPIC",
-    *(f"-m{name.replace('_', '')}" for name in _NEEDED),
-)
+# Instructions by the system's names: (what is needed, what is used besides where the processor has it).
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl"), ("avx512_bf16", "avx512_vnni")
+_AVX2 = ("avx2", "fma"), ("avx_vnni",)
+_FLAGS = "-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC"
 _OPERATIONS = "product", "in_panels", "rows_of_panels", "attention"
 _COMPILERS = "c++", "g++", "clang++"
 _TIMEOUT_SECONDS = 120
@@ -71,11 +65,19 @@ def why_not() -> str | None:
         return _loaded()
 
 
+def instructions() -> tuple[str, ...]:
+    """What the extension is compiled for, by the system's names; none where the processor has too few."""
+    for needed, more in (_AVX512, _AVX2):
+        if features().issuperset(needed):
+            return (*needed, *(name for name in more if name in features()))
+    return ()
+
+
 @cache
 def _loaded() -> str | None:
     try:
-        missing = [name for name in _NEEDED if name not in features()]
-        if missing:
+        if not instructions():
+            missing = [name for name in _AVX2[0] if name not in features()]
             raise _NotAvailable(f"the processor has no {', '.join(missing)}")
         library = _library(cache_folder() / "native" / f"{_key()}.so")
         for name in _OPERATIONS:
@@ -120,10 +122,11 @@ def in_panels(w: Array, num_summed: int) -> Panels:
 
 
 def product(x: Array, w: Array) -> Array:
-    """y f32[R, O] of x[R, I] and w[O, I] in panels, on one device: both f32 or bf16, or w int8.
+    """y f32[R, O] of x[R, I] and w[O, I] in panels, on one device: w f32 and x too, or w bf16 or int8.
 
-    A row of the result does not depend on the others. With int8 it is `quantised.int8_product` of the row,
-    but that XLA may multiply by the reciprocal of 127 for the row's scale.
+    Beside w in bf16 or int8, x is f32 or bf16; bf16 is widened where x is f32 or the processor has no product
+    of it. A row of the result does not depend on the others. With int8 it is `quantised.int8_product` of the
+    row, but that XLA may multiply by the reciprocal of 127 for the row's scale.
     """
     y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
     return jax.ffi.ffi_call(_target("product"), y)(x, w)
@@ -170,9 +173,13 @@ def attention(
     )
 
 
+def _flags() -> list[str]:
+    return [*_FLAGS, *(f"-m{name.replace('_', '')}" for name in instructions())]
+
+
 @cache
 def _key() -> str:
-    parts = _SOURCE.read_text(encoding="utf-8"), jax.__version__, " ".join(_FLAGS)
+    parts = _SOURCE.read_text(encoding="utf-8"), jax.__version__, " ".join(_flags())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -203,7 +210,7 @@ def _build(path: Path) -> None:
         raise _NotAvailable("there is no C++ compiler: install g++ or clang++, or name one in CXX")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    command = [found[0], *_FLAGS, f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(partial)]
+    command = [found[0], *_flags(), f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(partial)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
         if done.returncode:
