@@ -21,6 +21,7 @@ from meshwright.layout import DEGREES, MULTIPLIED, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
 from meshwright.layout.fit import remats_of
 from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipeline.depths import cuts_groups
 from meshwright.layout.pipeline.lanes import LANES
 from meshwright.layout.rules import Rules
 from meshwright.layout.short import OPTIONS
@@ -259,16 +260,23 @@ class Space:
     def schedules(self, mesh: Layout, microbatches: int) -> list[tuple[str, int]]:
         """(schedule, chunks per stage), of those that exist, have such rules and meet what is given."""
         if mesh.schedule.is_alike:
-            return [(LANES.name, 1)] if LANES.exists(mesh.pipe, microbatches) else []
+            exists = LANES.exists(mesh.pipe, microbatches)
+            return [(LANES.name, 1)] if exists and self._has_whole_groups(LANES.name, mesh.pipe, 1) else []
         pipe = mesh.pipe
         key = pipe, microbatches
         if key not in self._schedules:
             self._schedules[key] = [
                 (schedule, chunks)
                 for schedule, chunks in self._existing(pipe, microbatches)
-                if self._meets("schedule", schedule) and self._meets("interleave", chunks)
+                if self._meets("schedule", schedule)
+                and self._meets("interleave", chunks)
+                and self._has_whole_groups(schedule, pipe, chunks)
             ]
         return self._schedules[key]
+
+    def _has_whole_groups(self, schedule: str, pipe: int, chunks: int) -> bool:
+        """Whether stages begin with layers that have keys and values of their own."""
+        return not cuts_groups(self.config, schedule, pipe, chunks)
 
     def _existing(self, pipe: int, microbatches: int) -> Iterator[tuple[str, int]]:
         yield "1f1b", 1

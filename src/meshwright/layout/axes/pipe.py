@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, ShortForm, divisors
 from meshwright.layout.pipeline import SCHEDULES
-from meshwright.layout.pipeline.depths import layers_of_depths
+from meshwright.layout.pipeline.depths import cuts_groups
 from meshwright.layout.pipeline.schedule import fitting
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -39,7 +39,7 @@ class Pipe(Axis):
         schedule = layout.schedule
         if layout.pipe > 1:
             SCHEDULES[schedule.pipeline].check(layout.pipe, schedule.microbatches, schedule.interleave)
-        if layout.pipe > 1 and config.layers_per_cache > 1:
+        if layout.pipe > 1:
             _check_groups(config, layout)
         each, over = divmod(config.num_layers, layout.pipe)
         stacks = [layer.kind.stack for layer in config.layers]
@@ -60,17 +60,12 @@ class Pipe(Axis):
 
 def _check_groups(config: ModelConfig, layout: "Layout") -> None:
     """Raises LayoutError where a stage would begin between layers that share keys and values."""
-    each, schedule = config.layers_per_cache, layout.schedule.pipeline
-
-    def fits(pipe: int, interleave: int) -> bool:
-        depths = layers_of_depths(config.num_layers, schedule, pipe, interleave)
-        return not any(depth.start % each for depth in depths)
-
-    if fits(layout.pipe, layout.interleave):
+    each, schedule, chunks = config.layers_per_cache, layout.schedule.pipeline, layout.interleave
+    if not cuts_groups(config, schedule, layout.pipe, chunks):
         return
-    most, numbers = min(_MOST_STAGES, config.num_layers // each), (layout.microbatches, layout.interleave)
-    exists = [p for p in range(1, most + 1) if p == 1 or SCHEDULES[schedule].exists(p, *numbers)]
-    pipes = [p for p in exists if fits(p, layout.interleave)]
+    record, most = SCHEDULES[schedule], min(_MOST_STAGES, config.num_layers // each)
+    exists = [p for p in range(1, most + 1) if p == 1 or record.exists(p, layout.microbatches, chunks)]
+    pipes = [p for p in exists if not cuts_groups(config, schedule, p, chunks)]
     raise LayoutError(
         f"layout {layout}: a stage would begin within a group of layers_per_cache = {each} of the "
         f"{config.num_layers} layers (L) of {config.name}; fits: pipe in {fitting(*pipes)}"

@@ -9,6 +9,7 @@ from math import floor
 
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.pipeline.table import StageRoute
+from meshwright.models.config import ModelConfig
 
 
 def stage_routes(schedule: str, pipe: int, interleave: int) -> tuple[StageRoute, ...]:
@@ -43,6 +44,13 @@ def layers_of_depths(
     more = set(_depths_in_turn(route, pipe)[:over])
     bounds = accumulate((least + (depth in more) for depth in range(len(route))), initial=0)
     return tuple(range(first, last) for first, last in pairwise(bounds))
+
+
+def cuts_groups(config: ModelConfig, schedule: str, pipe: int, interleave: int) -> bool:
+    """Whether a depth would begin between layers that share keys and values."""
+    each = config.layers_per_cache
+    depths = layers_of_depths(config.num_layers, schedule, pipe, interleave) if each > 1 else ()
+    return any(depth.start % each for depth in depths)
 
 
 def _depths_in_turn(route: StageRoute, pipe: int) -> list[int]:
