@@ -42,7 +42,8 @@ class Expert(Axis):
         tried = [1] if form["tensor2"] > 1 else _usual(divisors(num_experts))
         for expert in tried:
             if found := _home(expert, form):
-                yield from ({"expert": expert, "expert_nodes": nodes} for nodes in _nodes(*found, form, ask))
+                for nodes in _nodes(*found, form, ask):
+                    yield {"expert": expert, "expert_nodes": nodes}
                 far = moe and expert > moe.experts_per_token
                 if expert > 1 and (not far or "grouped" in ask.conditions):
                     yield {"expert": expert, "expert_nodes": 1, "grouped": True}
