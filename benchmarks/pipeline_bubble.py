@@ -17,8 +17,9 @@ import os
 import platform
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -135,7 +136,8 @@ def measured(schedule: str) -> dict[str, Any]:
         program = dispatch.programs.get(((place, name),))
         return program and seconds[dispatch.meshes[place.stage], program]
 
-    depths = [_pass_seconds(place, of) for place in dispatch.table.routes[0]]
+    # Under DualPipe two stages have each depth, one of either direction.
+    depths = [_pass_seconds(places, of) for places in zip(*dispatch.table.routes, strict=True)]
     simulated = simulate(dispatch.table, Times(depths)).bubble_share
     found = 1 - clocks.busy / (STAGES * makespan)
     return {
@@ -149,12 +151,19 @@ def measured(schedule: str) -> dict[str, Any]:
     }
 
 
-def _pass_seconds(place: Place, of: Any) -> PassSeconds:
-    """F, B and W of a depth; B is the whole backward pass where no stage splits it."""
-    backward, weight = of(place, "input_gradient"), of(place, "weight_gradient")
-    if backward is None:
-        return PassSeconds(of(place, "forward"), of(place, "backward"), 0.0)
-    return PassSeconds(of(place, "forward"), backward, weight)
+def _pass_seconds(places: Sequence[Place], of: Any) -> PassSeconds:
+    """F, B and W of a depth, means of its places; B is the whole backward pass where no stage splits it."""
+
+    def mean_of(name: str) -> float | None:
+        found = [seconds for place in places if (seconds := of(place, name)) is not None]
+        return mean(found) if found else None
+
+    backward, weight = mean_of("input_gradient"), mean_of("weight_gradient")
+    if backward is None or weight is None:
+        backward, weight = mean_of("backward"), 0.0
+    forward = mean_of("forward")
+    assert forward is not None and backward is not None, f"{places} never run a pass alone"
+    return PassSeconds(forward, backward, weight)
 
 
 def write(rows: list[dict[str, Any]]) -> None:
