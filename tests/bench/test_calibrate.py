@@ -112,6 +112,7 @@ def _with_inference(
     rates = {"f32": ((1e6, 2e10), (1e9, 2e10))}
     reached = StepEfficiency(
         matmul={"f32": matmul},
+        attention=matmul,
         overlap=0.0,
         roofline=0.0,
         packed={"f32": packed},
@@ -133,7 +134,12 @@ def _with_inference(
 
 @pytest.mark.parametrize(
     ("launch", "kernel", "memory", "matmul", "packed", "cache"),
-    [(1e-4, 3e-5, 0.9, 0.8, 1.0, 0.8), (5e-3, 1e-4, 0.2, 0.1, 0.3, 0.05), (4e-3, 2e-6, 0.5, 0.9, 0.5, 0.5)],
+    [
+        (1e-4, 3e-5, 0.9, 0.8, 1.0, 0.8),
+        (5e-3, 1e-4, 0.2, 0.1, 0.3, 0.05),
+        (4e-3, 2e-6, 0.5, 0.9, 0.5, 0.5),
+        (4e-3, 2e-6, 0.5, 1.8, 0.5, 0.5),  # prompts' products are faster than those of training
+    ],
 )
 def test_what_steps_of_a_server_reach_is_found_again(
     launch: float, kernel: float, memory: float, matmul: float, packed: float, cache: float
@@ -155,7 +161,11 @@ def test_what_steps_of_a_server_reach_is_found_again(
     figures = found.chip.inference
     assert figures is not None
     assert figures.kernel_seconds == pytest.approx(kernel, rel=0.02)
-    assert figures.matmul["f32"] == pytest.approx(matmul, rel=0.02)
+    rate = figures.matmul["f32"] * found.chip.flops("f32")
+    assert rate == pytest.approx(matmul * true.chip.flops("f32"), rel=0.02)
+    assert figures.attention == figures.matmul["f32"] <= 1
+    trains = found.chip.step.attention * found.chip.flops("f32")
+    assert trains == pytest.approx(true.chip.step.attention * true.chip.flops("f32"))
     assert figures.packed["f32"] == pytest.approx(packed, rel=0.02)
 
 
@@ -168,6 +178,7 @@ def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
     assert set(chip.inference.sources) == {
         "memory",
         "matmul",
+        "attention",
         "roofline",
         "kernel_seconds",
         "packed",

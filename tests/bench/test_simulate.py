@@ -301,6 +301,17 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
     assert contexts == pytest.approx(301 * num_others)
 
 
+def test_prompts_that_are_filled_up_meet_their_own_keys():
+    """A block that ends at position 1,024, beside blocks at the beginning of prompts."""
+    asked: Any = PaddedSteps(Asked(), Limits.of(4, 2048), has_kernels=False)
+    _, _, [(count, end)], _ = asked.seconds(0, 0.0, [(64, 1024), (64, 64)], 0)
+    assert count == 128
+    assert count * (2 * end - count) == 64 * (2 * 1024 - 64) + 64 * 64
+    _, _, [(filled, end)], _ = asked.seconds(0, 0.0, [(64, 1024), (64, 64), (64, 64)], 0)
+    assert filled == 256
+    assert filled * (2 * end - filled) == pytest.approx(64 * (2 * 1024 - 64) + 2 * 64 * 64, abs=2 * filled)
+
+
 @pytest.mark.parametrize(
     ("words", "replicas", "chunk", "block"),
     [({}, 1, 512, 16), ({"data": 2}, 2, 512, 16), ({"kv_replicas": 2, "cache": "batch"}, 2, 256, 16)],

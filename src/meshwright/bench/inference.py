@@ -77,10 +77,10 @@ class MeasuredSteps:
 
 
 class _Figures(NamedTuple):
-    """What is fitted: bytes a second of weights, and what `StepEfficiency` calls the others."""
+    """What is fitted: bytes of weights and FLOPs of prompts a second, and figures of `StepEfficiency`."""
 
     bandwidth: float
-    matmul: float
+    flops: float
     packed: float
     cache: float
     kernel: float
@@ -138,7 +138,8 @@ def _steps(runner: JaxRunner, num_sequences: int, queries: int, context: int) ->
 def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     """`hardware` with what steps of a server get of it.
 
-    Its bandwidth becomes that of the weights where this is more, of which training gets its own share.
+    Its ratings become the bandwidth of the weights and the rate of a prompt's products where these are more,
+    of which training gets its own shares: its products are those of gradients, too.
     """
     chip = hardware.chip
     inference = StepEfficiency(roofline=0.0, overlap=0.0, launch_seconds=measured.host, sources=_sources())
@@ -147,16 +148,18 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         return replace(
             inference,
             kernel_seconds=figures.kernel,
-            matmul={DTYPE: figures.matmul},
             packed={DTYPE: figures.packed},
             cache=figures.cache,
         )
 
     def priced(figures: _Figures) -> Hardware:
-        return replace(
-            hardware,
-            chip=replace(chip, hbm_bytes_per_second=figures.bandwidth, inference=reached(figures)),
+        rated = replace(
+            chip,
+            hbm_bytes_per_second=figures.bandwidth,
+            flops_per_second={**chip.flops_per_second, DTYPE: figures.flops},
+            inference=replace(reached(figures), matmul={DTYPE: 1.0}),
         )
+        return replace(hardware, chip=rated)
 
     def seconds(name: str, others: _Figures, step: tuple[int, int, int], value: float) -> float:
         return measured.price(priced(others._replace(**{name: value})), *step)
@@ -168,13 +171,13 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         return max(0.0, (measured.deep - bare) / (one - bare))
 
     most = 1e3 * chip.flops(DTYPE)
-    figures = _Figures(most, 1.0, 1.0, 1.0, 0.0)
+    figures = _Figures(most, most, 1.0, 1.0, 0.0)
     # (which figure, what it may be at most, the step that tells it: sequences, queries, context; its time).
     # Beside a prompt every slot has a row, whether or not somebody holds it: as many more queries.
     prompt = _PROMPT + _SLOTS
     told = [
         ("bandwidth", most, (1, 1, _SHORT), measured.one),
-        ("matmul", 1.0, (1, prompt, prompt), measured.prompt),
+        ("flops", most, (1, prompt, prompt), measured.prompt),
         ("packed", 1.0, (_SLOTS, 1, _SHORT), measured.many),
         ("cache", 1.0, (_SLOTS, 1, _LONG), measured.long),
     ]
@@ -183,15 +186,27 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         for name, high, step, time in told:
             found = rate_of_time(partial(seconds, name, figures, step), time, high, 1e-8)
             figures = figures._replace(**{name: found})
-    bandwidth = figures.bandwidth
-    rating = max(bandwidth, chip.hbm_bytes_per_second)
+    bandwidth, flops = figures.bandwidth, figures.flops
+    rating, peak = max(bandwidth, chip.hbm_bytes_per_second), max(flops, chip.flops(DTYPE))
+    of_training = chip.flops(DTYPE) / peak
     return replace(
         hardware,
         chip=replace(
             chip,
             hbm_bytes_per_second=rating,
-            step=replace(chip.step, memory=chip.step.memory * chip.hbm_bytes_per_second / rating),
-            inference=replace(reached(figures), memory=bandwidth / rating),
+            flops_per_second={**chip.flops_per_second, DTYPE: peak},
+            step=replace(
+                chip.step,
+                memory=chip.step.memory * chip.hbm_bytes_per_second / rating,
+                matmul=dict.fromkeys(chip.flops_per_second, 1.0) | {DTYPE: of_training},
+                attention=chip.step.attention * of_training,
+            ),
+            inference=replace(
+                reached(figures),
+                memory=bandwidth / rating,
+                matmul={DTYPE: flops / peak},
+                attention=flops / peak,
+            ),
         ),
     )
 
@@ -200,6 +215,7 @@ def _sources() -> dict[str, str]:
     where = f"measured by mw calibrate with the programs of mw serve, JAX {jax.__version__}"
     return {
         "matmul": f"{where}: a prompt of {_PROMPT} tokens",
+        "attention": f"{where}: a prompt of {_PROMPT} tokens, whose products are all taken to be as fast",
         "roofline": "0: the same cores load weights and multiply them",
         "packed": f"{where}: generate steps of {_SLOTS} sequences beside those of one",
         "memory": f"{where}: weights of a generate step of one sequence",

@@ -49,5 +49,7 @@ def _measured(hardware: str, processes: int) -> Hardware:
             return calibrate_in_processes(hardware, processes)
         use_devices_of(catalog.load(hardware))
         from meshwright.bench import calibrate as bench
+        from meshwright.nn.compiled import keep_compiled
 
+        keep_compiled()  # of the steps of a server, most of the time
         return bench.calibrate(hardware, progress=lambda what: report(what, None))

@@ -1,7 +1,9 @@
 """What the steps of a server should take and move, by its plan's prices and its model's sizes."""
 
+from meshwright.bench.serve.padded import PaddedSteps
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
+from meshwright.layout.paged import attends_to_whole_prompts
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.steps import StepBytes, StepSeconds
 from meshwright.plan_file import Plan
@@ -9,7 +11,7 @@ from meshwright.serve.batch import Batch, Limits
 
 
 class StepForecast:
-    """Seconds and bytes of any step.
+    """Seconds and bytes of any step; seconds are of the program that the server runs it in.
 
     layout: that is served. plan: whose layout and machine the seconds are of; None prices none.
     """
@@ -20,7 +22,9 @@ class StepForecast:
         self._bytes, self._seconds = StepBytes(config, layout), None
         if plan is not None:
             most, hardware = limits.tokens_of_a_step(num_drafts), catalog.load(plan.hardware)
-            self._seconds = StepSeconds(config, plan.layout, hardware, most, limits.context)
+            prices = StepSeconds(config, plan.layout, hardware, most, limits.context)
+            has_kernels = attends_to_whole_prompts(hardware.chip.kind, plan.layout)
+            self._seconds = PaddedSteps(prices, limits, has_kernels=has_kernels)
 
     def seconds(self, batch: Batch) -> float | None:
         """Seconds of a step; None without a plan."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from meshwright.bench.serve.simulate import StepPrices
+from meshwright.plan.serve.steps import end_of_one
 from meshwright.serve.batch import IdleSeconds, Limits, compiled_sizes, timed_blocks
 
 
@@ -37,18 +38,14 @@ class PaddedSteps:
         if chunks:
             block = self._limits.block
             num_blocks = sum([-(-count // block) for count, _ in chunks])
-            count, end = max(chunks, key=_end)
-            alone = self._has_kernels and not num_sequences and len(chunks) == 1 and count == end
-            rows = 0 if alone else self._limits.num_slots
-            chunks = [(self._blocks[num_blocks] * block, end)]
+            is_whole = len(chunks) == 1 and chunks[0][0] == chunks[0][1]
+            rows = 0 if self._has_kernels and is_whole and not num_sequences else self._limits.num_slots
+            num_tokens = self._blocks[num_blocks] * block
+            chunks = [(num_tokens, end_of_one(num_tokens, chunks))]
         if rows == num_sequences:
             return self._prices.seconds(num_sequences, mean_context, chunks, num_drafts)
         drafts = num_drafts * rows // num_sequences if num_drafts else 0
         return self._prices.seconds(rows, mean_context * num_sequences / rows, chunks, drafts)
-
-
-def _end(chunk: tuple[int, int]) -> int:
-    return chunk[1]
 
 
 def _filled_up(most: int, num_replicas: int) -> list[int]:

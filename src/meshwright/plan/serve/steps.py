@@ -67,12 +67,10 @@ class StepSeconds:
         num_sequences: that generate, behind `mean_context` positions. chunks: of each prompt its tokens in
         this step, and the positions up to their last. num_drafts: guesses verified, of all sequences.
         """
-        alone, num_tokens, pairs = 0.0, 0, 0
-        for count, end in chunks:
-            num_tokens += count
-            pairs += count * (2 * end - count)
-        if num_tokens:
-            alone = self._prompt(num_tokens, _end_of_one(num_tokens, pairs))
+        alone, num_tokens = 0.0, 0
+        if chunks:
+            num_tokens = sum([count for count, _ in chunks])
+            alone = self._prompt(num_tokens, end_of_one(num_tokens, chunks))
         if not num_sequences:
             return alone
         generating = self.generate(num_sequences, mean_context)
@@ -161,16 +159,16 @@ def _lengths(most: int, shortest: int = _SHORTEST) -> list[int]:
     return sorted({*(length for length in found if length < most), most})
 
 
-def _end_of_one(num_tokens: int, pairs: int) -> int:
-    """Where one prompt of so many tokens ends whose queries meet as many keys as those of several prompts.
+def end_of_one(num_tokens: int, chunks: Sequence[tuple[int, int]]) -> int:
+    """Where one prompt of so many tokens ends whose queries meet as many keys as those of `chunks`.
 
-    pairs: count * (2 end - count) summed over the prompts: twice the pairs of a query and a key, less one a
-    query. With n tokens up to e it is n (2 e - n), so e = (pairs / n + n) / 2. Whole short prompts have fewer
-    pairs than one of all their tokens: then e < n.
+    Of n tokens up to position e they meet n (2 e - n) / 2, and a half each. Whole short prompts meet fewer
+    than one of all their tokens would: then it ends before its length.
 
-    >>> _end_of_one(64, 64 * (2 * 300 - 64)), _end_of_one(64, 32 * (2 * 600 - 32) + 32 * (2 * 32 - 32))
-    (300, 332)
+    >>> end_of_one(64, [(64, 300)]), end_of_one(64, [(32, 600), (32, 32)]), end_of_one(64, [(32, 32)] * 2)
+    (300, 332, 48)
     """
+    pairs = sum([count * (2 * end - count) for count, end in chunks])
     return (pairs // num_tokens + num_tokens) // 2
 
 
