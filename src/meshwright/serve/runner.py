@@ -266,9 +266,13 @@ class JaxRunner:
         return [*(_widths(self.limits.pages_of_a_context) if is_narrower else []), 0]
 
     def _step_of(self, shape: _Shape) -> StepShape:
-        """The step of this shape. Its logits are one or the most of any shape: so few programs sample."""
+        """The step of this shape. Its logits are one, those of all slots or the most of any shape.
+
+        So few programs sample, and steps that generate sample no row of a prompt's block.
+        """
         num_heads = self._num_heads(shape)
-        num_logits = 1 if num_heads == 1 else max(map(self._num_heads, self._shapes()))
+        sizes = 1, self.limits.slots_of_replica, max(map(self._num_heads, self._shapes()))
+        num_logits = next(size for size in sizes if size >= num_heads)
         block = self.limits.block
         rows = (
             Rows(shape.generate, 1),
