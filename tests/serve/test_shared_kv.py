@@ -98,8 +98,8 @@ async def _answered(engine: Engine, request: Request) -> list[int]:
 def test_a_group_has_one_cache(config: ModelConfig) -> None:
     """The engine's pools are what is planned: of each group the keys and values of one layer."""
     split = layout(1)
-    sizes = {"num_slots": 2, "context": 32, "page_size": 8}
-    runner = JaxRunner(_params(config), config, split, device_mesh(split), **sizes)
+    mesh = device_mesh(split)
+    runner = JaxRunner(_params(config), config, split, mesh, num_slots=2, context=32, page_size=8)
     pools = runner._programs.abstract_pools()
     assert {name: len(layers) for name, layers in pools.items()} == {"k": 2, "v": 2}
     held = sum(pool.size * pool.dtype.itemsize for layers in pools.values() for pool in layers)

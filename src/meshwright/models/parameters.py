@@ -86,8 +86,9 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     if config.positions == "learned":
         params["positions"] = Param("WD")
     stacks = {layer.kind.stack for layer in config.layers}
-    for stack in (stack for stack in _IN_ORDER if stack in stacks):
-        params |= _stacked(config, stack)
+    for stack in _IN_ORDER:
+        if stack in stacks:
+            params |= _stacked(config, stack)
     params |= _norm(config, "final_norm", "D")
     if not config.tied_embeddings:
         params["unembed"] = Param("DV")

@@ -49,11 +49,14 @@ class _Seen(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """What queries know that have met some keys: largest score, sum of weights, weighted values."""
+    """What queries know that have met some keys: largest score, sum of weights, weighted values.
 
-    peak: Array  # [B, K, G, T]
-    total: Array  # [B, K, G, T]
-    out: Array  # [B, T, N, O]
+    Arrays, or which of their dimensions is that of positions.
+    """
+
+    peak: Any  # [B, K, G, T]
+    total: Any  # [B, K, G, T]
+    out: Any  # [B, T, N, O]
 
 
 _RUNNING = _Running(3, 3, 1)  # the dimensions of positions
@@ -151,9 +154,9 @@ def _forward(
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, running = state
-            block = _cut(kv, number)
+            of_k, of_v = block = _cut(kv, number)
             here = _of_block(seen, k.shape[1], step, number, ring)
-            running = _meet(q, *block, running, here, how, scope)
+            running = _meet(q, of_k, of_v, running, here, how, scope)
             return (_put(kv, _from_the_one_before(block, ring), number) if sends else kv), running
 
         return lax.fori_loop(0, _num_blocks(k), of_keys, state)
@@ -191,9 +194,9 @@ def _backward(
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, d_q, d_kv = state
-            block, d_block = _cut(kv, number), _cut(d_kv, number)
+            (of_k, of_v), d_block = _cut(kv, number), _cut(d_kv, number)
             here = _of_block(seen, k.shape[1], step, number, ring)
-            d_q, more = _gradients(q, d_out, *block, log_sum, delta, d_q, here, how, scope)
+            d_q, more = _gradients(q, d_out, of_k, of_v, log_sum, delta, d_q, here, how, scope)
             if adds:
                 more = tuple(map(jnp.add, _from_the_one_before(d_block, ring), more))
             return sent_on(number, kv) if sends else kv, d_q, _put(d_kv, more, number)

@@ -187,7 +187,7 @@ def _loops(layers: Sequence[Layer]) -> list[_Loop]:
     Layers that share keys and values are in one period.
     """
     groups = [list(group) for _, group in groupby(layers, lambda layer: layer.cache)]
-    stacks = [tuple(layer.kind.stack for layer in group) for group in groups]
+    stacks: list[tuple[Stack, ...]] = [tuple(layer.kind.stack for layer in group) for group in groups]
     found: list[_Loop] = []
     start = 0
     while start < len(groups):

@@ -27,7 +27,7 @@ from jax import Array
 from meshwright.layout import Layout
 from meshwright.layout.pipeline.depths import layers_of_depths
 from meshwright.models import transformer
-from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.config import Layer, ModelConfig, Stack
 from meshwright.models.parameters import ENTERING, STACK_LETTERS
 from meshwright.models.transformer import Places
 from meshwright.nn.gradients import added, as_used, differentiated, zeros
@@ -55,7 +55,7 @@ class Chunk:
     """
 
     layers: tuple[Layer, ...]
-    rows: Mapping[str, slice]
+    rows: Mapping[Stack, slice]
     depth: int
     is_last: bool
 
