@@ -39,7 +39,7 @@ from meshwright.nn.params import flatten
 Rows = Array | None
 # (tokens[B, T], targets[B, T], places) of the microbatch with this number, of the rows of a step.
 Microbatch = Callable[[Rows, Array], tuple[Array, Array, Places]]
-STACKS = tuple(STACK_LETTERS)
+STACKS: tuple[Stack, ...] = tuple(STACK_LETTERS)
 TOKEN = np.float32(1)
 Totals = dict[str, Array]
 # By the depth that has the parameter, and its path: what several chunks of one stage read has one.
@@ -67,7 +67,9 @@ class Chunk:
         for depth, numbers in enumerate(depths):
             layers = [config.layers[number] for number in numbers]
             own = {stack: [layer.row for layer in layers if layer.kind.stack == stack] for stack in STACKS}
-            rows = {stack: slice(some[0], some[-1] + 1) for stack, some in own.items() if some}
+            rows: dict[Stack, slice] = {
+                stack: slice(some[0], some[-1] + 1) for stack, some in own.items() if some
+            }
             renumbered = (layer._replace(row=layer.row - rows[layer.kind.stack].start) for layer in layers)
             found.append(cls(tuple(renumbered), rows, depth, depth == len(depths) - 1))
         return found
