@@ -87,11 +87,12 @@ def test_a_tied_tables_gradients_are_added_before_they_are_scattered() -> None:
         (MIXTURE, "fsdp=4,expert=2"),
         (CHOSEN_BY_BIAS, "data=2,fsdp=2"),
         (MIXTURE, "fsdp=4,expert=4,expert_nodes=2,dispatch=once"),
+        (OSS, "fsdp=4,expert=2"),
     ],
-    ids=["over all", "over some", "chosen by bias", "over nodes"],
+    ids=["over all", "over some", "chosen by bias", "over nodes", "each second layer"],
 )
 def test_experts(config: ModelConfig, text: str) -> None:
-    """With a row for each of a token's experts; and where a bias chooses them, which no gradient reaches."""
+    """With a row for each of a token's experts; where a bias chooses them, which no gradient reaches."""
     assert_agrees(config, f"pipe=2,{text},microbatches=2,schedule=lanes")
 
 
@@ -121,10 +122,11 @@ def test_what_no_program_of_lanes_runs_is_refused() -> None:
     )
     with pytest.raises(LayoutError, match="microbatches = 1; fits: microbatches of 2 or more"):
         compiled_step(DEEP, lanes.replace(microbatches=1))
-    with pytest.raises(
-        LayoutError, match="the stages of lanes run one program, and oss has dense layers beside experts"
-    ):
-        lanes.check(OSS)
+    lanes.check(OSS)  # a dense layer and one of experts on both
+    assert OSS.moe is not None
+    first_dense = replace(OSS, moe=replace(OSS.moe, every=1, num_dense_layers=1))
+    with pytest.raises(LayoutError, match="and those of oss have not the same dense layers beside experts"):
+        lanes.check(first_dense)
     assert why_not(DEEP, lanes, "generate") == "pipe=2"
     with pytest.raises(
         LayoutError, match="a compiled step is one program, and the stages of schedule = 1f1b"

@@ -324,7 +324,10 @@ def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
     ]
     assert alike[0][0].seconds == alike[1][0].seconds and alike[0][1] == alike[1][1]
     assert found.memory.total <= machine.chip.program_bytes
-    assert "ring attention" in str(explain_serving(found))
+    way = "ring attention" if found.prefill_layout.passes_keys_round else "keys and values all-gathered"
+    assert f"split by position over context = {found.prefill_layout.context} ({way}" in str(
+        explain_serving(found)
+    )
 
 
 def test_paged_caches_hold_more_requests():

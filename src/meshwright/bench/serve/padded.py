@@ -1,10 +1,13 @@
 """Steps as the server's programs take them: filled up to the numbers of rows and blocks that are compiled."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from meshwright.bench.serve.simulate import StepPrices
 from meshwright.plan.serve.steps import end_of_one
 from meshwright.serve.batch import IdleSeconds, Limits, compiled_sizes, timed_blocks
+
+if TYPE_CHECKING:  # it loads an HTTP client, which generation does without
+    from meshwright.bench.serve.simulate import StepPrices
 
 
 class PaddedSteps:
@@ -15,7 +18,7 @@ class PaddedSteps:
     prompt that comes alone has a program without rows (accelerators).
     """
 
-    def __init__(self, prices: StepPrices, limits: Limits, *, has_kernels: bool) -> None:
+    def __init__(self, prices: "StepPrices", limits: Limits, *, has_kernels: bool) -> None:
         self._prices, self._limits, self._has_kernels = prices, limits, has_kernels
         self._rows = _filled_up(limits.slots_of_replica, limits.num_replicas)
         self._blocks = _filled_up(limits.chunk // limits.block, limits.num_replicas)
