@@ -43,8 +43,8 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
         (SHARED, "context=2,fsdp=2,tensor=2,remat=full"),
         (SHARED, "pipe=2,data=2,tensor=2,microbatches=2,schedule=lanes"),
         (SHARED_BY_FOUR, "data=2,fsdp=2,tensor=2"),
-        (SHARED_BY_FOUR, "context=4,remat=full"),
-        (SHARED_BY_FOUR, "context=4,context_method=ulysses,remat=full"),
+        (SHARED_BY_FOUR, "data=2,context=4,remat=full"),
+        (SHARED_BY_FOUR, "data=2,context=4,context_method=ulysses,remat=full"),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )

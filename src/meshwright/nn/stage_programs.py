@@ -69,7 +69,9 @@ class Chunk:
             own: dict[Stack, list[int]] = {
                 stack: [layer.row for layer in layers if layer.kind.stack == stack] for stack in STACKS
             }
-            rows = {stack: slice(some[0], some[-1] + 1) for stack, some in own.items() if some}
+            rows: dict[Stack, slice] = {
+                stack: slice(some[0], some[-1] + 1) for stack, some in own.items() if some
+            }
             renumbered = (layer._replace(row=layer.row - rows[layer.kind.stack].start) for layer in layers)
             found.append(cls(tuple(renumbered), rows, depth, depth == len(depths) - 1))
         return found
