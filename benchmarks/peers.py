@@ -8,8 +8,8 @@
 
 The model has 134M parameters, random, written by transformers. Each peer is a process that lives throughout
 and has all cores in its turn: bf16 beside bf16, int8 beside 8-bit weights; ours computes in float32 where
-`mw serve` does so by default. A peer that cannot be had is
-skipped, with the reason. PYTHON is the interpreter of an environment with the peers:
+`mw serve` does so by default. A peer that cannot be had is skipped, with the reason. PYTHON is the
+interpreter of an environment with the peers:
 
     python -m venv peers && peers/bin/pip install torch transformers gguf llama-cpp-python \
         openvino-genai optimum-intel
