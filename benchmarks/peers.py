@@ -52,7 +52,7 @@ def ours(folder: Path, dtype: str) -> Answer:
     import jax
     from engine import GREEDY, INT8
 
-    from meshwright.cli.serving import default_dtypes
+    from meshwright.cli.serving import served_dtypes
     from meshwright.layout import Layout
     from meshwright.models.files import read_model
     from meshwright.nn.compiled import keep_compiled
@@ -64,7 +64,7 @@ def ours(folder: Path, dtype: str) -> Answer:
 
     keep_compiled()
     config = read_model(folder)
-    weights, computed = default_dtypes(config)
+    weights, computed = served_dtypes(config)
     layout = Layout.of(weights_dtype=weights, compute_dtype=computed)
     mesh = device_mesh(layout, jax.devices()[:1])
     params = load_hf(folder, config, layout, mesh)

@@ -284,7 +284,7 @@ def test_dtypes_are_those_that_the_processor_multiplies_fast(
 ):
     monkeypatch.setattr(serving, "multiplies_bf16", lambda: multiplies)
     monkeypatch.setattr(serving.native, "why_not", lambda: extension)
-    assert serving.default_dtypes(load_model(model)) == dtypes
+    assert serving.served_dtypes(load_model(model)) == dtypes
 
 
 def test_a_host_cache_needs_the_prefixes_that_it_keeps(trained: Path):

@@ -124,14 +124,14 @@ def _runner(
 ) -> tuple[JaxRunner, Layout]:
     """The runner, not yet compiled, and its layout, on the devices from number `first_device` on."""
     config, plan = folder.config, asked.plan
-    weights, computed = (asked.dtype, asked.dtype) if asked.dtype else default_dtypes(config)
     if plan is None:
+        weights, computed = (asked.dtype, asked.dtype) if asked.dtype else served_dtypes(config)
         layout = Layout.of(tensor=asked.tensor, weights_dtype=weights, compute_dtype=computed)
     else:
         _check_model(plan, config)
         layout = plan.layout.at("generate")
         if asked.dtype:
-            layout = layout.replace(weights_dtype=weights, compute_dtype=computed)
+            layout = layout.replace(weights_dtype=asked.dtype, compute_dtype=asked.dtype)
     if asked.weights_dtype:
         layout = layout.replace(weights_dtype=asked.weights_dtype)
     if layout.matmul_dtype is None and (plan is None or asked.weights_dtype):
@@ -167,7 +167,7 @@ def _runner(
     return runner, layout
 
 
-def default_dtypes(config: ModelConfig) -> tuple[str, str]:
+def served_dtypes(config: ModelConfig) -> tuple[str, str]:
     """The types of weights and of products, as `Serving` has them where no dtype is asked for.
 
     XLA for CPU would widen the weights of experts in every step.

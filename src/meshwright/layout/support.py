@@ -40,7 +40,7 @@ def example(feature: str, config: ModelConfig | None = None) -> str:
 
 
 def phases_of(feature: str, config: ModelConfig | None = None) -> dict[str, str | None]:
-    """By phase why the example of a feature does not run, for this model or for any; None where it does."""
+    """Why the example of a feature does not run in each phase, for this model or for any; None if it does."""
     layout = Layout.parse(example(feature, config))
     if config is None:
         return {phase: layout_lacks(layout, phase) for phase in PHASES}

@@ -160,7 +160,7 @@ def _lengths(most: int, shortest: int = _SHORTEST) -> list[int]:
 
 
 def end_of_one(num_tokens: int, chunks: Sequence[tuple[int, int]]) -> int:
-    """Where one prompt of so many tokens ends whose queries meet as many keys as those of `chunks`.
+    """The last position of one prompt of so many tokens whose queries meet as many keys as those of `chunks`.
 
     Of n tokens up to position e they meet n (2 e - n) / 2, and a half each. Whole short prompts meet fewer
     than one of all their tokens would: then it ends before its length.
