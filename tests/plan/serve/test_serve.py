@@ -25,7 +25,7 @@ from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.phase import price_phase
 from meshwright.plan.serve.prefill import PromptPasses
 from meshwright.plan.serve.requests import Requests, Targets
-from meshwright.plan.serve.search import Infeasible, ServePlan, search_serving, serving_machines
+from meshwright.plan.serve.search import AS_GOOD, Infeasible, ServePlan, search_serving, serving_machines
 from meshwright.plan_file import load_plan
 from meshwright.units import format_seconds
 
@@ -185,6 +185,20 @@ def test_what_is_chosen_fits_and_meets_the_targets(frontier: ServePlan):
     assert best.tpot_seconds == pytest.approx(best.cost.seconds, rel=0.02)
     wanted = [p for p in frontier.frontier if p.tpot_seconds <= 0.02]
     assert best.tokens_per_second_per_chip == max(p.tokens_per_second_per_chip for p in wanted)
+
+
+def test_without_a_target_two_percent_of_throughput_do_not_double_the_time_per_token():
+    """A model bound by compute: throughput nears its limit, and the time per token grows with the batch."""
+    machine, requests = load("cpu:1"), Requests(256, 128)
+    f32 = {"weights_dtype": "f32", "compute_dtype": "f32", "kv_dtype": "f32"}
+    found = search_serving(PRESETS["tiny"], [machine], requests, precisions=[f32])
+    most = found.frontier[-1]
+    assert most.batch > 4 * found.best.batch and most.tpot_seconds > 4 * found.best.tpot_seconds
+    assert found.best.tokens_per_second >= most.tokens_per_second / (1 + AS_GOOD)
+    within = search_serving(
+        PRESETS["tiny"], [machine], requests, Targets(tpot=most.tpot_seconds), precisions=[f32]
+    )
+    assert within.best.batch == most.batch
 
 
 def test_the_smallest_slice_of_each_type_is_the_fewest_chips_that_hold_the_weights(frontier: ServePlan):

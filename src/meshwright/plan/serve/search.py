@@ -33,6 +33,9 @@ from meshwright.units import dtype_bytes, format_bytes, format_seconds
 MOST_CHIPS = 256
 # Sequences that the devices of each shard of the batch have: four to every doubling.
 _SEQUENCES = np.unique(np.round(2 ** np.arange(0, 13.01, 0.25)))
+# Relative difference in throughput (or price) below which two points are equally good. Near its limit by
+# compute throughput grows by less than this for each doubling of the batch, and of the time per token.
+AS_GOOD = 0.02
 
 _NO_TARGETS = Targets()
 
@@ -59,7 +62,8 @@ class SmallestMachine:
 class ServePlan:
     """frontier: by time per token; best: of those that meet the targets the one with most tokens per chip.
 
-    Where every chip has a price, the cheapest for a token. by_chip: the frontier of each kind alone.
+    Where every chip has a price, the cheapest for a token. Without a target for the time per token the point
+    with the least of it within AS_GOOD of that one. by_chip: the frontier of each kind alone.
     """
 
     frontier: tuple[Point, ...]
@@ -269,12 +273,23 @@ def _at(batch: float, batches: Any, figures: Any) -> float:
 
 
 def _best(points: Sequence[Point], targets: Targets, *, priced: bool) -> Point:
+    """Of those that meet the targets the point whose tokens cost least, or one as good that is sooner.
+
+    With a target for the time per token the question is what else can be had within it: the least cost alone.
+    """
     wanted = [point for point in points if _excess(point, targets) <= 1]
     if not wanted:
         raise _missed(points, targets)
-    if priced:
-        return min(wanted, key=lambda p: (p.price_per_million_tokens or inf, p.tpot_seconds))
-    return max(wanted, key=lambda p: (p.tokens_per_second_per_chip, -p.tpot_seconds))
+
+    def cost(point: Point) -> float:
+        """What a token costs: money, or else the chips that it keeps busy for a second."""
+        return (point.price_per_million_tokens or inf) if priced else 1 / point.tokens_per_second_per_chip
+
+    if targets.tpot < inf:
+        return min(wanted, key=lambda p: (cost(p), p.tpot_seconds))
+    least = min(map(cost, wanted))
+    as_good = (point for point in wanted if cost(point) <= least * (1 + AS_GOOD))
+    return min(as_good, key=lambda p: (p.tpot_seconds, cost(p)))
 
 
 def _excess(point: Point, targets: Targets) -> float:
