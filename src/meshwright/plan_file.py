@@ -56,6 +56,11 @@ class Plan:
         return f"Plan({self.model.name} on {self.hardware}, {work}: {self.layout})"
 
     @property
+    def is_of_server(self) -> bool:
+        """Whether it is of a server, which also prefills; a plan of one generate step has no such time."""
+        return self.workload.phase == "generate" and "ttft_seconds" in self.planned
+
+    @property
     def planned_step_seconds(self) -> float | None:
         return self.planned.get("step_seconds")
 

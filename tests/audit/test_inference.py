@@ -17,6 +17,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
+from meshwright.plan.serve.chosen import prefill_of
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan, load_plan, save_plan
 from meshwright.train.optimizer import OptimizerConfig
@@ -72,6 +73,19 @@ def test_the_compiled_step_is_the_planned_one(config: ModelConfig, text: str, ph
     assert (audit["unplanned"], audit["missing"], audit["not_understood"]) == ([], [], [])
     assert audit["bytes"]["compiled"] == audit["bytes"]["planned"]
     assert audit["flops"]["compiled"] == audit["flops"]["planned"]
+
+
+def test_the_prefill_of_a_server_is_a_chunk_on_each_replica_or_a_prompt_in_parts() -> None:
+    def prefill(layout: str, context: int = 1100) -> Workload:
+        one = Layout.parse(layout)
+        planned = {"step_seconds": 0.01, "ttft_seconds": 0.1}
+        config = replace(TINY, max_seq_len=2048)
+        return prefill_of(Plan(config, "cpu:8", Workload(16, context, "generate"), one, planned)).workload
+
+    assert prefill("data=4,tensor=2") == Workload(4, 512, "prefill")
+    assert prefill("data=4,tensor=2", 96) == Workload(4, 96, "prefill")
+    assert prefill("context=4,tensor=2") == Workload(1, 1096, "prefill")
+    assert prefill("context=4,tensor=2", 1024) == Workload(1, 1024, "prefill")
 
 
 @pytest.mark.parametrize("phase", ["generate", pytest.param("prefill", marks=pytest.mark.slow)])

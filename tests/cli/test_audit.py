@@ -8,6 +8,7 @@ from tests.report.sample_run import audit_document
 
 from meshwright.cli.main import main
 from meshwright.hardware.catalog import dump_toml, load
+from meshwright.plan_file import load_plan
 
 PLAN = [
     "--model",
@@ -149,11 +150,34 @@ def test_a_mesh_without_a_program_is_refused(capsys: pytest.CaptureFixture):
     assert "--mesh needs --hlo; the mesh of a plan is in its layout" in capsys.readouterr().err
 
 
-def test_the_phase_is_that_of_the_plan_or_the_option(asked: dict):
+@pytest.mark.parametrize("option", ["--phase", "--step"])
+def test_the_phase_is_that_of_the_plan_or_the_option(asked: dict, option: str):
     assert main(["audit", *PLAN]) == 0
     assert asked["plan"].workload.phase == "train"
-    assert main(["audit", *PLAN, "--phase", "generate"]) == 0
+    assert main(["audit", *PLAN, option, "generate"]) == 0
     assert asked["plan"].workload.phase == "generate"
+
+
+def test_both_phases_of_a_servers_plan_are_compiled(tmp_path: Path, capsys: pytest.CaptureFixture):
+    plan = tmp_path / "serve.toml"
+    asked = ["--model", "tiny", "--hardware", "cpu:2", "--prompt-tokens", "48", "--output-tokens", "16"]
+    assert main(["plan", "serve", *asked, "--layout", "tensor=2", "--tpot", "0.1", "-o", str(plan)]) == 0
+    before = tmp_path / "before.json"
+    assert main(["audit", str(plan), "-o", str(before)]) == 0
+    out = capsys.readouterr().out
+    assert "verdict: match (generate: 4 match; prefill: 4 match), compiled by XLA for CPU" in out
+    document = json.loads(before.read_text())
+    assert (document["verdict"], document["prefill"]["verdict"]) == ("match", "match")
+    rows = {
+        name: one["emitted"][0]["bytes"]
+        for name, one in (("generate", document), ("prefill", document["prefill"]))
+    }
+    assert rows["prefill"] == 64 * 64 * 4, "a prompt and its answer, of float32 of D = 64"
+    assert rows["generate"] == load_plan(plan).workload.num_sequences * 64 * 4
+    assert main(["audit", str(plan), "--against", str(before)]) == 0
+    assert capsys.readouterr().out.startswith("nothing changed: the same collectives")
+    assert main(["audit", str(plan), "--phase", "prefill", "--json"]) == 0
+    assert "prefill" not in json.loads(capsys.readouterr().out)
 
 
 def test_a_phase_that_is_none_is_refused(asked: dict, capsys: pytest.CaptureFixture):

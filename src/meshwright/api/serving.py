@@ -18,6 +18,7 @@ from meshwright.plan.serve.explain import ServeExplanation, explain_serving
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.search import ServePlan
 from meshwright.plan_file import Plan, save_plan
+from meshwright.progress import Progress
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,6 +94,15 @@ class ServedLayout:
         """The keys of a point of `mw plan serve --json`."""
         return self.point.to_dict()
 
+    def audit(self, target: str | None = None, *, progress: Progress | None = None) -> dict:
+        """The compiled generate step beside the plan, under `prefill` a prefill step: as `mw audit --json`.
+
+        target: as of `PricedLayout.audit`.
+        """
+        from meshwright.audit.audit import audit_phases
+
+        return audit_phases(self.plan, target, lambda what: progress and progress(what, None))
+
     def save(self, path: str | Path) -> Path:
         """Writes plan.toml, for `mw serve` and `mw audit`, and its figures as .json beside it."""
         return write_serve_plan(Path(path), self.plan, self.to_dict())
@@ -108,7 +118,7 @@ class ServedLayouts:
 
     @property
     def best(self) -> ServedLayout:
-        """The most tokens a second a chip, or the cheapest tokens where all chips have prices."""
+        """The most tokens a second a chip, or the cheapest where all chips have prices (`ServePlan.best`)."""
         return ServedLayout(self.model, self.found.best)
 
     def __len__(self) -> int:

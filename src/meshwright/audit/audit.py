@@ -17,6 +17,7 @@ from meshwright.audit.remarks.compiler import compiler_warnings, replicates
 from meshwright.audit.stages import stages_beside_plan
 from meshwright.errors import OutOfMemoryError, PlanError
 from meshwright.hardware.catalog import load
+from meshwright.plan.serve.chosen import prefill_of
 from meshwright.plan_file import Plan
 
 
@@ -41,6 +42,26 @@ def audit_plan(
         return refused(plan, chosen, error)
     checked = _numerics(plan, progress) if numerics else None
     return judged(plan, chosen, compiled, checked)
+
+
+def audit_phases(
+    plan: Plan,
+    target: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    use_cache: bool = True,
+    numerics: bool = False,
+) -> dict:
+    """As `audit_plan`; of a server's plan both phases. The document is then that of its generate step.
+
+    Its `prefill` is the document of a prefill step, and its verdict `match` where both are.
+    """
+    document = audit_plan(plan, target, progress, use_cache=use_cache, numerics=numerics)
+    if not plan.is_of_server:
+        return document
+    prefill = audit_plan(prefill_of(plan), target, progress, use_cache=use_cache)
+    verdict = "match" if document["verdict"] == prefill["verdict"] == "match" else "differs"
+    return document | {"verdict": verdict, "prefill": prefill}
 
 
 def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict | None = None) -> dict:

@@ -35,6 +35,7 @@ _WORDS: dict[str, Op] = {
     "alltoall": "all_to_all",
     "permute": "permute",
 }
+_NO_CHANGES = "nothing changed: the same collectives, FLOPs, memory and time"
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FORM = re.compile(
     r"(?:at most (?P<size>[\d.]+) ?(?P<unit>[kMGT]?B)|(?P<nothing>nothing)|no (?P<op>[\w-]+))"
@@ -168,7 +169,10 @@ def changes(before: Mapping, after: Mapping) -> list[str]:
             lines += [f"+ {name}: {new[name]}"] if name in new else []
     for key in _TOTALS:
         lines += _total(key, before, after)
-    return lines or ["nothing changed: the same collectives, FLOPs, memory and time"]
+    if "prefill" in before and "prefill" in after:
+        found = changes(before["prefill"], after["prefill"])
+        lines += [f"prefill: {line}" for line in found if line != _NO_CHANGES]
+    return lines or [_NO_CHANGES]
 
 
 def _collectives(document: Mapping) -> dict[str, str]:

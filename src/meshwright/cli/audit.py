@@ -37,7 +37,12 @@ def audit(
     seq_len: Annotated[int | None, length_option("--seq-len", help="Tokens of one sequence.")] = None,
     layout: Annotated[str | None, typer.Option(help="data=2,fsdp=2,tensor=2,remat=full")] = None,
     phase: Annotated[
-        str | None, typer.Option(help="train, prefill or generate. [default: the plan's, else train]")
+        str | None,
+        typer.Option(
+            "--phase",
+            "--step",
+            help="train, prefill or generate. [default: the plan's, both of a server's; else train]",
+        ),
     ] = None,
     hlo: Annotated[
         Path | None, typer.Option(help="Audit the optimised HLO of any program instead of a plan.")
@@ -91,7 +96,7 @@ def audit(
     if mesh:
         raise PlanError("--mesh needs --hlo; the mesh of a plan is in its layout")
     require("run")
-    from meshwright.audit.audit import audit_plan
+    from meshwright.audit.audit import audit_phases, audit_plan
 
     options = {
         "--model": model,
@@ -104,7 +109,7 @@ def audit(
     if phase:
         asked = replace(asked, workload=replace(asked.workload, phase=phase))
     with progress() as update:
-        document = audit_plan(
+        document = (audit_plan if phase else audit_phases)(
             asked, target, lambda what: update(what, None), use_cache=not no_cache, numerics=numerics
         )
     _finish(document, output, before, as_json=as_json)

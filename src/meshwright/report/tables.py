@@ -16,7 +16,7 @@ from rich.text import Text
 from meshwright.report.audit_view import AuditRow, memory_rows, remarks, status_counts, totals
 from meshwright.report.audit_view import rows as audit_rows
 from meshwright.report.documents import JsonDocument, Run, bound_text
-from meshwright.report.figures import ABSENT, percent_text, seconds_text
+from meshwright.report.figures import percent_text, seconds_text
 from meshwright.report.fitted import AtCommas
 from meshwright.report.plan_view import CandidateRow, candidate_rows
 from meshwright.report.schedule_tables import schedule_tables
@@ -80,7 +80,18 @@ def operations_table(operations: Sequence[JsonDocument], most: int = 12) -> Tabl
 
 
 def audit_table(audit: JsonDocument) -> Group:
-    """The verdict, planned against compiled totals, and one row for each collective."""
+    """The verdict, planned against compiled totals, and one row for each collective; of each phase."""
+    phases = {"generate": audit, "prefill": audit["prefill"]} if "prefill" in audit else {"": audit}
+    tables = [
+        part
+        for phase, document in phases.items()
+        for part in ([Text(phase.capitalize(), style="bold")] if phase else []) + _program_parts(document)
+    ]
+    return Group(*tables, _verdict(audit["verdict"], phases))
+
+
+def _program_parts(audit: JsonDocument) -> list[Table | Text]:
+    """What an audit says of one program."""
     table = _table("Planned against emitted collectives", "tensor", "direction", "planned")
     table.add_column("bytes", justify="right")
     table.add_column("emitted")
@@ -90,7 +101,7 @@ def audit_table(audit: JsonDocument) -> Group:
         table.add_row(*_audit_cells(row))
     said = [*(_remark(*remark) for remark in remarks(audit)), *_numerics(audit)]
     at_once = schedule_tables(audit)
-    return Group(table, _totals_table(audit), *_memory_table(audit), *at_once, *said, _verdict(audit))
+    return [table, _totals_table(audit), *_memory_table(audit), *at_once, *said]
 
 
 def plain_text(*renderables: object) -> str:
@@ -194,12 +205,17 @@ def _remark(title: str, what: str, where: str, change: str) -> Text:
     return text
 
 
-def _verdict(audit: JsonDocument) -> Text:
-    verdict = str(audit.get("verdict", ABSENT))
+def _verdict(verdict: str, phases: Mapping[str, JsonDocument]) -> Text:
+    """phases: the audited programs by phase; one without a name of a plan that has one step."""
     text = Text("verdict: ").append(verdict, style=f"bold {'green' if verdict == 'match' else 'yellow'}")
-    counts = ", ".join(f"{count} {status}" for status, count, _ in status_counts(audit))
-    text.append(f" ({counts})" if counts else "")
-    return text.append(f", compiled by {audit['compiler']}" if audit.get("compiler") else "")
+    counts = {
+        phase: ", ".join(f"{count} {status}" for status, count, _ in status_counts(audit))
+        for phase, audit in phases.items()
+    }
+    told = "; ".join(f"{phase}: {count}" if phase else count for phase, count in counts.items() if count)
+    text.append(f" ({told})" if told else "")
+    compiler = next(iter(phases.values())).get("compiler")
+    return text.append(f", compiled by {compiler}" if compiler else "")
 
 
 def _completion(completion: JsonDocument) -> Text:

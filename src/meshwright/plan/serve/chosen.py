@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from meshwright.layout.fit import num_replicas
+from meshwright.layout.paged import chunk_of, divided_block
 from meshwright.layout.workload import Workload
 from meshwright.plan.serve.phase import PhasePoint
 from meshwright.plan.serve.point import Point
@@ -23,6 +25,18 @@ def plan_of_point(point: Point) -> Plan:
     workload = Workload(point.batch, context, "generate")
     layout = point.served_layout or point.layout
     return Plan(config, point.hardware.spec, workload, layout, planned)
+
+
+def prefill_of(plan: Plan) -> Plan:
+    """The prefill step of a server's plan: of one prompt on each replica a chunk, as `mw serve` takes it.
+
+    Or the whole prompt, as long as the context allows, where devices have parts of it.
+    """
+    layout, context = plan.layout.at("prefill"), plan.workload.seq_len
+    num_tokens = min(chunk_of(layout, context), context)
+    if layout.prompt_axes:
+        num_tokens -= num_tokens % divided_block(1, layout.num_prompt_shards)
+    return replace(plan, workload=Workload(num_replicas(layout, plan.model), num_tokens, "prefill"))
 
 
 def plan_of_phase(point: PhasePoint) -> Plan:
