@@ -53,6 +53,21 @@ def test_too_many_and_too_few_products_differ() -> None:
     assert _found(**{"odd forward": 50.0}) == [("odd", "forward", 50.0)]
 
 
+@pytest.mark.parametrize(("edge", "allowed"), [(512 / 8192, 1.34), (512 / 1024, 1.49), (1.0, 1.99)])
+def test_a_kernel_may_compute_the_blocks_that_its_mask_cuts(edge: float, allowed: float) -> None:
+    def differing(target: str, times: float) -> list[str]:
+        one = Instruction("a", ArrayShape("bf16", (1,)), "custom-call", (), {"custom_call_target": target},
+                          op_name="jit(f)/layers/attention/splash_mha_fwd_residuals/pallas_call")  # fmt: skip
+        value = TracedValue(one, CallPath(Computation("main", {}, "a")))
+        product = Product(value, times * 100, one.op_name)
+        planned = {("attention", "forward"): 100.0}
+        return [d.tensor for d in compare_products(planned, [product], differentiated=False, edge=edge)]
+
+    assert differing('"tpu_custom_call"', allowed) == []
+    assert differing('"tpu_custom_call"', allowed + 0.02) == ["attention"]
+    assert differing('"another"', allowed) == ["attention"]
+
+
 def test_products_that_xla_merged_are_the_planned_ones() -> None:
     merged = {"wq forward": 60.0, "wk forward": 0.0, "wv forward": 0.0}
     assert _found(**merged) == []

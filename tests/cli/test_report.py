@@ -80,4 +80,26 @@ def test_a_plan_of_serving_is_refused_with_and_without_its_json(tmp_path: Path, 
         if missing:
             missing.unlink()
         assert main(["report", str(plan), "-o", str(tmp_path / "serving.html")]) == 2
-        assert "is a plan of mw plan serve, which has no report yet" in capsys.readouterr().err
+        assert "a report needs both files of mw plan serve -o" in capsys.readouterr().err
+
+
+def test_a_serving_plan_is_a_page_with_its_frontier(tmp_path: Path, capsys):
+    plan, output, plots = tmp_path / "serve.toml", tmp_path / "serve.html", tmp_path / "figures"
+    asked = ["--model", "llama-3-8b", "--hardware", "v5e:2x2,h100:1x1", "--tpot", "0.02"]
+    sizes = ["--prompt-tokens", "1k", "--output-tokens", "128"]
+    assert main(["plan", "serve", *asked, *sizes, "-o", str(plan)]) == 0
+    capsys.readouterr()
+    assert main(["report", str(plan), "-o", str(output), "--plots", str(plots), "--json"]) == 0
+    figure = plots / "frontier.svg"
+    assert json.loads(capsys.readouterr().out) == {"path": str(output), "plots": [str(figure)]}
+    document = json.loads(plan.with_suffix(".json").read_text())
+    marks = [one for kind in document["by_chip"].values() for one in kind]
+    # A mark for each point of both panels, throughput and price, and two for the chosen one.
+    assert figure.read_text().count("<circle") == 2 * (len(marks) + 2)
+    html = output.read_text()
+    page = Page(html)
+    assert page.open == [] and page.headings == ["The frontier", "The points", "The plan in words"]
+    assert document["best"]["hardware"] in html and "--tpot" in html and "B_crit" in html
+    plan.unlink()
+    assert main(["report", str(plan.with_suffix(".json")), "-o", str(output)]) == 0
+    assert "plan.toml, environment" not in output.read_text()

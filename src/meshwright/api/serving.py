@@ -163,6 +163,7 @@ def serve_document(config: ModelConfig, work: Serve, found: ServePlan) -> dict:
         "search": {"considered": found.considered, "seconds": found.seconds},
         "model": {"name": config.name, "params": count_params(config).total},
         "requests": asdict(work.requests),
+        "targets": {"ttft_seconds": work.ttft, "tpot_seconds": work.tpot},
         "environment": versions(),
     }
 

@@ -163,7 +163,9 @@ def _differences(
     """The findings on collectives, products and their types, the costliest first."""
     computed, trains = list(products(program)), is_differentiated(program)
     wide = wider_products(computed, program, planned.matmul_dtype, widened=on_cpu, differentiated=trains)
-    different = compare_products(planned.products, computed, differentiated=trains)
+    different = compare_products(
+        planned.products, computed, differentiated=trains, edge=planned.attention_edge
+    )
     found = [
         *findings(rows, prices),
         *product_findings(different, prices, planned.matmul_dtype),

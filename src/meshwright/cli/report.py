@@ -7,7 +7,7 @@ import typer
 
 from meshwright.cli.common import Json, emit, progress
 from meshwright.errors import PlanError
-from meshwright.files import check_writable, write_whole
+from meshwright.files import check_writable, read_text, write_whole
 
 if TYPE_CHECKING:
     from meshwright.report.plan_figures import PricedPlan
@@ -41,25 +41,35 @@ def report(
     if plots:
         check_writable(plots / "figure.svg")
     from meshwright.report.figure import write_figures
+    from meshwright.report.frontier_view import frontier_figure, read_serving_plan, serving_plan_html
     from meshwright.report.html import read_report, render
     from meshwright.report.serving_view import read_load_test, serving_html
 
     if (tested := read_load_test(run)) is not None:
         if plots:
             raise PlanError(f"{run} is a load test, whose charts are in the page; leave out --plots")
-        path = write_whole(output, serving_html(tested))
-        emit({"path": str(path)}) if as_json else print(path)
+        _finish(write_whole(output, serving_html(tested)), [], as_json)
+        return
+    if (served := read_serving_plan(run)) is not None:
+        plan = run.with_suffix(".toml")
+        text = read_text(plan, PlanError) if plan.is_file() else None
+        path = write_whole(output, serving_plan_html(served, text))
+        _finish(path, write_figures([frontier_figure(served)], plots) if plots else [], as_json)
         return
     with progress() as update:
         found = read_report(run, _describe, update)
     if plots and not found.figures:
         raise PlanError(f"{run}: {found.missing or 'it holds no plan.toml'}, so there is nothing for --plots")
     path = write_whole(output, render(found))
-    drawn = write_figures(found.figures, plots) if plots else []
+    _finish(path, write_figures(found.figures, plots) if plots else [], as_json)
+
+
+def _finish(page: Path, drawn: list[Path], as_json: bool) -> None:
+    """Says what was written."""
     if as_json:
-        emit({"path": str(path)} | ({"plots": [str(one) for one in drawn]} if plots else {}))
+        emit({"path": str(page)} | ({"plots": [str(one) for one in drawn]} if drawn else {}))
     else:
-        print(path, *drawn, sep="\n")
+        print(page, *drawn, sep="\n")
 
 
 def _describe(priced: "PricedPlan") -> dict:

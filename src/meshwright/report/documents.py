@@ -47,9 +47,9 @@ def read_run(path: Path) -> Run:
 
 
 def serving_plan(path: Path) -> PlanError:
-    """The error of a report on a plan of `mw plan serve`."""
+    """The error of a report on a plan of `mw plan serve` that has no frontier beside it."""
     return PlanError(
-        f"{path} is a plan of mw plan serve, which has no report yet; mw plan serve --explain prints it"
+        f"{path} is of one phase, or has no .json beside it; a report needs both files of mw plan serve -o"
     )
 
 

@@ -47,10 +47,11 @@ class ProductDifference:
 
 
 def compare_products(
-    planned: Mapping[Key, float], found: Iterable[Product], *, differentiated: bool
+    planned: Mapping[Key, float], found: Iterable[Product], *, differentiated: bool, edge: float = 0.0
 ) -> list[ProductDifference]:
     """The products whose FLOPs differ from the plan's, the largest difference first.
 
+    edge: the share of its scores that an attention kernel computes besides, in blocks that the mask cuts.
     differentiated: the program holds a gradient. Recomputed products count with the backward pass's: which of
     both has one is the compiler's choice.
     """
@@ -64,13 +65,12 @@ def compare_products(
         compiled[key] += product.flops
         where.setdefault(key, product.op_name)
         by_kernels |= {key} if is_attention_kernel(product.value.instruction) else set()
-    keys = wanted.keys() | compiled.keys()
+    keys, tolerance = wanted.keys() | compiled.keys(), max(ATTENTION_TOLERANCE, edge)
     differences = {key: compiled.get(key, 0.0) - wanted.get(key, 0.0) for key in keys}
     differing = [
         ProductDifference(*key, wanted.get(key, 0.0), compiled.get(key, 0.0), where.get(key, ""))
         for key, extra in _without_merged(differences).items()
-        if abs(extra)
-        > max(TOLERANCE * total, ATTENTION_TOLERANCE * _of_attention(key, wanted, extra, by_kernels))
+        if abs(extra) > max(TOLERANCE * total, tolerance * _of_attention(key, wanted, extra, by_kernels))
     ]
     return sorted(differing, key=lambda one: -abs(one.extra_flops))
 

@@ -16,6 +16,7 @@ from meshwright.cost.state import StageState
 from meshwright.cost.step import StepPricer
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.flash import BLOCK
 from meshwright.layout.optimizers import ARITHMETIC, WeightUpdate
 from meshwright.layout.pipeline.depths import stage_routes
 from meshwright.layout.workload import Phase
@@ -37,7 +38,8 @@ class PlannedStep:
     layers keep of one microbatch for the backward pass; None where they differ, have experts or are staged.
     update: of the optimizer; None in inference, and of optimizers whose operations are not counted.
     operations: the names of all operations of the forward pass, and of all that is sent; elementwise:
-    of those that are so. split_weights: by axis, how many gradients it splits.
+    of those that are so. split_weights: by axis, how many gradients it splits. attention_edge: the share of
+    its scores that a flash kernel computes besides, in the blocks that a causal mask cuts.
     """
 
     collectives: tuple[PricedCollective, ...]
@@ -52,6 +54,7 @@ class PlannedStep:
     operations: frozenset[str] = frozenset()
     elementwise: frozenset[str] = frozenset()
     split_weights: Mapping[str, int] = field(default_factory=dict)
+    attention_edge: float = 0.0
 
     @property
     def state_bytes(self) -> int:
@@ -133,6 +136,7 @@ def planned_step(
         elementwise=frozenset(node.name for node in nodes if node.kind == "elementwise"),
         operations=graph.fused | {node.name for node in nodes} | {one.tensor for one in cost.collectives},
         split_weights=_split_weights(plan, stage),
+        attention_edge=min(1.0, BLOCK / workload.seq_len),
     )
 
 
