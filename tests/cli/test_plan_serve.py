@@ -1,6 +1,7 @@
 """mw plan serve: the contract's keys, one phase alone, the plan that it writes, and bad questions."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +113,40 @@ def test_prompts_are_split_by_position_where_a_target_needs_it(capsys, tmp_path)
     assert "which mw serve does not run yet: --any ranks such layouts" in capsys.readouterr().err
     assert main([*asked, *target, "--any"]) == 0
     assert "mw serve does not run it yet: weights that lie as context=" in capsys.readouterr().out
+
+
+def test_lengths_of_a_distribution_or_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture):
+    asked = [*MODEL, "--hardware", "h100:1x1", "--json"]
+
+    def best(*lengths: str) -> dict:
+        assert main([*asked, *lengths]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    alike = best("--prompt-tokens", "1k", "--output-tokens", "128")
+    fixed = best("--lengths", "fixed", "--prompt-tokens", "1k", "--output-tokens", "128")
+    for found in (alike, fixed):  # a distribution without spread is one length
+        for one in (found["requests"], found, found["search"]):
+            for key in ("longest", "token_context", "search", "seconds", "requests"):
+                one.pop(key, None)
+    assert fixed["frontier"] == alike["frontier"]
+    trace = tmp_path / "requests.jsonl"
+    rows = [(100, 10), (300, 90)]
+    lines = [{"arrival_seconds": 0, "prompt_tokens": p, "output_tokens": o} for p, o in rows]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    requests = best("--trace", str(trace))["requests"]
+    assert (requests["prompt_tokens"], requests["output_tokens"]) == (200, 50)
+    assert (requests["longest"], requests["token_context"]) == (390, (10 * 105 + 90 * 345) // 100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lengths", "sharegp"], "lengths 'sharegp' are unknown; did you mean sharegpt?"),
+        (["--trace", "none.jsonl"], "trace none.jsonl: cannot be read as text: No such file or directory"),
+        (["--trace", "none.jsonl", "--lengths", "alpaca"], "--trace has the lengths of its requests"),
+        (["--prompt-tokens", "1k"], "the frontier needs the lengths of requests"),
+    ],
+)
+def test_lengths_that_are_none(arguments: list[str], message: str, capsys: pytest.CaptureFixture):
+    assert main([*MODEL, "--hardware", "h100:1x1", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """What a machine is asked to do, as the library's user writes it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -42,12 +43,30 @@ class Train:
         return Workload(round(self.batch_tokens / self.seq_len), self.seq_len)
 
 
+_TOKENS = ("prompt_tokens", "output_tokens")
+
+
+def _means(
+    prompt_tokens: int | str | None, output_tokens: int | str | None, lengths: Sequence[tuple[int, int]]
+) -> tuple[int, int]:
+    """Tokens of a prompt and of its answer. Raises PlanError unless they are said, once."""
+    if bool(lengths) == (prompt_tokens is not None or output_tokens is not None):
+        raise PlanError("Serve: give prompt_tokens and output_tokens, or lengths")
+    if lengths:
+        prompts, outputs = zip(*lengths, strict=True)
+        return round(sum(prompts) / len(lengths)), round(sum(outputs) / len(lengths))
+    if prompt_tokens is None or output_tokens is None:
+        raise PlanError("Serve: prompt_tokens and output_tokens are both needed")
+    return parse_length(prompt_tokens), parse_length(output_tokens)
+
+
 @dataclass(frozen=True)
 class Serve:
     """Requests of `prompt_tokens` answered with `output_tokens`; integers, or text as on the command line.
 
     ttft, tpot: the most seconds to the first token, and for each after it. max_price_per_hour: of all chips.
-    prefix_hit, drafts, acceptance, paged, chunk: as plan/serve/requests.py has them.
+    prefix_hit, drafts, acceptance, paged, chunk: as plan/serve/requests.py has them. lengths: of a sample of
+    requests that differ (prompt, output) tokens, in place of prompt_tokens and output_tokens.
 
     >>> Serve("8k", 512, tpot=0.02)
     Serve(prompt_tokens=8192, output_tokens=512, ttft=None, tpot=0.02)
@@ -63,11 +82,12 @@ class Serve:
     acceptance: float = field(default=0.0, repr=False)
     paged: bool = field(default=False, repr=False)
     chunk: int | None = field(default=None, repr=False)
+    lengths: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
     def __init__(
         self,
-        prompt_tokens: int | str,
-        output_tokens: int | str,
+        prompt_tokens: int | str | None = None,
+        output_tokens: int | str | None = None,
         ttft: float | None = None,
         tpot: float | None = None,
         *,
@@ -77,11 +97,10 @@ class Serve:
         acceptance: float = 0.0,
         paged: bool = False,
         chunk: int | None = None,
+        lengths: Sequence[tuple[int, int]] = (),
     ) -> None:
-        values = locals() | {
-            "prompt_tokens": parse_length(prompt_tokens),
-            "output_tokens": parse_length(output_tokens),
-        }
+        means = _means(prompt_tokens, output_tokens, lengths)
+        values = locals() | {"lengths": tuple(lengths)} | dict(zip(_TOKENS, means, strict=True))
         for one in fields(self):
             object.__setattr__(self, one.name, values[one.name])
 
@@ -90,15 +109,11 @@ class Serve:
         """What is served. Raises PlanError for a share or a number that is none."""
         from meshwright.plan.serve.requests import Requests
 
-        return Requests(
-            self.prompt_tokens,
-            self.output_tokens,
-            self.prefix_hit,
-            self.drafts,
-            self.acceptance,
-            self.paged,
-            self.chunk,
-        )
+        names = ("prefix_hit", "drafts", "acceptance", "paged", "chunk")
+        rest = {name: getattr(self, name) for name in names}
+        if self.lengths:
+            return Requests.of_lengths(self.lengths, **rest)
+        return Requests(self.prompt_tokens, self.output_tokens, **rest)
 
     @property
     def targets(self) -> "Targets":

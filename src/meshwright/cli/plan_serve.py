@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from meshwright.plan.serve.explain import ServeExplanation
 
 _DOES_NOT_FIT = 1
+_DRAWN = 4096  # requests of a distribution
 
 
 class _Phase(StrEnum):
@@ -49,9 +50,23 @@ def serve(
         ),
     ],
     prompt_tokens: Annotated[
-        int | None, length_option("--prompt-tokens", help="Tokens per prompt: 8192, 8k (8192).")
+        int | None,
+        length_option("--prompt-tokens", help="Tokens per prompt: 8192, 8k (8192); with --lengths the mean."),
     ] = None,
     output_tokens: Annotated[int | None, length_option("--output-tokens", help="Tokens per answer.")] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Requests of a distribution of lengths: sharegpt, alpaca. [default: all alike]",
+            metavar="NAME",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Requests of these lengths: JSON lines of prompt_tokens, output_tokens, arrival_seconds."
+        ),
+    ] = None,
     ttft: Annotated[
         float | None, typer.Option(help="Longest allowed time to first token, in seconds.", metavar="S")
     ] = None,
@@ -141,6 +156,7 @@ def serve(
 
     \b
     mw plan serve --model llama-3-70b --hardware v5e,h100 --prompt-tokens 8k --output-tokens 512 --tpot 0.03
+    mw plan serve --model llama-3-8b --hardware h100:1x8 --lengths sharegpt --paged
     mw plan serve --model llama-2-13b --hardware v5e:2x4 --phase generate --batch 32 --context 8k
     """
     from meshwright.api import serving_precisions
@@ -167,15 +183,20 @@ def serve(
     for option, value in (("--batch", batch), ("--context", context)):
         if value is not None:
             raise PlanError(f"{option} describes one step; add --phase generate or --phase prefill")
-    if prompt_tokens is None or output_tokens is None:
+    sample = _sample(config, lengths, trace, prompt_tokens, output_tokens)
+    if sample:
+        prompt_tokens = output_tokens = None
+    elif prompt_tokens is None or output_tokens is None:
         raise PlanError(
-            "the frontier needs the lengths of requests; add --prompt-tokens 8k --output-tokens 512"
+            "the frontier needs the lengths of requests; add --prompt-tokens 8k --output-tokens 512, "
+            "--lengths sharegpt or --trace requests.jsonl"
         )
     work = Serve(
         prompt_tokens,
         output_tokens,
         ttft,
         tpot,
+        lengths=sample,
         max_price_per_hour=max_price_per_hour,
         prefix_hit=prefix_hit,
         drafts=drafts,
@@ -183,8 +204,34 @@ def serve(
         paged=paged,
         chunk=chunk,
     )
-    _long_context(config, prompt_tokens + output_tokens)
+    _long_context(config, work.requests.context)
     _frontier(config, machines, work, precisions, alone, runnable, explain, output, as_json)
+
+
+def _sample(
+    config: ModelConfig,
+    lengths: str | None,
+    trace: Path | None,
+    prompt_tokens: int | None,
+    output_tokens: int | None,
+) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of the requests that are described by more than two means; none where not.
+
+    They are those that `mw bench serve` draws, cut to the model's context.
+    """
+    if lengths is None and trace is None:
+        return []
+    if trace and (lengths or prompt_tokens or output_tokens):
+        raise PlanError("--trace has the lengths of its requests; leave out the other options of lengths")
+    from meshwright.bench.serve import traffic
+
+    if trace:
+        chats = traffic.read_trace(trace)
+    else:
+        drawn = traffic.named_lengths(str(lengths), prompt_tokens, output_tokens)
+        chats = traffic.chats(drawn, _DRAWN, 1, traffic.at_once(), seed=0)
+    fitting = traffic.within(chats, config.max_seq_len, prefix_tokens=0)
+    return [(turn.prompt_tokens, turn.output_tokens) for chat in fitting for turn in chat.turns]
 
 
 def _phase_length(config: ModelConfig, phase: _Phase, prompt_tokens: int | None, context: int | None) -> int:
@@ -301,7 +348,7 @@ def _frontier(
 
 def _show(document: dict, seconds: float, said: "ServeExplanation | None") -> None:
     from meshwright.cli.plan_output import prose
-    from meshwright.report.serve_tables import frontier_plot, frontier_table
+    from meshwright.report.serve_tables import frontier_plot, frontier_table, requests_text
 
     best, requests = document["best"], document["requests"]
     small = [
@@ -309,8 +356,7 @@ def _show(document: dict, seconds: float, said: "ServeExplanation | None") -> No
         for one in document["smallest"]
     ]
     show(
-        f"{document['model']['name']}, prompts of {requests['prompt_tokens']:,} tokens, answers of "
-        f"{requests['output_tokens']:,}",
+        f"{document['model']['name']}, {requests_text(requests)}",
         frontier_table(document),
         frontier_plot(document),
         f"best: {best['hardware']}, {best['layout'].removesuffix(',remat=none')}, {best['batch']} sequences "

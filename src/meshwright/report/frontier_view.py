@@ -12,6 +12,7 @@ from meshwright.report.chart import ChartAxes, Scale, dot, kept_apart, label, li
 from meshwright.report.documents import JsonDocument, read_json
 from meshwright.report.figure import Figure, Panel
 from meshwright.report.plan_view import explanation
+from meshwright.report.serve_tables import requests_text
 from meshwright.report.summary import Card
 from meshwright.units import format_bytes, format_count, format_seconds
 
@@ -149,11 +150,10 @@ def serving_plan_html(document: JsonDocument, plan_text: str | None = None) -> s
     """The document of `mw plan serve` as one HTML page that loads nothing. plan_text: its plan.toml."""
     environment = pages.environment()
     environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
-    requests = document["requests"]
     return environment.get_template("frontier.html.jinja").render(
         title=f"Serving {document['model']['name']}",
         version=__version__,
-        work=f"prompts of {requests['prompt_tokens']:,} tokens, answers of {requests['output_tokens']:,}",
+        work=requests_text(document["requests"]),
         cards=_cards(document),
         figure=frontier_figure(document),
         document=document,

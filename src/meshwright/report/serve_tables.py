@@ -36,6 +36,13 @@ def frontier_table(document: JsonDocument) -> Table:
     return table
 
 
+def requests_text(requests: JsonDocument) -> str:
+    """What is served, in words."""
+    text = f"prompts of {requests['prompt_tokens']:,} tokens, answers of {requests['output_tokens']:,}"
+    longest = requests["longest"]
+    return f"{text} on average, together at most {longest:,}" if longest else text
+
+
 def _cells(point: JsonDocument) -> list[str | AtCommas]:
     price = point["price_per_million_tokens"]
     return [

@@ -7,6 +7,8 @@ from math import inf
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import meshwright as mw
 from meshwright.cost.inference import Passes, inference_cost, pass_cost
@@ -185,6 +187,18 @@ def test_what_is_chosen_fits_and_meets_the_targets(frontier: ServePlan):
     assert best.tpot_seconds == pytest.approx(best.cost.seconds, rel=0.02)
     wanted = [p for p in frontier.frontier if p.tpot_seconds <= 0.02]
     assert best.tokens_per_second_per_chip == max(p.tokens_per_second_per_chip for p in wanted)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 500)), min_size=1, max_size=20))
+def test_a_token_of_requests_that_differ_sees_the_mean_over_steps(lengths: list[tuple[int, int]]):
+    """By brute force: every generated token of every request, at the context that its request has halfway."""
+    requests = Requests.of_lengths(lengths)
+    seen = [prompt + max(1, output // 2) for prompt, output in lengths for _ in range(output)]
+    assert requests.mean_context == round(sum(seen) / len(seen))
+    assert requests.context == max(prompt + output for prompt, output in lengths)
+    if len(set(lengths)) == 1:
+        alike = Requests(*lengths[0])
+        assert (requests.context, requests.mean_context) == (alike.context, alike.mean_context)
 
 
 def test_without_a_target_two_percent_of_throughput_do_not_double_the_time_per_token():

@@ -1,15 +1,19 @@
 """What is served, and what is wanted of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from meshwright.errors import PlanError
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of prompt_tokens each, answered with output_tokens.
+    """Requests of prompt_tokens each, answered with output_tokens; of these means where lengths differ.
 
+    longest: positions of the longest request; token_context: the positions that a generated token sees on
+    average. Both are of requests whose lengths differ, see `of_lengths`; None where all are alike.
     prefix_hit: the share of a prompt whose keys and values lie in a prefix cache already. drafts: tokens that
     are guessed before each step, which verifies them; acceptance: the chance of each that it is right, given
     that those before it are. The guesses themselves cost nothing (n-grams of the text so far).
@@ -25,6 +29,35 @@ class Requests:
     acceptance: float = 0.0
     paged: bool = False
     chunk: int | None = None
+    longest: int | None = None
+    token_context: int | None = None
+
+    @classmethod
+    def of_lengths(cls, lengths: Sequence[tuple[int, int]], **rest: Any) -> "Requests":
+        """Requests of these (prompt, output) tokens, of which each is as likely. rest: as of others.
+
+        A request of p and o tokens takes o steps, at a context of p + o/2 on average: what a step reads is
+        the mean over tokens, not over requests. Room is taken for the longest; prompts are prefilled as the
+        mean one is.
+
+        >>> mixed = Requests.of_lengths([(100, 10), (300, 90)])
+        >>> mixed.prompt_tokens, mixed.output_tokens, mixed.context, mixed.mean_context
+        (200, 50, 390, 321)
+        """
+        if not lengths:
+            raise PlanError("lengths: no request is given")
+        prompts, outputs = zip(*lengths, strict=True)
+        num_tokens = sum(outputs)
+        if min(*prompts, *outputs) < 1:
+            raise PlanError("lengths: each prompt and each answer has a positive number of tokens")
+        seen = sum(output * (prompt + max(1, output // 2)) for prompt, output in lengths)
+        return cls(
+            round(sum(prompts) / len(lengths)),
+            round(num_tokens / len(lengths)),
+            longest=max(map(sum, lengths)),
+            token_context=round(seen / num_tokens),
+            **rest,
+        )
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens"):
@@ -43,13 +76,13 @@ class Requests:
 
     @property
     def context(self) -> int:
-        """Positions of a whole request."""
-        return self.prompt_tokens + self.output_tokens
+        """Positions of a whole request, of the longest."""
+        return self.longest or self.prompt_tokens + self.output_tokens
 
     @property
     def mean_context(self) -> int:
         """Positions in the cache of a request on average while it is answered."""
-        return self.prompt_tokens + max(1, self.output_tokens // 2)
+        return self.token_context or self.prompt_tokens + max(1, self.output_tokens // 2)
 
     @property
     def held_context(self) -> int:
