@@ -123,7 +123,7 @@ class JaxOps:
         z_loss: float = 0.0,
         router_losses: bool = False,
     ) -> None:
-        check_runs(config, layout, layout.phase)
+        check_runs(layout, layout.phase)
         self.config, self.layout, self.masked, self.z_loss = config, layout, masked, z_loss
         self.router_losses = router_losses
         self._of_routers: list[Array] = []  # of the layer that is being traced
