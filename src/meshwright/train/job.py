@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.errors import CheckpointError, MeshwrightError, PlanError
 from meshwright.hardware.catalog import load
-from meshwright.layout.fit import check_updates
+from meshwright.layout.fit import check_stacks, check_updates
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
@@ -128,6 +128,7 @@ def _check_plan(plan: Plan) -> None:
         )
     check_runs(plan.layout)
     check_updates(plan.layout, plan.model)
+    check_stacks(plan.layout, plan.model)
 
 
 def _check_new(settings: Settings, model: ModelConfig) -> None:
