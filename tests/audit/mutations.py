@@ -301,7 +301,7 @@ def _updated_whole(step: Broken) -> CompiledProgram:
     def cut(tree: Any, like: Any) -> Any:
         return jax.tree.map(lambda new, old: reshard(new, jax.typeof(old).sharding.spec), tree, like)
 
-    def updated(state: TrainState, grads: Any, norm: Array) -> tuple[Any, Any]:
+    def updated(state: TrainState, grads: Any, norm: Array, **given: Any) -> tuple[Any, Any]:
         mine = shards(step.config, step.layout, state.params)
         weights = whole(mine)
         updates, moments = step.optimizer.update(whole(grads), whole(state.opt_state), weights, norm=norm)
@@ -516,7 +516,7 @@ def _of_gradients(looked: Callable[[Array], Array]) -> Callable[[Broken], Compil
 def _updated_twice(step: Broken) -> CompiledProgram:
     """Two updates by the same gradients, on the shards of the weights."""
 
-    def twice(state: TrainState, grads: Any, norm: Array) -> tuple[Any, Any]:
+    def twice(state: TrainState, grads: Any, norm: Array, **given: Any) -> tuple[Any, Any]:
         weights, moments = shards(step.config, step.layout, state.params), state.opt_state
         for _ in range(2):
             updates, moments = step.optimizer.update(grads, moments, weights, norm=norm)

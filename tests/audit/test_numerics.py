@@ -1,5 +1,7 @@
 """A layout's numbers beside one device's: what is made small, what agrees, and what does not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -66,11 +68,48 @@ def test_what_nn_runs_agrees_with_one_device(model: str, layout: str) -> None:
     assert 0 < found["worst"]["difference"] <= found["tolerance"]
 
 
+@pytest.mark.parametrize(
+    ("text", "small", "num_layers"),
+    [
+        ("pipe=8,fsdp=64,microbatches=16,schedule=1f1b", "pipe=2,fsdp=2,microbatches=2,schedule=1f1b", 2),
+        # Two microbatches for each stage at least, and a layer for each of their chunks but two.
+        ("pipe=4,microbatches=16,schedule=dualpipe", "pipe=2,microbatches=4,schedule=dualpipe", 2),
+        (
+            "pipe=4,microbatches=16,schedule=interleaved,interleave=4",
+            "pipe=2,microbatches=2,schedule=interleaved,interleave=2",
+            2,
+        ),
+    ],
+)
+def test_a_tiny_pipeline_has_two_stages(text: str, small: str, num_layers: int) -> None:
+    found = tiny_plan(_plan("llama-3-70b", text))
+    assert found.layout == Layout.parse(small).replace(weights_dtype="f32", compute_dtype="f32")
+    assert found.model.num_layers == num_layers
+    # Of three layers, as a window and all have least, no two stages of lanes have half.
+    odd = replace(load_model("llama-3-70b"), num_layers=80, global_every=2, sliding_window=128)
+    lanes = Plan(
+        odd, "v5p:16x16x16", Workload(1024, 4096), Layout.parse("pipe=4,microbatches=8,schedule=lanes")
+    )
+    assert tiny_plan(lanes).model.num_layers == 4
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "pipe=4,fsdp=64,microbatches=8,schedule=zb-h1",
+        pytest.param("pipe=8,tensor=4,microbatches=16,schedule=lanes", marks=pytest.mark.slow),
+        pytest.param("pipe=4,fsdp=2,microbatches=8,schedule=dualpipe", marks=pytest.mark.slow),
+    ],
+)
+def test_pipelines_agree_with_one_device(layout: str) -> None:
+    found = check_numerics(_plan("llama-3-8b", layout))
+    assert found["agrees"] and found["layout"].startswith("pipe=2")
+    assert {row["tensor"] for row in found["gradients"]} >= {"embed", "layers/wq", "unembed"}
+
+
 def test_a_layout_that_cannot_run_says_why() -> None:
-    with pytest.raises(
-        AuditError, match=r"the tiny model does not run: .*one program, and the stages of schedule = 1f1b"
-    ):
-        check_numerics(_plan("llama-3-70b", "pipe=2,fsdp=64"))
+    with pytest.raises(AuditError, match=r"the tiny model does not run: .*saved_dtype=fp8"):
+        check_numerics(_plan("llama-3-70b", "fsdp=64,matmul_dtype=fp8,saved_dtype=fp8"))
 
 
 def test_a_missing_sum_is_found() -> None:

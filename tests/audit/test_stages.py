@@ -85,6 +85,11 @@ def test_programs_of_another_plan_differ(text: str, kind: str) -> None:
         ("pipe=4,data=2,zero=2,microbatches=8,schedule=dualpipe", replace(TIED, num_layers=4)),
         ("pipe=2,data=2,context=2,microbatches=2,schedule=zb-h1", DEEP),
         ("pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1,optimizer=muon", DEEP),
+        ("pipe=2,fsdp=2,tensor=2,microbatches=4,schedule=zb-h1,optimizer=adafactor", DEEP),
+        ("pipe=2,fsdp=2,tensor=2,microbatches=4,schedule=1f1b,offload_optimizer=true", DEEP),
+        # Of frozen weights there are no gradients: none of both ends, which `adapters` have not.
+        ("pipe=2,fsdp=2,tensor=2,microbatches=4,schedule=zb-h1", replace(DEEP, lora_rank=4)),
+        ("pipe=2,data=2,tensor=2,microbatches=4,schedule=lanes", replace(DEEP, lora_rank=4)),
         # Rows of experts in rounds, of which all stages' devices agree on the number.
         ("pipe=2,fsdp=2,expert=2,tensor=2,microbatches=2,schedule=zb-h1", MIXTURE),
     ],

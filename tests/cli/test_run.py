@@ -107,6 +107,32 @@ def test_train_says_where_the_time_of_traced_steps_went(run: Path, capsys):
     assert list((run / "profile").rglob("*.xplane.pb"))
 
 
+def test_a_trace_of_a_pipeline_counts_the_programs_of_all_stages(
+    corpus: Path, plan: Path, tmp_path: Path, capsys
+) -> None:
+    layout = "pipe=2,fsdp=2,microbatches=2,schedule=zb-h1"
+    options = ["--model", str(plan.parent / "small.toml"), "--hardware", "cpu:4", "--layout", layout]
+    made = tmp_path / "plan.toml"
+    assert main(["plan", "train", *options, "--batch-tokens", "256", "--seq-len", "32", "-o", str(made)]) == 0
+    capsys.readouterr()
+    command = ["train", str(made), "--data", str(corpus), "--run", str(tmp_path / "run"), "--steps", "3"]
+    assert main([*command, "--profile", "2:3", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    found = {(row["name"], row["direction"], row["kind"]): row for row in line["operations"]}
+    for key in (
+        ("wq", "forward", "compute"),
+        ("w_in", "backward", "compute"),
+        ("unembed", "forward", "compute"),
+        ("optimizer", "update", "compute"),
+        ("w_in", "forward", "collective"),
+    ):
+        assert found[key]["measured_seconds"] > 0 and found[key]["planned_seconds"] > 0
+    assert not any("stages" in name for name, _, _ in found), "no program sends them"
+    # A device is busy for no longer than a step takes.
+    busy = sum(row["measured_seconds"] for row in line["operations"])
+    assert 0 < busy < line["step_seconds"]
+
+
 @pytest.mark.parametrize("steps", ["ten", "0:3", "5:4"])
 def test_steps_to_trace_are_checked_first(steps: str, run: Path, capsys):
     assert main(["train", "--run", str(run), "--resume", "--profile", steps]) == 2

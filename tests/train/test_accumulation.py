@@ -4,7 +4,6 @@ Values are float32, where a layout changes nothing but the order of sums. Differ
 2e-6 of a tensor's largest entry.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,9 +17,7 @@ from meshwright.errors import LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.nn.dispatch import OnDevices
 from meshwright.nn.params import flatten
-from meshwright.nn.stage_programs import LOSS
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.staged import StagedStep, training_step
 from meshwright.train.step import CompiledStep
@@ -48,20 +45,10 @@ def _step(config: ModelConfig, layout: Layout, losses: tuple[float, float], kind
     return kind(config, layout, Workload(16, 16), optimizer, chip_flops_per_second=1e11)
 
 
-def whole(parts: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """The arrays of a model by path, of those of its depths."""
-    paths = dict.fromkeys(path for own in parts for path in own)
-    held = {path: [np.asarray(own[path]) for own in parts if path in own] for path in paths}
-    assert all(len(arrays) == 1 or "/" in path for path, arrays in held.items())
-    return {path: np.concatenate(arrays) if "/" in path else arrays[0] for path, arrays in held.items()}
-
-
 def _gradients(step: Any) -> tuple[float, dict[str, Any]]:
     """Loss, and gradients by path: those of stages with programs of their own joined in the host's memory."""
     if isinstance(step, StagedStep):
-        params, rows = [own.params for own in step.init(0)], [stage.put(TOKENS) for stage in step.stages]
-        losses, gradients = step.losses_and_gradients(OnDevices(), params, rows)
-        return float(losses[LOSS]), whole([flatten(own) for own in gradients])
+        return step.whole_gradients(step.saved(step.init(0)).params, TOKENS)
     params = step.init(0).params
     with jax.set_mesh(step.mesh):
         loss, gradients = jax.jit(step.loss_and_gradients)(

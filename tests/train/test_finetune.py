@@ -12,9 +12,9 @@ from tests.nn import hf_models
 from tests.nn.test_weights import f32, logits
 
 from meshwright.cli.main import main
-from meshwright.errors import CheckpointError, LayoutError, MeshwrightError, ModelError, PlanError
-from meshwright.layout import Layout
+from meshwright.errors import CheckpointError, MeshwrightError, ModelError, PlanError
 from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.count import train_flops_per_token
 from meshwright.models.files import read_model
 from meshwright.models.parameters import dimensions, is_adapter, parameters
@@ -29,6 +29,7 @@ from meshwright.train.data import Batches, Corpus, prepare_corpus
 from meshwright.train.job import prepare_job
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
+from meshwright.train.staged import training_step
 from meshwright.train.step import CompiledStep
 from meshwright.train.tokenizer import train_tokenizer
 
@@ -215,15 +216,7 @@ def test_weights_of_another_model_are_refused(base: Path, plan: Path, tmp_path: 
         prepare_job(other, None, tmp_path / "run", {"data": "stdlib", "from_": str(base)}, resume=False)
 
 
-def test_adapters_go_with_neither_pipelines_nor_latent_attention() -> None:
-    with pytest.raises(LayoutError, match="pipe=2 with lora_rank=4 can be planned, not yet run"):
-        CompiledStep(
-            replace(MODEL, num_layers=4),
-            Layout.of(pipe=2, microbatches=2, schedule="lanes"),
-            Workload(8, 16),
-            OptimizerConfig(1e-3, 0, 2),
-            chip_flops_per_second=1.0,
-        )
+def test_latent_attention_takes_no_adapters() -> None:
     with pytest.raises(ModelError, match="whose weights take no adapters"):
         replace(load_model("deepseek-v3"), lora_rank=4)
 
@@ -270,6 +263,116 @@ def _three_updates(text: str, masked: bool) -> list[float]:
         alone = float(jax.jit(base.loss)(merged(MODEL, state.params), rows))
     assert alone == pytest.approx(float(step.evaluate(state, rows)), rel=1e-5)
     return figures
+
+
+SMALL = replace(MODEL, num_layers=4, d_model=32, d_ff=48, vocab_size=96)
+ROWS = np.random.default_rng(0).integers(0, SMALL.vocab_size, (8, 17)).astype(np.int32)
+
+
+def _updated(config: ModelConfig, text: str, masked: bool = False) -> tuple[list[float], dict[str, Any]]:
+    """Loss, norm and validation loss over three updates, and by how much these move the parameters.
+
+    eps is so large that an update is nearly linear in the gradient: rounding is not divided by itself.
+    """
+    rows = ROWS.copy()
+    if masked:
+        rows[:, 0] |= BEGINS
+        rows[::2, 9] |= BEGINS
+        rows[1::4, 6:] |= UNCOUNTED
+    optimizer = OptimizerConfig(1e-2, 1, 100, eps=1e-2)
+    options: dict[str, Any] = {"chip_flops_per_second": 1e11, "masked": masked}
+    step = training_step(config, f32(text), Workload(8, 16), optimizer, **options)
+    state, figures = step.init(0), []
+    first = {path: np.array(one) for path, one in flatten(step.saved(state).params).items()}
+    for _ in range(3):
+        state, metrics = step.step(state, rows)
+        figures += [float(metrics["loss"]), float(metrics["grad_norm"])]
+    figures.append(float(step.evaluate(state, rows)))
+    assert step.num_compiled == 1
+    return figures, {path: one - first[path] for path, one in flatten(step.saved(state).params).items()}
+
+
+def _assert_adapters_agree(config: ModelConfig, text: str, *, masked: bool = False) -> None:
+    """float32 sums in another order."""
+    (expected, moves), (found, moved) = (_updated(config, t, masked) for t in ("data=1", text))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for path, move in moves.items():
+        most = np.abs(move).max()
+        assert (most > 0) == is_adapter(path), path
+        np.testing.assert_allclose(moved[path], move, rtol=0, atol=1e-3 * most, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipe=2,data=2,tensor=2,microbatches=2,schedule=lanes",
+        "pipe=2,fsdp=2,microbatches=2,schedule=zb-h1",
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in (
+                "pipe=4,fsdp=2,microbatches=2,schedule=lanes,remat=full",
+                "pipe=2,data=4,zero=2,microbatches=2,schedule=lanes",
+                "pipe=2,data=2,context=2,microbatches=2,schedule=lanes",
+                "pipe=2,data=2,zero=1,microbatches=4,schedule=1f1b,remat=matmuls",
+                "pipe=2,tensor=2,microbatches=4,schedule=dualpipe,sequence_parallel=true",
+                "pipe=2,data=2,microbatches=4,schedule=interleaved,interleave=2",
+            )
+        ),
+    ],
+)
+def test_adapters_in_a_pipeline_equal_one_device(text: str) -> None:
+    _assert_adapters_agree(SMALL, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        # Of four chunks the first and the last have no layer, so nothing that is trained.
+        (replace(SMALL, num_layers=2), "pipe=2,data=2,microbatches=2,schedule=zb-v"),
+        (replace(SMALL, tied_embeddings=True), "pipe=2,fsdp=2,microbatches=4,schedule=dualpipe"),
+        (replace(SMALL, tied_embeddings=True), "pipe=2,data=2,zero=2,microbatches=2,schedule=lanes"),
+        (
+            replace(SMALL, moe=MoE(num_experts=4, experts_per_token=2, d_ff=16)),
+            "pipe=2,fsdp=2,expert=2,microbatches=2,schedule=lanes",
+        ),
+        (
+            replace(SMALL, moe=MoE(num_experts=4, experts_per_token=2, d_ff=16)),
+            "pipe=2,fsdp=2,expert=2,microbatches=2,schedule=zb-h1",
+        ),
+    ],
+)
+def test_adapters_of_other_models_in_a_pipeline(config: ModelConfig, text: str) -> None:
+    _assert_adapters_agree(config, text)
+
+
+@pytest.mark.slow
+def test_adapters_in_a_pipeline_learn_from_masked_rows() -> None:
+    _assert_adapters_agree(SMALL, "pipe=2,data=2,microbatches=2,schedule=zb-h1", masked=True)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "pipe=2,fsdp=2,microbatches=2,schedule=zb-h1",
+        pytest.param("pipe=2,fsdp=2,microbatches=2,schedule=lanes", marks=pytest.mark.slow),
+    ],
+)
+def test_a_pipeline_starts_from_a_checkpoint_and_goes_on(layout: str, base: Path, tmp_path: Path) -> None:
+    """Stopped after one step, a run of adapters has the same loss after two as one that was not."""
+    (tmp_path / "text.txt").write_text("add one and two " * 400)
+    made = tmp_path / "plan.toml"
+    options = ["--model", str(base), "--hardware", "cpu:4", "--batch-tokens", str(8 * SEQ_LEN)]
+    options += ["--seq-len", str(SEQ_LEN), "--layout", layout, "--weights-dtype", "f32"]
+    assert main(["plan", "train", *options, "-o", str(made)]) == 0
+    runs = [tmp_path / "whole", tmp_path / "stopped"]
+    command = _command(base, made, tmp_path / "text.txt", runs[0])
+    assert main([*command, "--steps", "2"]) == 0
+    assert main([*_command(base, made, tmp_path / "text.txt", runs[1]), "--steps", "1"]) == 0
+    assert main(["train", "--run", str(runs[1]), "--resume", "--steps", "2"]) == 0
+    lines = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) for run in runs]
+    assert [line["step"] for line in lines] == [2, 2]
+    assert lines[0]["loss"] == lines[1]["loss"]
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn import checkpoint
 from meshwright.nn.checkpoint import by_name
+from meshwright.nn.params import flatten, joined
 from meshwright.train.staged import StagedStep, training_step
 
 DEEP = replace(TINY, num_layers=4)
@@ -49,7 +50,7 @@ DEEP = replace(TINY, num_layers=4)
 
 def staged_step(config: ModelConfig, text: str) -> StagedStep:
     layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
-    check_runs(config, layout)
+    check_runs(layout)
     return training_step(config, layout, Workload(16, 16), OPTIMIZER, chip_flops_per_second=1e11)
 
 
@@ -154,6 +155,65 @@ def test_other_optimizers(optimizer: str) -> None:
     assert _updates(step) == pytest.approx(alone, rel=1e-4)
 
 
+def _moved(step: Any, params: Any) -> tuple[float, dict[str, np.ndarray]]:
+    """The norm of the gradients, and by how much an update moves these parameters."""
+    first = step.saved(step.init(0))
+    state = step.placed(replace(first, params=jax.tree.map(jax.device_put, params, _places(first.params))))
+    after, metrics = step.step(state, TOKENS)
+    moved = flatten(step.saved(after).params)
+    return float(metrics["grad_norm"]), {path: moved[path] - one for path, one in flatten(params).items()}
+
+
+def _places(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, params)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "microbatches=2,schedule=zb-h1",
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in (
+                "data=2,microbatches=2,schedule=zb-v,zero=1",
+                "fsdp=2,microbatches=4,schedule=dualpipe",
+                "fsdp=2,microbatches=2,schedule=1f1b,master_weights=true,offload_optimizer=true",
+            )
+        ),
+    ],
+)
+def test_adafactor_takes_the_sizes_of_whole_stacks(options: str) -> None:
+    """Layers are of sizes 1, 2 and 3, of which stages have different ones; matrices have rows and columns."""
+    config = replace(TIED, num_layers=3, d_model=128, d_ff=160)
+    alone = compiled_step(config, Layout.of(optimizer="adafactor"))
+
+    def grown(path: str, whole: Any) -> np.ndarray:
+        sizes = np.arange(1.0, 4.0, dtype=np.float32).reshape(3, *[1] * (whole.ndim - 1))
+        return np.asarray(whole) * (sizes if "/" in path else 1)
+
+    flat = flatten(alone.init(0).params)
+    params = joined(config, {path: grown(path, one) for path, one in flat.items()})
+    norm, expected = _moved(alone, params)
+    step = staged_step(config, f"pipe=2,optimizer=adafactor,{options}")
+    found_norm, found = _moved(step, params)
+    assert found_norm == pytest.approx(norm, rel=1e-5)
+    for path, move in expected.items():
+        # The weights before and after are rounded, to 1.2e-7 of each.
+        rounded = 1.2e-7 * np.abs(flatten(params)[path]).max()
+        atol = 1e-4 * np.abs(move).max() + rounded
+        np.testing.assert_allclose(found[path], move, rtol=0, atol=atol, err_msg=path)
+
+
+def test_adafactor_that_averages_over_layers_is_refused() -> None:
+    """Norms [L, D] of as many layers have a row and a column, of which a stage would have a part."""
+    config = replace(TINY, num_layers=128, d_model=128)
+    layout = Layout.of(pipe=2, microbatches=2, schedule="zb-h1", optimizer="adafactor")
+    why = "layers/attention_norm[L, D]: optimizer = adafactor averages over its 128 layers"
+    assert (found := why_not(config, layout)) is not None and found.startswith(why)
+    assert why_not(replace(config, num_layers=126), layout) is None
+    assert why_not(config, layout.replace(schedule="lanes")) is None
+
+
 @pytest.mark.slow
 def test_masked_rows_pass_through_a_pipeline() -> None:
     """A document that begins within a row, and targets that are not counted, as on one device."""
@@ -172,8 +232,19 @@ def test_masked_rows_pass_through_a_pipeline() -> None:
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
-def test_a_checkpoint_goes_on_bit_for_bit_and_under_other_layouts(tmp_path: Path) -> None:
-    step = staged_step(replace(TIED, num_layers=3), "pipe=2,data=2,microbatches=2,schedule=zb-h1")
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        ",offload_optimizer=true",
+        # What it keeps of matrices with rows and columns is no stack of layers.
+        pytest.param(",optimizer=adafactor", marks=pytest.mark.slow),
+        pytest.param(",offload_optimizer=true,master_weights=true,zero=1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_goes_on_bit_for_bit_and_under_other_layouts(tmp_path: Path, options: str) -> None:
+    config = replace(TIED, num_layers=3, **({"d_model": 128, "d_ff": 160} if "adafactor" in options else {}))
+    step = staged_step(config, f"pipe=2,data=2,microbatches=2,schedule=zb-h1{options}")
     state, _ = step.step(step.init(0), TOKENS)
     save(tmp_path, 1, step.saved(state), {})
     restored, _, _ = checkpoint.restore(tmp_path, step.abstract_state())
@@ -181,7 +252,12 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_under_other_layouts(tmp_path: Path
     for name, leaf in by_name(state).items():
         again = by_name(there)[name]
         assert again.sharding == leaf.sharding and np.array_equal(again, leaf), name
-    other = compiled_step(replace(TIED, num_layers=3), Layout.of(fsdp=2))
+    kinds = {
+        leaf.sharding.memory_kind for own in there for leaf in jax.tree.leaves(own.opt_state) if leaf.ndim
+    }
+    assert kinds == {"pinned_host" if "offload" in options else "device"}
+    alone = {name: step.layout.word(name) for name in ("optimizer", "master_weights")}
+    other = compiled_step(config, Layout.of(fsdp=2, **alone))
     on, _, _ = checkpoint.restore(tmp_path, other.abstract_state())
     expected = _updates(step, there, 1)
     assert _updates(other, on, 1) == pytest.approx(expected, rel=1e-5)
@@ -249,7 +325,6 @@ def test_what_no_programs_of_stages_run_is_refused(monkeypatch: pytest.MonkeyPat
     assert why_not(DEEP, layout) is None
     assert why_not(DEEP, layout, num_hosts=2) == "schedule=zb-h1 on 2 hosts"
     assert why_not(DEEP, layout.replace(schedule="lanes"), num_hosts=2) is None
-    assert why_not(DEEP, layout.replace(optimizer="adafactor")) == "optimizer=adafactor with schedule=zb-h1"
     with pytest.raises(LayoutError, match="at least 4 microbatches, not 2; fits: microbatches of 4 or more"):
         staged_step(DEEP, "pipe=2,microbatches=2,schedule=dualpipe")
     monkeypatch.setattr(jax, "process_count", lambda: 2)

@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 from meshwright.audit.compile.compile import error_line
-from meshwright.errors import AuditError
+from meshwright.errors import AuditError, LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -28,7 +29,7 @@ from meshwright.plan_file import PLAN_FILE, Plan, load_plan, save_plan
 _TOLERANCE = 1e-5
 # What is this small beside the largest gradient of any tensor is rounding: a bias of keys has none.
 _NEGLIGIBLE = 1e-6
-_DEGREES = ("data", "fsdp", "context", "tensor", "microbatches")
+_DEGREES = ("data", "fsdp", "context", "tensor", "pipe", "interleave", "microbatches")
 _SEQ_LEN, _VOCAB, _D_HEAD = 16, 64, 8
 _MOST_SECONDS = 300
 
@@ -74,8 +75,25 @@ def tiny_plan(plan: Plan) -> Plan:
         compute_dtype="f32",
         gradients_dtype=None,
     )
+    model = tiny_model(plan.model)
+    if layout.pipe > 1:
+        layout, model = _of_stages(plan, layout, model)
     ranks = layout.data * layout.fsdp * layout.microbatches
-    return Plan(tiny_model(plan.model), "cpu:1", Workload(2 * ranks, _SEQ_LEN), layout)
+    return Plan(model, "cpu:1", Workload(2 * ranks, _SEQ_LEN), layout)
+
+
+def _of_stages(plan: Plan, layout: Layout, model: ModelConfig) -> tuple[Layout, ModelConfig]:
+    """The fewest microbatches and layers with which the schedule is one and every stage has its layers.
+
+    As they are where none are enough: the step says why.
+    """
+    for microbatches in range(layout.microbatches, plan.layout.microbatches + 1):
+        for num_layers in range(model.num_layers, plan.model.num_layers + 1):
+            found = layout.replace(microbatches=microbatches), replace(model, num_layers=num_layers)
+            with suppress(LayoutError):
+                found[0].check(found[1])
+                return found
+    return layout, model
 
 
 def tiny_model(config: ModelConfig) -> ModelConfig:
@@ -145,21 +163,18 @@ def _run(plan: Plan, layout: Layout) -> tuple[float, dict[str, Any]]:
     import numpy as np
 
     from meshwright.nn.mesh import device_mesh
-    from meshwright.nn.params import flatten, init_params, shardings
+    from meshwright.nn.params import init_params
     from meshwright.train.optimizer import OptimizerConfig
-    from meshwright.train.step import CompiledStep
+    from meshwright.train.staged import training_step
 
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
-    step = CompiledStep(plan.model, layout, plan.workload, optimizer, chip_flops_per_second=1.0)
+    step = training_step(plan.model, layout, plan.workload, optimizer, chip_flops_per_second=1.0)
     one = Layout.of(weights_dtype="f32", compute_dtype="f32")
     whole = jax.tree.map(np.asarray, init_params(plan.model, one, device_mesh(one), seed=0))
-    params = jax.device_put(whole, shardings(plan.model, layout, step.mesh))
     shape = (plan.workload.num_sequences, plan.workload.seq_len + 1)
     tokens = np.random.default_rng(0).integers(0, plan.model.vocab_size, shape, dtype=np.int32)
-    with jax.set_mesh(step.mesh):
-        rows = jax.device_put(tokens, step.batch_sharding)
-        loss, gradients = jax.jit(step.loss_and_gradients)(params, rows)
-    return float(loss), {path: np.asarray(one, np.float32) for path, one in flatten(gradients).items()}
+    loss, gradients = step.whole_gradients(whole, tokens)
+    return loss, {path: np.asarray(one, np.float32) for path, one in gradients.items()}
 
 
 if __name__ == "__main__":

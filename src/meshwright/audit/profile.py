@@ -1,7 +1,7 @@
 """Seconds of each operation in traced steps, beside the planned ones."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ _CONTAINERS = frozenset({"while", "call", "conditional", "async-start", "async-d
 _PASS = {"forward": "forward", "remat": "recompute", "backward": "backward", "update": "update"}
 # What the plan has as several operations and the program as one scope.
 _WITHIN = {"softmax": "attention"}
+_BETWEEN_STAGES = ("pipe",)
 OTHER, OPTIMIZER = "other", "optimizer"
 
 _Key = tuple[str, str, str]  # (name, pass, "compute" or "collective")
@@ -54,10 +55,11 @@ def operation_times(folder: Path, plan: Plan) -> list[OperationTime]:
     folder: as `train.profiling` writes it. Raises AuditError where no operation of the step is in the trace.
     """
     planned = planned_seconds(plan)
-    program = parse_hlo(read_text(folder / HLO, AuditError))
-    measured = _measured(folder, program, {name for name, _, _ in planned})
+    programs = [parse_hlo(read_text(file, AuditError)) for file in sorted(folder.glob(HLO))]
+    measured = _measured(folder, programs, {name for name, _, _ in planned}, plan.layout.mesh.num_devices)
     if not measured:
-        raise AuditError(f"profile {folder}: the trace has no operation of {program.name}")
+        names = ", ".join(program.name for program in programs) or "any program"
+        raise AuditError(f"profile {folder}: the trace has no operation of {names}")
     rows = [OperationTime(*key, measured.get(key, 0.0), planned.get(key)) for key in {**measured, **planned}]
     return sorted(rows, key=lambda row: -row.difference)
 
@@ -80,6 +82,8 @@ def planned_seconds(plan: Plan) -> dict[_Key, float]:
                 if seconds:
                     found[_WITHIN.get(node.name, node.name), direction, "compute"] += seconds * runs
     for one in cost.collectives:
+        if layout.stages_apart and one.axes == _BETWEEN_STAGES:
+            continue  # sent by no program, so that no operation of the trace is of it
         found[_WITHIN.get(one.tensor, one.tensor), one.direction, "collective"] += one.step_seconds
     for term in cost.terms:
         if term.name == OPTIMIZER:
@@ -91,28 +95,36 @@ def _work(node: Node, direction: str) -> tuple[Any, ...]:
     return (*node.backward, *node.weight_gradient) if direction == "backward" else node.forward
 
 
-def _measured(folder: Path, program: Program, names: set[str]) -> dict[_Key, float]:
-    """Seconds of a step by operation: those of all devices and traced runs, over the number of either."""
+def _measured(
+    folder: Path, programs: Sequence[Program], names: set[str], num_devices: int
+) -> dict[_Key, float]:
+    """Seconds of a step by operation: those of all devices and traced steps, over the number of either.
+
+    A step runs each program of a pipeline once or more often: there were as many as the runs of the rarest.
+    """
     instructions = {
-        name: instruction
+        (program.name, name): (program, instruction)
+        for program in programs
         for computation in program.computations.values()
         for name, instruction in computation.instructions.items()
     }
-    differentiated = is_differentiated(program)
+    differentiated = any(map(is_differentiated, programs))
     found: dict[_Key, float] = defaultdict(float)
-    runs: set[object] = set()
+    runs: dict[object, set[object]] = defaultdict(set)
     for stats, seconds in _events(folder):
-        if stats.get("hlo_module") != program.name or stats.get("hlo_op") not in instructions:
+        known = instructions.get((str(stats.get("hlo_module")), str(stats.get("hlo_op"))))
+        if known is None:
             continue
-        runs.add(stats.get("run_id"))
-        instruction = instructions[str(stats["hlo_op"])]
+        program, instruction = known
+        runs[program.name].add(stats.get("run_id"))
         if instruction.opcode in _CONTAINERS:
             continue
         op_name = _op_name(program, instruction)
         direction = _PASS[phase_of(op_name, differentiated)] if op_name else OTHER
         kind = "collective" if op_of(instruction) else "compute"
         found[_name(op_name, names, direction), direction, kind] += seconds
-    return {key: seconds / (len(runs) * program.num_devices) for key, seconds in found.items()}
+    num_steps = min(map(len, runs.values()), default=1)
+    return {key: seconds / (num_steps * num_devices) for key, seconds in found.items()}
 
 
 def _events(folder: Path) -> Iterator[tuple[Mapping[str, object], float]]:

@@ -70,13 +70,13 @@ def _add_transfers(
         planned[one.what, one.direction].append(one)
     emitted: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for one, count in sent.items():
-        if one.num_bytes > NEGLIGIBLE_BYTES:
+        if one.num_bytes > NEGLIGIBLE_BYTES and one.what in _MEANS:
             emitted[_MEANS[one.what]][one.num_bytes] += count
     for key in {**planned, **emitted}:
         _add_row(document, key, planned.get(key, ()), emitted.get(key, {}), pipe)
 
 
-# What the loop says of what it sends, as plans have it.
+# What the loop says of what it sends, as plans have it; "sums", a few numbers of each weight, are in none.
 _MEANS = {
     "activations": ("activations between stages", "forward"),
     "cotangents": ("activations between stages", "backward"),

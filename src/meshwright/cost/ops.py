@@ -25,7 +25,7 @@ from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig, Window
 from meshwright.models.count import count_params, read_positions, seen_keys
-from meshwright.models.parameters import parameters
+from meshwright.models.parameters import ENTERING, parameters
 from meshwright.models.transformer import SHARED_KV, Places, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
@@ -698,7 +698,8 @@ class SymbolicOps(Recorder):
         layers: Sequence[Layer],
     ) -> tuple[Value, object]:
         """One layer of each kind is recorded and counted as often as there are."""
-        if self.layout.schedule.is_alike and self.layout.pipe > 1:
+        is_trained = any(param.trained for path, param in parameters(self.config).items() if path in ENTERING)
+        if self.layout.schedule.is_alike and self.layout.pipe > 1 and is_trained:
             x = self._of_stage("enter", x, "backward")
         self.close("embedding", 1)
         recorded: dict[LayerKind, int] = {}

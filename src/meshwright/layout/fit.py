@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from meshwright.errors import LayoutError
 from meshwright.layout.axes import AXES
 from meshwright.layout.axes.fsdp import MOST_PADDING
+from meshwright.layout.optimizers import factored
 from meshwright.layout.precision import SCALED_DTYPES
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import REMATS
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import dimensions, parameters
+from meshwright.models.parameters import OF_STACKS, dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
 from meshwright.notation.mesh import Mesh
 
@@ -39,6 +40,21 @@ def check_updates(layout: "Layout", config: ModelConfig) -> None:
     Part of a run, not of a plan: what flattens its gradients before it shards them has no such limit.
     """
     _check_divides(layout, config, _OF_GRADIENTS, padded=False)
+
+
+def check_stacks(layout: "Layout", config: ModelConfig) -> None:
+    """Raises LayoutError where an optimizer averages over layers of which a stage has a part."""
+    if layout.optimizer != "adafactor" or not layout.stages_apart:
+        return
+    sizes = dimensions(config)
+    for path, param in parameters(config).items():
+        averaged = factored({letter: sizes[letter] for letter in param.letters}) if param.trained else None
+        if averaged and set(averaged) & set(OF_STACKS):
+            raise LayoutError(
+                f"{path}[{', '.join(param.letters)}]: optimizer = adafactor averages over its "
+                f"{sizes[param.letters[0]]} layers, of which a stage has a part; fits: schedule = lanes, "
+                "or another optimizer"
+            )
 
 
 def _check_divides(layout: "Layout", config: ModelConfig, tables: tuple[str, ...], *, padded: bool) -> None:

@@ -25,8 +25,8 @@ NEWTON_SCHULZ_STEPS = 5
 # The dimensions that count matrices: layers, experts.
 _STACKED = OF_STACKS + "E"
 # Sums over all numbers of a weight in one update, one after another: of every optimizer the gradients' norm.
-# Adafactor has the size of its update and that of the weight, which optax takes twice (it guards the root).
-_SUMS = {"adafactor": 4}
+# Adafactor has the size of its update and that of the weight.
+_SUMS = {"adafactor": 3}
 
 
 def num_sums(optimizer: str) -> int:

@@ -5,7 +5,7 @@ Everything can be planned. What nn/ does not run yet is named here, feature by f
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes import AXES
-from meshwright.layout.fit import check_fields, check_stages, check_updates, check_weights
+from meshwright.layout.fit import check_fields, check_stacks, check_stages, check_updates, check_weights
 from meshwright.layout.layout import Layout
 from meshwright.layout.precision import DTYPES
 from meshwright.models.config import ModelConfig
@@ -16,17 +16,12 @@ def why_not(config: ModelConfig, layout: Layout, phase: str = "train", *, num_ho
 
     num_hosts: of the machine, each with a process: only one process dispatches programs of several stages.
     """
-    return (
-        layout_lacks(layout, phase)
-        or hosts_lack(layout, num_hosts)
-        or _together_lack(config, layout)
-        or _does_not_divide(config, layout)
-    )
+    return layout_lacks(layout, phase) or hosts_lack(layout, num_hosts) or _does_not_divide(config, layout)
 
 
-def check_runs(config: ModelConfig, layout: Layout, phase: str = "train") -> None:
+def check_runs(layout: Layout, phase: str = "train") -> None:
     """Raises LayoutError naming the first thing that does not run yet."""
-    if feature := layout_lacks(layout, phase) or _together_lack(config, layout):
+    if feature := layout_lacks(layout, phase):
         raise LayoutError(
             f"layout {layout}: {feature} can be planned, not yet run; mw plan train ranks what runs"
             if phase == "train"
@@ -51,11 +46,6 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         and bool(layout.routing.exchanged)
         and not layout.routing.nodes,
         f"offload=true with pipe={layout.pipe}": schedule.offload and layout.pipe > 1,
-        f"offload_optimizer=true with schedule={schedule.pipeline}": schedule.offload_optimizer
-        and layout.stages_apart,
-        # It scales updates by the size of a whole stack of layers, of which a stage has a part.
-        f"optimizer=adafactor with schedule={schedule.pipeline}": precision.optimizer == "adafactor"
-        and layout.stages_apart,
         "offload=true": schedule.offload and is_inference,
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
@@ -79,13 +69,6 @@ def hosts_lack(layout: Layout, num_hosts: int) -> str | None:
     return None
 
 
-def _together_lack(config: ModelConfig, layout: Layout) -> str | None:
-    """What of the model does not run yet under this layout, though it does under others."""
-    if config.lora_rank and layout.pipe > 1:
-        return f"pipe={layout.pipe} with lora_rank={config.lora_rank}"
-    return None
-
-
 def _tokens_split(layout: Layout) -> str | None:
     """What splits the tokens of a sequence: over devices of parts of heads, or where there is but one."""
     prefill, generate = (layout.at(phase).table for phase in ("prefill", "generate"))
@@ -102,6 +85,7 @@ def _does_not_divide(config: ModelConfig, layout: Layout) -> str | None:
         check_stages(layout, config)
         check_weights(layout, config, padded=False)
         check_updates(layout, config)
+        check_stacks(layout, config)
     except LayoutError as error:
         return str(error).partition(";")[0]
     return None

@@ -5,7 +5,8 @@ work as the table has it, while the loop is further on already. Two passes that 
 program.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -109,7 +110,7 @@ class Dispatch:
     def _run(self, on: Executor, place: Place, name: str, *arguments: Any) -> Any:
         key = ((place, name),)
         if key not in self.programs:
-            method = getattr(self.chunks[place], name)
+            method = named(getattr(self.chunks[place], name), _name(key))
             self.programs[key] = jax.jit(method, compiler_options=self._options[place.stage])
         return on.run(self.meshes[place.stage], self.programs[key], *arguments)
 
@@ -128,8 +129,26 @@ class Dispatch:
                 return totals, found
 
             options = self._options[passes[0][0].stage]
-            self.programs[passes] = jax.jit(run, donate_argnums=0, compiler_options=options)
+            program = named(run, _name(passes))
+            self.programs[passes] = jax.jit(program, donate_argnums=0, compiler_options=options)
         return self.programs[passes]
+
+
+def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function under a name by which a trace tells its program from the others."""
+
+    @wraps(function)
+    def run(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    run.__name__ = run.__qualname__ = name
+    return run
+
+
+def _name(passes: Sequence[tuple[Place, str]]) -> str:
+    """What a program is called: stage0_chunk0_forward, or stage0_chunk0_forward_chunk1_backward."""
+    chunks = "_".join(f"chunk{place.chunk}_{name}" for place, name in passes)
+    return f"stage{passes[0][0].stage}_{chunks}"
 
 
 class _Step:

@@ -39,6 +39,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.gradients import Scattered, added, as_used, zeros
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.ops import JaxOps
+from meshwright.nn.params import build, flatten, joined, trained
 
 # (tokens[B, T], targets[B, T]) of the microbatch with this number.
 Microbatch = Callable[[Array], tuple[Array, Array]]
@@ -92,7 +93,7 @@ class Lanes:
         self.ops = ops
         used = as_used(config, layout, params, leaves)
         self.ends, stacks = _parts(used)
-        self.types = jax.tree.map(_type_within, _differentiated(stacks))
+        self.types = jax.tree.map(_type_within, self._differentiated(stacks))
         self.layers = jax.tree.map(self._dealt, stacks)
         self.zeros = zeros(config, layout, leaves)
         each = config.num_layers // layout.pipe
@@ -160,9 +161,10 @@ class Lanes:
         y, forward = self._advanced(before[0], t)
         backward = before[1]
         _, targets = self.batch(t - (self.stages - 1))
+        read = self.ops.reads(self.ends)
         loss, (d_ends, d_y) = jax.value_and_grad(
-            lambda ends, y: self._head(ends, y, targets), argnums=(0, 1)
-        )(self.ops.reads(self.ends), _of_last(y))
+            lambda ends, y: self._head({**read, **ends}, y, targets), argnums=(0, 1)
+        )(self._trained(read), _of_last(y))
         backward = backward._replace(loss=backward.loss + loss)
         return (forward, self._backward(backward, forward.ring, d_y, t, d_ends)), None
 
@@ -188,10 +190,10 @@ class Lanes:
     ) -> tuple[Array, Any, list[Array], dict[int, Array]]:
         with jax.named_scope(FORWARD), jax.named_scope("x"):
             x = jnp.where(number == 0, entering, arrived)
-        diff = jax.tree.map(reshard, _differentiated(weights), self.types)
+        diff = jax.tree.map(reshard, self._differentiated(weights), self.types)
 
         def run(diff: Any, x: Array) -> tuple[Array, Any]:
-            w, ops = _with(weights, diff), self.ops.on_stage(number, self._own)
+            w, ops = self._with(weights, diff), self.ops.on_stage(number, self._own)
             with jax.named_scope(FORWARD):
                 return transformer.through(self.config, ops, w, x, self.places, None, self._own[0])
 
@@ -223,9 +225,14 @@ class Lanes:
         (d_first,) = _transposed(partial(_on_first, num_stages=self.stages), d_y, d_x)
         tokens, _ = self.batch(jnp.clip(t - 2 * (self.stages - 1), 0, self.microbatches - 1))
 
-        ends, read = jax.vjp(lambda diff: self.ops.reads(_with(self.ends, diff)), _differentiated(self.ends))
+        def reads(diff: Any) -> tuple[Any, Any]:
+            ends = self.ops.reads(self._with(self.ends, diff))
+            return self._trained(ends), ends
+
+        ends, read, whole = jax.vjp(reads, self._differentiated(self.ends), has_aux=True)
         _, entered = jax.vjp(
-            lambda ends: transformer.enter(self.config, self.ops, ends, tokens, self.entering), ends
+            lambda ends: transformer.enter(self.config, self.ops, {**whole, **ends}, tokens, self.entering),
+            ends,
         )
         (d_read,) = entered(d_first)
         (d_ends,) = read(d_read if d_head is None else jax.tree.map(jnp.add, d_head, d_read))
@@ -238,7 +245,7 @@ class Lanes:
     def _stage_backward(
         self, weights: Any, saved: list[Array], arrived: Array, leaving: Array, number: Array, t: Array
     ) -> tuple[Any, Array]:
-        diff = jax.tree.map(reshard, _differentiated(weights), self.types)
+        diff = jax.tree.map(reshard, self._differentiated(weights), self.types)
         known, rest = jax.tree.leaves((weights, diff, self.places)), iter(saved)
         there = self._constants | {n: known[place] for n, place in self._inputs_saved.items()}
         leaves = [there[n] if n in there else next(rest) for n in range(self._vjp.num_leaves)]
@@ -283,6 +290,28 @@ class Lanes:
         slot = t % (2 * self.stages - 1)
         return jax.tree.map(lambda r, leaf: lax.dynamic_update_index_in_dim(r, leaf, slot, 0), ring, saved)
 
+    # Weights of which some are differentiated by their shards (nn/gradients.py), and some not at all
+
+    def _trained(self, weights: Any) -> Any:
+        """Those of the weights that training changes."""
+        flat = flatten(weights)
+        return build(self.config, lambda path, _: flat[path], only=trained(self.config) & flat.keys())
+
+    def _differentiated(self, weights: Any) -> Any:
+        """What of the weights gradients are of."""
+        return jax.tree.map(
+            lambda w: w.shard if _is_scattered(w) else w, self._trained(weights), is_leaf=_is_scattered
+        )
+
+    def _with(self, weights: Any, differentiated: Any) -> Any:
+        """The weights with other arrays in the place of those."""
+
+        def one(weight: Any, shard: Array) -> Any:
+            return replace(weight, shard=shard) if _is_scattered(weight) else shard
+
+        own = jax.tree.map(one, self._trained(weights), differentiated, is_leaf=_is_scattered)
+        return joined(self.config, weights, own)
+
 
 def _parts(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What of a tree of parameters lies outside of the layers, and the stacks of layers."""
@@ -290,25 +319,8 @@ def _parts(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: node for name, node in tree.items() if name not in stacks}, stacks
 
 
-# Weights of which some are differentiated by their shards (nn/gradients.py)
-
-
 def _is_scattered(weight: Any) -> bool:
     return isinstance(weight, Scattered)
-
-
-def _differentiated(weights: Any) -> Any:
-    """What of the weights gradients are of."""
-    return jax.tree.map(lambda w: w.shard if _is_scattered(w) else w, weights, is_leaf=_is_scattered)
-
-
-def _with(weights: Any, differentiated: Any) -> Any:
-    """The weights with other arrays in the place of those."""
-
-    def one(weight: Any, shard: Array) -> Any:
-        return replace(weight, shard=shard) if _is_scattered(weight) else shard
-
-    return jax.tree.map(one, weights, differentiated, is_leaf=_is_scattered)
 
 
 # Arrays [p, ...] of all stages

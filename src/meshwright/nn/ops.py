@@ -95,7 +95,7 @@ def _policy(layout: Layout) -> Callable[..., Any]:
     if not layout.offload:
         return jax.checkpoint_policies.save_only_these_names(*_SAVED[layout.remat], LATER)
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
+        names_which_can_be_saved=[LATER],
         names_which_can_be_offloaded=[INPUT, *_SAVED[layout.remat]],
         offload_src="device",
         offload_dst="pinned_host",
@@ -123,7 +123,7 @@ class JaxOps:
         z_loss: float = 0.0,
         router_losses: bool = False,
     ) -> None:
-        check_runs(config, layout, layout.phase)
+        check_runs(layout, layout.phase)
         self.config, self.layout, self.masked, self.z_loss = config, layout, masked, z_loss
         self.router_losses = router_losses
         self._of_routers: list[Array] = []  # of the layer that is being traced

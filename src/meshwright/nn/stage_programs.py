@@ -91,8 +91,17 @@ class Chunk:
         return self.depth if self.has(path) else 0
 
     def part(self, path: str, whole: Any) -> Any:
-        """What of a whole array lies here: a parameter, or what an optimizer keeps of it."""
+        """What of a whole array lies here: a parameter, or what an optimizer keeps of it.
+
+        What an optimizer does not keep of a stack, since it keeps another array, has the shape (1,).
+        """
+        if whole.shape == (1,):
+            return whole
         return next((whole[rows] for stack, rows in self.rows.items() if stack in _names(path)), whole)
+
+    def num_rows(self, stack: str) -> int:
+        """How many layers of a stack are its own."""
+        return next((rows.stop - rows.start for own, rows in self.rows.items() if own == stack), 0)
 
 
 def is_stacked(path: str) -> bool:

@@ -374,7 +374,7 @@ def workload_step(
     Raises LayoutError where the layout does not run in this phase, or does not divide the workload.
     """
     layout = layout.at(phase)
-    check_runs(config, layout, phase)
+    check_runs(layout, phase)
     layout.check(config, workload.num_sequences, workload.seq_len)
     mesh = device_mesh(layout) if mesh is None else mesh
     window, of_window = widest_window(config), 0

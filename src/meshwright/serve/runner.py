@@ -582,7 +582,7 @@ def check_serves(
     config: ModelConfig, layout: Layout, num_slots: int, context: int, *, batch_invariant: bool = False
 ) -> None:
     """Raises LayoutError or PlanError for what a JaxRunner cannot serve, before any weight is read."""
-    check_runs(config, layout, "generate")
+    check_runs(layout, "generate")
     layout.check(config)
     least = num_replicas(layout.at("generate"), config)
     if num_slots < least:

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.errors import CheckpointError, MeshwrightError, PlanError
 from meshwright.hardware.catalog import load
-from meshwright.layout.fit import check_one_program, check_updates
+from meshwright.layout.fit import check_stacks, check_updates
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
@@ -75,8 +75,6 @@ def prepare_job(
     if folder is None or chosen is None:
         raise PlanError("no plan: name a PLAN.toml (mw plan train ... -o PLAN.toml), or a --run that has one")
     _check_plan(chosen)
-    if profile is not None:
-        check_one_program(chosen.layout, "--profile names the operations of")
     checkpoints = folder / checkpoint_files.CHECKPOINTS
     saved = checkpoint_files.steps(checkpoints)
     if saved and not resume:
@@ -128,8 +126,9 @@ def _check_plan(plan: Plan) -> None:
         raise PlanError(
             f"{plan.model.name}: the plan is of phase {plan.workload.phase!r}; training takes 'train'"
         )
-    check_runs(plan.model, plan.layout)
+    check_runs(plan.layout)
     check_updates(plan.layout, plan.model)
+    check_stacks(plan.layout, plan.model)
 
 
 def _check_new(settings: Settings, model: ModelConfig) -> None:

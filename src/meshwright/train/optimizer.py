@@ -11,9 +11,9 @@ import optax
 from jax.sharding import reshard
 
 from meshwright.errors import MeshwrightError
-from meshwright.layout.optimizers import FACTORED_FROM
 from meshwright.models.config import ModelConfig
 from meshwright.train import muon
+from meshwright.train.adafactor import adafactor
 from meshwright.train.settings import OptimizerName, ScheduleName
 
 # Arithmetic of Lion: Chen et al., arXiv:2302.06675, section 4; its usual rates for language models.
@@ -65,7 +65,8 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer on gradients clipped by their global norm; moments and updates are float32.
 
-    Its update takes that norm as `norm`, where the caller has it (`gradient_norm`).
+    Its update takes that norm as `norm`, where the caller has it (`gradient_norm`); that of Adafactor also
+    `whole` (`train/adafactor.py`).
 
         g  <- g * min(1, clip / |g|)
         AdamW:  m  <- b1 m + (1 - b1) g           v <- b2 v + (1 - b2) g^2
@@ -88,7 +89,7 @@ def make_optimizer(
     if config.optimizer == "lion":
         chosen = optax.lion(rate, b1=_LION_B1, b2=_LION_B2, weight_decay=decay, mask=decay_mask)
     elif config.optimizer == "adafactor":
-        chosen = _placed_as_updated(optax.adafactor(rate, min_dim_size_to_factor=FACTORED_FROM))
+        chosen = _placed_as_updated(adafactor(rate))
     elif config.optimizer == "muon":
         assert model is not None, "Muon asks the model which dimensions a matrix has"
         of_matrices = optax.chain(optax.trace(_MUON_BETA, nesterov=True), muon.orthogonalised(model))
@@ -169,7 +170,9 @@ def _on_mesh(tree: Any) -> bool:
     return any(not jax.typeof(leaf).sharding.mesh.empty for leaf in jax.tree.leaves(tree))
 
 
-def _placed_as_updated(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _placed_as_updated(
+    inner: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
     """`inner`, whose first state lies on the shards where an update leaves it."""
 
     def init(params: Any) -> Any:
@@ -179,7 +182,7 @@ def _placed_as_updated(inner: optax.GradientTransformation) -> optax.GradientTra
         after = jax.eval_shape(inner.update, params, state, params)[1]
         return jax.tree.map(lambda x, to: reshard(x, to.sharding.spec), state, after)
 
-    return optax.GradientTransformation(init, inner.update)
+    return optax.GradientTransformationExtraArgs(init, inner.update)
 
 
 def _in_float32(

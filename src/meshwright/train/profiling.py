@@ -1,18 +1,21 @@
 """A trace of some steps by JAX's profiler, and what is needed to read it.
 
-run/profile/step.hlo                          the compiled step, which names the operations of the trace
+run/profile/NAME.hlo   the compiled step, which names the operations of the trace: step.hlo, or in a pipeline
+                       each program of a stage
 run/profile/plugins/profile/<time>/*.xplane.pb   the trace, for XProf and TensorBoard too
 """
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from meshwright.files import write_whole
 
-FOLDER, HLO = "profile", "step.hlo"
+FOLDER, HLO = "profile", "*.hlo"
 
 
 class Profiler:
@@ -49,8 +52,39 @@ class Profiler:
             jax.profiler.stop_trace()
 
 
-def save_hlo(step: Any, folder: Path) -> None:
-    """Writes the compiled step of a CompiledStep beside its trace; it is compiled for this once more."""
-    with jax.set_mesh(step.mesh):
-        compiled = step.jitted.lower(step.abstract_state(), step.abstract_tokens()).compile()
-    write_whole(folder / HLO, compiled.as_text())
+def save_hlo(texts: Mapping[str, str], folder: Path) -> None:
+    """Writes the programs of a step beside its trace, by their names."""
+    for name, text in texts.items():
+        write_whole(folder / HLO.replace("*", name), text)
+
+
+class ProgramTexts:
+    """An executor that compiles every program once and runs none. texts: their HLO by name.
+
+    A program of several types of arguments has its name once, and a number after it.
+    """
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self._made: dict[tuple[Any, str], Any] = {}
+
+    def run(self, mesh: jax.sharding.Mesh, program: Any, *arguments: Any) -> Any:
+        types = jax.tree.map(lambda x: (x.shape, str(x.dtype), getattr(x, "sharding", None)), arguments)
+        key = program, f"{mesh.devices.tolist()}{types}"
+        if key not in self._made:
+            with jax.set_mesh(mesh):
+                compiled = program.lower(*arguments).compile()
+            self.texts[f"{program.__name__}.{len(self.texts)}"] = compiled.as_text()
+            self._made[key] = jax.tree.map(
+                lambda info, to: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=to),
+                compiled.out_info,
+                compiled.output_shardings,
+            )
+        return self._made[key]
+
+    def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any:
+        def one(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            there = NamedSharding(mesh, x.sharding.spec)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
+
+        return jax.tree.map(one, tree)

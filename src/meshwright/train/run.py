@@ -142,7 +142,7 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         board.close()
     if job.profile is not None and jax.process_index() == 0 and (job.run / profiling.FOLDER).is_dir():
         report("compiling the step once more, to name what was traced", None)
-        profiling.save_hlo(step, job.run / profiling.FOLDER)
+        profiling.save_hlo(step.program_texts(), job.run / profiling.FOLDER)
     waits = Waits(median(inputs or [0.0]), step.num_compiled, load=machine_load())
     return TrainingResult(line, corpus, job.run, line["step"] >= num_steps, waits)
 

@@ -6,7 +6,7 @@ reads, and under DualPipe the weights of the other direction. So each parameter 
 stages read it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from jax.sharding import SingleDeviceSharding
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_stacks
 from meshwright.layout.pipeline import pass_table
 from meshwright.layout.pipeline.table import Place
 from meshwright.layout.workload import Workload
@@ -26,13 +27,14 @@ from meshwright.models.parameters import parameters
 from meshwright.models.transformer import Places
 from meshwright.nn.checkpoint import by_name, like
 from meshwright.nn.compiler import Options
-from meshwright.nn.dispatch import Dispatch, Executor, OnDevices
+from meshwright.nn.dispatch import Dispatch, Executor, OnDevices, named
 from meshwright.nn.gradients import added, summed
 from meshwright.nn.mesh import device_mesh
-from meshwright.nn.params import abstract_params, flatten, init_params, joined
-from meshwright.nn.stage_programs import LOSS, ROUTERS, Chunk, ChunkPrograms, is_stacked
+from meshwright.nn.params import abstract_params, flatten, init_params, joined, trained
+from meshwright.nn.stage_programs import LOSS, ROUTERS, STACKS, Chunk, ChunkPrograms, is_stacked
 from meshwright.nn.weights import load_hf
 from meshwright.train.optimizer import OptimizerConfig, gradient_norm
+from meshwright.train.profiling import ProgramTexts
 from meshwright.train.step import CompiledStep, TrainState
 
 # By depth.
@@ -71,6 +73,7 @@ class StagedStep:
                 f"there are {jax.process_count()}; fits: one process, or schedule = lanes"
             )
         layout.check(config, workload.num_sequences, workload.seq_len)
+        check_stacks(layout, config)
         self.config, self.layout, self.workload = config, layout, workload
         self.mesh = device_mesh(layout) if mesh is None else mesh
         self.stages = [
@@ -85,14 +88,63 @@ class StagedStep:
             Place(*place): self._programs(depth, place[0]) for place, depth in self.table.depths.items()
         }
         self.dispatch = Dispatch(self.table, [own.mesh for own in self.stages], programs, options or {})
-        self._norm, self._sum = jax.jit(gradient_norm), jax.jit(lambda parts: sum(parts[1:], parts[0]))
+        depths = range(len(self.chunks))
+        self._norm = jax.jit(gradient_norm)
+        self._norms = [jax.jit(named(gradient_norm, f"depth{depth}_norm")) for depth in depths]
+        self._sum = jax.jit(named(lambda parts: sum(parts[1:], parts[0]), "sum"))
         self._plus = jax.jit(added, donate_argnums=0)
-        self._metrics, self._summed = jax.jit(self.first.metrics), jax.jit(self._reduced)
-        self._updated = {stage: jax.jit(stage.updated, donate_argnums=0) for stage in self.stages}
+        self._metrics = jax.jit(self.first.metrics)
+        self._summed = {
+            (stage, home): jax.jit(named(self._reduced, f"stage{stage}_depth{home}_gradients"))
+            for stage in range(len(self.stages))
+            for home in depths
+        }
+        self._updated = self._update_programs()
+        self._sizes = [
+            jax.jit(named(partial(self._mean_squares, self._owner(depth)), f"depth{depth}_sizes"))
+            for depth in depths
+        ]
+        self._of_stacks = jax.jit(self._over_depths)
 
     def _reduced(self, gradients: dict[str, Array]) -> dict[str, Array]:
         """The gradients of a chunk, by path, as the moments lie."""
         return flatten(summed(self.config, self.first.layout, joined(self.config, gradients)))
+
+    def _update_programs(self) -> list[Any]:
+        """Of each depth: (its state, gradients, norm, mean squares of stacks) -> its next state."""
+
+        def program(depth: int, where: Any) -> Any:
+            own = self._owner(depth)
+
+            def run(
+                state: TrainState, grads: Any, norm: Array, of_stacks: dict[str, Array] | None
+            ) -> TrainState:
+                given = {} if of_stacks is None else {"whole": partial(_with_stacks, of_stacks)}
+                return own.updated(state, grads, norm, **given)
+
+            return jax.jit(named(run, f"depth{depth}_update"), donate_argnums=0, out_shardings=where)
+
+        places: list[Any] = [None] * len(self.chunks)
+        if self.layout.offload_optimizer:
+            # Said, since XLA gives up donated memory of the host otherwise.
+            places = [jax.tree.map(lambda leaf: leaf.sharding, own) for own in self.abstract_depths()]
+        return [program(depth, where) for depth, where in enumerate(places)]
+
+    def _mean_squares(
+        self, stage: CompiledStep, state: TrainState, grads: Any, norm: Array
+    ) -> dict[str, Array]:
+        """Of every stack that the state has rows of, the mean squares [n, 2] of its n weights there."""
+        found = stage.mean_squares(state, grads, norm)
+        return {stack: jnp.stack(jax.tree.leaves(found[stack])) for stack in STACKS if stack in found}
+
+    def _over_depths(self, parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+        """The mean squares of whole stacks, of those of every depth's rows."""
+        totals: dict[str, Any] = {}
+        for chunk, own in zip(self.chunks, parts, strict=True):
+            for stack, of_rows in own.items():
+                share = chunk.num_rows(stack) / sum(one.num_rows(stack) for one in self.chunks)
+                totals[stack] = totals.get(stack, 0) + of_rows * share
+        return totals
 
     def _programs(self, depth: int, stage: int) -> ChunkPrograms:
         own = self.stages[stage]
@@ -137,19 +189,21 @@ class StagedStep:
 
     def init(self, seed: int) -> State:
         """Fresh parameters, or those of `start_from`, which are read into the host's memory."""
-        loaded, start_from = None, self.first.start_from
+        loaded, start_from = {}, self.first.start_from
         if start_from is not None:
             alone = Layout.of(weights_dtype=self.layout.weights_dtype)
-            loaded = load_hf(start_from, self.config, alone, device_mesh(alone, _host().device_set))
+            loaded = load_hf(start_from, self.config.base, alone, device_mesh(alone, _host().device_set))
         return tuple(self._first_state(depth, seed, loaded) for depth in range(len(self.chunks)))
 
     def _first_state(self, depth: int, seed: int, loaded: Any) -> TrainState:
         own, chunk = self._owner(depth), self.chunks[depth]
-        if loaded is None:
-            only = [path for path in parameters(self.config) if chunk.has(path)]
-            params = init_params(self.config, own.layout, own.mesh, seed, only=only, part=chunk.part)
-        else:
-            params = _placed(chunk, loaded, self._abstract_params(depth))
+        there = flatten(loaded)
+        mine = [path for path in parameters(self.config) if chunk.has(path)]
+        only = [path for path in mine if path not in there]
+        fresh = init_params(self.config, own.layout, own.mesh, seed, only=only, part=chunk.part)
+        abstract = flatten(self._abstract_params(depth))
+        read = {path: _put(chunk, path, there[path], abstract[path]) for path in mine if path in there}
+        params = joined(self.config, fresh, read)
         with jax.set_mesh(own.mesh):
             return jax.jit(own.first_state)(params)
 
@@ -162,15 +216,9 @@ class StagedStep:
 
     def saved(self, state: State) -> TrainState:
         """The state of the whole model, in the host's memory."""
-        depths = [by_name(own) for own in state]
-
-        def one(name: str) -> np.ndarray:
-            parts = [own[name] for own in depths if name in own]
-            stacked = len(parts) > 1 and is_stacked(name)
-            return np.concatenate(list(map(np.asarray, parts))) if stacked else np.asarray(parts[0])
-
         abstract = self.abstract_state()
-        return like(abstract, {name: jax.device_put(one(name), _host()) for name in by_name(abstract)})
+        whole = _whole(by_name(abstract), [by_name(own) for own in state])
+        return like(abstract, {name: jax.device_put(one, _host()) for name, one in whole.items()})
 
     def placed(self, saved: TrainState) -> State:
         """The state of every depth, of one as `saved` gives it."""
@@ -224,16 +272,43 @@ class StagedStep:
         """A step by an executor. rows: of the batch, on each stage that reads them."""
         losses, gradients = self.losses_and_gradients(on, _params(state), rows)
         first = self.first.mesh
-        norms = [on.run(self._owner(depth).mesh, self._norm, own) for depth, own in enumerate(gradients)]
+        norms = [
+            on.run(self._owner(depth).mesh, self._norms[depth], own)
+            for depth, own in enumerate(gradients)
+            if own
+        ]
         norm = on.run(first, self._norm, [on.send(one, first, "sums") for one in norms])
         told = losses[LOSS], losses.get(ROUTERS), norm, state[0].num_updates
         metrics = on.run(first, self._metrics, *told)
-        after = []
-        for depth, own in enumerate(state):
-            stage = self._owner(depth)
-            known = own, gradients[depth], on.send(norm, stage.mesh, "sums")
-            after.append(on.run(stage.mesh, self._updated[stage], *known))
-        return tuple(after), metrics
+        return self._after(on, state, gradients, norm), metrics
+
+    def _after(self, on: Executor, state: State, gradients: Sequence[Any], norm: Array) -> State:
+        """The state after an update. norm: of all gradients, on the first stage."""
+        first = self.first.mesh
+        meshes = [self._owner(depth).mesh for depth in range(len(state))]
+        known = [
+            (own, gradients[depth], on.send(norm, meshes[depth], "sums")) for depth, own in enumerate(state)
+        ]
+        of_stacks = None
+        if self.layout.optimizer == "adafactor":
+            parts = [
+                on.send(on.run(mesh, self._sizes[depth], *known[depth]), first, "sums")
+                for depth, mesh in enumerate(meshes)
+            ]
+            of_stacks = on.run(first, self._of_stacks, parts)
+        return tuple(
+            on.run(mesh, self._updated[depth], *known[depth], on.send(of_stacks, mesh, "sums"))
+            for depth, mesh in enumerate(meshes)
+        )
+
+    def whole_gradients(self, params: Any, tokens: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+        """(loss, gradients by path) in the host's memory, of a whole model's parameters there."""
+        depths = range(len(self.chunks))
+        own = [_placed(self.chunks[depth], params, self._abstract_params(depth)) for depth in depths]
+        losses, gradients = self.losses_and_gradients(OnDevices(), own, self._rows(tokens))
+        shapes = flatten(abstract_params(self.config, self.first.layout, self.first.mesh))
+        trains = {path: shapes[path] for path in shapes if path in trained(self.config)}
+        return float(losses[LOSS]), _whole(trains, [flatten(one) for one in gradients])
 
     def losses_and_gradients(
         self, on: Executor, params: Sequence[Any], rows: Sequence[Array | None]
@@ -242,7 +317,8 @@ class StagedStep:
         totals = self.dispatch.totals(self._read(on, params), rows, on)
         losses: dict[str, list[Array]] = {}
         gradients: list[dict[str, Array]] = [{} for _ in self.chunks]
-        for stage, own in zip(self.stages, totals, strict=True):
+        for number, own in enumerate(totals):
+            stage = self.stages[number]
             by_home: dict[int, dict[str, Array]] = {}
             for home, path in list(own):
                 total = own.pop((home, path))
@@ -252,7 +328,7 @@ class StagedStep:
                     by_home.setdefault(home, {})[path] = total
                 del total
             for home in list(by_home):
-                reduced = on.run(stage.mesh, self._summed, by_home.pop(home))
+                reduced = on.run(stage.mesh, self._summed[number, home], by_home.pop(home))
                 for path, gradient in reduced.items():
                     self._add(on, gradients[home], path, gradient, self._owner(home).mesh)
         sums = {name: on.run(self.first.mesh, self._sum, parts) for name, parts in losses.items()}
@@ -282,20 +358,50 @@ class StagedStep:
                 read[Place(stage, number)] |= tables[stage]
         return read
 
+    def program_texts(self) -> dict[str, str]:
+        """The optimized HLO of every program of a step, by its name; they are compiled for this once more."""
+        on = ProgramTexts()
+        rows = self.of_readers(lambda stage: stage.abstract_tokens())
+        self.step_on(on, self.abstract_depths(), rows)
+        return on.texts
+
     @property
     def num_compiled(self) -> int:
         """How many versions of a program were compiled: one, unless the types of its arguments changed."""
         return self.dispatch.num_compiled
 
 
+def _whole(abstract: Mapping[str, Any], depths: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Whole arrays with the names of `abstract`, in the host's memory, of those of every depth."""
+
+    def one(name: str, whole: Any) -> np.ndarray:
+        parts = [np.asarray(own[name]) for own in depths if name in own]
+        stacked = is_stacked(name) and parts[0].shape != whole.shape
+        return np.concatenate(parts) if stacked else parts[0]
+
+    return {name: one(name, whole) for name, whole in abstract.items()}
+
+
+def _with_stacks(of_stacks: dict[str, Array], own: Any) -> Any:
+    """Mean squares by weight, those of stacks from [n, 2] of each."""
+    stacks = {
+        stack: jax.tree.unflatten(jax.tree.structure(own[stack]), list(rows))
+        for stack, rows in of_stacks.items()
+        if stack in own
+    }
+    return own | stacks
+
+
 def _placed(chunk: Chunk, whole: Any, abstract: Any) -> Any:
     """What of a whole pytree belongs to a chunk, as `abstract` has it."""
     arrays = by_name(whole)
-    parts = {
-        name: jax.device_put(np.asarray(chunk.part(name, arrays[name])), leaf.sharding)
-        for name, leaf in by_name(abstract).items()
-    }
+    parts = {name: _put(chunk, name, arrays[name], leaf) for name, leaf in by_name(abstract).items()}
     return like(abstract, parts)
+
+
+def _put(chunk: Chunk, name: str, whole: Any, abstract: jax.ShapeDtypeStruct) -> Array:
+    """What of a whole array of this name belongs to a chunk, as `abstract` has it."""
+    return jax.device_put(np.asarray(chunk.part(name, whole)), abstract.sharding)
 
 
 def _params(state: State) -> list[Any]:

@@ -29,9 +29,10 @@ from meshwright.nn.lanes import Lanes
 from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
-from meshwright.nn.params import JAX_DTYPES, abstract_params, init_params, joined
+from meshwright.nn.params import JAX_DTYPES, abstract_params, flatten, init_params, joined, shardings
 from meshwright.nn.processes import wait_for_all
 from meshwright.nn.weights import load_hf
+from meshwright.train.adafactor import MeanSquares, mean_squares
 from meshwright.train.optimizer import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
 from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
 from meshwright.train.settings import check_has_routers
@@ -238,6 +239,12 @@ class CompiledStep:
         where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
         return jax.jit(self._step, donate_argnums=0, out_shardings=(where, None), compiler_options=options)
 
+    def program_texts(self) -> dict[str, str]:
+        """The optimized HLO of the step by its name; it is compiled for this once more."""
+        with jax.set_mesh(self.mesh):
+            compiled = self.jitted.lower(self.abstract_state(), self.abstract_tokens()).compile()
+        return {"step": compiled.as_text()}
+
     @property
     def num_compiled(self) -> int:
         """How many programs of the step were compiled: one, unless the types of its arguments changed."""
@@ -322,31 +329,49 @@ class CompiledStep:
         return metrics
 
     @jax.named_scope("update")
-    def updated(self, state: TrainState, grads: Any, norm: Array) -> TrainState:
-        """The state after an update. norm: of the gradients."""
-        if self.layout.offload_optimizer:
-            state = replace(state, opt_state=_moved(state.opt_state, jax.memory.Space.Device))
-        mine, opt_state = self._updated_shards(state, grads, norm)
-        opt_state = self._waiting(opt_state)
+    def updated(self, state: TrainState, grads: Any, norm: Array, **given: Any) -> TrainState:
+        """The state after an update. norm: of the gradients. given: what else the optimizer takes."""
+        mine, opt_state = self._updated_shards(state, grads, norm, **given)
         params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
-        return TrainState(params, opt_state, state.num_updates + 1)
+        return TrainState(params, self._waiting(opt_state), state.num_updates + 1)
 
-    def _updated_shards(self, state: TrainState, grads: Any, norm: Array) -> tuple[Any, Any]:
+    def _updated_shards(self, state: TrainState, grads: Any, norm: Array, **given: Any) -> tuple[Any, Any]:
         """The shards of the weights after an update, and the optimizer's state."""
+        before, moments = self._to_update(state)
+        updates, moments = self.optimizer.update(grads, moments, before, norm=norm, **given)
+        after = optax.apply_updates(before, updates)
         if not self.layout.master_weights:
-            mine = shards(self.config, self.layout, state.params)
-            updates, opt_state = self.optimizer.update(grads, state.opt_state, mine, norm=norm)
-            return optax.apply_updates(mine, updates), opt_state
-        master, moments = state.opt_state
-        updates, moments = self.optimizer.update(grads, moments, master, norm=norm)
-        master = optax.apply_updates(master, updates)
+            return after, moments
         dtype = JAX_DTYPES[self.layout.weights_dtype]
-        return jax.tree.map(lambda weight: weight.astype(dtype), master), Mastered(master, moments)
+        return jax.tree.map(lambda weight: weight.astype(dtype), after), Mastered(after, moments)
+
+    @jax.named_scope("update")
+    def mean_squares(self, state: TrainState, grads: Any, norm: Array) -> MeanSquares:
+        """What Adafactor takes the sizes of a stack of, where a stage of a pipeline has a part of it."""
+        weights, moments = self._to_update(state)
+        return mean_squares(self.optimizer, grads, moments, weights, norm)
+
+    def _to_update(self, state: TrainState) -> tuple[Any, Any]:
+        """(the shards of the weights that an update changes, its moments), on the devices."""
+        opt_state = state.opt_state
+        if self.layout.offload_optimizer:
+            opt_state = _moved(opt_state, jax.memory.Space.Device)
+        if self.layout.master_weights:
+            return opt_state
+        return shards(self.config, self.layout, state.params), opt_state
 
     def loss_and_gradients(self, params: Any, rows: Array) -> tuple[Array, Any]:
         """The mean loss of the batch, without what routers lose, and the gradients of all."""
         (loss, _), gradients = self._losses_and_gradients(params, rows)
         return loss, gradients
+
+    def whole_gradients(self, params: Any, tokens: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+        """(loss, gradients by path) in the host's memory, of a whole model's parameters there."""
+        where = shardings(self.config, self.layout, self.mesh)
+        with jax.set_mesh(self.mesh):
+            placed = jax.device_put(params, where), self.put(tokens)
+            loss, gradients = jax.jit(self.loss_and_gradients)(*placed)
+        return float(loss), {path: np.asarray(one) for path, one in flatten(gradients).items()}
 
     def _losses_and_gradients(self, params: Any, rows: Array) -> tuple[tuple[Array, Any], Any]:
         """((loss, the routers' losses), gradients) over the microbatches, which are run one after another."""

@@ -90,12 +90,14 @@ def planned_step(
     if workload.phase == "train":
         candidate = price(plan.model, hardware, workload, layout)
         cost, memory = candidate.cost, candidate.memory
+        kept = layout
         if by_cpu and layout.offload_optimizer:  # XLA:CPU counts what waits on the host among the rest
-            memory = price(plan.model, hardware, workload, layout.replace(offload_optimizer=False)).memory
+            kept = layout.replace(offload_optimizer=False)
+            memory = price(plan.model, hardware, workload, kept).memory
         graph = candidate.graph
         if stage is not None:
             cost = StepPricer(graph, layout, hardware).cost(stage)
-            memory = stage_memory(graph, layout, stage_of(graph, layout, stage))
+            memory = stage_memory(graph, kept, stage_of(graph, kept, stage))
         if by_cpu:
             shape = Shape.of_microbatch(workload, layout)
             graph = record_training(plan.model, hardware, layout, shape, has_kernel=False)

@@ -84,7 +84,7 @@ class Compiling:
             stages = self._stage(x.sharding), self._stages[mesh]
             self.sent[Sent(*stages, what, _bytes(x, there))] += 1
             copy = self.array(x, there, x.source)
-            self.given[stages[1]] += _bytes(x, there) if is_given(x.source) else 0
+            self.given[stages[1]] += _device_bytes(x, there) if is_given(x.source) else 0
             return copy
 
         return jax.tree.map(one, tree)
@@ -108,7 +108,7 @@ class Compiling:
         """The arrays that are there when the step begins, by JAX's names."""
 
         def one(path: Any, x: Any) -> Array:
-            self.given[self._stage(x.sharding)] += _bytes(x, x.sharding)
+            self.given[self._stage(x.sharding)] += _device_bytes(x, x.sharding)
             return self.array(x, x.sharding, f"{name}{keystr(path)}")
 
         return jax.tree.map_with_path(one, tree)
@@ -117,7 +117,7 @@ class Compiling:
         """An array, which is alive from now on."""
         made = Array(like.shape, like.dtype, sharding=sharding)
         made.source = source
-        stage, size = self._stage(sharding), _bytes(like, sharding)
+        stage, size = self._stage(sharding), _device_bytes(like, sharding)
         self.alive[stage] += size
         self.peak[stage] = max(self.peak[stage], self.alive[stage])
         made.end = weakref.finalize(made, self._gone, stage, size)
@@ -140,3 +140,9 @@ def _named(program: Any, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]
 
 def _bytes(like: Any, sharding: Any) -> int:
     return prod(sharding.shard_shape(like.shape)) * like.dtype.itemsize
+
+
+def _device_bytes(like: Any, sharding: Any) -> int:
+    """Bytes of a device's own memory; for a CPU, which has one, what waits on the host counts as well."""
+    on_cpu = sharding.mesh.devices.flat[0].platform == "cpu"
+    return 0 if sharding.memory_kind == "pinned_host" and not on_cpu else _bytes(like, sharding)
