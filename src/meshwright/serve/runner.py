@@ -268,7 +268,7 @@ class JaxRunner:
     def _step_of(self, shape: _Shape) -> StepShape:
         """The step of this shape. Its logits are one, those of all slots or the most of any shape.
 
-        So few programs sample, and steps that generate sample no row of a prompt's block.
+        So few programs sample.
         """
         num_heads = self._num_heads(shape)
         sizes = 1, self.limits.slots_of_replica, max(map(self._num_heads, self._shapes()))
@@ -285,7 +285,11 @@ class JaxRunner:
         return StepShape(used, num_heads, num_logits, pages, is_fresh=bool(shape.fresh))
 
     def _num_heads(self, shape: _Shape) -> int:
-        return shape.generate + shape.verify * (1 + self._num_drafts) + shape.blocks + min(shape.fresh, 1)
+        """Tokens of a replica's step after which logits are wanted.
+
+        Beside blocks of prompts all slots have a row, and whoever ends a prompt has one of these slots.
+        """
+        return shape.generate + shape.verify * (1 + self._num_drafts) + min(shape.fresh, 1)
 
     def run(self, batch: Batch) -> "_UnderWay":
         """Dispatches one step."""
