@@ -202,16 +202,14 @@ class JaxRunner:
                 self._score_program(length)
 
     def _idle_seconds(self, shape: _Shape, prompts: Sequence[SequenceWork] = ()) -> float:
-        """How long a step of this shape takes in which nobody but `prompts` holds a row.
+        """How long a step of this shape takes in which nobody but `prompts` holds a row, its tokens read.
 
-        A row that nobody holds has its products and no attention.
+        A row that nobody holds has its products, is sampled, and has no attention.
         """
-        inputs = self._inputs(Batch(tuple(prompts)), self._step_of(shape))
-        seconds = []
-        for _ in range(3):
+        batch, seconds = Batch(tuple(prompts)), []
+        for _ in range(5):
             started = time.perf_counter()
-            logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
-            logits.block_until_ready()
+            self._dispatched(batch, shape).read()
             seconds.append(time.perf_counter() - started)
         return min(seconds)
 
@@ -296,12 +294,15 @@ class JaxRunner:
         assert self._steps, "warm_up() comes first"
         if self._nothing_compiled is not None:  # after the warm-up of every runner of the process
             self._nothing_compiled.check()
-        shape = self._shape_of(batch)
+        self.move(batch.moves)
+        return self._dispatched(batch, self._shape_of(batch))
+
+    def _dispatched(self, batch: Batch, shape: _Shape) -> "_UnderWay":
+        """Dispatches the batch in the program of this shape."""
         step = self._step_of(shape)
         inputs = self._inputs(batch, step)
         rows, edits = inputs.sampling(self.vocab_size)
         choose = self._choices[step.num_logits, edits is not None]
-        self.move(batch.moves)
         with self._alone():
             logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
             self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)
