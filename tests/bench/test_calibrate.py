@@ -14,6 +14,7 @@ from meshwright.bench.fit import fit_line
 from meshwright.errors import DeviceError
 from meshwright.hardware.catalog import dump_toml, load
 from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory, StepEfficiency, Switch
+from meshwright.hardware.description import read_chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -169,6 +170,32 @@ def test_what_steps_of_a_server_reach_is_found_again(
     assert figures.packed["f32"] == pytest.approx(packed, rel=0.02)
 
 
+def test_what_http_takes_is_left_beside_its_steps() -> None:
+    """A request of 3 ms and tokens of 0.2 are found in times made of them, and none in shorter ones."""
+    one, many = 5e-3, 8e-3
+    streamed = 0.05 + 63 * (many + 8 * 2e-4)
+    http = inference.MeasuredHttp(alone=one + 3e-3, together=0.05, streamed=streamed)
+    assert http.request_seconds(one) == pytest.approx(3e-3)
+    assert http.token_seconds(many) == pytest.approx(2e-4)
+    assert http.request_seconds(1.0) == http.token_seconds(1.0) == 0
+    layout = Layout.of(weights_dtype="f32", compute_dtype="f32")
+    times = (1e-3, 2e-3, 5e-2, one, many, 1e-2)
+    measured = inference.MeasuredSteps(inference.served_model(), layout, *times, http=http)
+    found = load_again(inference.with_inference(measured, _with_inference()))
+    assert found.host_request_seconds == pytest.approx(3e-3)
+    assert found.host_token_seconds == pytest.approx(2e-4)
+    bare = load_again(inference.with_inference(replace(measured, http=None), _with_inference()))
+    assert bare.host_request_seconds == bare.host_token_seconds == 0
+    assert set(found.sources) - set(bare.sources) == {"host_request_seconds", "host_token_seconds"}
+
+
+def load_again(hardware: Hardware) -> StepEfficiency:
+    """What a server reaches of the hardware as its file says it."""
+    figures = read_chip(dump_toml(hardware), "machine.toml").chip.inference
+    assert figures is not None
+    return figures
+
+
 @pytest.mark.slow  # compiles the steps of two servers
 def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
     chip = calibrate.measure("cpu:1", QUICK).hardware.chip
@@ -184,6 +211,8 @@ def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
         "packed",
         "cache",
         "launch_seconds",
+        "host_request_seconds",
+        "host_token_seconds",
     }
 
 

@@ -64,6 +64,19 @@ def test_one_request_takes_its_steps():
     assert used.steps == 5 and answer.num_tokens == 5
 
 
+def test_hosts_that_are_the_devices_take_time_for_requests_and_tokens():
+    """Rows that nobody holds send no token, and a request waits before it is queued."""
+    limits = Limits.of(4, 2048)
+    steps = PaddedSteps(Fixed(), limits, has_kernels=False, host_token_seconds=0.25)
+    assert steps.seconds(3, 100.0, [], 0) == 1.75
+    assert steps.idle_seconds == PaddedSteps(Fixed(), limits, has_kernels=False).idle_seconds
+    server = Planned(limits, steps, request_seconds=0.5)
+    [answer], used = simulate_server(server, loaded(one(64, 5)))
+    assert answer.ttft_seconds == 2.5
+    assert _gaps(answer).tolist() == [1.25] * 4
+    assert answer.end_seconds == used.busy_seconds + 0.5
+
+
 def test_long_prompts_are_prefilled_in_chunks():
     [answer], used = simulate_server(planned(), loaded(one(1100, 1)))
     assert used.steps == 3  # 512 + 512 + 76
@@ -263,13 +276,6 @@ def test_idle_seconds_are_those_that_the_runner_measures(steps: StepSeconds):
     assert 0 < idle.prompt_token < idle.generate[0][1]
 
 
-class Asked:
-    """Prices that tell what they were asked for."""
-
-    def seconds(self, num_sequences, mean_context, chunks, num_drafts) -> Any:
-        return num_sequences, num_sequences * mean_context, chunks, num_drafts
-
-
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("has_kernels", [False, True])
 def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_kernels: bool):
@@ -294,20 +300,21 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
         works.append(SequenceWork(None, 0, start, [1] * count, ()))  # type: ignore[arg-type]
     batch = Batch(tuple(works))
     shape = JaxRunner._shape_of(runner, batch)
-    asked: Any = PaddedSteps(Asked(), limits, has_kernels=has_kernels).seconds(*batch.figures)
-    rows, contexts, chunks, _ = asked
+    rows, mean_context, chunks, _ = PaddedSteps(Fixed(), limits, has_kernels=has_kernels).filled_up(
+        *batch.figures
+    )
     assert rows == shape.generate
     assert sum(count for count, _ in chunks) == max(shape.blocks, shape.fresh) * limits.block
-    assert contexts == pytest.approx(301 * num_others)
+    assert rows * mean_context == pytest.approx(301 * num_others)
 
 
 def test_prompts_that_are_filled_up_meet_their_own_keys():
     """A block that ends at position 1,024, beside blocks at the beginning of prompts."""
-    asked: Any = PaddedSteps(Asked(), Limits.of(4, 2048), has_kernels=False)
-    _, _, [(count, end)], _ = asked.seconds(0, 0.0, [(64, 1024), (64, 64)], 0)
+    steps = PaddedSteps(Fixed(), Limits.of(4, 2048), has_kernels=False)
+    _, _, [(count, end)], _ = steps.filled_up(0, 0.0, [(64, 1024), (64, 64)], 0)
     assert count == 128
     assert count * (2 * end - count) == 64 * (2 * 1024 - 64) + 64 * 64
-    _, _, [(filled, end)], _ = asked.seconds(0, 0.0, [(64, 1024), (64, 64), (64, 64)], 0)
+    _, _, [(filled, end)], _ = steps.filled_up(0, 0.0, [(64, 1024), (64, 64), (64, 64)], 0)
     assert filled == 256
     assert filled * (2 * end - filled) == pytest.approx(64 * (2 * 1024 - 64) + 2 * 64 * 64, abs=2 * filled)
 

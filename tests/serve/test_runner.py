@@ -390,6 +390,13 @@ def test_nothing_compiles_after_the_warm_up(runner):
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def test_logits_are_of_one_token_a_slot(runner):
+    """Whoever ends a prompt has a slot, whose row generates nothing in that step."""
+    mixed = [runner._step_of(shape) for shape in runner._steps if shape.blocks]
+    assert {step.num_tokens for step in mixed} == {NUM_SLOTS + runner.limits.block}
+    assert {(step.num_heads, step.num_logits) for step in mixed} == {(NUM_SLOTS, NUM_SLOTS)}
+
+
 def test_the_cache_is_split_by_kv_heads_and_held_once(runner):
     pool = runner._pools["k"][0]
     tensor = "tensor" if runner._mesh.size > 1 else None

@@ -1,7 +1,8 @@
 """Measures this machine's devices, and describes them as hardware that plans can be priced on.
 
 All devices work at once, as in a training step, so a figure is one device's share of the cores.
-All programs are timed in the same rounds, so figures stay in proportion where the machine is shared.
+All programs are timed in the same rounds, so figures stay in proportion where the machine is shared; those of
+a server after the others, in more rounds (bench/inference.py).
 On a host what is measured is what is achieved: products reach all of it, and nothing is derived from a
 peak. On accelerators the peaks of the sheet stay, and what is measured is the share of them ([step]).
 """
@@ -16,7 +17,7 @@ from meshwright.bench import collectives, inference, matmul, memory, step
 from meshwright.bench.devices import Operand, bench_of, local_hardware
 from meshwright.bench.model import with_collectives
 from meshwright.bench.sizes import CALIBRATION, group_mesh
-from meshwright.bench.timing import Prepared, run_together, tell
+from meshwright.bench.timing import Prepared, run_prepared, run_together, tell
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
@@ -107,10 +108,10 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         memory.prepare(num_devices, progress, sizes.arrays),
         _launches(num_devices),
         step.prepare(num_devices, progress, sizes.model),
-        *_alone_or_together(num_devices, progress, sizes),
+        *_exchanges(num_devices, progress, sizes),
     ]
     tell(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
-    matmuls, streams, (launch,), steps, others = run_together(prepared)
+    matmuls, streams, (launch,), steps, *exchanged = run_together(prepared)
     streaming = memory.streaming_bytes_per_second(streams)
     chip = replace(
         host.chip,
@@ -122,19 +123,16 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         step=StepEfficiency(overlap=0.0, launch_seconds=launch, sources=_host_step_sources(num_devices)),
         sources=_host_sources(num_devices),
     )
-    hardware = replace(host, chip=chip)
-    if num_devices == 1:
-        hardware = inference.with_inference(others[0], step.with_effective_memory(steps, hardware))
-        return Calibration(hardware, matmuls, streams, [], steps)
-    hardware = step.with_effective_memory(steps, with_collectives(hardware, others))
-    return Calibration(hardware, matmuls, streams, others, steps)
-
-
-def _alone_or_together(
-    num_devices: int, progress: Callable[[str], None] | None, sizes: Sizes
-) -> list[Prepared]:
-    """The collectives; of a host's one device, which has none, the steps of a server, which uses one."""
-    return _exchanges(num_devices, progress, sizes) or [inference.prepare(progress, sizes.served)]
+    hardware, measured = replace(host, chip=chip), [one for each in exchanged for one in each]
+    if measured:
+        hardware = with_collectives(hardware, measured)
+    hardware = step.with_effective_memory(steps, hardware)
+    if num_devices == 1:  # which a server uses
+        served = inference.prepare(progress, sizes.served)
+        tell(progress, f"timing {len(served.programs)} kinds of steps of a server")
+        [of_server] = run_prepared(served, inference.ROUNDS)
+        hardware = inference.with_inference(of_server, hardware)
+    return Calibration(hardware, matmuls, streams, measured, steps)
 
 
 def _exchanges(num_devices: int, progress: Callable[[str], None] | None, sizes: Sizes) -> list[Prepared]:

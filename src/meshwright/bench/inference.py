@@ -10,16 +10,22 @@ small model, as the engine calls them, and fitted one by one:
     matmul             a prompt: products of many rows
     packed             a generate step of as many sequences as there are slots: products of few rows
     cache              the same over a long context
+
+Where the server's extra is installed, the model is also served over HTTP to a client on the same machine:
+
+    host_request_seconds    a request of one token, beside its step
+    host_token_seconds      steps of all slots whose tokens are streamed, beside the same steps without HTTP
 """
 
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import jax
 
 from meshwright.bench.fit import rate_of_time
-from meshwright.bench.timing import Listener, Prepared, TimedCall, tell
+from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.cost.inference import pass_cost
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
@@ -35,8 +41,11 @@ from meshwright.serve.sequence import GREEDY, Request, Sequence
 DTYPE = "f32"
 _SLOTS, _SHORT, _LONG, _CONTEXT, _PROMPT = 8, 16, 448, 512, 256
 _FITS = 6
-# Steps in a row that are timed as one.
-_REPEATS = 16
+# Steps in a row that are timed as one. The figures are differences of times a tenth apart, so there are many
+# rounds of few steps: whatever else runs on the machine comes and goes in seconds.
+_REPEATS, ROUNDS = 5, 12
+# Tokens of an answer that is streamed.
+_STREAMED = 64
 
 
 def served_model() -> ModelConfig:
@@ -55,10 +64,28 @@ def deep_model() -> ModelConfig:
 
 
 @dataclass(frozen=True)
+class MeasuredHttp:
+    """Seconds of answers over HTTP: of one token, of one alone and of all slots; of all, of many tokens."""
+
+    alone: float
+    together: float
+    streamed: float
+
+    def request_seconds(self, step: float) -> float:
+        """What a request takes beside its step of one sequence."""
+        return max(0.0, self.alone - step)
+
+    def token_seconds(self, step: float) -> float:
+        """What a token adds to its step, which takes so long for all slots without HTTP."""
+        of_a_step = (self.streamed - self.together) / (_STREAMED - 1)
+        return max(0.0, of_a_step - step) / _SLOTS
+
+
+@dataclass(frozen=True)
 class MeasuredSteps:
     """Seconds of a step of the host alone, of one token of `deep_model`, of a prompt, and of generate steps.
 
-    one, many: sequences over a short context. long: many over a long one.
+    one, many: sequences over a short context. long: many over a long one. http: None where not measured.
     """
 
     config: ModelConfig
@@ -69,6 +96,7 @@ class MeasuredSteps:
     one: float
     many: float
     long: float
+    http: MeasuredHttp | None = None
 
     def price(self, hardware: Hardware, num_sequences: int, queries: int, context: int) -> float:
         """Seconds expected of the last `queries` of `context` positions of each sequence."""
@@ -99,10 +127,37 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
         _steps(runner, _SLOTS, 1, _SHORT),
         _steps(runner, _SLOTS, 1, _LONG),
     ]
-    return Prepared(
-        programs,
-        lambda timings: [MeasuredSteps(config, layout, *(one.per(_REPEATS).seconds for one in timings))],
-    )
+    over_http = _over_http(progress, runner)
+
+    def finish(timings: list[Timing]) -> list[MeasuredSteps]:
+        of_steps = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
+        http = None if over_http is None else over_http.finish(timings[len(programs) :])[0]
+        return [MeasuredSteps(config, layout, *of_steps, http=http)]
+
+    return Prepared([*programs, *(over_http.programs if over_http else ())], finish)
+
+
+def _over_http(progress: Listener, runner: JaxRunner) -> Prepared[MeasuredHttp] | None:
+    """Answers of the runner over HTTP; None where what serves is not installed, which is told."""
+    missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        tell(progress, f"HTTP is not measured: {', '.join(missing)} are missing, of meshwright[serve]")
+        return None
+    from meshwright.bench.serve.loopback import Loopback
+
+    loopback = Loopback(runner)
+    programs: list[TimedCall] = [
+        partial(loopback.ask, 1, 1, _REPEATS),
+        partial(loopback.ask, _SLOTS, 1, 1),
+        partial(loopback.ask, _SLOTS, _STREAMED, 1),
+    ]
+
+    def finish(timings: list[Timing]) -> list[MeasuredHttp]:
+        loopback.close()
+        alone, together, streamed = timings
+        return [MeasuredHttp(alone.per(_REPEATS).seconds, together.seconds, streamed.seconds)]
+
+    return Prepared(programs, finish)
 
 
 def _runner(config: ModelConfig, layout: Layout, chunk: int) -> JaxRunner:
@@ -141,8 +196,15 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     Its ratings become the bandwidth of the weights and the rate of a prompt's products where these are more,
     of which training gets its own shares: its products are those of gradients, too.
     """
-    chip = hardware.chip
-    inference = StepEfficiency(roofline=0.0, overlap=0.0, launch_seconds=measured.host, sources=_sources())
+    chip, http = hardware.chip, measured.http
+    inference = StepEfficiency(
+        roofline=0.0,
+        overlap=0.0,
+        launch_seconds=measured.host,
+        host_request_seconds=http.request_seconds(measured.one) if http else 0.0,
+        host_token_seconds=http.token_seconds(measured.many) if http else 0.0,
+        sources=_sources(has_http=http is not None),
+    )
 
     def reached(figures: _Figures) -> StepEfficiency:
         return replace(
@@ -211,9 +273,14 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     )
 
 
-def _sources() -> dict[str, str]:
+def _sources(*, has_http: bool) -> dict[str, str]:
     where = f"measured by mw calibrate with the programs of mw serve, JAX {jax.__version__}"
-    return {
+    http = {
+        "host_request_seconds": f"{where}: an answer of one token over HTTP beside its step",
+        "host_token_seconds": f"{where}: steps of {_SLOTS} sequences whose tokens are streamed to a client "
+        "on the same machine, beside such steps without HTTP",
+    }
+    return (http if has_http else {}) | {
         "matmul": f"{where}: a prompt of {_PROMPT} tokens",
         "attention": f"{where}: a prompt of {_PROMPT} tokens, whose products are all taken to be as fast",
         "roofline": "0: the same cores load weights and multiply them",

@@ -3,9 +3,8 @@
 from meshwright.bench.serve.padded import PaddedSteps
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
-from meshwright.layout.paged import attends_to_whole_prompts
 from meshwright.models.config import ModelConfig
-from meshwright.plan.serve.steps import StepBytes, StepSeconds
+from meshwright.plan.serve.steps import StepBytes
 from meshwright.plan_file import Plan
 from meshwright.serve.batch import Batch, Limits
 
@@ -21,10 +20,8 @@ class StepForecast:
     ) -> None:
         self._bytes, self._seconds = StepBytes(config, layout), None
         if plan is not None:
-            most, hardware = limits.tokens_of_a_step(num_drafts), catalog.load(plan.hardware)
-            prices = StepSeconds(config, plan.layout, hardware, most, limits.context)
-            has_kernels = attends_to_whole_prompts(hardware.chip.kind, plan.layout)
-            self._seconds = PaddedSteps(prices, limits, has_kernels=has_kernels)
+            hardware = catalog.load(plan.hardware)
+            self._seconds = PaddedSteps.of(config, plan.layout, hardware, limits, num_drafts)
 
     def seconds(self, batch: Batch) -> float | None:
         """Seconds of a step; None without a plan."""

@@ -247,7 +247,8 @@ class Limits:
 class IdleSeconds(NamedTuple):
     """Seconds of steps of an engine that does nothing else.
 
-    generate: of steps for so many sequences of each replica, in order up to all slots, without attention.
+    generate: of steps for so many sequences of each replica, in order up to all slots, with sampling and
+    without attention.
     prompt_token: that one more token of a prompt takes beside all of them, at the prompt's beginning.
     """
 

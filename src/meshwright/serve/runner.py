@@ -202,16 +202,14 @@ class JaxRunner:
                 self._score_program(length)
 
     def _idle_seconds(self, shape: _Shape, prompts: Sequence[SequenceWork] = ()) -> float:
-        """How long a step of this shape takes in which nobody but `prompts` holds a row.
+        """How long a step of this shape takes in which nobody but `prompts` holds a row, its tokens read.
 
-        A row that nobody holds has its products and no attention.
+        A row that nobody holds has its products, is sampled, and has no attention.
         """
-        inputs = self._inputs(Batch(tuple(prompts)), self._step_of(shape))
-        seconds = []
-        for _ in range(3):
+        batch, seconds = Batch(tuple(prompts)), []
+        for _ in range(5):
             started = time.perf_counter()
-            logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
-            logits.block_until_ready()
+            self._dispatched(batch, shape).read()
             seconds.append(time.perf_counter() - started)
         return min(seconds)
 
@@ -268,7 +266,7 @@ class JaxRunner:
     def _step_of(self, shape: _Shape) -> StepShape:
         """The step of this shape. Its logits are one, those of all slots or the most of any shape.
 
-        So few programs sample, and steps that generate sample no row of a prompt's block.
+        So few programs sample.
         """
         num_heads = self._num_heads(shape)
         sizes = 1, self.limits.slots_of_replica, max(map(self._num_heads, self._shapes()))
@@ -285,19 +283,26 @@ class JaxRunner:
         return StepShape(used, num_heads, num_logits, pages, is_fresh=bool(shape.fresh))
 
     def _num_heads(self, shape: _Shape) -> int:
-        return shape.generate + shape.verify * (1 + self._num_drafts) + shape.blocks + min(shape.fresh, 1)
+        """Tokens of a replica's step after which logits are wanted.
+
+        Beside blocks of prompts all slots have a row, and whoever ends a prompt has one of these slots.
+        """
+        return shape.generate + shape.verify * (1 + self._num_drafts) + min(shape.fresh, 1)
 
     def run(self, batch: Batch) -> "_UnderWay":
         """Dispatches one step."""
         assert self._steps, "warm_up() comes first"
         if self._nothing_compiled is not None:  # after the warm-up of every runner of the process
             self._nothing_compiled.check()
-        shape = self._shape_of(batch)
+        self.move(batch.moves)
+        return self._dispatched(batch, self._shape_of(batch))
+
+    def _dispatched(self, batch: Batch, shape: _Shape) -> "_UnderWay":
+        """Dispatches the batch in the program of this shape."""
         step = self._step_of(shape)
         inputs = self._inputs(batch, step)
         rows, edits = inputs.sampling(self.vocab_size)
         choose = self._choices[step.num_logits, edits is not None]
-        self.move(batch.moves)
         with self._alone():
             logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
             self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)

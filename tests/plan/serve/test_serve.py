@@ -228,6 +228,11 @@ def test_a_target_out_of_reach_names_itself_and_what_comes_nearest():
     assert found.value.nearest is not None and found.value.nearest.batch == 1
     with pytest.raises(Infeasible, match="--ttft 1 ms is met by no layout"):
         search_serving(config, machines, requests, Targets(ttft=1e-3), precisions=[BF16])
+    both = (
+        r"^--ttft 1 ms is met by no layout; the lowest is .*; --tpot 10 us is met by no layout; the lowest is"
+    )
+    with pytest.raises(Infeasible, match=both):
+        search_serving(config, machines, requests, Targets(ttft=1e-3, tpot=1e-5), precisions=[BF16])
     with pytest.raises(Infeasible, match=r"its weights in bf16 are 141 GB and all chips have"):
         search_serving(PRESETS["llama-3-70b"], machines, requests, precisions=[BF16])
     with pytest.raises(Infeasible, match=r"--max-price-per-hour 1.00 USD .* the lowest is 4.80 USD;"):

@@ -13,9 +13,12 @@ import pytest
 from tests.serve.http.client import MODEL
 from tests.serve.http.mock_server import ANSWER
 from tests.serve.http.process import server_process
+from tests.serve.mock import MockRunner, byte_tokenizer
 
 from meshwright.errors import DeviceError
-from meshwright.serve.http.server import address, bind
+from meshwright.serve.engine import Engine
+from meshwright.serve.http.app import create_app
+from meshwright.serve.http.server import address, bind, running
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +149,14 @@ def test_sigterm_finishes_what_is_under_way_and_closes_the_engine():
         assert rest[-1] == "data: [DONE]"
         assert process.wait(20) == 0
         assert process.stdout is not None and process.stdout.read() == "closed\n"
+
+
+def test_a_thread_serves_until_its_block_ends():
+    with Engine(MockRunner()) as engine, bind("127.0.0.1", 0) as listener:
+        with running(create_app(engine, byte_tokenizer(), MODEL), listener) as url:
+            assert httpx.get(f"{url}/health", timeout=20).status_code == 200
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/health", timeout=1)
 
 
 def test_a_port_in_use_is_named():

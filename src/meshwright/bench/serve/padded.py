@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshwright.plan.serve.steps import end_of_one
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.paged import attends_to_whole_prompts
+from meshwright.models.config import ModelConfig
+from meshwright.plan.serve.steps import StepSeconds, end_of_one
 from meshwright.serve.batch import IdleSeconds, Limits, compiled_sizes, timed_blocks
 
 if TYPE_CHECKING:  # it loads an HTTP client, which generation does without
@@ -15,13 +19,30 @@ class PaddedSteps:
 
     Steps that generate have 1, 2, 4, ... rows a replica; beside prompts all slots have one, and prompts have
     1, 2, 4, ... blocks. Rows that nobody holds are multiplied and attend to nothing. has_kernels: a whole
-    prompt that comes alone has a program without rows (accelerators).
+    prompt that comes alone has a program without rows (accelerators). host_token_seconds: of each sequence
+    that generates, whose tokens the devices' cores send, too.
     """
 
-    def __init__(self, prices: "StepPrices", limits: Limits, *, has_kernels: bool) -> None:
+    def __init__(
+        self, prices: "StepPrices", limits: Limits, *, has_kernels: bool, host_token_seconds: float = 0.0
+    ) -> None:
         self._prices, self._limits, self._has_kernels = prices, limits, has_kernels
+        self._host_token_seconds = host_token_seconds
         self._rows = _filled_up(limits.slots_of_replica, limits.num_replicas)
         self._blocks = _filled_up(limits.chunk // limits.block, limits.num_replicas)
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, layout: Layout, hardware: Hardware, limits: Limits, num_drafts: int
+    ) -> "PaddedSteps":
+        """The steps of a server of this layout on a machine, as that prices them."""
+        most, reached = limits.tokens_of_a_step(num_drafts), hardware.chip.inference
+        return cls(
+            StepSeconds(config, layout, hardware, most, limits.context),
+            limits,
+            has_kernels=attends_to_whole_prompts(hardware.chip.kind, layout),
+            host_token_seconds=reached.host_token_seconds if reached else 0.0,
+        )
 
     @property
     def idle_seconds(self) -> IdleSeconds:
@@ -37,6 +58,13 @@ class PaddedSteps:
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
     ) -> float:
         """Seconds of a step, as `StepPrices` has them."""
+        filled = self.filled_up(num_sequences, mean_context, chunks, num_drafts)
+        return self._prices.seconds(*filled) + self._host_token_seconds * num_sequences
+
+    def filled_up(
+        self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
+    ) -> tuple[int, float, Sequence[tuple[int, int]], int]:
+        """The step as its program has it."""
         rows = self._rows[num_sequences]
         if chunks:
             block = self._limits.block
@@ -46,9 +74,9 @@ class PaddedSteps:
             num_tokens = self._blocks[num_blocks] * block
             chunks = [(num_tokens, end_of_one(num_tokens, chunks))]
         if rows == num_sequences:
-            return self._prices.seconds(num_sequences, mean_context, chunks, num_drafts)
+            return num_sequences, mean_context, chunks, num_drafts
         drafts = num_drafts * rows // num_sequences if num_drafts else 0
-        return self._prices.seconds(rows, mean_context * num_sequences / rows, chunks, drafts)
+        return rows, mean_context * num_sequences / rows, chunks, drafts
 
 
 def _filled_up(most: int, num_replicas: int) -> list[int]:

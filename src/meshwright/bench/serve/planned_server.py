@@ -14,8 +14,7 @@ from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.paged import DEFAULT_PAGE, attends_to_whole_prompts
-from meshwright.plan.serve.steps import StepSeconds
+from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.batch import Limits
 from meshwright.serve.scheduler import DISAGGREGATED, Mode, mode_of
@@ -86,11 +85,9 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         context,
         page_size=min(DEFAULT_PAGE, context),
     )
-    most = limits.tokens_of_a_step(engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED
-    prices = StepSeconds(plan.model, plan.layout, hardware, most, context)
-    whole = attends_to_whole_prompts(hardware.chip.kind, plan.layout)
-    steps = PaddedSteps(prices, limits, has_kernels=whole)
+    steps = PaddedSteps.of(plan.model, plan.layout, hardware, limits, engines.num_drafts)
+    reached = hardware.chip.inference
     return Planned(
         limits,
         steps,
@@ -102,6 +99,7 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         engines.num_drafts,
         engines.acceptance,
         idle=steps.idle_seconds,
+        request_seconds=reached.host_request_seconds if reached else 0.0,
     )
 
 

@@ -1,7 +1,8 @@
 """A load test of a server that is only planned: the engine's own scheduler, on a clock that prices move on.
 
 Each replica has a scheduler and a device. As in the engine, the next step is scheduled when one begins,
-before its tokens are known, and begins when it ends. Hosts, tokenizers and networks to clients take no time.
+before its tokens are known, and begins when it ends. Networks to clients take no time, and hosts what was
+measured of them where they are the devices, too (CPUs).
 
 Texts are known by their lengths alone, and sequences that generate are counted together (`serve/counted.py`):
 the time of a simulation grows with requests and steps, and hardly with tokens.
@@ -56,7 +57,8 @@ class Planned:
     and values then take `transfer_seconds` per token to the replica that answers. num_drafts: guesses of a
     sequence a step, each right with probability `acceptance` where those before it are. counted: sequences
     that generate without guesses are counted together; what comes of it is the same, sooner. idle: of its
-    runner, by which the engines pace prompts; None: they do not.
+    runner, by which the engines pace prompts; None: they do not. request_seconds: of the host, before a
+    request is queued.
     """
 
     limits: Limits
@@ -70,6 +72,7 @@ class Planned:
     acceptance: float = 0.0
     counted: bool = True
     idle: IdleSeconds | None = None
+    request_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,9 @@ class _Simulation:
         asked = _Asked(number, turn_number, replica, prompt, turn.output_tokens, answer)
         self._asked[number].append(asked)
         if self._prefilling:
-            min(self._prefilling, key=_Replica.num_unfinished).add(asked)
+            replica = min(self._prefilling, key=_Replica.num_unfinished)
+        if self._planned.request_seconds:
+            self.at(self.now + self._planned.request_seconds, partial(replica.add, asked))
         else:
             replica.add(asked)
 

@@ -312,7 +312,7 @@ def _shares(point: Point, targets: Targets) -> list[tuple[str, float]]:
 
 
 def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
-    """The target that cannot be met, what comes nearest to it, and what comes nearest to all."""
+    """The targets that cannot be met, what comes nearest to each, and what comes nearest to all."""
     reached = {
         "ttft": ("--ttft", min(p.ttft_seconds for p in points), targets.ttft),
         "tpot": ("--tpot", min(p.tpot_seconds for p in points), targets.tpot),
@@ -323,17 +323,21 @@ def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
         ),
     }
     nearest = min(points, key=lambda p: _excess(p, targets))
-    binding = max(_shares(nearest, targets), key=lambda pair: pair[1])[0]
-    option, least, target = reached[binding]
-    alone = (
-        f"is met by no layout; the lowest is {_written(binding, least, nearest)}"
-        if least > target
-        else "is the tightest target: layouts that meet it miss another"
-    )
+
+    def said(what: str, why: str) -> str:
+        option, least, target = reached[what]
+        return f"{option} {_written(what, target, nearest)} {why.format(_written(what, least, nearest))}"
+
+    named = [what for what, (_, least, target) in reached.items() if least > target]
+    why = "is met by no layout; the lowest is {}"
+    if not named:
+        named = [max(_shares(nearest, targets), key=lambda pair: pair[1])[0]]
+        why = "is the tightest target: layouts that meet it miss another"
     return Infeasible(
-        f"{option} {_written(binding, target, nearest)} {alone}; the nearest point is {nearest}, with TTFT "
-        f"{format_seconds(nearest.ttft_seconds)} and {format_seconds(nearest.tpot_seconds)} per token"
-        + (_sooner_by_position(nearest) if binding == "ttft" else ""),
+        "; ".join(said(what, why) for what in named)
+        + f"; the nearest point is {nearest}, with TTFT {format_seconds(nearest.ttft_seconds)} and "
+        f"{format_seconds(nearest.tpot_seconds)} per token"
+        + (_sooner_by_position(nearest) if "ttft" in named else ""),
         nearest,
     )
 

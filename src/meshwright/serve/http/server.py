@@ -49,16 +49,32 @@ def run(app: Starlette, listener: socket.socket, on_ready: Callable[[str], None]
 
     on_ready: called with the address once requests are answered.
     """
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_SECONDS
-    )
     with _signals_end_quietly():
-        _Server(config, lambda: on_ready(address(listener))).run(sockets=[listener])
+        _Server(app, lambda: on_ready(address(listener))).run(sockets=[listener])
+
+
+@contextmanager
+def running(app: Starlette, listener: socket.socket) -> Iterator[str]:
+    """The address of the application, which a thread of this process serves until the block ends."""
+    ready = threading.Event()
+    server = _Server(app, ready.set)
+    thread = threading.Thread(target=server.run, args=([listener],), name="meshwright-http", daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield address(listener)
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, app: Starlette, on_ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_SECONDS
+            )
+        )
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
