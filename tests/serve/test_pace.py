@@ -7,7 +7,7 @@ from tests.serve.test_scheduler import run, sequence
 
 from meshwright.serve.batch import Batch, IdleSeconds, Limits
 from meshwright.serve.pace import MOST, PATIENCE, Pace
-from meshwright.serve.scheduler import Scheduler
+from meshwright.serve.scheduler import CHUNKS_OF_A_BURST, Scheduler
 
 LIMITS = Limits(
     num_slots=8, context=32_768, page_size=64, num_pages=3000, chunk=512, block=16, even_context=1562.0
@@ -105,3 +105,38 @@ def test_nobody_waits_where_nobody_generates():
     scheduler.add([sequence(600)])
     batch = scheduler.schedule()
     assert batch and batch.num_tokens == LIMITS.chunk
+
+
+def prefilled(scheduler: Scheduler, num_steps: int) -> list[tuple[int, int]]:
+    """(prompt tokens, sequences that generate) of the next steps."""
+    steps = list[tuple[int, int]]()
+    for _ in range(num_steps):
+        batch = scheduler.schedule()
+        assert batch
+        prompts = sum(len(work.tokens) for work in batch.works if work.is_prompt)
+        steps.append((prompts, sum(not work.is_prompt for work in batch.works)))
+        run(scheduler, batch)
+    return steps
+
+
+def test_prompts_that_come_at_once_are_all_prefilled_before_the_first_of_them_generates():
+    """Of 1,136 tokens a chunk, a chunk, and the rest in as many blocks as programs have: 4, 2 and 1."""
+    scheduler = Scheduler(LIMITS, max_waiting=8, prefix_cache=False, pace=Pace(IDLE, LIMITS))
+    scheduler.add([sequence(142, max_tokens=50, first=200 * one) for one in range(8)])
+    steps = prefilled(scheduler, 10)
+    assert sum(tokens for tokens, _ in steps) == 8 * 142
+    assert [number for _, number in steps if number] == [8] * sum(not tokens for tokens, _ in steps)
+    padded = [-(-tokens // LIMITS.block) for tokens, _ in steps if tokens]
+    assert padded[:2] == [LIMITS.chunk // LIMITS.block] * 2 and padded[2:] == sorted(padded[2:], reverse=True)
+    assert sum(padded[1:]) <= CHUNKS_OF_A_BURST * LIMITS.chunk // LIMITS.block
+
+
+def test_who_has_generated_waits_for_no_burst_and_nobody_for_a_longer_one():
+    scheduler = Scheduler(LIMITS, max_waiting=8, prefix_cache=False, pace=Pace(IDLE, LIMITS))
+    scheduler.add(generating(1))
+    prefilled(scheduler, 2)
+    scheduler.add([sequence(142, max_tokens=50, first=200 * one) for one in range(1, 7)])
+    assert all(number for _, number in prefilled(scheduler, 4))
+    scheduler = Scheduler(LIMITS, max_waiting=8, prefix_cache=False, pace=Pace(IDLE, LIMITS))
+    scheduler.add([*generating(1), sequence((2 + CHUNKS_OF_A_BURST) * LIMITS.chunk, max_tokens=2)])
+    assert [number for _, number in prefilled(scheduler, 4)] == [0, 1, 1, 1]

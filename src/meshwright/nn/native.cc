@@ -254,7 +254,7 @@ struct Wider {
 };
 
 struct Float : Wider {
-  static constexpr int64_t kTogether = 1;
+  static constexpr int64_t kTogether = 1, kOften = 5;
   static constexpr int kWords = 1;
   static int32_t Word(const int32_t* row, int64_t step, int) { return row[step]; }
   static Ints Weight(Ints w, int) { return w; }
@@ -263,13 +263,14 @@ struct Float : Wider {
 struct Widened : Wider {  // of bf16
   static constexpr int64_t kTogether = 2;
   static constexpr int kWords = 2;
+  static constexpr int64_t kOften = kLanes == 16 ? 5 : 3;  // groups of rows for which a panel's words are made once
   static int32_t Word(const int32_t* row, int64_t step, int i) { return row[2 * step + i]; }
   static Ints Weight(Ints w, int i) { return i ? And(w, All(-65536)) : Up16(w); }
 };
 
 #ifdef __AVX512BF16__
 struct Bf16 {
-  static constexpr int64_t kTogether = 2;
+  static constexpr int64_t kTogether = 2, kOften = 5;
   static constexpr int kWords = 1;
   struct Row {};
 
@@ -291,7 +292,7 @@ using Bf16 = Widened;
 
 // int8 by what is made int8 with a scale for each row, summed in int32.
 struct Int8 {
-  static constexpr int64_t kTogether = 4;
+  static constexpr int64_t kTogether = 4, kOften = 5;
 
   struct Row {
     float scale;
@@ -356,20 +357,27 @@ constexpr int64_t kPanel = 16, kVectors = kPanel / kLanes;
 #ifdef __AVX512F__
 constexpr int64_t kRows = 16;     // whose sums are in registers at once
 constexpr int64_t kBlock = 2048;  // words whose panel stays in the second cache
+constexpr int64_t kGroups = 1 << 20;  // of rows: all
 #else
 constexpr int64_t kRows = 6;
 constexpr int64_t kBlock = 256;  // words whose panel stays in the first cache
+constexpr int64_t kGroups = 32;  // of rows, whose words of a block stay in the second cache
 #endif
-constexpr int64_t kAhead = 32;  // steps: else the memory waits while many rows are multiplied
-constexpr int64_t kOften = 5;   // groups of rows that meet a panel, for which words are made of its steps once
+constexpr int64_t kAhead = 32;  // steps that weights are fetched before they are read
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What is fetched from memory while a tile is computed, so many bytes with each word or step: else the memory waits.
+struct Ahead {
+  const char* at;
+  int64_t bytes;
+};
 
 // What R rows by a panel add to their sums, in y f32[R, width] from the first to the last of `steps`. kIsMade: the
 // panel is of words, not of steps.
 template <typename Kind, int R, bool kIsMade>
 void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind::Row* rows, int64_t num_rows,
-          float* y, int64_t width, const Lanes* lanes, bool is_first, bool is_last) {
+          float* y, int64_t width, const Lanes* lanes, bool is_first, bool is_last, Ahead ahead) {
   Floats sums[R][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -380,7 +388,8 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
   }
   constexpr int kWords = kIsMade ? 1 : Kind::kWords;
   for (int64_t k = 0; k < steps * Kind::kWords / kWords; ++k) {
-    if (!kIsMade) _mm_prefetch(w + (k + kAhead) * kPanel, _MM_HINT_T0);
+    _mm_prefetch(ahead.at, _MM_HINT_T0);
+    ahead.at += ahead.bytes;
 #pragma GCC unroll 2
     for (int i = 0; i < kWords; ++i) {
       Ints ws[kVectors];
@@ -461,38 +470,63 @@ struct Rows {
 template <typename Kind>
 const int32_t* Made(const int32_t* w, int64_t steps, int64_t columns) {
   alignas(64) thread_local int32_t room[kBlock * kPanel];
-  alignas(64) int32_t step[kPanel] = {};
-  for (int64_t k = 0; k < steps; ++k) {
-    std::memcpy(step, w + k * columns, columns * sizeof(int32_t));
-    for (int i = 0; i < Kind::kWords; ++i) {
+  alignas(64) int32_t filled[kPanel] = {};
+  int32_t* to = room;
+  for (int64_t k = 0; k < steps; ++k, w += columns) {
+    const int32_t* step = w;
+    if (columns < kPanel) step = std::copy_n(w, columns, filled) - columns;
+    for (int i = 0; i < Kind::kWords; ++i, to += kPanel) {
       for (int64_t v = 0; v < kVectors; ++v) {
         const Ints x = Load(step + v * kLanes);
-        Store(room + (k * Kind::kWords + i) * kPanel + v * kLanes, Kind::kWords > 1 ? Kind::Weight(x, i) : x);
+        Store(to + v * kLanes, Kind::kWords > 1 ? Kind::Weight(x, i) : x);
       }
     }
   }
   return room;
 }
 
-// Panels `begin` to `end` for all rows.
+// A block of a panel, of which `first` is the first column, for groups of rows; meanwhile the next one is fetched.
+template <typename Kind>
+void Block(const Rows<Kind>& rows, const int32_t* panel, const int32_t* next, float* y, int64_t width, int64_t first,
+           int64_t from, int64_t steps, int64_t begin, int64_t end) {
+  const int64_t columns = std::min(kPanel, width - first), groups = end - begin, words = steps * Kind::kWords;
+  const int64_t step_bytes = kPanel * sizeof(int32_t), bytes = steps * step_bytes;
+  const auto* const beyond = reinterpret_cast<const char*>(panel) + kAhead * step_bytes;
+  const bool makes = columns < kPanel || (Kind::kWords > 1 && rows.num_groups >= Kind::kOften);
+  Lanes lanes[kVectors];
+  for (int64_t v = 0; v < kVectors; ++v) lanes[v] = First(columns - v * kLanes);
+  if (makes) panel = Made<Kind>(panel, steps, columns);
+  for (int64_t group = begin; group < end; ++group) {
+    const Tiles<Kind>& tiles = rows.Of(group);
+    const int64_t row = group * rows.tiles.num_rows;
+    const int32_t* x = rows.numbers.data() + (row * rows.steps + from * tiles.num_rows) * Kind::kWords;
+    // Of made words each group of rows fetches its part of the next block.
+    const Ahead part{reinterpret_cast<const char*>(next) + (group - begin) * bytes / groups, bytes / (groups * words)};
+    (makes ? tiles.of_words : tiles.of_steps)(x, panel, steps, rows.others.data() + row, rows.count - row,
+                                              y + row * width + first, width, lanes, from == 0,
+                                              from + steps == rows.steps, makes ? part : Ahead{beyond, step_bytes});
+  }
+}
+
+// Panels `begin` to `end` for all rows. Weights are read in their order, unless the words of all rows are too many for
+// the second cache: then a block of each panel, and of that for some groups of rows at a time.
 template <typename Kind>
 void Panels(const Rows<Kind>& rows, const int32_t* w, float* y, int64_t width, int64_t begin, int64_t end) {
   constexpr int64_t kSteps = kBlock / Kind::kWords;
-  for (int64_t first = begin * kPanel; first < std::min(width, end * kPanel); first += kPanel) {
-    const int64_t columns = std::min(kPanel, width - first);
-    const bool makes = columns < kPanel || (Kind::kWords > 1 && rows.num_groups >= kOften);
-    Lanes lanes[kVectors];
-    for (int64_t v = 0; v < kVectors; ++v) lanes[v] = First(columns - v * kLanes);
-    for (int64_t from = 0; from < rows.steps; from += kSteps) {
-      const int64_t steps = std::min(kSteps, rows.steps - from);
-      const int32_t* panel = w + first * rows.steps + from * columns;
-      if (makes) panel = Made<Kind>(panel, steps, columns);
-      for (int64_t group = 0, row = 0; group < rows.num_groups; ++group, row += rows.tiles.num_rows) {
-        const Tiles<Kind>& tiles = rows.Of(group);
-        const int32_t* x = rows.numbers.data() + (row * rows.steps + from * tiles.num_rows) * Kind::kWords;
-        (makes ? tiles.of_words : tiles.of_steps)(x, panel, steps, rows.others.data() + row, rows.count - row,
-                                                  y + row * width + first, width, lanes, from == 0,
-                                                  from + steps == rows.steps);
+  const auto block = [&](int64_t panel, int64_t from) {
+    return w + panel * kPanel * rows.steps + from * std::min(kPanel, width - panel * kPanel);
+  };
+  const bool are_few = rows.num_groups * rows.steps <= kGroups * kSteps;
+  const int64_t span = are_few ? rows.steps : kSteps, groups = are_few ? rows.num_groups : kGroups;
+  for (int64_t start = 0; start < rows.steps; start += span) {
+    const int64_t stop = std::min(rows.steps, start + span);
+    for (int64_t some = 0; some < rows.num_groups; some += groups) {
+      for (int64_t panel = begin; panel < end; ++panel) {
+        for (int64_t from = start; from < stop; from += kSteps) {
+          const int32_t *here = block(panel, from), *next = here + (are_few ? kSteps : rows.steps) * kPanel;
+          Block<Kind>(rows, here, next, y, width, panel * kPanel, from, std::min(kSteps, stop - from), some,
+                      std::min(some + groups, rows.num_groups));
+        }
       }
     }
   }

@@ -17,12 +17,17 @@ from dataclasses import astuple, dataclass
 from typing import Literal, Protocol, get_args
 
 from meshwright.errors import RequestError
-from meshwright.serve.batch import PENDING, Batch, Limits, SequenceWork
+from meshwright.serve.batch import PENDING, Batch, Limits, SequenceWork, compiled_sizes
 from meshwright.serve.counted import Together
 from meshwright.serve.pace import Pace
 from meshwright.serve.pages import Move
 from meshwright.serve.replica import Replica
 from meshwright.serve.sequence import FinishReason, Sequence, TokenScore
+
+# Prompts that came together with those that were prefilled first: if no more chunks of them are left, they
+# are prefilled before anybody generates. One gap of as many chunks then takes the place of dozens of steps,
+# each twice as long for a block of a prompt.
+CHUNKS_OF_A_BURST = 2
 
 Mode = Literal["interleaved", "batched"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -110,7 +115,8 @@ class Scheduler:
         self.replicas = [Replica(limits, number, prefix_cache=prefix_cache) for number in numbers]
         self._num_arrived = 0
         self._drafts_pay = False
-        self._is_filling = False  # a batch, whose prompts are all prefilled before any of it generates
+        self._is_filling = False  # a batch or a burst, whose prompts are prefilled before any of it generates
+        self._burst = 0  # blocks that may still be prefilled since a step in which nobody generated
 
     @property
     def num_waiting(self) -> int:
@@ -228,11 +234,15 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next step, whose pages are now given out; None where there is nothing to do yet."""
-        if self._mode == "batched" and not self._running:
+        chunk = self.limits.chunk
+        if self._mode == "interleaved":
+            blocks = self._blocks_of_a_burst()
+            self._is_filling, chunk = bool(blocks), blocks * self.limits.block or chunk
+        elif not self._running:
             self._is_filling = True
         if self._together is not None:
             self._look_at_those_due(self._together)
-        step = _Step(self.limits, self._paced)
+        step = _Step(self.limits, self._paced, chunk)
         self._drafts_pay = self._drafter is not None and self._drafter.pays(self.num_running)
         for sequence in list(self._apart):
             is_held = self._is_filling and sequence.num_uncomputed == 1
@@ -244,7 +254,7 @@ class Scheduler:
         if self._pace is not None:
             self._pace.scheduled(is_waiting=bool(self._waiting and self._num_free_slots))
         if self._is_filling and not step.works and self._running:
-            self._is_filling = False
+            self._is_filling, self._burst = False, 0
             return self.schedule()
         works, together = tuple(step.works), self._together
         if together is not None and (works or together.num_members):
@@ -256,10 +266,37 @@ class Scheduler:
         """The time of prompts that fits beside those that generate; None where nobody does."""
         if self._pace is None or self._is_filling:
             return None
+        return self._pace.room() if self._generates else None
+
+    @property
+    def _generates(self) -> bool:
+        """Whether any sequence does."""
         if self._together is not None and self._together.num_members:
-            return self._pace.room()
-        generate = any(one.num_uncomputed == 1 and one.num_left > 0 for one in self._apart)
-        return self._pace.room() if generate else None
+            return True
+        return any(one.num_uncomputed == 1 and one.num_left > 0 for one in self._apart)
+
+    def _blocks_of_a_burst(self) -> int:
+        """Blocks of a replica's step before which sequences that have just begun wait; 0: they go on.
+
+        No more than there are, as a program has them: one of twice as many would take twice as long.
+        """
+        limits, blocks_of_chunk = self.limits, self.limits.chunk // self.limits.block
+        if self._pace is None:
+            return 0
+        if not self._generates:
+            self._burst = CHUNKS_OF_A_BURST * blocks_of_chunk
+            return 0
+        if not self._burst:
+            return 0
+        prompts = (*self._running, *self._waiting[: self._num_free_slots])
+        blocks = sum(-(-one.num_uncomputed // limits.block) for one in prompts if one.num_uncomputed > 1)
+        of_replica = -(-blocks // len(self.replicas))
+        if not 0 < of_replica <= self._burst:
+            self._burst = 0
+            return 0
+        taken = max(size for size in compiled_sizes(blocks_of_chunk) if size <= of_replica)
+        self._burst -= taken
+        return taken
 
     def _continue(self, sequence: Sequence, step: "_Step") -> None:
         # Where nothing is left to sample, the last token is under way, and nobody reads what it would write.
@@ -479,20 +516,21 @@ class _Step:
     """A batch as it fills, and how many prompt tokens of each replica it still has room for.
 
     paced: of each replica, the time of prompts that fits beside those that generate; None where nobody does.
+    chunk: most prompt tokens of a replica.
     """
 
-    __slots__ = ("_block", "_limits", "_most", "_room", "_time", "has_preempted", "works")
+    __slots__ = ("_block", "_chunk", "_limits", "_most", "_room", "_time", "has_preempted", "works")
 
-    def __init__(self, limits: Limits, paced: float | None) -> None:
+    def __init__(self, limits: Limits, paced: float | None, chunk: int) -> None:
         self.works: list[SequenceWork] = []
         self._room: dict[Replica, int] = {}
         self._time: dict[Replica, float] = {}
-        self._limits, self._block = limits, limits.block
+        self._limits, self._block, self._chunk = limits, limits.block, chunk
         self._most = limits.longest_prompts if paced is None else min(limits.longest_prompts, paced)
         self.has_preempted = False
 
     def room_on(self, replica: Replica) -> int:
-        return self._room.get(replica, self._limits.chunk)
+        return self._room.get(replica, self._chunk)
 
     def room_for(self, sequence: Sequence, replica: Replica) -> int:
         """How many of its next tokens fit: one always does, as the slots of a step are not prompt tokens.
@@ -509,7 +547,7 @@ class _Step:
         while most > 0 and self._limits.prompt_time(start, most) > left:
             most -= block
         if most <= 0:
-            most = block if room >= self._limits.chunk else 0
+            most = block if room >= self._chunk else 0
         return min(most, wanted)
 
     def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
