@@ -29,6 +29,8 @@ OPTIONAL += (
     "host_node_seconds",
     "host_stage_seconds",
     "host_flush_seconds",
+    "host_request_seconds",
+    "host_token_seconds",
     "attention_half_keys",
 )
 OPTIONAL += ("matmul_half_outputs", "network_falloff", "network_latency", "prefetch", "experts_seconds")
