@@ -114,6 +114,33 @@ def test_a_table_read_from_both_ends_is_one() -> None:
     assert_agrees(replace(TIED, num_layers=4), "pipe=4,data=2,microbatches=8,schedule=dualpipe")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipe=2,microbatches=2,schedule=1f1b,offload=true",
+        pytest.param("pipe=2,data=2,microbatches=2,schedule=zb-h1,offload=true", marks=pytest.mark.slow),
+        pytest.param(
+            "pipe=2,fsdp=2,microbatches=4,schedule=dualpipe,offload=true,remat=full", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_what_is_offloaded_comes_back(text: str) -> None:
+    assert_agrees(DEEP, text)
+
+
+@pytest.mark.parametrize("options", ["", ",offload=true"])
+def test_saved_activations_wait_on_the_host(options: str) -> None:
+    """What the forward pass of a stage gives beside its sums and y, which the next stage is sent."""
+    compiled = _compiled(staged_step(DEEP, f"pipe=2,microbatches=2,schedule=1f1b{options}")).compiled
+    forward = [one for (_, program, _), one in compiled.items() if "forward" in program.__name__]
+    assert len(forward) == 2
+    for one in forward:
+        _, [(y, saved)] = one.output_shardings
+        assert y.memory_kind == "device"
+        kinds = {leaf.memory_kind for leaf in saved}
+        assert ("pinned_host" in kinds) == bool(options), kinds
+
+
 @cache
 def _alone() -> list[float]:
     return _updates(compiled_step(DEEP, Layout.of()))
