@@ -13,6 +13,7 @@ from tests.nn.test_weights import f32, logits
 
 from meshwright.cli.main import main
 from meshwright.errors import CheckpointError, MeshwrightError, ModelError, PlanError
+from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.count import train_flops_per_token
@@ -52,7 +53,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random LLaMA as transformers writes it, with a tokenizer that knows ChatML."""
     folder = tmp_path_factory.mktemp("hf") / "base"
     hf_models.torch.manual_seed(3)
-    config = hf_models.transformers.LlamaConfig(**hf_models.SHAPE | {"vocab_size": 272})
+    shape = hf_models.SHAPE | {"vocab_size": 272, "num_hidden_layers": 4}
+    config = hf_models.transformers.LlamaConfig(**shape)
     hf_models.transformers.LlamaForCausalLM(config).save_pretrained(folder)
     bpe = train_tokenizer(["add one and two"], 257)
     bpe.add_special_tokens(["<|im_start|>", "<|im_end|>"])
@@ -362,7 +364,8 @@ def test_a_pipeline_starts_from_a_checkpoint_and_goes_on(layout: str, base: Path
     """Stopped after one step, a run of adapters has the same loss after two as one that was not."""
     (tmp_path / "text.txt").write_text("add one and two " * 400)
     made = tmp_path / "plan.toml"
-    options = ["--model", str(base), "--hardware", "cpu:4", "--batch-tokens", str(8 * SEQ_LEN)]
+    machine = f"cpu:{Layout.parse(layout).num_chips}"
+    options = ["--model", str(base), "--hardware", machine, "--batch-tokens", str(8 * SEQ_LEN)]
     options += ["--seq-len", str(SEQ_LEN), "--layout", layout, "--weights-dtype", "f32"]
     assert main(["plan", "train", *options, "-o", str(made)]) == 0
     runs = [tmp_path / "whole", tmp_path / "stopped"]
