@@ -53,8 +53,10 @@ def _means(
     if bool(lengths) == (prompt_tokens is not None or output_tokens is not None):
         raise PlanError("Serve: give prompt_tokens and output_tokens, or lengths")
     if lengths:
-        prompts, outputs = zip(*lengths, strict=True)
-        return round(sum(prompts) / len(lengths)), round(sum(outputs) / len(lengths))
+        from meshwright.plan.serve.requests import Requests
+
+        found = Requests.of_lengths(lengths)
+        return found.prompt_tokens, found.output_tokens
     if prompt_tokens is None or output_tokens is None:
         raise PlanError("Serve: prompt_tokens and output_tokens are both needed")
     return parse_length(prompt_tokens), parse_length(output_tokens)

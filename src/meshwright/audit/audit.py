@@ -52,9 +52,10 @@ def audit_phases(
     use_cache: bool = True,
     numerics: bool = False,
 ) -> dict:
-    """As `audit_plan`; of a server's plan both phases. The document is then that of its generate step.
+    """The audit of a plan in every phase that it has: that of `audit_plan`, and of a server's plan two.
 
-    Its `prefill` is the document of a prefill step, and its verdict `match` where both are.
+    The document of a server's plan is that of its generate step, with that of a prefill step under `prefill`;
+    its verdict is `match` where both are. The arguments are those of `audit_plan`.
     """
     document = audit_plan(plan, target, progress, use_cache=use_cache, numerics=numerics)
     if not plan.is_of_server:

@@ -293,7 +293,7 @@ class Lanes:
     # Weights of which some are differentiated by their shards (nn/gradients.py), and some not at all
 
     def _trained(self, weights: Any) -> Any:
-        """Those of the weights that training changes."""
+        """The weights that training changes, of these."""
         flat = flatten(weights)
         return build(self.config, lambda path, _: flat[path], only=trained(self.config) & flat.keys())
 

@@ -62,7 +62,7 @@ def _mean_square(x: Array) -> Array:
 def mean_squares(
     optimizer: optax.GradientTransformationExtraArgs, gradients: Any, state: Any, params: Any, norm: Array
 ) -> MeanSquares:
-    """Those of an update by an optimizer with `adafactor`, of the weights as they are here."""
+    """The mean squares that an optimizer with `adafactor` takes in an update, of the weights as they are."""
     found = []
 
     def told(own: MeanSquares) -> MeanSquares:

@@ -111,7 +111,7 @@ class StagedStep:
         return flatten(summed(self.config, self.first.layout, joined(self.config, gradients)))
 
     def _update_programs(self) -> list[Any]:
-        """Of each depth: (its state, gradients, norm, mean squares of stacks) -> its next state."""
+        """Each depth's update: (its state, gradients, norm, mean squares of stacks) -> its next state."""
 
         def program(depth: int, where: Any) -> Any:
             own = self._owner(depth)
@@ -133,7 +133,7 @@ class StagedStep:
     def _mean_squares(
         self, stage: CompiledStep, state: TrainState, grads: Any, norm: Array
     ) -> dict[str, Array]:
-        """Of every stack that the state has rows of, the mean squares [n, 2] of its n weights there."""
+        """The mean squares [n, 2] of the n weights of every stack of which the state has rows."""
         found = stage.mean_squares(state, grads, norm)
         return {stack: jnp.stack(jax.tree.leaves(found[stack])) for stack in STACKS if stack in found}
 

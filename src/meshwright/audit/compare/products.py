@@ -65,7 +65,8 @@ def compare_products(
         compiled[key] += product.flops
         where.setdefault(key, product.op_name)
         by_kernels |= {key} if is_attention_kernel(product.value.instruction) else set()
-    keys, tolerance = wanted.keys() | compiled.keys(), max(ATTENTION_TOLERANCE, edge)
+    tolerance = max(ATTENTION_TOLERANCE, edge)
+    keys = wanted.keys() | compiled.keys()
     differences = {key: compiled.get(key, 0.0) - wanted.get(key, 0.0) for key in keys}
     differing = [
         ProductDifference(*key, wanted.get(key, 0.0), compiled.get(key, 0.0), where.get(key, ""))

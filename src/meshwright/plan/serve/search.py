@@ -273,7 +273,7 @@ def _at(batch: float, batches: Any, figures: Any) -> float:
 
 
 def _best(points: Sequence[Point], targets: Targets, *, priced: bool) -> Point:
-    """Of those that meet the targets the point whose tokens cost least, or one as good that is sooner.
+    """The point whose tokens cost least, of those that meet the targets, or one as good that is sooner.
 
     With a target for the time per token the question is what else can be had within it: the least cost alone.
     """
@@ -285,10 +285,8 @@ def _best(points: Sequence[Point], targets: Targets, *, priced: bool) -> Point:
         """What a token costs: money, or else the chips that it keeps busy for a second."""
         return (point.price_per_million_tokens or inf) if priced else 1 / point.tokens_per_second_per_chip
 
-    if targets.tpot < inf:
-        return min(wanted, key=lambda p: (cost(p), p.tpot_seconds))
-    least = min(map(cost, wanted))
-    as_good = (point for point in wanted if cost(point) <= least * (1 + AS_GOOD))
+    most = min(map(cost, wanted)) * (1 + (AS_GOOD if targets.tpot == inf else 0))
+    as_good = (point for point in wanted if cost(point) <= most)
     return min(as_good, key=lambda p: (p.tpot_seconds, cost(p)))
 
 
