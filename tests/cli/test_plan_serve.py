@@ -75,6 +75,11 @@ def test_a_model_is_changed_on_the_fly(capsys):
         ([*ASKED, "--batch", "3"], 2, "--batch describes one step; add --phase generate"),
         ([*ASKED, "--phase", "generate", "--context", "9"], 2, "--phase prices one step; name one machine"),
         ([*MODEL, "--hardware", "v5e:2x2", "--phase", "generate"], 2, "add --context 8k"),
+        (
+            [*ASKED, "--phase", "generate", "--context", "1k", "--lengths", "sharegpt", "--paged"],
+            2,
+            "--phase prices one step and no requests; leave out --lengths, --paged",
+        ),
         ([*ASKED, "--tpot", "0"], 2, "tpot = 0.0; it must be a number above 0"),
         ([*ASKED, "--price", "v5x=1"], 2, "hardware 'v5x' is unknown"),
         ([*ASKED, "--price", "v5e"], 2, "--price 'v5e' is not a price of a chip-hour"),

@@ -173,6 +173,21 @@ def serve(
     precisions = serving_precisions(machines, weights_dtype, kv_dtype, matmul_dtype=matmul_dtype)
     alone = Layout.parse(layout) if layout else None
     if phase:
+        _only_of_the_frontier(
+            {
+                "--lengths": lengths,
+                "--trace": trace,
+                "--ttft": ttft,
+                "--tpot": tpot,
+                "--max-price-per-hour": max_price_per_hour,
+                "--prefix-hit": prefix_hit,
+                "--drafts": drafts,
+                "--acceptance": acceptance,
+                "--paged": paged,
+                "--chunk": chunk,
+                "--explain": explain,
+            }
+        )
         if len(machines) > 1 or len(precisions) > 1:
             raise PlanError("--phase prices one step; name one machine and one dtype")
         length = _phase_length(config, phase, prompt_tokens, context)
@@ -206,6 +221,12 @@ def serve(
     )
     _long_context(config, work.requests.context)
     _frontier(config, machines, work, precisions, alone, runnable, explain, output, as_json)
+
+
+def _only_of_the_frontier(given: Mapping[str, object]) -> None:
+    """Raises PlanError where one of these options is given, which one step has no use for."""
+    if clashing := [option for option, value in given.items() if value not in (None, False, 0)]:
+        raise PlanError(f"--phase prices one step and no requests; leave out {', '.join(clashing)}")
 
 
 def _sample(
