@@ -3,11 +3,11 @@
     python benchmarks/own_server.py [--model 15M] [--machine machine.toml] [--requests 96] [--rounds 3]
 
 A LLaMA with random weights is planned on the machine that `mw calibrate` has measured, served by a
-process of its own with that plan, and loaded over HTTP; the simulation gets the same traffic. Other work on
-the machine comes and goes, so each round calibrates anew and then loads the server. Ratios are measured over
-simulated, medians over the rounds. Asked: throughput and median time per token within 15%, p95 of the time to
-first token within 30%. The client that loads the server runs on the same cores, which the simulation leaves
-out: it matters where a step takes few milliseconds, as of the 15M model.
+process of its own with that plan, and loaded over HTTP; the simulation gets the same traffic. The machine is
+faster in one minute than in another, so each round has a calibration before its loads and one behind them,
+and what is simulated is the mean of both. Ratios are measured over simulated, medians over the rounds. Asked:
+throughput and median time per token within 15%, p95 of the time to first token within 30%. The client that
+loads the server runs on the same cores, of which the simulation counts what calibration found of a client.
 
     closed     as many requests at once as the server has slots
     half       Poisson arrivals at half the throughput of the closed loop
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -137,27 +137,38 @@ def under(load: Sequence[object], *where: object) -> dict[str, Any]:
     }
 
 
-def planned(folder: Path, machine: Path | None) -> Path:
+def planned(folder: Path, machine: Path | None, name: str) -> Path:
     """The plan of the model on the machine, which is calibrated now where no file describes it."""
     if machine is None:
-        machine = folder / "machine.toml"
+        machine = folder / f"machine-{name}.toml"
         mw("calibrate", "--hardware", "cpu:1", "-o", machine)
     words = ["--phase", "generate", "--batch", SLOTS, "--context", CONTEXT, "--layout", "tensor=1"]
-    plan = folder / "plan.toml"
+    plan = folder / f"plan-{name}.toml"
     mw("plan", "serve", "--model", folder / "config.json", "--hardware", machine, *words, "-o", plan)
     return plan
 
 
-def one_round(url: str, plan: Path, requests: int) -> dict[str, dict[str, dict[str, float]]]:
-    """By kind of load, the figures of the server and of its simulation."""
-    found, rate = {}, 1.0
+def loads(url: str, requests: int) -> dict[str, tuple[list[object], dict[str, float]]]:
+    """By kind of load, its traffic and the figures of the server."""
+    found, rate = dict[str, tuple[list[object], dict[str, float]]](), 1.0
     for name in ("closed", "half"):
         how = ["--concurrency", SLOTS] if name == "closed" else ["--rate", rate]
         traffic = [*how, "--requests", requests]
-        measured, simulated = under(traffic, "--url", url), under(traffic, "--plan", plan)
-        ratio = {key: measured[key] / simulated[key] for key in simulated}
-        found[name] = {"measured": measured, "simulated": simulated, "ratio": ratio}
-        rate = measured["requests_per_second"] / 2
+        found[name] = traffic, under(traffic, "--url", url)
+        rate = found[name][1]["requests_per_second"] / 2
+    return found
+
+
+def beside(
+    measured: dict[str, tuple[list[object], dict[str, float]]], plans: Sequence[Path]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """By kind of load, the figures of the server and those simulated, a mean over the plans."""
+    found = {}
+    for name, (traffic, figures) in measured.items():
+        of_plans = [under(traffic, "--plan", plan) for plan in plans]
+        simulated = {key: mean(one[key] for one in of_plans) for key in figures}
+        ratio = {key: figures[key] / simulated[key] for key in figures}
+        found[name] = {"measured": figures, "simulated": simulated, "ratio": ratio}
     return found
 
 
@@ -185,14 +196,15 @@ def main() -> None:
         folder = Path(scratch, "model")
         folder.mkdir()
         write_checkpoint(folder, config_of(asked.model))
-        plan = planned(folder, asked.machine)
+        plans = [planned(folder, asked.machine, "0")]
         load = os.getloadavg()[0]
-        with served(folder, plan) as url:
+        rounds = []
+        with served(folder, plans[0]) as url:
             under(["--requests", 2 * SLOTS], "--url", url)  # what the first requests compile and fill
-            rounds = [one_round(url, plan, asked.requests)]
-            for _ in range(asked.rounds - 1):
-                again = planned(folder, asked.machine)
-                rounds.append(one_round(url, again, asked.requests))
+            for number in range(1, asked.rounds + 1):
+                measured = loads(url, asked.requests)
+                plans.append(planned(folder, asked.machine, str(number)))
+                rounds.append(beside(measured, plans[-2:]))
     results = {name: medians([one[name] for one in rounds]) for name in rounds[0]}
     document = {
         "benchmark": "own_server",

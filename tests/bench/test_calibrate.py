@@ -171,22 +171,29 @@ def test_what_steps_of_a_server_reach_is_found_again(
 
 
 def test_what_http_takes_is_left_beside_its_steps() -> None:
-    """A request of 3 ms and tokens of 0.2 are found in times made of them, and none in shorter ones."""
+    """A request of 3 ms, a step of 0.5 and tokens of 0.2 are found in times of them; none in shorter ones."""
     one, many = 5e-3, 8e-3
-    streamed = 0.05 + 63 * (many + 8 * 2e-4)
-    http = inference.MeasuredHttp(alone=one + 3e-3, together=0.05, streamed=streamed)
+    http = inference.MeasuredHttp(
+        alone=one + 3e-3,
+        together=0.05,
+        alone_streamed=one + 3e-3 + 63 * (one + 5e-4 + 2e-4),
+        streamed=0.05 + 63 * (many + 5e-4 + 8 * 2e-4),
+    )
     assert http.request_seconds(one) == pytest.approx(3e-3)
-    assert http.token_seconds(many) == pytest.approx(2e-4)
-    assert http.request_seconds(1.0) == http.token_seconds(1.0) == 0
+    assert http.step_seconds(one, many) == pytest.approx(5e-4)
+    assert http.token_seconds(one, many) == pytest.approx(2e-4)
+    assert http.request_seconds(1.0) == http.token_seconds(1.0, 1.0) == http.step_seconds(1.0, 1.0) == 0
     layout = Layout.of(weights_dtype="f32", compute_dtype="f32")
     times = (1e-3, 2e-3, 5e-2, one, many, 1e-2)
     measured = inference.MeasuredSteps(inference.served_model(), layout, *times, http=http)
     found = load_again(inference.with_inference(measured, _with_inference()))
     assert found.host_request_seconds == pytest.approx(3e-3)
+    assert found.host_step_seconds == pytest.approx(5e-4)
     assert found.host_token_seconds == pytest.approx(2e-4)
     bare = load_again(inference.with_inference(replace(measured, http=None), _with_inference()))
-    assert bare.host_request_seconds == bare.host_token_seconds == 0
-    assert set(found.sources) - set(bare.sources) == {"host_request_seconds", "host_token_seconds"}
+    of_http = {"host_request_seconds", "host_step_seconds", "host_token_seconds"}
+    assert {getattr(bare, name) for name in of_http} == {0.0}
+    assert set(found.sources) - set(bare.sources) == of_http
 
 
 def load_again(hardware: Hardware) -> StepEfficiency:
@@ -212,6 +219,7 @@ def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
         "cache",
         "launch_seconds",
         "host_request_seconds",
+        "host_step_seconds",
         "host_token_seconds",
     }
 

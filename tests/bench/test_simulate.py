@@ -67,14 +67,26 @@ def test_one_request_takes_its_steps():
 def test_hosts_that_are_the_devices_take_time_for_requests_and_tokens():
     """Rows that nobody holds send no token, and a request waits before it is queued."""
     limits = Limits.of(4, 2048)
-    steps = PaddedSteps(Fixed(), limits, has_kernels=False, host_token_seconds=0.25)
-    assert steps.seconds(3, 100.0, [], 0) == 1.75
+    steps = PaddedSteps(Fixed(), limits, has_kernels=False, host_step_seconds=0.125, host_token_seconds=0.25)
+    assert steps.seconds(3, 100.0, [], 0) == 1.875
     assert steps.idle_seconds == PaddedSteps(Fixed(), limits, has_kernels=False).idle_seconds
     server = Planned(limits, steps, request_seconds=0.5)
     [answer], used = simulate_server(server, loaded(one(64, 5)))
-    assert answer.ttft_seconds == 2.5
-    assert _gaps(answer).tolist() == [1.25] * 4
+    assert answer.ttft_seconds == 2.625
+    assert _gaps(answer).tolist() == [1.375] * 4
     assert answer.end_seconds == used.busy_seconds + 0.5
+
+
+def test_a_host_takes_requests_in_one_by_one_and_from_the_step_beside():
+    """The second is taken in beside the step of the first: twice as long on half of a core, which that loses.
+
+    The first is queued at 0.5 s, the second at 1.5. The step of the first prompt takes 2 s and 0.5 more; the
+    next one, scheduled when that began, has the first alone, and the one behind it the second's prompt.
+    """
+    first, second = one(64, 5), one(64, 1)
+    answers, used = simulate_server(planned(request_seconds=0.5), loaded(first, second))
+    assert [answer.ttft_seconds for answer in answers] == [3.0, 6.0]
+    assert used.steps == 5 and used.busy_seconds == answers[0].end_seconds - 0.5 == 7.5
 
 
 def test_long_prompts_are_prefilled_in_chunks():

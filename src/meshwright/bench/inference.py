@@ -14,7 +14,8 @@ small model, as the engine calls them, and fitted one by one:
 Where the server's extra is installed, the model is also served over HTTP to a client on the same machine:
 
     host_request_seconds    a request of one token, beside its step
-    host_token_seconds      steps of all slots whose tokens are streamed, beside the same steps without HTTP
+    host_step_seconds       steps whose tokens are streamed, of one sequence and of all slots, beside the same
+    host_token_seconds      steps without HTTP
 """
 
 from dataclasses import dataclass, replace
@@ -65,20 +66,30 @@ def deep_model() -> ModelConfig:
 
 @dataclass(frozen=True)
 class MeasuredHttp:
-    """Seconds of answers over HTTP: of one token, of one alone and of all slots; of all, of many tokens."""
+    """Seconds of answers over HTTP: of one token and of many, of one sequence alone and of all slots."""
 
     alone: float
     together: float
+    alone_streamed: float
     streamed: float
 
-    def request_seconds(self, step: float) -> float:
+    def request_seconds(self, one: float) -> float:
         """What a request takes beside its step of one sequence."""
-        return max(0.0, self.alone - step)
+        return max(0.0, self.alone - one)
 
-    def token_seconds(self, step: float) -> float:
-        """What a token adds to its step, which takes so long for all slots without HTTP."""
-        of_a_step = (self.streamed - self.together) / (_STREAMED - 1)
-        return max(0.0, of_a_step - step) / _SLOTS
+    def token_seconds(self, one: float, many: float) -> float:
+        """What each further token adds to its step; steps take so long for one and for all without HTTP."""
+        return max(0.0, self._of_all(many) - self._of_one(one)) / (_SLOTS - 1)
+
+    def step_seconds(self, one: float, many: float) -> float:
+        """What is left of a step, whatever its tokens."""
+        return max(0.0, self._of_one(one) - self.token_seconds(one, many))
+
+    def _of_one(self, step: float) -> float:
+        return max(0.0, (self.alone_streamed - self.alone) / (_STREAMED - 1) - step)
+
+    def _of_all(self, step: float) -> float:
+        return max(0.0, (self.streamed - self.together) / (_STREAMED - 1) - step)
 
 
 @dataclass(frozen=True)
@@ -149,13 +160,14 @@ def _over_http(progress: Listener, runner: JaxRunner) -> Prepared[MeasuredHttp] 
     programs: list[TimedCall] = [
         partial(loopback.ask, 1, 1, _REPEATS),
         partial(loopback.ask, _SLOTS, 1, 1),
+        partial(loopback.ask, 1, _STREAMED, 1),
         partial(loopback.ask, _SLOTS, _STREAMED, 1),
     ]
 
     def finish(timings: list[Timing]) -> list[MeasuredHttp]:
         loopback.close()
-        alone, together, streamed = timings
-        return [MeasuredHttp(alone.per(_REPEATS).seconds, together.seconds, streamed.seconds)]
+        alone, *others = timings
+        return [MeasuredHttp(alone.per(_REPEATS).seconds, *(one.seconds for one in others))]
 
     return Prepared(programs, finish)
 
@@ -169,7 +181,10 @@ def _runner(config: ModelConfig, layout: Layout, chunk: int) -> JaxRunner:
 
 
 def _steps(runner: JaxRunner, num_sequences: int, queries: int, context: int) -> TimedCall:
-    """Steps of `queries` more tokens of each sequence, up to so many positions."""
+    """Steps of `queries` more tokens of each sequence, up to so many positions.
+
+    As in the engine, the next one is dispatched before the tokens of this one are read.
+    """
     pages = -(-context // DEFAULT_PAGE)
     works = tuple(
         SequenceWork(
@@ -184,8 +199,12 @@ def _steps(runner: JaxRunner, num_sequences: int, queries: int, context: int) ->
     )
 
     def run() -> None:
-        for _ in range(_REPEATS):
-            runner.run(Batch(works)).read()
+        under_way = runner.run(Batch(works))
+        for _ in range(_REPEATS - 1):
+            following = runner.run(Batch(works))
+            under_way.read()
+            under_way = following
+        under_way.read()
 
     return run
 
@@ -202,7 +221,8 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         overlap=0.0,
         launch_seconds=measured.host,
         host_request_seconds=http.request_seconds(measured.one) if http else 0.0,
-        host_token_seconds=http.token_seconds(measured.many) if http else 0.0,
+        host_step_seconds=http.step_seconds(measured.one, measured.many) if http else 0.0,
+        host_token_seconds=http.token_seconds(measured.one, measured.many) if http else 0.0,
         sources=_sources(has_http=http is not None),
     )
 
@@ -277,8 +297,9 @@ def _sources(*, has_http: bool) -> dict[str, str]:
     where = f"measured by mw calibrate with the programs of mw serve, JAX {jax.__version__}"
     http = {
         "host_request_seconds": f"{where}: an answer of one token over HTTP beside its step",
-        "host_token_seconds": f"{where}: steps of {_SLOTS} sequences whose tokens are streamed to a client "
-        "on the same machine, beside such steps without HTTP",
+        "host_step_seconds": f"{where}: steps of one sequence whose tokens are streamed to a client on the "
+        "same machine, beside such steps without HTTP",
+        "host_token_seconds": f"{where}: the same of {_SLOTS} sequences, beside those of one",
     }
     return (http if has_http else {}) | {
         "matmul": f"{where}: a prompt of {_PROMPT} tokens",

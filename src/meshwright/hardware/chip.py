@@ -160,8 +160,8 @@ class StepEfficiency:
     of a pipeline lie in several domains.
     host_flush_seconds: what an allocator takes to give all of its free blocks back and to ask for them anew,
     as it does where memory runs short, at least once a microbatch.
-    host_request_seconds, host_token_seconds: what HTTP takes where the cores that serve it are the devices'
-    too: of a request, before it is scheduled, and of each token, whose step takes so much longer.
+    host_request_seconds, host_step_seconds, host_token_seconds: what HTTP takes where the cores that serve it
+    are the devices' too: of a request, before it is scheduled, of a step, and of each of its tokens.
     unfused_norms: whether the steps of an RMS norm are kernels of their own.
     gathers_first: whether weights that ZeRO 1 or 2 updated are all gathered before the next forward pass
     begins; else each is gathered ahead of its first use.
@@ -201,6 +201,7 @@ class StepEfficiency:
     host_stage_seconds: float = 0.0
     host_flush_seconds: float = 0.0
     host_request_seconds: float = 0.0
+    host_step_seconds: float = 0.0
     host_token_seconds: float = 0.0
     whole_sums: bool = False
     gathers_first: bool = False

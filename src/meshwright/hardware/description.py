@@ -58,7 +58,7 @@ _STEP_SHARES = (
 _STEP_SECONDS = (
     "kernel_seconds", "experts_seconds", "collective_seconds", "launch_seconds",
     "host_seconds", "host_collective_seconds", "host_node_seconds", "host_stage_seconds",
-    "host_flush_seconds", "host_request_seconds", "host_token_seconds", "slowdown",
+    "host_flush_seconds", "host_request_seconds", "host_step_seconds", "host_token_seconds", "slowdown",
     "attention_half_keys", "network_falloff", "network_latency", "matmul_half_outputs",
 )  # fmt: skip
 _STEP_COUNTS = ("scatter_passes",)

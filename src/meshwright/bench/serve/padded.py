@@ -19,15 +19,22 @@ class PaddedSteps:
 
     Steps that generate have 1, 2, 4, ... rows a replica; beside prompts all slots have one, and prompts have
     1, 2, 4, ... blocks. Rows that nobody holds are multiplied and attend to nothing. has_kernels: a whole
-    prompt that comes alone has a program without rows (accelerators). host_token_seconds: of each sequence
-    that generates, whose tokens the devices' cores send, too.
+    prompt that comes alone has a program without rows (accelerators). host_step_seconds,
+    host_token_seconds: of a step and of each sequence that generates in it, whose tokens the devices' cores
+    send, too.
     """
 
     def __init__(
-        self, prices: "StepPrices", limits: Limits, *, has_kernels: bool, host_token_seconds: float = 0.0
+        self,
+        prices: "StepPrices",
+        limits: Limits,
+        *,
+        has_kernels: bool,
+        host_step_seconds: float = 0.0,
+        host_token_seconds: float = 0.0,
     ) -> None:
         self._prices, self._limits, self._has_kernels = prices, limits, has_kernels
-        self._host_token_seconds = host_token_seconds
+        self._host_step_seconds, self._host_token_seconds = host_step_seconds, host_token_seconds
         self._rows = _filled_up(limits.slots_of_replica, limits.num_replicas)
         self._blocks = _filled_up(limits.chunk // limits.block, limits.num_replicas)
 
@@ -41,6 +48,7 @@ class PaddedSteps:
             StepSeconds(config, layout, hardware, most, limits.context),
             limits,
             has_kernels=attends_to_whole_prompts(hardware.chip.kind, layout),
+            host_step_seconds=reached.host_step_seconds if reached else 0.0,
             host_token_seconds=reached.host_token_seconds if reached else 0.0,
         )
 
@@ -59,7 +67,8 @@ class PaddedSteps:
     ) -> float:
         """Seconds of a step, as `StepPrices` has them."""
         filled = self.filled_up(num_sequences, mean_context, chunks, num_drafts)
-        return self._prices.seconds(*filled) + self._host_token_seconds * num_sequences
+        of_host = self._host_step_seconds + self._host_token_seconds * num_sequences
+        return self._prices.seconds(*filled) + of_host
 
     def filled_up(
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int

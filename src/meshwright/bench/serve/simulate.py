@@ -2,7 +2,8 @@
 
 Each replica has a scheduler and a device. As in the engine, the next step is scheduled when one begins,
 before its tokens are known, and begins when it ends. Networks to clients take no time, and hosts what was
-measured of them where they are the devices, too (CPUs).
+measured of them where they are the devices, too (CPUs): requests are taken in one by one, and share a core
+with a step that runs meanwhile.
 
 Texts are known by their lengths alone, and sequences that generate are counted together (`serve/counted.py`):
 the time of a simulation grows with requests and steps, and hardly with tokens.
@@ -57,8 +58,8 @@ class Planned:
     and values then take `transfer_seconds` per token to the replica that answers. num_drafts: guesses of a
     sequence a step, each right with probability `acceptance` where those before it are. counted: sequences
     that generate without guesses are counted together; what comes of it is the same, sooner. idle: of its
-    runner, by which the engines pace prompts; None: they do not. request_seconds: of the host, before a
-    request is queued.
+    runner, by which the engines pace prompts; None: they do not. request_seconds: of a host whose cores are
+    the device, before a request is queued; 0: it takes no time.
     """
 
     limits: Limits
@@ -176,10 +177,7 @@ class _Simulation:
         self._asked[number].append(asked)
         if self._prefilling:
             replica = min(self._prefilling, key=_Replica.num_unfinished)
-        if self._planned.request_seconds:
-            self.at(self.now + self._planned.request_seconds, partial(replica.add, asked))
-        else:
-            replica.add(asked)
+        replica.hear(asked)
 
     def heard(self, asked: "_Asked") -> None:
         """Goes on once a turn is answered: with the next of its chat, or with a chat that waits."""
@@ -285,6 +283,8 @@ class _Replica:
         self._seconds = 0.0  # of the step that runs
         self._next: Batch | None = None
         self._coming: deque[_Asked] = deque()  # prefilled elsewhere, without pages here yet
+        self._heard: deque[_Asked] = deque()  # not yet queued: the host takes them in, the first now
+        self._lost = 0.0  # seconds of the step that runs, to the host
         self._asked: dict[Answering, _Asked] = {}
         self._ends = array("d")  # of its steps
         self.prompt_tokens = self.cached_tokens = self.preempted = 0
@@ -300,7 +300,29 @@ class _Replica:
         return np.frombuffer(self._ends)
 
     def num_unfinished(self) -> int:
-        return self._scheduler.num_running + self._scheduler.num_waiting + len(self._coming)
+        outside = len(self._coming) + len(self._heard)
+        return self._scheduler.num_running + self._scheduler.num_waiting + outside
+
+    def hear(self, asked: _Asked) -> None:
+        """Queues a turn once the host has taken it in."""
+        if not self._planned.request_seconds:
+            self.add(asked)
+            return
+        self._heard.append(asked)
+        if len(self._heard) == 1:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """The host begins with the first turn that it has heard: beside a step each has half of one core."""
+        seconds, is_shared = self._planned.request_seconds, self._running is not None
+        if is_shared:
+            self._lost += seconds
+        self._simulation.at(self._simulation.now + (2 * seconds if is_shared else seconds), self._taken_in)
+
+    def _taken_in(self) -> None:
+        self.add(self._heard.popleft())
+        if self._heard:
+            self._take_in()
 
     def add(self, asked: _Asked) -> None:
         """Queues a turn."""
@@ -348,6 +370,11 @@ class _Replica:
     def _end(self) -> None:
         batch = self._running
         assert batch is not None
+        if self._lost:
+            self._seconds, self._lost, lost = self._seconds + self._lost, 0.0, self._lost
+            self.busy_seconds += lost
+            self._simulation.at(self._simulation.now + lost, self._end)
+            return
         self._ends.append(self._simulation.now)
         if self._pace is not None:
             self._pace.took(batch, self._seconds)
