@@ -53,6 +53,8 @@ def test_the_table_has_a_column_a_plan(plans, capsys):
 def test_what_is_no_plan_is_one_line(capsys, tmp_path):
     assert main(["compare", str(tmp_path / "absent.toml")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+    assert main(["compare", "llama-3-8b"]) == 2
+    assert "of a model, write llama-3-8b@HARDWARE" in capsys.readouterr().err
 
 
 BATCH = ["--batch-tokens", "1Mi", "--seq-len", "4096"]

@@ -83,7 +83,8 @@ def test_a_run_holds_what_serving_and_reports_read(trained: Path):
 def test_train_prints_the_last_line_of_the_metrics(corpus: Path, plan: Path, tmp_path: Path, capsys):
     assert train(plan, corpus, tmp_path / "run", "--json") == 0
     printed = capsys.readouterr()
-    line = json.loads(printed.out)
+    [printed_line] = printed.out.splitlines()
+    line = json.loads(printed_line)
     assert line.keys() >= LINE_KEYS | {"validation_loss"}
     assert line["step"] == STEPS and line["planned_step_seconds"] > 0
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]) == line

@@ -147,9 +147,9 @@ ContextOption = Annotated[
 ]
 
 
-def emit(document: Mapping[str, Any]) -> None:
-    """Prints the one JSON document of a command."""
-    print(json.dumps(document, indent=2, allow_nan=False))
+def emit(document: Mapping[str, Any], *, as_line: bool = False) -> None:
+    """Prints the one JSON document of a command. as_line: as one line, as those of metrics.jsonl are."""
+    print(json.dumps(document, indent=None if as_line else 2, allow_nan=False))
 
 
 def show(*renderables: Any) -> None:

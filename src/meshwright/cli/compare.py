@@ -78,7 +78,10 @@ def _planned(name: str, batch_tokens: int | None, seq_len: int | None) -> Plan:
     """The plan of a file, or of MODEL@HARDWARE[@LAYOUT]. Raises PlanError for what is neither."""
     model, *rest = name.split("@")
     if not rest:
-        return load_plan(Path(name))
+        path = Path(name)
+        if not path.suffix and not path.exists():
+            raise PlanError(f"{name} is no plan's file; of a model, write {name}@HARDWARE: {name}@v5p:4x4x4")
+        return load_plan(path)
     if len(rest) > 2:
         raise PlanError(f"{name!r} is not MODEL@HARDWARE[@LAYOUT]: it has {len(rest)} @")
     if batch_tokens is None or seq_len is None:

@@ -215,7 +215,8 @@ def train(
         result, speaks = _carry_out(job)
     rows = _operations(job) if speaks and traced is not None else []
     if speaks and as_json:
-        emit(result.line | ({"operations": [asdict(row) for row in rows]} if rows else {}))
+        of_profile = {"operations": [asdict(row) for row in rows]} if rows else {}
+        emit(result.line | of_profile, as_line=True)
     elif speaks:
         if rows:
             from meshwright.report.tables import operations_table
