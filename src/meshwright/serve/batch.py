@@ -203,8 +203,9 @@ class Limits:
         least = of_context * num_replicas
         if num_pages < least:
             raise PlanError(
-                f"a cache of {num_pages} pages of {page_size} positions is too small for one context of "
-                f"{context}{on_each(num_replicas)}; fits: {least} pages or more"
+                f"a cache of {num_pages} pages of {page_size} positions is too small for a context of "
+                f"{context}{on_each(num_replicas)}; "
+                f"fits: {least} pages or more, {least * page_size} positions"
             )
         block = min(block, 1 << (context - 1).bit_length())
         chunk = min(-(-chunk // block), -(-context // block)) * block
