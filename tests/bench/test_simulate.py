@@ -115,10 +115,14 @@ def test_batches_wait_for_their_slowest():
 
 
 def test_prompts_are_paced_beside_those_that_generate():
-    """So that a step takes at most MOST times one without: of `Fixed` 48 tokens, 1 + 48 / 64 seconds."""
-    chats, limits = [*[one(2, 100)] * 3, one(1800, 1, 5.0)], Limits.of(4, 2048, block=16)
+    """So that a step takes at most MOST times one without: of `Fixed` 96 tokens, 1 + 96 / 64 seconds.
+
+    Where padding is multiplied the nearest program has 8 blocks, not 6: 1 + 128 / 64 seconds.
+    """
+    chats, padded = [*[one(2, 100)] * 3, one(1800, 1, 5.0)], Limits.of(4, 2048, block=16)
     idle = IdleSeconds(((1, 1.0), (2, 1.0), (4, 1.0)), 1 / 64)
-    for known, longest in (None, 9.0), (idle, MOST):
+    exact = replace(padded, multiplies_padding=False)
+    for limits, known, longest in (padded, None, 9.0), (padded, idle, 3.0), (exact, idle, MOST):
         answers, _ = simulate_server(Planned(limits, Fixed(), idle=known), loaded(*chats))
         assert max(gap for answer in answers[:3] for gap in _gaps(answer)) == pytest.approx(longest)
 

@@ -2,10 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from meshwright.nn.cpu import keep_freed_memory
+from meshwright.nn import cpu
+from meshwright.nn.cpu import keep_freed_memory, put_in_huge_pages
 
 # Pages that the system clears for 64 MiB that were allocated, written and freed once before.
 FAULTS = """
@@ -60,3 +65,54 @@ def test_memory_that_is_kept_can_be_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", RESIDENT], capture_output=True, text=True, check=True)
     kept, left = map(int, done.stdout.split())
     assert kept - left > 60_000_000
+
+
+def huge_bytes(begin: int, end: int) -> int:
+    """Bytes of huge pages in the mappings of this process that lie between two addresses."""
+    found, is_there = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if "-" in word and not word.endswith(":"):
+            first, last = (int(address, 16) for address in word.split("-"))
+            is_there = first < end and last > begin
+        elif word == "AnonHugePages:" and is_there:
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+def test_arrays_lie_in_huge_pages_that_they_fill_together() -> None:
+    """Of a megabyte each, of which none fills a page of two by itself; what stands in them stays."""
+    arrays = [jnp.full(1 << 18, number, jnp.float32) for number in range(32)]
+    granted = put_in_huge_pages(arrays)
+    for number, array in enumerate(arrays):
+        np.testing.assert_array_equal(array, number)
+    if not granted:
+        pytest.skip("the system grants no huge pages")
+    places = [array.unsafe_buffer_pointer() for array in arrays]
+    assert granted <= huge_bytes(min(places), max(places) + arrays[0].nbytes)
+    assert put_in_huge_pages([jnp.zeros(8)]) == 0
+
+
+def test_a_kernel_that_refuses_them_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def madvise(address: int, size: int, advice: int) -> int:
+        asked.append(advice)
+        return -1
+
+    monkeypatch.setattr(cpu, "_huge_page_bytes", lambda: 4096)
+    monkeypatch.setattr(cpu.ctypes, "CDLL", lambda _: SimpleNamespace(madvise=madvise))
+    assert put_in_huge_pages([jnp.zeros(1 << 14)]) == 0
+    assert set(asked) == {cpu._HUGEPAGE, cpu._COLLAPSE}
+
+
+@pytest.mark.parametrize("enabled", [None, "always madvise [never]\n"])
+def test_a_system_without_huge_pages_is_asked_for_none(
+    enabled: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "_HUGE", tmp_path)
+    if enabled:
+        (tmp_path / "enabled").write_text(enabled)
+        (tmp_path / "hpage_pmd_size").write_text("2097152\n")
+    monkeypatch.setattr(cpu.ctypes, "CDLL", None)
+    assert put_in_huge_pages([jnp.zeros(1 << 20)]) == 0

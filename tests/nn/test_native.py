@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +92,24 @@ def test_a_row_of_zeros_or_of_nan_is_one_of_the_product() -> None:
     assert (found[1] == 0).all()
     assert np.isnan(found[3]).all()
     assert np.isfinite(found[[0, 2, 4]]).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+@pytest.mark.parametrize("size", [92, 2060])
+def test_rows_of_zeros_are_passed_over(dtype: Any, size: int) -> None:
+    """Their products with weights that are no numbers would be none; others are as alone, to the bit."""
+    needs_native()
+    x, w = _operands(40, size, 75, dtype)
+    there = np.sort(np.random.default_rng(size).permutation(40)[:13])
+    sparse = jnp.zeros_like(x).at[there].set(x[there]).at[there[0] + 1 :: 7].multiply(-1)
+    found = np.asarray(_product(sparse, w))
+    alone = np.asarray(_product(sparse[there], w))
+    np.testing.assert_array_equal(found[there], alone)
+    assert (np.delete(found, there, axis=0) == 0).all()
+    if dtype != jnp.int8:
+        broken = np.asarray(_product(sparse, w.at[3].set(jnp.nan)))
+        assert (np.delete(broken, there, axis=0) == 0).all() and np.isnan(broken[there, 3]).all()
+    assert (np.asarray(_product(jnp.zeros_like(x), w)) == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
@@ -221,6 +240,52 @@ def _logits(dtype: str, computed: str, text: str, *, with_native: bool) -> tuple
     heads = np.tile(np.arange(4, dtype=np.int32), count)
     logits, _ = compiled(params, pools, last, tokens, *columns, heads)
     return np.asarray(logits), compiled.as_text()
+
+
+def test_a_row_that_nobody_holds_has_zeros_and_changes_no_other() -> None:
+    needs_native()
+    layout = Layout.parse("data=2").replace(weights_dtype="bf16", compute_dtype="f32").at("generate")
+    mesh = device_mesh(layout)
+    programs = InferencePrograms(TINY, layout, mesh, num_slots=4, num_pages=8, page_size=4, with_native=True)
+    assert not programs.multiplies_padding
+    params = layered(init_params(TINY, layout, mesh, seed=0), TINY, layout, mesh, with_panels=True)
+    step = programs.step(StepShape((Rows(4, 1),), 4, 4, 2))
+    tables = np.tile(np.arange(8, dtype=np.int32).reshape(4, 1, 2), (2, 1, 1))
+    tokens = np.arange(1, 9, dtype=np.int32)
+
+    def logits(held: list[int]) -> np.ndarray:
+        positions, heads = np.full(8, NOBODY, np.int32), np.full(8, NOBODY, np.int32)
+        positions[held] = 0
+        heads[held] = np.asarray(held) % 4
+        pools, last = programs.empty()
+        found, _ = step(params, pools, last, tokens, positions, np.zeros(8, np.int32), tables, heads)
+        return np.asarray(found)
+
+    every, some = logits([*range(8)]), logits([1, 4, 6])
+    np.testing.assert_array_equal(some[[1, 4, 6]], every[[1, 4, 6]])
+    assert (np.delete(some, [1, 4, 6], axis=0) == 0).all() and (every != 0).any(axis=1).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "expected"),
+    [
+        (TINY, {}, False),
+        (replace(TINY, qkv_bias=True), {}, False),
+        (replace(TINY, attention_out_bias=True), {}, True),
+        (TINY, {"weights_dtype": "fp8"}, True),
+        (TINY, {"weights_dtype": "int8", "matmul_dtype": "int8"}, False),
+    ],
+)
+def test_padding_is_multiplied_where_it_does_not_stay_zeros(
+    kind: Any, words: dict[str, str], expected: bool
+) -> None:
+    layout = Layout.of(**{"weights_dtype": "bf16", "compute_dtype": "f32"} | words).at("generate")
+    mesh = device_mesh(layout)
+    for with_native in (True, False):
+        programs = InferencePrograms(
+            kind, layout, mesh, num_slots=4, num_pages=8, page_size=4, with_native=with_native
+        )
+        assert programs.multiplies_padding == (expected or not with_native)
 
 
 @pytest.mark.parametrize("case", LAYOUTS)

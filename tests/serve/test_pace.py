@@ -1,11 +1,12 @@
 """How long prompts hold up those that generate: the pace of a scheduler over devices of known times."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 from tests.serve.test_scheduler import run, sequence
 
-from meshwright.serve.batch import Batch, IdleSeconds, Limits
+from meshwright.serve.batch import Batch, IdleSeconds, Limits, SequenceWork
 from meshwright.serve.pace import MOST, PATIENCE, Pace
 from meshwright.serve.scheduler import CHUNKS_OF_A_BURST, Scheduler
 
@@ -61,6 +62,46 @@ def test_a_slower_machine_changes_nothing_and_slower_prompts_leave_less_room():
     for _ in range(40):
         pace.took(mixed, 0.012 + 4 * 0.0001 * work)
     assert pace.room() == pytest.approx(2 * (MOST - 1) * 0.006 / (4 * 0.0001), rel=1e-3)
+
+
+def test_rows_that_nobody_holds_are_no_part_of_a_step_where_they_take_no_time():
+    """Two of eight generate, in 4 ms: what a step of 54 ms has beside them is of 100 tokens of a prompt."""
+    pace = Pace(IDLE, replace(LIMITS, multiplies_padding=False))
+    prompt, tokens = sequence(100), (0,) * 100
+    works = [SequenceWork(sequence(), slot, 5, [0], ()) for slot in range(2)]
+    mixed = Batch((*works, SequenceWork(prompt, 2, 0, tokens, ())))
+    seconds = 0.004 + 5 * 0.0001 * LIMITS.prompt_time(0, 100)
+    for _ in range(60):
+        pace.took(mixed, seconds)
+    assert pace.room() == pytest.approx((MOST - 1) * 0.006 / (5 * 0.0001), rel=1e-3)
+
+
+def test_a_chunk_that_time_cuts_fills_the_program_that_it_runs_in():
+    """Of the numbers of blocks that programs have, 1, 2, 4, ..., 32, the nearest to what the time is for."""
+
+    def blocks(room: float, *prompts: int, multiplies_padding: bool = True) -> list[int]:
+        """Of each prompt, in a step beside one that generates with time for so many blocks of prompts."""
+        limits = replace(LIMITS, even_context=1e9, multiplies_padding=multiplies_padding)
+        pace = Pace(IDLE, limits)
+        pace.room = lambda: room * limits.block + 1e-3
+        scheduler = Scheduler(limits, max_waiting=8, prefix_cache=False, pace=pace)
+        scheduler.add(generating(1))
+        prefilled(scheduler, 3)
+        scheduler.add([sequence(count * 16, first=5 + 9 * one) for one, count in enumerate(prompts)])
+        batch = scheduler.schedule()
+        assert batch
+        counts = [len(work.tokens) for work in batch.works if work.is_prompt]
+        assert all(count % 16 == 0 for count in counts)
+        return [count // 16 for count in counts]
+
+    assert [blocks(room, 30)[0] for room in (1, 2, 3, 4, 5, 6, 8, 11, 12)] == [1, 2, 4, 4, 4, 8, 8, 8, 16]
+    assert blocks(3, 30, multiplies_padding=False) == [3]
+    assert blocks(3, 3, 30) == [3, 1]  # the program of four has room for one more, whatever the time
+    assert blocks(5, 5, 30) == [5, 3]
+    assert blocks(5, 4, 30) == [4]
+    assert blocks(3, 3) == [3]
+    assert blocks(40, 30, 30) == [30, 2]
+    assert blocks(5, 2, 1, 30) == [2, 1, 1]
 
 
 def seconds(batch: Batch, slope: float) -> float:

@@ -515,7 +515,8 @@ def test_too_few_pages_for_one_sequence_are_refused(reference):
     with pytest.raises(PlanError) as error:
         JaxRunner({}, config, layout(1), device_mesh(layout(1)), **sizes)
     assert str(error.value) == (
-        "a cache of 7 pages of 8 positions is too small for one context of 64; fits: 8 pages or more"
+        "a cache of 7 pages of 8 positions is too small for a context of 64; "
+        "fits: 8 pages or more, 64 positions"
     )
 
 

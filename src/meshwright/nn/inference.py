@@ -53,6 +53,7 @@ Params = dict[str, Any]
 
 # Matrices that are not, or not only, multiplied by rows: looked up, absorbed, or of a router.
 _READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up"}
+_BEFORE_ATTENTION = {"wq_bias", "wk_bias", "wv_bias"}
 
 
 class InferenceOps(JaxOps):
@@ -471,6 +472,18 @@ def _type(
     used = layout.rules.used.split(array.name, "".join(array.dims))
     scales = ShardedArray(array.name, kept, tuple(used.axes_of(letter) for letter in kept))
     return Quantised(values, array_type(scales, mesh, sizes, jnp.float32))
+
+
+def passes_over_zeros(config: ModelConfig, layout: Layout) -> bool:
+    """Whether, with panels, rows of zeros stay zeros through all layers, so that no product is of them.
+
+    Biases make others of them, but those of queries, keys and values: attention of nobody's token is zero.
+    """
+    of_layers = {path: param for path, param in parameters(config).items() if "/" in path}
+    matrices = {path: param for path, param in of_layers.items() if param.init == "normal"}
+    biases = {path.rpartition("/")[2] for path in of_layers if path.endswith("_bias")}
+    stay = biases <= _BEFORE_ATTENTION and not config.attention_sinks and config.positions != "alibi"
+    return stay and all(_can_lie_in_panels(config, layout, *item) for item in matrices.items())
 
 
 def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Param) -> bool:

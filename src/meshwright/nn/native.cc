@@ -3,7 +3,7 @@
 //
 // Called by XLA through its foreign function interface, and run on its threads; see native.py. Weights w[O, I]
 // lie in panels. A number of the result is summed in the order of I: it depends on its row and its column alone,
-// never on how many others there are.
+// never on how many others there are. Rows of zeros, as a step has them where nobody's token is, are passed over.
 
 #include <immintrin.h>
 
@@ -373,17 +373,17 @@ struct Ahead {
   int64_t bytes;
 };
 
-// What R rows by a panel add to their sums, in y f32[R, width] from the first to the last of `steps`. kIsMade: the
-// panel is of words, not of steps.
+// What R rows by a panel add to their sums, from the first to the last of `steps`: in y f32[..., width], where they have
+// these places. kIsMade: the panel is of words, not of steps.
 template <typename Kind, int R, bool kIsMade>
-void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind::Row* rows, int64_t num_rows,
-          float* y, int64_t width, const Lanes* lanes, bool is_first, bool is_last, Ahead ahead) {
+void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind::Row* rows, const int64_t* places,
+          int64_t num_rows, float* y, int64_t width, const Lanes* lanes, bool is_first, bool is_last, Ahead ahead) {
   Floats sums[R][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = is_first || r >= num_rows ? All(0.0f) : Wide(y + r * width + v * kLanes, lanes[v]);
+      sums[r][v] = is_first || r >= num_rows ? All(0.0f) : Wide(y + places[r] * width + v * kLanes, lanes[v]);
     }
   }
   constexpr int kWords = kIsMade ? 1 : Kind::kWords;
@@ -411,7 +411,7 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
     if (r >= num_rows) break;
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      Store(y + r * width + v * kLanes, lanes[v], is_last ? Kind::Result(sums[r][v], rows[r]) : sums[r][v]);
+      Store(y + places[r] * width + v * kLanes, lanes[v], is_last ? Kind::Result(sums[r][v], rows[r]) : sums[r][v]);
     }
   }
 }
@@ -432,17 +432,18 @@ struct Tiles {
   }
 };
 
-// Rows of x, as tiles read them: in groups, each word of all rows of a group together.
+// Rows of x that are not all zeros, as tiles read them: in groups, each word of all rows of a group together.
 template <typename Kind>
 struct Rows {
+  std::vector<int64_t> places;  // of these rows in x
   int64_t count, steps, num_groups;
   Tiles<Kind> tiles, last;  // of a group, and of the last one, which may have fewer rows
   std::vector<int32_t> numbers;
   std::vector<typename Kind::Row> others;
 
   template <typename X>
-  Rows(ffi::ThreadPool& pool, const X* x, int64_t count, int64_t size)
-      : count(count), steps(Ceil(size, Kind::kTogether)) {
+  Rows(ffi::ThreadPool& pool, const X* x, int64_t num_rows, int64_t size)
+      : places(Places(x, num_rows, size)), count(places.size()), steps(Ceil(size, Kind::kTogether)) {
     tiles = Tiles<Kind>::For(Ceil(count, std::max<int64_t>(1, Ceil(count, kRows))));
     num_groups = Ceil(count, tiles.num_rows);
     last = Tiles<Kind>::For(count - (num_groups - 1) * tiles.num_rows);
@@ -453,7 +454,7 @@ struct Rows {
       room.resize(this->steps * Kind::kWords);
       const int64_t first = group * this->tiles.num_rows, apart = this->Of(group).num_rows;
       for (int64_t r = 0; r < std::min(apart, this->count - first); ++r) {
-        this->others[first + r] = Kind::Prepare(x + (first + r) * size, size, room.data());
+        this->others[first + r] = Kind::Prepare(x + this->places[first + r] * size, size, room.data());
         int32_t* to = this->numbers.data() + first * this->steps * Kind::kWords + r;
         for (int64_t k = 0; k < this->steps; ++k) {
           for (int i = 0; i < Kind::kWords; ++i, to += apart) *to = Kind::Word(room.data(), k, i);
@@ -461,6 +462,18 @@ struct Rows {
       }
     };
     InParallel(pool, num_groups, prepare);
+  }
+
+  static bool IsZero(float x) { return x == 0; }
+  static bool IsZero(uint16_t x) { return (x & 0x7FFF) == 0; }  // bf16
+
+  template <typename X>
+  static std::vector<int64_t> Places(const X* x, int64_t num_rows, int64_t size) {
+    std::vector<int64_t> found;
+    for (int64_t r = 0; r < num_rows; ++r, x += size) {
+      if (!std::all_of(x, x + size, [](X number) { return IsZero(number); })) found.push_back(r);
+    }
+    return found;
   }
 
   const Tiles<Kind>& Of(int64_t group) const { return group + 1 < num_groups ? tiles : last; }
@@ -502,8 +515,8 @@ void Block(const Rows<Kind>& rows, const int32_t* panel, const int32_t* next, fl
     const int32_t* x = rows.numbers.data() + (row * rows.steps + from * tiles.num_rows) * Kind::kWords;
     // Of made words each group of rows fetches its part of the next block.
     const Ahead part{reinterpret_cast<const char*>(next) + (group - begin) * bytes / groups, bytes / (groups * words)};
-    (makes ? tiles.of_words : tiles.of_steps)(x, panel, steps, rows.others.data() + row, rows.count - row,
-                                              y + row * width + first, width, lanes, from == 0,
+    (makes ? tiles.of_words : tiles.of_steps)(x, panel, steps, rows.others.data() + row, rows.places.data() + row,
+                                              rows.count - row, y + first, width, lanes, from == 0,
                                               from + steps == rows.steps, makes ? part : Ahead{beyond, step_bytes});
   }
 }
@@ -536,6 +549,8 @@ template <typename Kind, typename X>
 void Multiply(ffi::ThreadPool& pool, const X* x, const int32_t* w, float* y, int64_t num_rows, int64_t size,
               int64_t width) {
   const Rows<Kind> rows(pool, x, num_rows, size);
+  if (rows.count < num_rows) std::fill_n(y, num_rows * width, 0.0f);
+  if (!rows.count) return;
   // Eight parts for each thread, since some begin late.
   const int64_t panels = Ceil(width, kPanel), part = Ceil(panels, 8 * std::max<int64_t>(1, pool.num_threads()));
   InParallel(pool, Ceil(panels, part), [=, &rows](int64_t i) {

@@ -121,7 +121,8 @@ class Limits:
     window: of the layers that have pages of their own, num_window_pages of a replica, since they keep no more
     positions; None where all layers share pages. num_host_pages: of a replica in the host's memory, for what
     is evicted from the cache. even_context: the position behind which attention takes a token as long as its
-    products do; a step takes fewer tokens of a prompt that are far behind it.
+    products do; a step takes fewer tokens of a prompt that are far behind it. multiplies_padding: whether
+    rows of a step that nobody holds take as long as others, but for attention.
     """
 
     num_slots: int
@@ -135,6 +136,7 @@ class Limits:
     num_window_pages: int = 0
     num_host_pages: int = 0
     even_context: float = inf
+    multiplies_padding: bool = True
 
     @property
     def slots_of_replica(self) -> int:
@@ -201,8 +203,9 @@ class Limits:
         least = of_context * num_replicas
         if num_pages < least:
             raise PlanError(
-                f"a cache of {num_pages} pages of {page_size} positions is too small for one context of "
-                f"{context}{on_each(num_replicas)}; fits: {least} pages or more"
+                f"a cache of {num_pages} pages of {page_size} positions is too small for a context of "
+                f"{context}{on_each(num_replicas)}; "
+                f"fits: {least} pages or more, {least * page_size} positions"
             )
         block = min(block, 1 << (context - 1).bit_length())
         chunk = min(-(-chunk // block), -(-context // block)) * block
@@ -226,6 +229,11 @@ class Limits:
     def tokens_of_a_step(self, num_drafts: int) -> int:
         """Most tokens of a step, of all replicas: their chunks, and a token and its drafts of every slot."""
         return self.chunk * self.num_replicas + self.num_slots * (1 + num_drafts)
+
+    @cached_property
+    def sizes_of_blocks(self) -> list[int]:
+        """The numbers of blocks of a replica's prompts that programs have."""
+        return compiled_sizes(self.chunk // self.block)
 
     def prompt_time(self, start: int, count: int) -> float:
         """The time of so many tokens of a prompt from position `start` on, in tokens without attention."""
@@ -264,7 +272,7 @@ class IdleSeconds(NamedTuple):
 
 def timed_blocks(limits: Limits) -> int:
     """The blocks of a replica's step that tells what a token of a prompt takes: no more than it needs to."""
-    sizes = compiled_sizes(limits.chunk // limits.block)
+    sizes = limits.sizes_of_blocks
     return next((size for size in sizes if size * limits.block >= _TIMED_TOKENS), sizes[-1])
 
 

@@ -4,7 +4,7 @@ from bisect import bisect_left
 
 from meshwright.serve.batch import Batch, IdleSeconds, Limits
 
-# A step with prompt tokens takes at most so many times as long as its program does without any.
+# A step with prompt tokens takes at most so many times as long as one that generates for all slots.
 MOST = 2.5
 # After so many steps in which prompts waited they get twice the time, and so on: those that generate must not
 # keep a server below its load.
@@ -33,7 +33,7 @@ class Pace:
     def room(self) -> float:
         """The time of a replica's prompts, by the limits, that fits beside those that generate."""
         most = MOST * 2 ** (self._num_waited / PATIENCE)
-        left = (most - 1) * self._plain(self._limits.num_slots)  # beside prompts all slots have a row
+        left = (most - 1) * self._plain(self._limits.num_slots)  # few who generate may wait as long as all
         return left / max(self._prompt * self._idle.prompt_token, 1e-12)
 
     def scheduled(self, *, is_waiting: bool) -> None:
@@ -58,7 +58,9 @@ class Pace:
         if not work:
             self._generate = _nearer(self._generate, seconds / self._alone[num_sequences])
             return
-        of_prompts = seconds - self._plain(self._limits.num_slots)
+        # Beside prompts all slots have a row.
+        num_rows = self._limits.num_slots if self._limits.multiplies_padding else num_sequences
+        of_prompts = seconds - self._plain(num_rows)
         idle = max(max(work.values()) * self._idle.prompt_token, 1e-12)
         self._prompt = _nearer(self._prompt, of_prompts / idle)
 

@@ -37,9 +37,9 @@ from meshwright.models.count import widest_window
 from meshwright.models.transformer import Places
 from meshwright.nn.batch_invariant import BatchInvariantOps
 from meshwright.nn.blockwise import dealt_positions, zigzag
-from meshwright.nn.inference import InferenceOps, abstract_layered
+from meshwright.nn.inference import InferenceOps, abstract_layered, passes_over_zeros
 from meshwright.nn.mesh import device_mesh, partition_spec
-from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools, page_groups
+from meshwright.nn.paged import NOBODY, PagedCache, Pools, Rows, abstract_pools, page_groups
 from meshwright.nn.rows import in_tiles
 from meshwright.serve.batch import PENDING
 from meshwright.serve.logit_edits import batch_rows, no_edits
@@ -120,9 +120,9 @@ class InferencePrograms:
 
         Replica by replica: tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions
         i32[N]; tables i32[R, G, P], one for each group of layers; heads i32[num_heads], after which tokens
-        logits are wanted. Slots and tokens are numbered through all the replicas that share a shard of the
-        batch. Where replicas prefill prompts together, tokens and heads are of all of them, and positions of
-        each, NOBODY for the tokens of others.
+        logits are wanted, NOBODY where none are. Slots and tokens are numbered through all the replicas that
+        share a shard of the batch. Where replicas prefill prompts together, tokens and heads are of all of
+        them, and positions of each, NOBODY for the tokens of others.
         Yields those, f32[num_logits, V], whole over V, and the pools, updated in place.
         """
         jitted, arguments = self.jitted_step(step)
@@ -224,6 +224,11 @@ class InferencePrograms:
         of_caches = [of_groups[group] for group in self._groups]
         return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
 
+    @property
+    def multiplies_padding(self) -> bool:
+        """Whether rows that nobody holds take as long as others."""
+        return not self.with_panels or not passes_over_zeros(self.config, self.layout)
+
     def reads_whole_tables(self, queries: int) -> bool:
         """Whether rows of so many queries read whole tables: CPUs and kernels read used pages alone."""
         kind = self.mesh.devices.flat[0].platform
@@ -258,9 +263,12 @@ class InferencePrograms:
             batch_invariant=self._batch_invariant,
         )
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
+        if self._with_native:
+            x = self._on_each(_of_somebody, x, positions)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
         with jax.named_scope("take"):
-            x = self._on_each(_taken, x, heads)
+            taken = self._on_each(_taken, x, heads)
+            x = self._on_each(_of_somebody, taken, heads) if self._with_native else taken
         logits = transformer.leave(self.config, self.ops, params, x)
         with jax.named_scope("logits"):
             whole = reshard(logits, PartitionSpec(self._x[0], None, None))[:, 0].astype(jnp.float32)
@@ -434,6 +442,11 @@ def _copied(pool: Array, numbers: Array) -> Array:
 
 def _pasted(pool: Array, numbers: Array, exported: Array) -> Array:
     return pool.at[numbers].set(exported, mode="drop")
+
+
+def _of_somebody(x: Array, places: Array) -> Array:
+    """Rows of zeros in place of nobody's: most layers leave them zeros, and native.py passes over these."""
+    return jnp.where((places == NOBODY)[:, None, None], jnp.zeros((), x.dtype), x)
 
 
 def _taken(x: Array, heads: Array) -> Array:

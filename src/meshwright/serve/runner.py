@@ -34,6 +34,7 @@ from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.nn import native
 from meshwright.nn.compiled import NothingCompiled
+from meshwright.nn.cpu import put_in_huge_pages
 from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
 from meshwright.serve.batch import (
@@ -158,7 +159,11 @@ class JaxRunner:
             batch_invariant=batch_invariant,
         )
         self._host = HostPages(self._programs.exported(1), limits.num_replicas, host_bytes, page_size)
-        self.limits = replace(limits, num_host_pages=self._host.num_pages)
+        self.limits = replace(
+            limits,
+            num_host_pages=self._host.num_pages,
+            multiplies_padding=self._programs.multiplies_padding,
+        )
         self._is_invariant = batch_invariant
         self._has_whole_prompts = attends_to_whole_prompts(platform, layout) and not batch_invariant
         self._params = (
@@ -176,7 +181,7 @@ class JaxRunner:
         self._scoring = threading.Lock()
 
     def warm_up(self) -> None:
-        """Compile every program, and make the cache."""
+        """Compile every program, make the cache, and measure steps."""
         for shape in self._shapes():
             step = self._step_of(shape)
             self._steps[shape] = self._programs.step(step)
@@ -190,6 +195,7 @@ class JaxRunner:
             self._exports[count] = self._programs.export(count)
             self._accepts[count] = self._programs.accept(count)
         self._pools, self._last = self._programs.empty()
+        put_in_huge_pages(jax.tree.leaves((self._params, self._pools)))
         of_tokens = [
             shape
             for shape in self._steps
@@ -202,16 +208,32 @@ class JaxRunner:
                 self._score_program(length)
 
     def _idle_seconds(self, shape: _Shape, prompts: Sequence[SequenceWork] = ()) -> float:
-        """How long a step of this shape takes in which nobody but `prompts` holds a row, its tokens read.
+        """How long a step of this shape and these prompts takes, its tokens read.
 
-        A row that nobody holds has its products, is sampled, and has no attention.
+        All rows that generate or verify are held, at the first position, where attention takes no time.
         """
-        batch, seconds = Batch(tuple(prompts)), []
+        batch, seconds = Batch((*self._first_tokens(shape), *prompts)), []
         for _ in range(5):
             started = time.perf_counter()
             self._dispatched(batch, shape).read()
             seconds.append(time.perf_counter() - started)
         return min(seconds)
+
+    def _first_tokens(self, shape: _Shape) -> list[SequenceWork]:
+        """The first tokens, with their drafts, of as many sequences as have a row to generate or verify.
+
+        They are written to a page that nobody has yet.
+        """
+        num_drafts = self._num_drafts if shape.verify else 0
+        nobody = Answering(Request((0,), sampling=GREEDY), 1, 0, lambda _: None)
+        tokens, slots = (0,) * (1 + num_drafts), self.limits.slots_of_replica
+        pages = tuple(range(-(-len(tokens) // self.limits.page_size)))
+        of_window = pages if self.limits.window else ()
+        return [
+            SequenceWork(nobody, replica * slots + row, 0, tokens, pages, num_drafts, window_pages=of_window)
+            for replica in range(self.limits.num_replicas)
+            for row in range(shape.generate + shape.verify)
+        ]
 
     def step_seconds(self) -> float:
         """Seconds of a step that generates for one sequence of each replica, without attention."""
@@ -245,7 +267,7 @@ class JaxRunner:
 
     def _shapes(self) -> list[_Shape]:
         slots = compiled_sizes(self.limits.slots_of_replica)
-        blocks = compiled_sizes(self.limits.chunk // self.limits.block)
+        blocks = self.limits.sizes_of_blocks
         return [
             *[_Shape(count, 0, 0, pages=pages) for count in slots for pages in self._pages_of_rows(1)],
             *[_Shape(self.limits.slots_of_replica, 0, count) for count in blocks],
@@ -446,7 +468,7 @@ class _Inputs:
         self.slots = np.full(num_shares * step.num_tokens, self._slots, np.int32)
         groups = 2 if limits.window else 1
         self.tables = np.zeros((count * step.num_rows, groups, step.pages_of_row), np.int32)
-        self.heads = np.zeros(num_shares * step.num_heads, np.int32)
+        self.heads = np.full(num_shares * step.num_heads, NOBODY, np.int32)
         self.chosen_slots = np.full(num_logits, self._slots, np.int32)
         self.chosen_positions = np.zeros(num_logits, np.int32)
         self._params = [GREEDY] * num_logits

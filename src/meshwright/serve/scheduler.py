@@ -10,14 +10,14 @@ For a load test of a planned server it is asked to count: then what generates is
 (`counted.Together`), and all else is done as for a server that runs.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import astuple, dataclass
 from typing import Literal, Protocol, get_args
 
 from meshwright.errors import RequestError
-from meshwright.serve.batch import PENDING, Batch, Limits, SequenceWork, compiled_sizes
+from meshwright.serve.batch import PENDING, Batch, Limits, SequenceWork
 from meshwright.serve.counted import Together
 from meshwright.serve.pace import Pace
 from meshwright.serve.pages import Move
@@ -294,7 +294,7 @@ class Scheduler:
         if not 0 < of_replica <= self._burst:
             self._burst = 0
             return 0
-        taken = max(size for size in compiled_sizes(blocks_of_chunk) if size <= of_replica)
+        taken = max(size for size in limits.sizes_of_blocks if size <= of_replica)
         self._burst -= taken
         return taken
 
@@ -536,7 +536,8 @@ class _Step:
         """How many of its next tokens fit: one always does, as the slots of a step are not prompt tokens.
 
         Of the first prompt so does a block. Far behind its beginning fewer tokens take hardly less time: all
-        that were before are read for one as for a block.
+        that were before are read for one as for a block. Where time is for some of a prompt, they fill the
+        program that they run in.
         """
         wanted = sequence.num_uncomputed
         if wanted == 1:
@@ -544,11 +545,28 @@ class _Step:
         block, room, start = self._block, self.room_on(replica), sequence.num_computed
         left = self._most - self._time.get(replica, 0.0)
         most = -(-min(room, wanted) // block) * block
+        asked = most
         while most > 0 and self._limits.prompt_time(start, most) > left:
             most -= block
+        if most < asked and self._limits.multiplies_padding and start + most < self._limits.even_context:
+            most = min(asked, self._filled_up(room, most))
         if most <= 0:
             most = block if room >= self._chunk else 0
         return min(most, wanted)
+
+    def _filled_up(self, room: int, most: int) -> int:
+        """The tokens of a prompt with which its step fills a program, where time would be for `most` more.
+
+        The program is that nearest to the time, or the smallest for what the step has already: tokens that
+        it has no room for would take one of twice as many, and room that is left takes as long as tokens do.
+        """
+        block, sizes = self._block, self._limits.sizes_of_blocks
+        used = (self._chunk - room) // block
+        wanted = used + most // block
+        place = bisect_left(sizes, wanted)
+        larger, smaller = sizes[place], sizes[max(place - 1, 0)]
+        nearest = larger if larger * smaller <= wanted * wanted else smaller
+        return (max(nearest, sizes[bisect_left(sizes, used)]) - used) * block
 
     def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
         """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""
