@@ -89,7 +89,9 @@ class StageState:
         norm = Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
         found = [(norm, float(num_sums(self.layout.optimizer)))] if axes else []
         found += [
-            (one, share.own * self._num_updates(part)) for part, share in self._parts for one in part.exchanged
+            (one, share.own * self._num_updates(part))
+            for part, share in self._parts
+            for one in part.exchanged
         ]
         found += [
             (one, share.second_once if one.once else share.second * microbatches)
