@@ -113,6 +113,29 @@ def test_masked_rows(config: ModelConfig, text: str) -> None:
     assert_agrees(config, f"{text},schedule=lanes", losses, masked=True)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipe=2,data=2,microbatches=4,offload=true",
+        # Fewer microbatches than the ring has slots.
+        pytest.param("pipe=4,fsdp=2,microbatches=2,offload=true,remat=full", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_offloaded_comes_back(text: str) -> None:
+    assert_agrees(DEEP, f"{text},schedule=lanes")
+
+
+def test_the_ring_of_saved_activations_waits_on_the_host() -> None:
+    """As the step is traced: XLA for CPU has one memory."""
+    traced = {}
+    for text in ("", ",offload=true"):
+        step = compiled_step(DEEP, Layout.parse(f"pipe=2,microbatches=2,schedule=lanes{text}"))
+        with jax.set_mesh(step.mesh):
+            jaxpr = step.jitted.trace(step.abstract_state(), step.abstract_tokens()).jaxpr
+        traced[text] = str(jaxpr).count("<host>")
+    assert traced[""] == 0 and traced[",offload=true"] > 0
+
+
 @pytest.mark.slow
 def test_the_loss_alone_is_the_loss_of_the_step() -> None:
     step = compiled_step(DEEP, Layout.of(pipe=4, data=2, microbatches=4, schedule="lanes"))

@@ -12,8 +12,9 @@ head lie outside: their vocabulary is split over `pipe`, too.
 Where a tick has both, the hop to the left is beside the forward pass, the other beside the backward one.
 
 What a forward pass saves, as the remat policy says, waits in a ring of 2p - 1 slots, one for every tick that
-passes at most until its backward pass. Weights are no part of it. In an idle tick a stage computes on what
-lies there: the cotangents that it gets are zeros, and so is what it adds to gradients.
+passes at most until its backward pass: on the devices, or in the host's memory, from where the slot of a
+backward pass comes whole. Weights are no part of it. In an idle tick a stage computes on what some tick
+saved: the cotangents that it gets are zeros, and so is what it adds to gradients.
 
 Tried and dropped (jax 0.10.2): `shard_map` over `pipe` alone, whose boundary gathers every weight over the
 other axes, unless all is wrapped in `auto_axes`, which forgets what gradients are partial sums over.
@@ -150,10 +151,10 @@ class Lanes:
     # Ticks
 
     def _first_tick(self) -> _Forward:
-        """The forward pass of tick 0, which gives the ring its shape: it is full of what was saved there."""
+        """The forward pass of tick 0, which gives the ring its shape."""
         y, of_routers, saved = self._forward(self._idle(), jnp.int32(0))
-        ring = jax.tree.map(lambda leaf: _repeated(leaf, 2 * self.stages - 1), saved)
-        return _Forward(_hop(y), ring, of_routers)
+        ring = jax.tree.map(lambda leaf: _no_slots(leaf, 2 * self.stages - 1, self._waiting), saved)
+        return _Forward(_hop(y), self._kept(ring, saved, jnp.int32(0)), of_routers)
 
     def _warm_tick(self, before: _Forward, t: Array) -> tuple[_Forward, None]:
         return self._advanced(before, t)[1], None
@@ -230,7 +231,8 @@ class Lanes:
         before they are scattered.
         """
         ticks = t - 2 * (self.stages - 1 - self._numbers())  # of the forward passes
-        saved = jax.tree.map(lambda leaf: _slots(leaf, ticks % (2 * self.stages - 1)), ring)
+        there = jnp.clip(ticks, 0, self.microbatches + self.stages - 2)
+        saved = jax.tree.map(lambda leaf: self._back(_slots(leaf, there % (2 * self.stages - 1))), ring)
         places, of_places = self._places(ticks - self._numbers())
         run = jax.vmap(self._stage_backward, in_axes=(0, 0, 0, None, of_places, 0, None))
         (arrived,) = _transposed(_hop, before.d_x, before.d_x)
@@ -324,8 +326,17 @@ class Lanes:
         return _Backward(jnp.zeros_like(like), ends, jax.tree.map(self._dealt, stacks), jnp.zeros(()))
 
     def _kept(self, ring: Any, saved: Any, t: Array) -> Any:
-        slot = t % (2 * self.stages - 1)
-        return jax.tree.map(lambda r, leaf: lax.dynamic_update_index_in_dim(r, leaf, slot, 0), ring, saved)
+        def put(ring: Array, leaf: Array) -> Array:
+            return lax.dynamic_update_index_in_dim(ring, self._waiting(leaf), t % (2 * self.stages - 1), 0)
+
+        return jax.tree.map(put, ring, saved)
+
+    def _waiting(self, x: Array) -> Array:
+        """x where the ring lies."""
+        return jax.device_put(x, jax.memory.Space.Host) if self.layout.offload else x
+
+    def _back(self, x: Array) -> Array:
+        return jax.device_put(x, jax.memory.Space.Device) if self.layout.offload else x
 
     # Weights of which some are differentiated by their shards (nn/gradients.py), and some not at all
 
@@ -405,12 +416,10 @@ def _joined(x: Array) -> Array:
     return jnp.reshape(x, (-1, *x.shape[2:]), out_sharding=split)
 
 
-def _repeated(x: Array, num_slots: int) -> Array:
-    """A ring [slots, p, ...] with x in every slot."""
-    spec = jax.typeof(x).sharding.spec
-    return jnp.broadcast_to(
-        x[None], (num_slots, *x.shape), out_sharding=PartitionSpec(None, *spec.partitions)
-    )
+def _no_slots(x: Array, num_slots: int, waiting: Callable[[Array], Array]) -> Array:
+    """A ring [slots, p, ...] for arrays like x, of zeros that are made where it lies, not moved there."""
+    split = PartitionSpec(None, *jax.typeof(x).sharding.spec.partitions)
+    return lax.broadcast(waiting(jnp.zeros((), x.dtype)), (num_slots, *x.shape), out_sharding=split)
 
 
 def _on_all(x: Array, num_stages: int) -> Array:
