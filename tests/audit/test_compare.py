@@ -8,6 +8,7 @@ from meshwright.audit.audit import audit_plan
 from meshwright.audit.compare.findings import kept_findings, weight_findings
 from meshwright.audit.compare.line_up import line_up, weighed
 from meshwright.audit.compare.rules import Side
+from meshwright.audit.compile.programs import planned_step
 from meshwright.audit.facts.collectives import EmittedCollective
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.groups import DeviceGroups
@@ -452,6 +453,10 @@ def test_no_stage_is_sent_what_another_attends_to() -> None:
     assert not any("pipe" in one["axes"] for one in gathered)
 
 
+# The tiny model, wide enough for Adafactor to keep rows and columns.
+WIDE = replace(load_model("tiny"), d_model=256, d_ff=512)
+
+
 def _audit(planned: Layout) -> dict:
     plan = Plan(load_model("tiny"), "cpu:8", Workload(16, 64), planned)
     return audit_plan(plan, "cpu", use_cache=False)
@@ -506,6 +511,37 @@ def test_the_compiled_step_is_the_planned_one(layout: Layout) -> None:
     assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.04)
     if layout.remat == "none":
         assert audit["flops"]["compiled"] == audit["flops"]["planned"]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        _layout(data=2, fsdp=2, tensor=2, optimizer="adafactor"),
+        *(
+            pytest.param(layout, marks=pytest.mark.slow)
+            for layout in (
+                _layout(fsdp=8, optimizer="adafactor", compute_dtype="bf16"),
+                _layout(data=4, tensor=2, zero=2, microbatches=2, optimizer="adafactor"),
+                _layout(fsdp=2, tensor=2, pipe=2, microbatches=2, schedule="lanes", optimizer="adafactor"),
+                _layout(fsdp=2, tensor=2, pipe=2, microbatches=2, schedule="1f1b", optimizer="adafactor"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_adafactor_sums_the_mean_squares_of_rows_and_columns_that_are_split(layout: Layout) -> None:
+    audit = audit_plan(Plan(WIDE, "cpu:8", Workload(16, 64), layout), "cpu", use_cache=False)
+    assert audit["verdict"] == "match", [row for row in audit["rows"] if row["status"] == "differs"]
+
+
+def test_the_bytes_of_adafactor_s_mean_squares() -> None:
+    """w_gate[L, D_fsdp, F_tensor] of 4 layers, 256 by 512: means over F, over D, and of the first over D."""
+    plan = Plan(WIDE, "cpu:8", Workload(16, 64), _layout(data=2, fsdp=2, tensor=2, optimizer="adafactor"))
+    planned = planned_step(plan, load("cpu:8")).collectives
+    found = {(p.axes, p.gathered_bytes) for p in planned if (p.tensor, p.what) == ("w_gate", "mean squares")}
+    num_layers = WIDE.num_layers
+    row, column, mean = (("tensor",), 128), (("fsdp",), 256), (("fsdp",), 1)
+    assert found == {(axes, num_layers * n * 4) for axes, n in (row, column, mean)}
 
 
 def test_a_mesh_too_large_for_the_cpu_is_refused() -> None:

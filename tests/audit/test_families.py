@@ -45,6 +45,10 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
         (SHARED_BY_FOUR, "data=2,fsdp=2,tensor=2"),
         (SHARED_BY_FOUR, "data=2,context=4,remat=full"),
         (SHARED_BY_FOUR, "data=2,context=4,context_method=ulysses,remat=full"),
+        # Each layer sends the keys that it reads, and meets what its window lets it see of them.
+        (SHARED, "data=2,context=4,context_method=ring"),
+        (SHARED_BY_FOUR, "data=2,context=4,context_method=ring,remat=full"),
+        (LOCAL, "data=2,context=4,context_method=ring"),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )

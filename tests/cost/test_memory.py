@@ -327,6 +327,18 @@ def test_what_is_offloaded_waits_on_the_host() -> None:
     assert kept.host == 0 and "host" not in kept.to_dict()
 
 
+def test_of_lanes_the_ring_waits_on_the_host() -> None:
+    """2p - 1 microbatches of each stage's layers; the two that go there and come back are on the chip."""
+
+    def memory(pipe: int, *, offload: bool) -> Memory:
+        layout = Layout.of(pipe=pipe, microbatches=8, schedule="lanes", offload=offload)
+        return _memory(layout, replace(SMALL, num_layers=2 * pipe))
+
+    kept, sent = memory(2, offload=False), memory(2, offload=True)
+    assert sent.host + sent.activations == kept.activations and sent.host > 0
+    assert memory(4, offload=True).host * 3 == sent.host * 7
+
+
 def test_the_optimizers_state_and_master_copy_wait_on_the_host() -> None:
     plain = Layout.of(master_weights=True)
     kept, sent = _memory(plain), _memory(plain.replace(offload_optimizer=True))

@@ -19,11 +19,24 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.params import flatten
 from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.rows import BEGINS, UNCOUNTED
 from meshwright.train.staged import StagedStep, training_step
 from meshwright.train.step import CompiledStep
 
 TOLERANCE = 5e-6
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (16, 17), dtype=np.int32)
+
+
+def _masked() -> np.ndarray:
+    """Documents that begin at another place in each row, and targets of some that are not counted."""
+    rows = TOKENS.copy()
+    for number, row in enumerate(rows):
+        row[1 + number % 11 :: 7] |= BEGINS
+    rows[3:7, 9:] |= UNCOUNTED
+    return rows
+
+
+MASKED = _masked()
 
 
 # What the balance loss and the z-loss of routers weigh.
@@ -39,34 +52,40 @@ def compiled_step(
     return _step(config, layout, losses, CompiledStep)
 
 
-def _step(config: ModelConfig, layout: Layout, losses: tuple[float, float], kind: Any) -> Any:
+def _step(
+    config: ModelConfig, layout: Layout, losses: tuple[float, float], kind: Any, *, masked: bool = False
+) -> Any:
     optimizer = replace(OPTIMIZER, balance_loss=losses[0], router_z_loss=losses[1])
     layout = layout.replace(weights_dtype="f32", compute_dtype="f32")
-    return kind(config, layout, Workload(16, 16), optimizer, chip_flops_per_second=1e11)
+    return kind(config, layout, Workload(16, 16), optimizer, chip_flops_per_second=1e11, masked=masked)
 
 
-def _gradients(step: Any) -> tuple[float, dict[str, Any]]:
+def _gradients(step: Any, rows: np.ndarray = TOKENS) -> tuple[float, dict[str, Any]]:
     """Loss, and gradients by path: those of stages with programs of their own joined in the host's memory."""
     if isinstance(step, StagedStep):
-        return step.whole_gradients(step.saved(step.init(0)).params, TOKENS)
+        return step.whole_gradients(step.saved(step.init(0)).params, rows)
     params = step.init(0).params
     with jax.set_mesh(step.mesh):
-        loss, gradients = jax.jit(step.loss_and_gradients)(
-            params, jax.device_put(TOKENS, step.batch_sharding)
-        )
+        loss, gradients = jax.jit(step.loss_and_gradients)(params, jax.device_put(rows, step.batch_sharding))
     return float(loss), flatten(gradients)
 
 
 @cache
-def _one_device(config: ModelConfig, losses: tuple[float, float]) -> tuple[float, dict[str, np.ndarray]]:
-    loss, gradients = _gradients(compiled_step(config, Layout.of(), losses))
+def _one_device(
+    config: ModelConfig, losses: tuple[float, float], masked: bool = False
+) -> tuple[float, dict[str, np.ndarray]]:
+    step = _step(config, Layout.of(), losses, CompiledStep, masked=masked)
+    loss, gradients = _gradients(step, MASKED if masked else TOKENS)
     return loss, {path: np.asarray(gradient) for path, gradient in gradients.items()}
 
 
-def assert_agrees(config: ModelConfig, text: str, losses: tuple[float, float] = NO_LOSSES) -> None:
-    step = _step(config, Layout.parse(text), losses, training_step)
-    loss, gradients = _gradients(step)
-    expected_loss, expected = _one_device(config, losses)
+def assert_agrees(
+    config: ModelConfig, text: str, losses: tuple[float, float] = NO_LOSSES, *, masked: bool = False
+) -> None:
+    """masked: of rows whose documents are masked, and with targets that are not counted."""
+    step = _step(config, Layout.parse(text), losses, training_step, masked=masked)
+    loss, gradients = _gradients(step, MASKED if masked else TOKENS)
+    expected_loss, expected = _one_device(config, losses, masked)
     assert loss == pytest.approx(expected_loss, rel=TOLERANCE)
     moments = {leaf.sharding for leaf in jax.tree.leaves(step.abstract_state().opt_state) if leaf.ndim}
     assert gradients.keys() == expected.keys()

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from tests.nn.test_layouts import ALIBI, CHUNKED, GPT, LATENT, LOCAL, OSS, SHARED, SHARED_BY_FOUR, TIED, TINY
-from tests.train.test_accumulation import TOKENS, assert_agrees, compiled_step
+from tests.train.test_accumulation import NO_LOSSES, TOKENS, assert_agrees, compiled_step
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
@@ -94,6 +94,46 @@ def test_a_tied_tables_gradients_are_added_before_they_are_scattered() -> None:
 def test_experts(config: ModelConfig, text: str) -> None:
     """With a row for each of a token's experts; where a bias chooses them, which no gradient reaches."""
     assert_agrees(config, f"pipe=2,{text},microbatches=2,schedule=lanes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (replace(LOCAL, num_layers=4), "pipe=4,data=2,microbatches=2,remat=full"),
+        (replace(GPT, num_layers=4), "pipe=2,fsdp=2,tensor=2,microbatches=4"),
+        (DEEP, "pipe=2,data=2,context=2,microbatches=4,context_method=ring"),
+        (MIXTURE, "pipe=2,fsdp=4,expert=2,microbatches=2"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_masked_rows(config: ModelConfig, text: str) -> None:
+    """Each stage is at another microbatch, whose documents begin elsewhere."""
+    losses = (0.1, 0.01) if config.moe else NO_LOSSES
+    assert_agrees(config, f"{text},schedule=lanes", losses, masked=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipe=2,data=2,microbatches=4,offload=true",
+        # Fewer microbatches than the ring has slots.
+        pytest.param("pipe=4,fsdp=2,microbatches=2,offload=true,remat=full", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_offloaded_comes_back(text: str) -> None:
+    assert_agrees(DEEP, f"{text},schedule=lanes")
+
+
+def test_the_ring_of_saved_activations_waits_on_the_host() -> None:
+    """As the step is traced: XLA for CPU has one memory."""
+    traced = {}
+    for text in ("", ",offload=true"):
+        step = compiled_step(DEEP, Layout.parse(f"pipe=2,microbatches=2,schedule=lanes{text}"))
+        with jax.set_mesh(step.mesh):
+            jaxpr = step.jitted.trace(step.abstract_state(), step.abstract_tokens()).jaxpr
+        traced[text] = str(jaxpr).count("<host>")
+    assert traced[""] == 0 and traced[",offload=true"] > 0
 
 
 @pytest.mark.slow

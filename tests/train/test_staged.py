@@ -24,6 +24,8 @@ from tests.nn.test_layouts import (
     TINY,
 )
 from tests.train.test_accumulation import (
+    MASKED,
+    NO_LOSSES,
     OPTIMIZER,
     TOKENS,
     assert_agrees,
@@ -242,21 +244,32 @@ def test_adafactor_that_averages_over_layers_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_masked_rows_pass_through_a_pipeline() -> None:
-    """A document that begins within a row, and targets that are not counted, as on one device."""
-    from meshwright.train.rows import BEGINS, UNCOUNTED
-
-    rows = TOKENS.copy()
-    rows[:, 5] |= BEGINS
-    rows[3:7, 9:] |= UNCOUNTED
-    options = {"chip_flops_per_second": 1e11, "masked": True}
+@pytest.mark.parametrize("schedule", ["zb-h1", "lanes"])
+def test_masked_rows_pass_through_a_pipeline(schedule: str) -> None:
+    """Documents that begin within a row, and targets that are not counted, as on one device."""
+    options: dict[str, Any] = {"chip_flops_per_second": 1e11, "masked": True}
     found = []
-    for text in ("data=1", "pipe=2,data=2,microbatches=4,schedule=zb-h1"):
+    for text in ("data=1", f"pipe=2,data=2,microbatches=4,schedule={schedule}"):
         layout = Layout.parse(text, weights_dtype="f32", compute_dtype="f32")
         step = training_step(DEEP, layout, Workload(16, 16), OPTIMIZER, **options)
-        state, metrics = step.step(step.init(0), rows)
-        found.append([float(metrics["loss"]), float(metrics["grad_norm"]), float(step.evaluate(state, rows))])
+        state, metrics = step.step(step.init(0), MASKED)
+        after = float(step.evaluate(state, MASKED))
+        found.append([float(metrics["loss"]), float(metrics["grad_norm"]), after])
     assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (replace(TIED, num_layers=4), "pipe=2,data=2,microbatches=4,schedule=zb-h1"),
+        # The routers' losses are means of all tokens, also of those that are not counted.
+        (MIXTURE, "pipe=2,fsdp=2,expert=2,microbatches=2,schedule=1f1b"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_masked_rows(config: ModelConfig, text: str) -> None:
+    assert_agrees(config, text, (0.1, 0.01) if config.moe else NO_LOSSES, masked=True)
 
 
 @pytest.mark.parametrize(

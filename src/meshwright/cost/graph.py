@@ -24,6 +24,7 @@ Cargo = Literal[
     "updated weights",
     "norm of gradients",
     "momentum",
+    "mean squares",
     "activations",
     "activations between stages",
     "weights between stages",

@@ -49,6 +49,8 @@ from meshwright.units import dtype_bytes, whole
 
 # Layers whose activations are on the chip while the others' wait on the host.
 _LAYERS_NOT_OFFLOADED = 2
+# Of lanes the microbatches: one that a forward pass saves, and one that came back for its backward pass.
+_OFF_RING = Alive(2)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def peak(
     """Peak memory of one stage with `alive` microbatches; arguments may be arrays, one entry per layout."""
     weights, gradients, optimizer = states
     saved = held.saved(alive)
-    kept = smaller(saved, held.on_chip) if layout.offload else saved
+    on_chip = held.saved([_OFF_RING]) if layout.stages_alike else held.on_chip
+    kept = smaller(saved, on_chip) if layout.offload else saved
     buffers = held.buffers(gradients, microbatches, kept, layout.pipe == 1 or layout.schedule.is_alike)
     over = smaller(buffers, 0)  # of the logits, where they have made way for the gradients at the peak
     return Memory(

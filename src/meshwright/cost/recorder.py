@@ -198,15 +198,16 @@ class Recorder:
         update = WeightUpdate(self.layout.optimizer, path, param, updated, self.sizes, self.mesh)
         exchanged = (
             Transfer(
-                "momentum",
-                "all_to_all",
-                axes,
+                one.what,
+                one.op,
+                one.axes,
                 name,
-                gathered_of_block("all_to_all", elements * dtype_bytes("f32"), self.mesh.size(axes)),
+                gathered_of_block(one.op, one.elements * dtype_bytes("f32"), self.mesh.size(one.axes)),
                 "f32",
                 critical=True,
+                repeat=one.times,
             )
-            for axes, elements in update.exchanges
+            for one in update.exchanges
         )
         before = self._stored.get(stack or name)
         before = before or StoredWeights(self._place(stack, name), self._layers(stack))

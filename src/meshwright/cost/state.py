@@ -80,15 +80,19 @@ class StageState:
         return Work(stored.update_flops, stored.updated * weights + stored.optimizer * state)
 
     def update_transfers(self, microbatches: Any) -> list[tuple[Transfer, Any]]:
-        """What an update sends, and how often: sums of norms over the axes that split weights, and momentum.
+        """What an update sends, and how often: sums of norms, and what each weight needs.
 
-        Momentum goes to where its matrices are whole, and what is made of it comes back. What other stages
-        read as well goes there when a step begins, and its gradients, once they are summed, come back.
+        What other stages read as well goes there when a step begins, and its gradients, once they are summed,
+        come back.
         """
         axes = self.layout.weight_axes
         norm = Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
         found = [(norm, float(num_sums(self.layout.optimizer)))] if axes else []
-        found += [(one, 2 * share.own) for part, share in self._parts for one in part.exchanged]
+        found += [
+            (one, share.own * self._num_updates(part))
+            for part, share in self._parts
+            for one in part.exchanged
+        ]
         found += [
             (one, share.second_once if one.once else share.second * microbatches)
             for part, share in self._parts
@@ -96,6 +100,14 @@ class StageState:
             if (share.second_once if one.once else share.second)
         ]
         return found + [(one, 1.0) for one in self._between_stages()]
+
+    def _num_updates(self, part: StoredWeights) -> int:
+        """How many programs of a step update the part as it is.
+
+        Where a stage has some rows of a stack alone, Adafactor's sizes are taken of an update before it.
+        """
+        is_sized = self.layout.optimizer == "adafactor" and self.layout.stages_apart
+        return 2 if is_sized and part.place == "layers" else 1
 
     def _between_stages(self) -> Iterator[Transfer]:
         """The weights that other stages read, and gradients of what is theirs."""

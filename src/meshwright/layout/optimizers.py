@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from meshwright.models.parameters import OF_STACKS, Param, of_a_layer
 from meshwright.notation.array import Axes, ShardedArray
@@ -65,6 +65,16 @@ def factored(shape: Mapping[str, int]) -> tuple[str, str] | None:
     return (second, largest) if shape[second] >= FACTORED_FROM else None
 
 
+class Exchange(NamedTuple):
+    """A collective of an update: of what, over which axes, elements of a device's operand, times in a row."""
+
+    what: Literal["momentum", "mean squares"]
+    op: Literal["all_to_all", "all_reduce"]
+    axes: Axes
+    elements: Any
+    times: int = 1
+
+
 @dataclass(frozen=True)
 class WeightUpdate:
     """The update of one weight, on one of the devices that have a shard of it.
@@ -92,9 +102,8 @@ class WeightUpdate:
         adafactor  a row and a column in place of v: n / d1 + n / d2, or n where it is not factored
         """
         if self.optimizer == "adafactor":
-            pair = factored({letter: self.sizes[letter] for letter in self.param.letters})
-            shard = dict(zip(self.param.letters, self._shard, strict=True))
-            return sum(self.elements // shard[letter] for letter in pair) if pair else self.elements
+            averaged = [self.elements // self._shard_of(letter) for letter in self._averaged]
+            return sum(averaged) if averaged else self.elements
         if self.optimizer == "muon":
             return self.elements if self._is_orthogonalised else 2 * self.elements
         return LEAST_STATE[self.optimizer] * self.elements
@@ -128,16 +137,33 @@ class WeightUpdate:
         return NEWTON_SCHULZ_STEPS * num_matrices * (4 * few * few * many + 2 * few**3)
 
     @property
-    def exchanges(self) -> list[tuple[Axes, Any]]:
-        """Muon's all-to-alls of the momentum: the axes of each, and elements of a device's operand.
+    def exchanges(self) -> list[Exchange]:
+        """Muon's all-to-alls of the momentum, and Adafactor's sums of mean squares.
 
-        One for each dimension that is split. It hands the devices of its axes different layers, padded to a
-        multiple, of which each then has whole matrices. What is made of them goes back in as many.
+        muon       one for each dimension that is split. It hands the devices of its axes different layers,
+                   padded to a multiple, of which each then has whole matrices. What is made of them goes back
+        adafactor  one for each mean over a dimension that is split: the row's, the column's, and that of the
+                   row, by which it is divided
         """
-        if not self._is_orthogonalised:
-            return []
-        padded = self._num_layers * self.mesh.size(self._dealt_over) * prod(self._shard[1:])
-        return [(axes, padded) for axes in self._split]
+        if self._is_orthogonalised:
+            padded = self._num_layers * self.mesh.size(self._dealt_over) * prod(self._shard[1:])
+            return [Exchange("momentum", "all_to_all", axes, padded, times=2) for axes in self._split]
+        means = [(letter, self.elements // self._shard_of(letter)) for letter in self._averaged]
+        if means:
+            (second, _), (_, row) = means
+            means.append((second, row // self._shard_of(second)))
+        split = ((self.array.axes_of(letter), elements) for letter, elements in means)
+        return [Exchange("mean squares", "all_reduce", axes, elements) for axes, elements in split if axes]
+
+    @property
+    def _averaged(self) -> tuple[str, ...]:
+        """The letters that Adafactor averages over: for its column, and for its row."""
+        if self.optimizer != "adafactor":
+            return ()
+        return factored({letter: self.sizes[letter] for letter in self.param.letters}) or ()
+
+    def _shard_of(self, letter: str) -> Any:
+        return self._shard[self.param.letters.index(letter)]
 
     @property
     def _is_orthogonalised(self) -> bool:

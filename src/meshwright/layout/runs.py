@@ -45,10 +45,6 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         f"dispatch={schedule.dispatch} without expert_nodes": schedule.dispatch == "once"
         and bool(layout.routing.exchanged)
         and not layout.routing.nodes,
-        # What is saved waits in the ring of a loop there, which no compiler was seen to keep on the host.
-        f"offload=true with schedule={schedule.pipeline}": schedule.offload
-        and layout.pipe > 1
-        and layout.stages_alike,
         "offload=true": schedule.offload and is_inference,
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype

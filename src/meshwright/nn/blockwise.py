@@ -150,14 +150,14 @@ def _forward(
     running = _Running(peak, total, jnp.zeros((*q.shape[:-1], v.shape[-1])))
 
     def turn(step: Any, state: Any, own: int, among: int = 1, *, sends: bool) -> Any:
-        scope = _blocks_met(q, k, windows, own, among)
+        scope = _blocks_met(q, k, windows, last + 1, own, among)
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, running = state
-            of_k, of_v = block = _cut(kv, number)
+            of_k, of_v = _cut(kv, number)
             here = _of_block(seen, k.shape[1], step, number, ring)
             running = _meet(q, of_k, of_v, running, here, how, scope)
-            return (_put(kv, _from_the_one_before(block, ring), number) if sends else kv), running
+            return _sent_on(kv, number, ring) if sends else kv, running
 
         return lax.fori_loop(0, _num_blocks(k), of_keys, state)
 
@@ -184,13 +184,12 @@ def _backward(
     windows: Sequence[Window | None],
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients. shared: axes over which queries of one KV head are split, which add to its own."""
-    num_kv, size = k.shape[2], _size(ring)
-    delta = _by_group(jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1), num_kv)
-    home = k, v
+    num_kv, size, home = k.shape[2], _size(ring), (k, v)
+    arrived, delta = _first_turn(home, out, d_out, ring)
 
     def turn(step: Any, state: Any, own: int = 0, *, sends: bool, adds: bool = True) -> Any:
         """What the blocks of keys that are here give. adds: to what comes from the device before."""
-        scope = _blocks_met(q, k, windows, own)
+        scope = _blocks_met(q, k, windows, size, own)
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, d_q, d_kv = state
@@ -199,19 +198,15 @@ def _backward(
             d_q, more = _gradients(q, d_out, of_k, of_v, log_sum, delta, d_q, here, how, scope)
             if adds:
                 more = tuple(map(jnp.add, _from_the_one_before(d_block, ring), more))
-            return sent_on(number, kv) if sends else kv, d_q, _put(d_kv, more, number)
+            return _sent_on(kv, number, ring) if sends else kv, d_q, _put(d_kv, more, number)
 
         return lax.fori_loop(0, _num_blocks(k), of_keys, state)
-
-    def sent_on(number: Array, kv: tuple[Array, ...]) -> tuple[Array, ...]:
-        return _put(kv, _from_the_one_before(_cut(kv, number), ring), number)
 
     zeros = jnp.zeros(q.shape, jnp.float32), tuple(jnp.zeros(x.shape, jnp.float32) for x in home)
     # Blocks of neighbours first, a device's own last: then the last transfer brings gradients home. Neither
     # the gradients of the first blocks nor the keys of the last are sent, so both stand beside the loop.
     state = home, *zeros
     if size > 1:
-        arrived = lax.fori_loop(0, _num_blocks(k), sent_on, home)
         state = turn(1, (arrived, *zeros), sends=size > 2, adds=False)
         if size > 3:
             state = lax.fori_loop(2, size - 1, partial(turn, sends=True), state)
@@ -225,6 +220,32 @@ def _backward(
     if shared:
         d_k, d_v = lax.psum((d_k, d_v), shared)
     return d_q.astype(q.dtype), d_k, d_v, d_sinks
+
+
+def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -> tuple[Any, Array]:
+    """k and v of the device before, and sum over O of out dout [B, K, G, T]: what scores' gradients lose.
+
+    Both in one loop: of loops that send alone, those of layers that share keys are one to XLA for CPU, which
+    keeps what comes from the first such layer to the last.
+    """
+
+    def summed(out: Array, d_out: Array) -> Array:
+        products = out.astype(jnp.float32) * d_out.astype(jnp.float32)
+        return _by_group(jnp.sum(products, axis=-1), home[0].shape[2])
+
+    def of_block(number: Array, state: Any) -> Any:
+        came, sums = _from_the_one_before(_cut(home, number), ring), summed(*_cut((out, d_out), number))
+        return _put(state, (came, sums), number, ((1, 1), 3))
+
+    if _size(ring) == 1:
+        return home, summed(out, d_out)
+    # Each block is written. What is filled with a constant XLA for CPU makes when the program starts, where a
+    # forward pass has as much beside it (jax 0.10.2).
+    late = d_out[(0,) * d_out.ndim]
+    made = jax.tree.map(
+        lambda x: jnp.full(x.shape, late, x.dtype), (home, jax.eval_shape(summed, out, d_out))
+    )
+    return lax.fori_loop(0, _num_blocks(home[0]), of_block, made)
 
 
 # The ring
@@ -280,6 +301,11 @@ def _from_the_one_before(arrays: tuple[Array, ...], ring: Axes) -> tuple[Array, 
     return tuple(moved)
 
 
+def _sent_on(kv: tuple[Array, ...], number: Array, ring: Axes) -> tuple[Array, ...]:
+    """k and v, of which a block has gone to the next device, and that of the one before is in its place."""
+    return _put(kv, _from_the_one_before(_cut(kv, number), ring), number)
+
+
 def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) -> _Seen:
     """What is seen, with the places of a block of the keys that are here after so many transfers.
 
@@ -295,17 +321,26 @@ def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) ->
 # Blocks of queries by blocks of keys, on one device
 
 
-def _blocks_met(q: Array, k: Array, windows: Sequence[Window | None], own: int, among: int = 1) -> str:
+def _blocks_met(
+    q: Array, k: Array, windows: Sequence[Window | None], size: int, own: int, among: int = 1
+) -> str:
     """The scope of products that run for pairs of blocks of which queries see something.
 
-    own: in how many of `among` turns the keys are of the queries' own positions, or of all. In the others
-    they are another device's, and half is seen as a zigzag deals them.
+    size: of the ring, all devices of which are counted together. own: in how many of `among` turns the keys
+    are of the queries' own positions. In the others they are another device's, which see as much of what is
+    seen of all positions as the next, as a zigzag deals them.
     """
     block = attention_block(k.shape[1])
     num_keys, num_queries = k.shape[1] // block, q.shape[1] // attention_block(q.shape[1])
-    seen = sum(own * visible_pairs(num_keys, block, w) + (among - own) * num_keys**2 / 2 for w in windows)
-    pairs = among * len(windows) * num_queries * num_keys
-    return at_most_blocks(round(seen * num_queries / num_keys), pairs)
+
+    def seen(window: Window | None) -> float:
+        """Pairs of blocks that one device meets, had it blocks of queries as of keys."""
+        mine = visible_pairs(num_keys, block, window)
+        of_others = visible_pairs(size * num_keys, block, window) / size - mine
+        return own * mine + (among - own) * of_others / max(size - 1, 1)
+
+    met = size * sum(map(seen, windows)) * num_queries / num_keys
+    return at_most_blocks(round(met), size * among * len(windows) * num_queries * num_keys)
 
 
 def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores, scope: str) -> _Running:

@@ -12,8 +12,9 @@ head lie outside: their vocabulary is split over `pipe`, too.
 Where a tick has both, the hop to the left is beside the forward pass, the other beside the backward one.
 
 What a forward pass saves, as the remat policy says, waits in a ring of 2p - 1 slots, one for every tick that
-passes at most until its backward pass. Weights are no part of it. In an idle tick a stage computes on what
-lies there: the cotangents that it gets are zeros, and so is what it adds to gradients.
+passes at most until its backward pass: on the devices, or in the host's memory, from where the slot of a
+backward pass comes whole. Weights are no part of it. In an idle tick a stage computes on what some tick
+saved: the cotangents that it gets are zeros, and so is what it adds to gradients.
 
 Tried and dropped (jax 0.10.2): `shard_map` over `pipe` alone, whose boundary gathers every weight over the
 other axes, unless all is wrapped in `auto_axes`, which forgets what gradients are partial sums over.
@@ -41,8 +42,8 @@ from meshwright.nn.mesh import partition_spec
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import build, flatten, joined, trained
 
-# (tokens[B, T], targets[B, T]) of the microbatch with this number.
-Microbatch = Callable[[Array], tuple[Array, Array]]
+# (tokens[B, T], targets[B, T], places) of the rows[B, T + 1] of a microbatch.
+Deal = Callable[[Array], tuple[Array, Array, Places]]
 _AXIS = "pipe"
 # The scope of what a forward pass does outside of what JAX differentiates: the audit reads passes off names.
 FORWARD = "forward"
@@ -71,6 +72,7 @@ class _Backward(NamedTuple):
 class Lanes:
     """One step's loss and gradients, of a model under a layout whose schedule is `lanes`.
 
+    rows[m, B, T + 1]: of the microbatches. share: what the loss of one weighs in that of the step.
     router_weights: what each of the routers' losses weighs, f32[2], where `ops` has them.
     """
 
@@ -80,17 +82,25 @@ class Lanes:
         layout: Layout,
         params: Any,
         leaves: Any,
-        batch: Microbatch,
-        places: Places,
+        rows: Array,
+        deal: Deal,
+        share: Any,
         ops: JaxOps,
         router_weights: Any = None,
     ) -> None:
         self.config, self.layout = config, layout
-        self.batch, self.places, self.router_weights = batch, places, router_weights
-        # Split for `enter` out of the loops: XLA splits what a loop carries as its first use, and gathers it.
-        self.entering = jax.tree.map(lambda x: reshard(x, partition_spec(layout.tokens("tokens"))), places)
+        self.rows, self.deal, self.share, self.router_weights = rows, deal, share, router_weights
         self.stages, self.microbatches = layout.pipe, layout.microbatches
         self.ops = ops
+        self.places: Places | None = None  # of all microbatches; None where documents are masked
+        if ops.masked:
+            self._rows_of_stages = _on_all(rows, layout.pipe)
+        else:
+            # Split once, rather than by every layer of every tick, and for `enter` out of the loops, too: XLA
+            # splits what a loop carries as its first use, and gathers it.
+            first = rows[0]
+            self.places = _split_as(jax.typeof(first).sharding.spec, deal(first)[2])
+            self.entering = _split_as(partition_spec(layout.tokens("tokens")), self.places)
         used = as_used(config, layout, params, leaves)
         self.ends, stacks = _parts(used)
         self.types = jax.tree.map(_type_within, self._differentiated(stacks))
@@ -130,7 +140,7 @@ class Lanes:
         def tick(arrived: Array, t: Array) -> tuple[Array, Array]:
             y, _, _ = self._forward(arrived, t)
             ends = self.ops.reads(self.ends)
-            return _hop(y), self._head(ends, _of_last(y), self.batch(t - (p - 1))[1])
+            return _hop(y), self._head(ends, _of_last(y), self._batch(t - (p - 1))[1])
 
         def warm(arrived: Array, t: Array) -> tuple[Array, None]:
             return _hop(self._forward(arrived, t)[0]), None
@@ -141,10 +151,10 @@ class Lanes:
     # Ticks
 
     def _first_tick(self) -> _Forward:
-        """The forward pass of tick 0, which gives the ring its shape: it is full of what was saved there."""
+        """The forward pass of tick 0, which gives the ring its shape."""
         y, of_routers, saved = self._forward(self._idle(), jnp.int32(0))
-        ring = jax.tree.map(lambda leaf: _repeated(leaf, 2 * self.stages - 1), saved)
-        return _Forward(_hop(y), ring, of_routers)
+        ring = jax.tree.map(lambda leaf: _no_slots(leaf, 2 * self.stages - 1, self._waiting), saved)
+        return _Forward(_hop(y), self._kept(ring, saved, jnp.int32(0)), of_routers)
 
     def _warm_tick(self, before: _Forward, t: Array) -> tuple[_Forward, None]:
         return self._advanced(before, t)[1], None
@@ -160,7 +170,7 @@ class Lanes:
     ) -> tuple[tuple[_Forward, _Backward], None]:
         y, forward = self._advanced(before[0], t)
         backward = before[1]
-        _, targets = self.batch(t - (self.stages - 1))
+        _, targets, _ = self._batch(t - (self.stages - 1))
         read = self.ops.reads(self.ends)
         loss, (d_ends, d_y) = jax.value_and_grad(
             lambda ends, y: self._head({**read, **ends}, y, targets), argnums=(0, 1)
@@ -177,16 +187,19 @@ class Lanes:
 
     def _forward(self, arrived: Array, t: Array) -> tuple[Array, Any, Any]:
         """y[p, B, T, D] of all stages, what the routers of those at work lose, and what all save."""
-        tokens, _ = self.batch(jnp.minimum(t, self.microbatches - 1))
+        tokens, _, entering = self._batch(jnp.minimum(t, self.microbatches - 1))
         with jax.named_scope(FORWARD):
-            x = transformer.enter(self.config, self.ops, self.ops.reads(self.ends), tokens, self.entering)
-        run = jax.vmap(self._stage_forward, in_axes=(0, 0, None, 0, None), out_axes=(0, 0, 0, None))
-        y, of_routers, saved, constants = run(self.layers, arrived, x, self._numbers(), t)
+            x = transformer.enter(self.config, self.ops, self.ops.reads(self.ends), tokens, entering)
+        places, of_places = self._places(t - self._numbers())
+        run = jax.vmap(
+            self._stage_forward, in_axes=(0, 0, None, of_places, 0, None), out_axes=(0, 0, 0, None)
+        )
+        y, of_routers, saved, constants = run(self.layers, arrived, x, places, self._numbers(), t)
         self._constants = self._constants or constants  # of the first tick, which all others can read
         return y, of_routers, jax.tree.map(_on_stages, saved)
 
     def _stage_forward(
-        self, weights: Any, arrived: Array, entering: Array, number: Array, t: Array
+        self, weights: Any, arrived: Array, entering: Array, places: Places, number: Array, t: Array
     ) -> tuple[Array, Any, list[Array], dict[int, Array]]:
         with jax.named_scope(FORWARD), jax.named_scope("x"):
             x = jnp.where(number == 0, entering, arrived)
@@ -195,13 +208,13 @@ class Lanes:
         def run(diff: Any, x: Array) -> tuple[Array, Any]:
             w, ops = self._with(weights, diff), self.ops.on_stage(number, self._own)
             with jax.named_scope(FORWARD):
-                return transformer.through(self.config, ops, w, x, self.places, None, self._own[0])
+                return transformer.through(self.config, ops, w, x, places, None, self._own[0])
 
         (y, of_routers), vjp = jax.vjp(run, diff, x)
         if of_routers is not None:
             of_routers = jnp.where(self._has_microbatch(t - number), of_routers, 0)
         saved, self._vjp = jax.tree.flatten(vjp)
-        known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves((weights, diff, self.places)))}
+        known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves((weights, diff, places)))}
         self._inputs_saved = {n: known[id(leaf)] for n, leaf in enumerate(saved) if id(leaf) in known}
         # What no device made, such as a window, is alike on all stages and in all ticks.
         constants = {n: leaf for n, leaf in enumerate(saved) if jax.typeof(leaf).sharding.mesh.empty}
@@ -217,13 +230,15 @@ class Lanes:
         d_head: the gradients of the weights that the head of the same tick read: a tied table's two are added
         before they are scattered.
         """
-        slots = (t - 2 * (self.stages - 1 - self._numbers())) % (2 * self.stages - 1)
-        saved = jax.tree.map(lambda leaf: _slots(leaf, slots), ring)
-        run = jax.vmap(self._stage_backward, in_axes=(0, 0, 0, None, 0, None))
+        ticks = t - 2 * (self.stages - 1 - self._numbers())  # of the forward passes
+        there = jnp.clip(ticks, 0, self.microbatches + self.stages - 2)
+        saved = jax.tree.map(lambda leaf: self._back(_slots(leaf, there % (2 * self.stages - 1))), ring)
+        places, of_places = self._places(ticks - self._numbers())
+        run = jax.vmap(self._stage_backward, in_axes=(0, 0, 0, None, of_places, 0, None))
         (arrived,) = _transposed(_hop, before.d_x, before.d_x)
-        d_layers, d_x = run(self.layers, saved, arrived, d_y, self._numbers(), t)
+        d_layers, d_x = run(self.layers, saved, arrived, d_y, places, self._numbers(), t)
         (d_first,) = _transposed(partial(_on_first, num_stages=self.stages), d_y, d_x)
-        tokens, _ = self.batch(jnp.clip(t - 2 * (self.stages - 1), 0, self.microbatches - 1))
+        tokens, _, entering = self._batch(jnp.clip(t - 2 * (self.stages - 1), 0, self.microbatches - 1))
 
         def reads(diff: Any) -> tuple[Any, Any]:
             ends = self.ops.reads(self._with(self.ends, diff))
@@ -231,8 +246,7 @@ class Lanes:
 
         ends, read, whole = jax.vjp(reads, self._differentiated(self.ends), has_aux=True)
         _, entered = jax.vjp(
-            lambda ends: transformer.enter(self.config, self.ops, {**whole, **ends}, tokens, self.entering),
-            ends,
+            lambda ends: transformer.enter(self.config, self.ops, {**whole, **ends}, tokens, entering), ends
         )
         (d_read,) = entered(d_first)
         (d_ends,) = read(d_read if d_head is None else jax.tree.map(jnp.add, d_head, d_read))
@@ -243,10 +257,17 @@ class Lanes:
         )
 
     def _stage_backward(
-        self, weights: Any, saved: list[Array], arrived: Array, leaving: Array, number: Array, t: Array
+        self,
+        weights: Any,
+        saved: list[Array],
+        arrived: Array,
+        leaving: Array,
+        places: Places,
+        number: Array,
+        t: Array,
     ) -> tuple[Any, Array]:
         diff = jax.tree.map(reshard, self._differentiated(weights), self.types)
-        known, rest = jax.tree.leaves((weights, diff, self.places)), iter(saved)
+        known, rest = jax.tree.leaves((weights, diff, places)), iter(saved)
         there = self._constants | {n: known[place] for n, place in self._inputs_saved.items()}
         leaves = [there[n] if n in there else next(rest) for n in range(self._vjp.num_leaves)]
         with jax.named_scope(BACKWARD), jax.named_scope("x"):
@@ -260,7 +281,25 @@ class Lanes:
 
     def _head(self, ends: Mapping[str, Any], x: Array, targets: Array) -> Array:
         """A microbatch's share of the loss. ends: as they are read."""
-        return transformer.leave_with_loss(self.config, self.ops, ends, x, targets) / self.microbatches
+        return transformer.leave_with_loss(self.config, self.ops, ends, x, targets) * self.share
+
+    # Microbatches
+
+    def _batch(self, number: Array) -> tuple[Array, Array, Places]:
+        """Tokens and targets [B, T] of the microbatch with this number, and the places that they enter at."""
+        tokens, targets, places = self.deal(self.rows[number])
+        return tokens, targets, places if self.places is None else self.entering
+
+    def _places(self, numbers: Array) -> tuple[Places, int | None]:
+        """The places of the microbatches[p] that stages are at, and which of their dimensions is of stages.
+
+        A stage without a microbatch has those of another.
+        """
+        if self.places is not None:
+            return self.places, None
+        rows = _slots(self._rows_of_stages, jnp.clip(numbers, 0, self.microbatches - 1))
+        _, _, places = jax.vmap(self.deal)(rows)
+        return _split_as(jax.typeof(rows).sharding.spec, places), 0
 
     # What lies on stages
 
@@ -277,9 +316,9 @@ class Lanes:
 
     def _idle(self) -> Array:
         """x[p, B, T, D] of no microbatch."""
-        tokens, _ = self.batch(jnp.int32(0))
+        _, batch, length = self.rows.shape
         spec = PartitionSpec(_AXIS, *partition_spec(self.layout.activation("x", "BTD")).partitions)
-        shape = (self.stages, *tokens.shape, self.config.d_model)
+        shape = (self.stages, batch, length - 1, self.config.d_model)
         return jnp.zeros(shape, self.ops.dtype, out_sharding=spec)
 
     def _nothing_yet(self, like: Array) -> _Backward:
@@ -287,8 +326,17 @@ class Lanes:
         return _Backward(jnp.zeros_like(like), ends, jax.tree.map(self._dealt, stacks), jnp.zeros(()))
 
     def _kept(self, ring: Any, saved: Any, t: Array) -> Any:
-        slot = t % (2 * self.stages - 1)
-        return jax.tree.map(lambda r, leaf: lax.dynamic_update_index_in_dim(r, leaf, slot, 0), ring, saved)
+        def put(ring: Array, leaf: Array) -> Array:
+            return lax.dynamic_update_index_in_dim(ring, self._waiting(leaf), t % (2 * self.stages - 1), 0)
+
+        return jax.tree.map(put, ring, saved)
+
+    def _waiting(self, x: Array) -> Array:
+        """x where the ring lies."""
+        return jax.device_put(x, jax.memory.Space.Host) if self.layout.offload else x
+
+    def _back(self, x: Array) -> Array:
+        return jax.device_put(x, jax.memory.Space.Device) if self.layout.offload else x
 
     # Weights of which some are differentiated by their shards (nn/gradients.py), and some not at all
 
@@ -321,6 +369,10 @@ def _parts(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _is_scattered(weight: Any) -> bool:
     return isinstance(weight, Scattered)
+
+
+def _split_as(spec: PartitionSpec, places: Places) -> Places:
+    return jax.tree.map(lambda x: reshard(x, spec), places)
 
 
 # Arrays [p, ...] of all stages
@@ -364,12 +416,17 @@ def _joined(x: Array) -> Array:
     return jnp.reshape(x, (-1, *x.shape[2:]), out_sharding=split)
 
 
-def _repeated(x: Array, num_slots: int) -> Array:
-    """A ring [slots, p, ...] with x in every slot."""
+def _no_slots(x: Array, num_slots: int, waiting: Callable[[Array], Array]) -> Array:
+    """A ring [slots, p, ...] for arrays like x, of zeros that are made where it lies, not moved there."""
+    split = PartitionSpec(None, *jax.typeof(x).sharding.spec.partitions)
+    return lax.broadcast(waiting(jnp.zeros((), x.dtype)), (num_slots, *x.shape), out_sharding=split)
+
+
+def _on_all(x: Array, num_stages: int) -> Array:
+    """x[n, ...] as [n, p, ...], with all of it on every stage."""
     spec = jax.typeof(x).sharding.spec
-    return jnp.broadcast_to(
-        x[None], (num_slots, *x.shape), out_sharding=PartitionSpec(None, *spec.partitions)
-    )
+    split = PartitionSpec(spec[0], _AXIS, *spec.partitions[1:])
+    return jnp.broadcast_to(x[:, None], (x.shape[0], num_stages, *x.shape[1:]), out_sharding=split)
 
 
 def _slots(ring: Array, slots: Array) -> Array:

@@ -147,6 +147,7 @@ class JaxOps:
         """These operations in the stage of a pipeline with this number; layers: those of each stage."""
         ops = copy(self)
         ops._stage = number, layers
+        ops.layout = self.layout.replace(offload=False)  # what it saves is the whole ring's to move
         return ops
 
     def parting(self, token: Array | None) -> "JaxOps":

@@ -157,7 +157,7 @@ class ChunkPrograms:
         ops: JaxOps,
         chunk: Chunk,
         batch: Microbatch,
-        share: Callable[[Rows], Any],
+        share: Callable[[Array], Any],
         router_weights: Any = None,
     ) -> None:
         self.config, self.layout, self.ops = config, layout, ops
@@ -216,13 +216,13 @@ class ChunkPrograms:
         # The same arrays as `run` reads: weights made anew would be kept with every microbatch.
         self._saved, saved = Recipe.of(vjp, (token, (stacks, leaves), places))
         if of_routers is not None:
-            totals = totals | {ROUTERS: totals[ROUTERS] + of_routers * self.share(rows)}
+            totals = totals | {ROUTERS: totals[ROUTERS] + of_routers / self.layout.microbatches}
         if not self.is_last:
             return totals, y, saved
 
         def head(leaves: Any, y: Array) -> Array:
             ends = self._ends(weights, leaves)[0]
-            return self._left_with_loss(self.ops, ends, y, targets) * self.share(rows)
+            return self._left_with_loss(self.ops, ends, y, targets, rows)
 
         loss, (d_ends, d_y) = jax.value_and_grad(head, argnums=(0, 1))(self._ends(weights)[1], y)
         more = flatten(d_ends)
@@ -286,7 +286,7 @@ class ChunkPrograms:
         y, _ = transformer.through(self.config, ops, used, x, places, None, self.layers)
         if not self.is_last:
             return y
-        return self._left_with_loss(ops, self._ends(weights)[0], y, targets) * self.share(rows)
+        return self._left_with_loss(ops, self._ends(weights)[0], y, targets, rows)
 
     # What they have in common
 
@@ -298,7 +298,7 @@ class ChunkPrograms:
         _, _, places = self.batch(rows, index)
         vjp = self._saved.made((token, self._parts(weights, STACKS), places), saved)
         d_routers = self.router_weights
-        return vjp((d_y, None if d_routers is None else jnp.asarray(d_routers) * self.share(rows)))
+        return vjp((d_y, None if d_routers is None else jnp.asarray(d_routers) / self.layout.microbatches))
 
     def _entered(self, ops: JaxOps, ends: Any, x: Array | None, rows: Rows, index: Array) -> Any:
         if not self.is_first:
@@ -318,8 +318,10 @@ class ChunkPrograms:
         (d_ends,) = jax.vjp(enter, self._ends(weights)[1])[1](d_x)
         return flatten(d_ends)
 
-    def _left_with_loss(self, ops: JaxOps, ends: Any, y: Array, targets: Array) -> Array:
-        return transformer.leave_with_loss(self.config, ops, ops.reads(ends), y, targets)
+    def _left_with_loss(self, ops: JaxOps, ends: Any, y: Array, targets: Array, rows: Rows) -> Array:
+        """The microbatch's share of the loss."""
+        assert rows is not None, "the last chunk reads targets"
+        return transformer.leave_with_loss(self.config, ops, ops.reads(ends), y, targets) * self.share(rows)
 
     def _ends(self, weights: Any, leaves: Any = None) -> tuple[Any, Any]:
         """The weights of the embedding or the head as they are used, and what gradients are of."""

@@ -9,6 +9,7 @@ import optax
 from jax import Array
 
 from meshwright.layout.optimizers import FACTORED_FROM
+from meshwright.nn.gradients import tensor_of
 
 # Of each weight, [2]: the mean square of its update, and its own.
 MeanSquares = Any
@@ -25,12 +26,33 @@ def adafactor(rate: Callable[[Any], Array]) -> optax.GradientTransformationExtra
     once, by optax.adafactor that of the weight twice; the state is the same.
     """
     return optax.chain(
-        optax.scale_by_factored_rms(min_dim_size_to_factor=FACTORED_FROM),
+        _by_rows_and_columns(),
         _by_sizes(),
         optax.scale_by_learning_rate(rate, flip_sign=False),
         optax.identity(),
         optax.scale(-1.0),
     )
+
+
+def _by_rows_and_columns() -> optax.GradientTransformation:
+    """u = g / sqrt(v); what is summed over devices of a weight has its name."""
+    of_all = optax.scale_by_factored_rms(min_dim_size_to_factor=FACTORED_FROM)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        after = []
+
+        def one(keys: tuple[Any, ...], gradient: Array, weight: Array, *moments: Array) -> Array:
+            with jax.named_scope(tensor_of(jax.tree_util.keystr(keys, simple=True, separator="/"))):
+                scaled, own = of_all.update(gradient, type(state)(state.count, *moments), weight)
+            after.append(own)
+            return scaled
+
+        scaled = jax.tree_util.tree_map_with_path(one, updates, params, *state[1:])
+        structure = jax.tree.structure(updates)
+        count, *moments = zip(*after, strict=True)
+        return scaled, type(state)(count[0], *(jax.tree.unflatten(structure, own) for own in moments))
+
+    return optax.GradientTransformation(of_all.init, update)
 
 
 def _by_sizes() -> optax.GradientTransformationExtraArgs:

@@ -155,12 +155,8 @@ class StagedStep:
                 rows = jnp.zeros(like.shape, like.dtype, out_sharding=own.batch_sharding)
             return own.dealt(own.microbatches(rows)[:, index])
 
-        def share(rows: Array | None) -> Any:
-            scale = own.all_over_counted(rows) if own.masked and rows is not None else 1.0
-            return scale / self.layout.microbatches
-
         return ChunkPrograms(
-            self.config, own.layout, own.ops, self.chunks[depth], batch, share, own.router_weights
+            self.config, own.layout, own.ops, self.chunks[depth], batch, own.share, own.router_weights
         )
 
     # What the loop asks

@@ -12,7 +12,7 @@ import optax
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
-from meshwright.errors import LayoutError, PlanError
+from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_one_program, check_updates
 from meshwright.layout.workload import Workload
@@ -85,11 +85,6 @@ class CompiledStep:
         layout.check(config, workload.num_sequences, workload.seq_len)
         check_updates(layout, config)
         check_one_program(layout, "a compiled step is")
-        if masked and layout.pipe > 1:
-            raise LayoutError(
-                f"layout {layout}: schedule = lanes masks no documents or answers yet; fits: pipe = 1, or "
-                "another schedule on one host"
-            )
         self.config, self.layout, self.workload = config, layout, workload
         self.start_from, self.masked = start_from, masked
         self.mesh = device_mesh(layout) if mesh is None else mesh
@@ -290,17 +285,15 @@ class CompiledStep:
         return tokens, place(deal(targets)), Places(deal(positions - first), deal(first))
 
     def _lanes(self, params: Any, leaves: Any, rows: Array, ops: JaxOps) -> Lanes:
-        microbatches = self.microbatches(rows)
-
-        def batch(index: Array) -> tuple[Array, Array]:
-            return self.dealt(microbatches[:, index])[:2]
-
-        # Split as the rows once, rather than by every layer of every tick.
-        places = jax.tree.map(
-            lambda x: reshard(x, self.batch_sharding.spec), self.dealt(microbatches[:, 0])[2]
-        )
+        microbatches = jnp.moveaxis(self.microbatches(rows), 1, 0)
         weights = self.router_weights if ops.router_losses else None
-        return Lanes(self.config, self.layout, params, leaves, batch, places, ops, weights)
+        share = self.share(rows)
+        return Lanes(self.config, self.layout, params, leaves, microbatches, self.dealt, share, ops, weights)
+
+    def share(self, rows: Array) -> Any:
+        """What the mean over a microbatch's targets weighs in that over the counted ones of rows[B, T+1]."""
+        scale = self.all_over_counted(rows) if self.masked else 1.0
+        return scale / self.layout.microbatches
 
     def microbatches(self, rows: Array) -> Array:
         """rows[B, T+1] as [B/m, m, T+1].
@@ -378,18 +371,18 @@ class CompiledStep:
         config, layout, count = self.config, self.layout, self.layout.microbatches
         leaves = differentiated(config, layout, params)
 
-        scale = self.all_over_counted(rows) if self.masked else None
+        share = self.share(rows)
 
-        def share(leaves: Any, rows: Array) -> tuple[Array, tuple[Array, Any]]:
+        def of_microbatch(leaves: Any, rows: Array) -> tuple[Array, tuple[Array, Any]]:
             loss, of_routers = self._over_all(as_used(config, layout, params, leaves), rows, self.ops)
-            loss = loss / count if scale is None else loss / count * scale
+            loss = loss * share
             if self.router_weights is None:
                 return loss, (loss, None)
             of_routers = of_routers / count
             return loss + self.router_weights @ of_routers, (loss, of_routers)
 
         def losses_and_gradients(rows: Array) -> tuple[tuple[Array, Any], Any]:
-            (_, losses), gradients = jax.value_and_grad(share, has_aux=True)(leaves, rows)
+            (_, losses), gradients = jax.value_and_grad(of_microbatch, has_aux=True)(leaves, rows)
             return losses, gradients
 
         if layout.pipe > 1:
