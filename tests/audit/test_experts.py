@@ -29,7 +29,9 @@ def _without_capacity(config: ModelConfig) -> list[Layout]:
     return random.Random(7).sample(layouts, len(layouts))
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["", "lanes"])
+@pytest.mark.parametrize(
+    "staged", [pytest.param(False, id=""), pytest.param(True, id="lanes", marks=pytest.mark.slow)]
+)
 def test_a_round_has_the_room_that_is_planned(staged: bool) -> None:
     # A search of lanes finds no model with dense layers before experts, nor of few experts.
     config = ALIKE if staged else MIXTURE

@@ -97,7 +97,9 @@ def test_pages_of_16_bits_are_wider_on_cpus(phase: Phase) -> None:
     assert audit["memory"]["planned_by_cause"]["cache"] == 2 * memory.cache
 
 
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow), "int4"])
+@pytest.mark.parametrize(
+    "dtype", ["int4", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int8", "fp8"))]
+)
 def test_rows_of_a_quantised_table_travel_as_they_are_stored_beside_their_scales(dtype: str) -> None:
     layout = Layout.parse("data=2,tensor=4", weights_dtype=dtype)
     audit = audit_plan(Plan(TINY, "cpu:8", Workload(16, 64, "generate"), layout), "cpu", use_cache=False)

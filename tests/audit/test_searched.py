@@ -48,7 +48,7 @@ def assert_as_planned(config: ModelConfig, layout: Layout) -> None:
         # A tied table, gathered once for three ticks and once for two microbatches of the head.
         pytest.param(TIED, "pipe=2,fsdp=4,microbatches=2,schedule=lanes", marks=SLOW),
         # Batched products without names of JAX, whose gradients add up.
-        (TIED, "pipe=2,data=4,zero=1,microbatches=4,schedule=lanes"),
+        pytest.param(TIED, "pipe=2,data=4,zero=1,microbatches=4,schedule=lanes", marks=SLOW),
         # Rows of the table, scattered over the positions before they are summed over the stages.
         pytest.param(
             TIED, "pipe=2,fsdp=2,tensor=2,sequence_parallel=true,microbatches=2,schedule=lanes", marks=SLOW

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nn.extension import needs_native
 from tests.nn.test_layouts import TINY
@@ -51,6 +51,8 @@ def _product(x: jax.Array, w: jax.Array) -> jax.Array:
         return native.product(x, native.in_panels(w, 1).numbers)
 
 
+# Every example has shapes of its own, for which some programs are compiled.
+@settings(max_examples=30)
 @given(st.integers(1, 40), SIZES, WIDTHS, st.sampled_from(["bfloat16", "float32"]), st.booleans())
 def test_a_product_is_that_of_float32(
     rows: int, size: int, width: int, dtype: str, has_wide_rows: bool
@@ -62,6 +64,7 @@ def test_a_product_is_that_of_float32(
     np.testing.assert_allclose(_product(x, w), expected, atol=2e-6 * size, rtol=1e-5)
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 40), SIZES, WIDTHS, st.sampled_from(["bfloat16", "float32"]))
 def test_a_product_with_int8_is_exact_but_for_the_scale(rows: int, size: int, width: int, kind: str) -> None:
     needs_native()
@@ -122,17 +125,25 @@ def test_rows_are_found_in_panels(dtype: Any) -> None:
     np.testing.assert_array_equal(found, w[ids])
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
-@pytest.mark.parametrize("of_rows", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("of_rows", "dtype"),
+    [
+        (jnp.float32, jnp.float32),
+        *((rows, of) for rows in (jnp.float32, jnp.bfloat16) for of in (jnp.bfloat16, jnp.int8)),
+    ],
+)
 def test_a_row_does_not_depend_on_the_others(dtype: Any, of_rows: Any) -> None:
     """To the bit, with every number of rows beside it, and wherever it stands among them."""
     needs_native()
     x, w = _operands(32, 92, 75, dtype)
-    x = x if dtype == jnp.float32 else x.astype(of_rows)
-    alone = np.concatenate([np.asarray(_product(x[row : row + 1], w)) for row in range(32)])
-    for rows in range(2, 33):
-        np.testing.assert_array_equal(_product(x[:rows], w), alone[:rows])
-        np.testing.assert_array_equal(_product(x[32 - rows :], w), alone[32 - rows :])
+    rows_of = np.asarray(x.astype(of_rows))
+    with jax.set_mesh(device_mesh(Layout.parse(""))):
+        panels = native.in_panels(w, 1).numbers
+        multiply = partial(jax.jit(native.product), w=panels)
+        alone = np.concatenate([multiply(rows_of[row : row + 1]) for row in range(32)])
+        for rows in range(2, 33):
+            np.testing.assert_array_equal(multiply(rows_of[:rows]), alone[:rows])
+            np.testing.assert_array_equal(multiply(rows_of[32 - rows :]), alone[32 - rows :])
 
 
 def test_attention_of_a_row_does_not_depend_on_the_others() -> None:
@@ -338,7 +349,7 @@ def test_programs_for_others_call_none_of_it(monkeypatch: pytest.MonkeyPatch) ->
     assert not native.runs_on(of("gpu"))
 
 
-@pytest.mark.parametrize("harm", ["half of it", "another byte"])
+@pytest.mark.parametrize("harm", ["half of it", pytest.param("another byte", marks=pytest.mark.slow)])
 def test_a_broken_library_is_built_anew(harm: str) -> None:
     """The loader would end the process over one that is cut short."""
     needs_native()

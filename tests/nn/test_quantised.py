@@ -91,13 +91,14 @@ def test_products_are_those_of_the_numbers_that_weights_stand_for(text: str, dty
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "dtype"),
     [
         ("data=2,expert=2,tensor=2", "int8"),
-        pytest.param("data=2,expert=2", "int4", marks=pytest.mark.slow),
-        pytest.param("data=4,expert=4,grouped=true", "fp8", marks=pytest.mark.slow),
-        pytest.param("fsdp=2,expert=2,tensor=2,grouped=true", "f32", marks=pytest.mark.slow),
+        ("data=2,expert=2", "int4"),
+        ("data=4,expert=4,grouped=true", "fp8"),
+        ("fsdp=2,expert=2,tensor=2,grouped=true", "f32"),
     ],
 )
 def test_so_are_products_of_experts(text: str, dtype: str) -> None:

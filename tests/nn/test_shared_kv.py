@@ -20,8 +20,8 @@ from tests.nn.test_layouts import (
     TINY,
     TOKENS,
     Step,
-    _start,
     assert_agrees,
+    on_the_host,
 )
 
 from meshwright.errors import LayoutError, ModelError
@@ -88,7 +88,7 @@ def _attended(config: ModelConfig, q: Array, k: Array, v: Array, window: Window 
 @pytest.mark.parametrize("config", [SHARED, SHARED_BY_FOUR], ids=lambda config: config.name)
 def test_loss_and_gradients_are_those_written_out(config: ModelConfig) -> None:
     """Differences seen are at most 2e-6 of a tensor's largest entry."""
-    params = jax.tree.map(np.asarray, _start(config))
+    params = on_the_host(config)
     with jax.numpy_rank_promotion("allow"):
         expected_loss, expected = jax.jit(jax.value_and_grad(lambda w: reference_loss(config, w, TOKENS)))(
             params

@@ -116,14 +116,13 @@ def test_a_table_read_from_both_ends_is_one() -> None:
     assert_agrees(replace(TIED, num_layers=4), "pipe=4,data=2,microbatches=8,schedule=dualpipe")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
         "pipe=2,microbatches=2,schedule=1f1b,offload=true",
-        pytest.param("pipe=2,data=2,microbatches=2,schedule=zb-h1,offload=true", marks=pytest.mark.slow),
-        pytest.param(
-            "pipe=2,fsdp=2,microbatches=4,schedule=dualpipe,offload=true,remat=full", marks=pytest.mark.slow
-        ),
+        "pipe=2,data=2,microbatches=2,schedule=zb-h1,offload=true",
+        "pipe=2,fsdp=2,microbatches=4,schedule=dualpipe,offload=true,remat=full",
     ],
 )
 def test_what_is_offloaded_comes_back(text: str) -> None:
@@ -197,18 +196,14 @@ def _places(params: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         "microbatches=2,schedule=zb-h1",
-        *(
-            pytest.param(text, marks=pytest.mark.slow)
-            for text in (
-                "data=2,microbatches=2,schedule=zb-v,zero=1",
-                "fsdp=2,microbatches=4,schedule=dualpipe",
-                "fsdp=2,microbatches=2,schedule=1f1b,offload_optimizer=true",
-            )
-        ),
+        "data=2,microbatches=2,schedule=zb-v,zero=1",
+        "fsdp=2,microbatches=4,schedule=dualpipe",
+        "fsdp=2,microbatches=2,schedule=1f1b,offload_optimizer=true",
     ],
 )
 def test_adafactor_takes_the_sizes_of_whole_stacks(options: str) -> None:
@@ -275,7 +270,7 @@ def test_masked_rows(config: ModelConfig, text: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        "",
+        pytest.param("", marks=pytest.mark.slow),
         ",offload_optimizer=true",
         # What it keeps of matrices with rows and columns is no stack of layers.
         pytest.param(",optimizer=adafactor", marks=pytest.mark.slow),

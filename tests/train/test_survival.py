@@ -77,7 +77,8 @@ def test_a_flipped_bit_is_named_and_the_checkpoint_before_it_used(runs, whole, r
     assert (run / "checkpoints" / f"{last}.damaged").is_dir()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_with_a_checkpoint_and_it_goes_on(runs, whole, tmp_path, number):
     run = tmp_path / "run"
     process = runs.start(*runs.begin(run, *OPTIONS))
