@@ -41,7 +41,7 @@ def _by_rows_and_columns() -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         after = []
 
-        def one(keys: tuple[Any, ...], gradient: Array, weight: Array, *moments: Array) -> Array:
+        def one(keys: tuple[Any, ...], gradient: Array, weight: Array, *moments: Array) -> Any:
             with jax.named_scope(tensor_of(jax.tree_util.keystr(keys, simple=True, separator="/"))):
                 scaled, own = of_all.update(gradient, type(state)(state.count, *moments), weight)
             after.append(own)
