@@ -134,22 +134,28 @@ def _with_inference(
 
 
 @pytest.mark.parametrize(
-    ("launch", "kernel", "memory", "matmul", "packed", "cache"),
+    ("launch", "kernel", "memory", "matmul", "packed", "cache", "padded"),
     [
-        (1e-4, 3e-5, 0.9, 0.8, 1.0, 0.8),
-        (5e-3, 1e-4, 0.2, 0.1, 0.3, 0.05),
-        (4e-3, 2e-6, 0.5, 0.9, 0.5, 0.5),
-        (4e-3, 2e-6, 0.5, 1.8, 0.5, 0.5),  # prompts' products are faster than those of training
+        (1e-4, 3e-5, 0.9, 0.8, 1.0, 0.8, True),
+        (5e-3, 1e-4, 0.2, 0.1, 0.3, 0.05, False),
+        (4e-3, 2e-6, 0.5, 0.9, 0.5, 0.5, True),
+        (4e-3, 2e-6, 0.5, 1.8, 0.5, 0.5, False),  # prompts' products are faster than those of training
     ],
 )
 def test_what_steps_of_a_server_reach_is_found_again(
-    launch: float, kernel: float, memory: float, matmul: float, packed: float, cache: float
+    launch: float, kernel: float, memory: float, matmul: float, packed: float, cache: float, padded: bool
 ) -> None:
-    """Prices of a machine stand for times: the fitted one has the same, and trains as before."""
+    """Prices of a machine stand for times: the fitted one has the same, and trains as before.
+
+    Beside a prompt of 256 tokens are the rows of 8 slots, if padding takes time.
+    """
     true = _with_inference(launch, kernel, memory, matmul, packed, cache)
     config, layout = inference.served_model(), Layout.of(weights_dtype="f32", compute_dtype="f32")
-    asked = inference.MeasuredSteps(config, layout, launch, 0.0, 0.0, 0.0, 0.0, 0.0)
-    points = {"one": (1, 1, 16), "prompt": (1, 264, 264), "many": (8, 1, 16), "long": (8, 1, 448)}
+    asked = inference.MeasuredSteps(
+        config, layout, launch, 0.0, 0.0, 0.0, 0.0, 0.0, multiplies_padding=padded
+    )
+    prompt = 264 if padded else 256
+    points = {"one": (1, 1, 16), "prompt": (1, prompt, prompt), "many": (8, 1, 16), "long": (8, 1, 448)}
     deep = replace(asked, config=inference.deep_model())
     asked = replace(asked, deep=deep.price(true, 1, 1, 16))
     timed = replace(asked, **{name: asked.price(true, *point) for name, point in points.items()})
@@ -161,6 +167,7 @@ def test_what_steps_of_a_server_reach_is_found_again(
     assert found.chip.matmul_rates == true.chip.matmul_rates
     figures = found.chip.inference
     assert figures is not None
+    assert figures.padding == padded
     assert figures.kernel_seconds == pytest.approx(kernel, rel=0.02)
     rate = figures.matmul["f32"] * found.chip.flops("f32")
     assert rate == pytest.approx(matmul * true.chip.flops("f32"), rel=0.02)
@@ -221,6 +228,7 @@ def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
         "host_request_seconds",
         "host_step_seconds",
         "host_token_seconds",
+        "padding",
     }
 
 

@@ -18,7 +18,7 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.config import Window
 from meshwright.models.presets import load_model
-from meshwright.plan.serve.steps import StepSeconds
+from meshwright.plan.serve.steps import StepSeconds, end_of_one
 from meshwright.serve.batch import Batch, IdleSeconds, Limits, SequenceWork
 from meshwright.serve.pace import MOST
 from meshwright.serve.runner import JaxRunner, _Shape
@@ -75,6 +75,16 @@ def test_hosts_that_are_the_devices_take_time_for_requests_and_tokens():
     assert answer.ttft_seconds == 2.625
     assert _gaps(answer).tolist() == [1.375] * 4
     assert answer.end_seconds == used.busy_seconds + 0.5
+
+
+def test_rows_that_are_passed_over_take_no_time():
+    """Three of four slots and 48 tokens of a prompt, in blocks of 16."""
+    padded = Limits.of(4, 2048, block=16)
+    exact = replace(padded, multiplies_padding=False)
+    whole = PaddedSteps(Grows(), padded, has_kernels=False).seconds(3, 100.0, [(48, 48)], 0)
+    assert whole == pytest.approx(Grows().seconds(4, 75.0, [(64, end_of_one(64, [(48, 48)]))], 0))
+    held = PaddedSteps(Grows(), exact, has_kernels=False).seconds(3, 100.0, [(48, 48)], 0)
+    assert held == Grows().seconds(3, 100.0, [(48, 48)], 0) < whole
 
 
 def test_a_host_takes_requests_in_one_by_one_and_from_the_step_beside():

@@ -30,6 +30,7 @@ OPTIONAL += (
     "host_stage_seconds",
     "host_flush_seconds",
     "host_request_seconds",
+    "padding",
     "host_step_seconds",
     "host_token_seconds",
     "attention_half_keys",

@@ -296,9 +296,10 @@ class TestRanking:
 
     def test_what_does_not_run_is_beside_the_ranking(self) -> None:
         workload, config = Workload(512, 8192), load_model("llama-3.1-405b")
-        found = search(config, load("h100:64x8"), workload, weights_dtype="bf16", compute_dtypes=("bf16",))
+        machine = load("h100:64x8")
+        found = search(config, machine, workload, weights_dtype="bf16", compute_dtypes=("bf16",))
         for candidate in found.candidates:
-            assert why_not(config, candidate.layout, num_hosts=64) is None
+            assert why_not(config, candidate.layout, hardware=machine) is None
         assert found.faster
         faster = found.faster.candidate.layout
         assert found.faster.why_not == f"schedule={faster.schedule.pipeline} on 64 hosts"

@@ -37,6 +37,7 @@ from meshwright.audit.compile.stages import Compiling
 from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.errors import LayoutError
+from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.runs import check_runs, why_not
@@ -358,8 +359,11 @@ def test_memory_is_as_the_schedule_has_it() -> None:
 def test_what_no_programs_of_stages_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout.of(pipe=2, microbatches=2, schedule="zb-h1")
     assert why_not(DEEP, layout) is None
-    assert why_not(DEEP, layout, num_hosts=2) == "schedule=zb-h1 on 2 hosts"
-    assert why_not(DEEP, layout.replace(schedule="lanes"), num_hosts=2) is None
+    assert why_not(DEEP, layout, hardware=load("h100:2x8")) == "schedule=zb-h1 on 2 hosts"
+    lanes = layout.replace(schedule="lanes", offload=True)
+    assert why_not(DEEP, lanes, hardware=load("h100:2x8")) is None
+    assert why_not(DEEP, lanes.replace(offload=False), hardware=load("v5e:4x4")) is None
+    assert why_not(DEEP, lanes, hardware=load("v5e:4x4")) == "offload=true with schedule=lanes on v5e"
     with pytest.raises(LayoutError, match="at least 4 microbatches, not 2; fits: microbatches of 4 or more"):
         staged_step(DEEP, "pipe=2,microbatches=2,schedule=dualpipe")
     monkeypatch.setattr(jax, "process_count", lambda: 2)

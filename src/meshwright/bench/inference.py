@@ -97,6 +97,7 @@ class MeasuredSteps:
     """Seconds of a step of the host alone, of one token of `deep_model`, of a prompt, and of generate steps.
 
     one, many: sequences over a short context. long: many over a long one. http: None where not measured.
+    multiplies_padding: whether steps compute rows that nobody holds.
     """
 
     config: ModelConfig
@@ -108,6 +109,7 @@ class MeasuredSteps:
     many: float
     long: float
     http: MeasuredHttp | None = None
+    multiplies_padding: bool = True
 
     def price(self, hardware: Hardware, num_sequences: int, queries: int, context: int) -> float:
         """Seconds expected of the last `queries` of `context` positions of each sequence."""
@@ -143,7 +145,8 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
     def finish(timings: list[Timing]) -> list[MeasuredSteps]:
         of_steps = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
         http = None if over_http is None else over_http.finish(timings[len(programs) :])[0]
-        return [MeasuredSteps(config, layout, *of_steps, http=http)]
+        padded = runner.limits.multiplies_padding
+        return [MeasuredSteps(config, layout, *of_steps, http=http, multiplies_padding=padded)]
 
     return Prepared([*programs, *(over_http.programs if over_http else ())], finish)
 
@@ -223,6 +226,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         host_request_seconds=http.request_seconds(measured.one) if http else 0.0,
         host_step_seconds=http.step_seconds(measured.one, measured.many) if http else 0.0,
         host_token_seconds=http.token_seconds(measured.one, measured.many) if http else 0.0,
+        padding=float(measured.multiplies_padding),
         sources=_sources(has_http=http is not None),
     )
 
@@ -255,8 +259,8 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     most = 1e3 * chip.flops(DTYPE)
     figures = _Figures(most, most, 1.0, 1.0, 0.0)
     # (which figure, what it may be at most, the step that tells it: sequences, queries, context; its time).
-    # Beside a prompt every slot has a row, whether or not somebody holds it: as many more queries.
-    prompt = _PROMPT + _SLOTS
+    # Beside a prompt every slot has a row that nobody holds: more queries, where these are multiplied.
+    prompt = _PROMPT + (_SLOTS if measured.multiplies_padding else 0)
     told = [
         ("bandwidth", most, (1, 1, _SHORT), measured.one),
         ("flops", most, (1, prompt, prompt), measured.prompt),
@@ -304,6 +308,7 @@ def _sources(*, has_http: bool) -> dict[str, str]:
     return (http if has_http else {}) | {
         "matmul": f"{where}: a prompt of {_PROMPT} tokens",
         "attention": f"{where}: a prompt of {_PROMPT} tokens, whose products are all taken to be as fast",
+        "padding": f"{where}: whether its products compute rows that nobody holds",
         "roofline": "0: the same cores load weights and multiply them",
         "packed": f"{where}: generate steps of {_SLOTS} sequences beside those of one",
         "memory": f"{where}: weights of a generate step of one sequence",

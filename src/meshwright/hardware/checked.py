@@ -11,7 +11,7 @@ from meshwright.files import parse_toml
 from meshwright.hardware.efficiency import Points, fault
 
 _MAY_BE_ZERO = (
-    "roofline", "overlap", "prefetch", "experts_seconds", "launch_seconds", "host_seconds",
+    "roofline", "overlap", "prefetch", "padding", "experts_seconds", "launch_seconds", "host_seconds",
     "host_collective_seconds",
     "host_node_seconds", "host_stage_seconds", "host_flush_seconds", "host_request_seconds",
     "host_step_seconds", "host_token_seconds", "attention_half_keys",

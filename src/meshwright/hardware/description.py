@@ -53,7 +53,7 @@ _SWITCH = (
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
 _STEP_SHARES = (
     "experts", "attention", "memory", "elementwise", "cache", "widened", "roofline", "overlap",
-    "waiting", "exchanging", "prefetch",
+    "waiting", "exchanging", "prefetch", "padding",
 )  # fmt: skip
 _STEP_SECONDS = (
     "kernel_seconds", "experts_seconds", "collective_seconds", "launch_seconds",

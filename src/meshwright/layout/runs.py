@@ -4,6 +4,7 @@ Everything can be planned. What nn/ does not run yet is named here, feature by f
 """
 
 from meshwright.errors import LayoutError
+from meshwright.hardware.topology import Hardware
 from meshwright.layout.axes import AXES
 from meshwright.layout.fit import check_fields, check_stacks, check_stages, check_updates, check_weights
 from meshwright.layout.layout import Layout
@@ -11,12 +12,12 @@ from meshwright.layout.precision import DTYPES
 from meshwright.models.config import ModelConfig
 
 
-def why_not(config: ModelConfig, layout: Layout, phase: str = "train", *, num_hosts: int = 1) -> str | None:
-    """Why this model under this layout does not run in this phase; None where it does.
-
-    num_hosts: of the machine, each with a process: only one process dispatches programs of several stages.
-    """
-    return layout_lacks(layout, phase) or hosts_lack(layout, num_hosts) or _does_not_divide(config, layout)
+def why_not(
+    config: ModelConfig, layout: Layout, phase: str = "train", *, hardware: Hardware | None = None
+) -> str | None:
+    """Why this model under this layout does not run in this phase on a machine, or any; None if it does."""
+    of_machine = machine_lacks(layout, hardware) if hardware else None
+    return layout_lacks(layout, phase) or of_machine or _does_not_divide(config, layout)
 
 
 def check_runs(layout: Layout, phase: str = "train") -> None:
@@ -61,8 +62,17 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     return next((feature for feature, used in features.items() if used), None)
 
 
+def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:
+    """What of the layout does not run on this machine."""
+    if layout.stages_alike and layout.offload and hardware.chip.kind == "tpu":
+        # Its loops lay the ring of saved activations out in different orders, and XLA for TPU (libtpu 0.0.42)
+        # brings it whole to the chip between them: an audited step took 2.3 times its planned memory.
+        return f"offload=true with schedule=lanes on {hardware.chip.name}"
+    return hosts_lack(layout, hardware.num_hosts)
+
+
 def hosts_lack(layout: Layout, num_hosts: int) -> str | None:
-    """What of the layout does not run on so many hosts, each with a process."""
+    """What of the layout does not run on so many hosts, each with a process that dispatches for itself."""
     if layout.stages_apart and num_hosts > 1:
         return f"schedule={layout.schedule.pipeline} on {num_hosts} hosts"
     return None

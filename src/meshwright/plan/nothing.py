@@ -28,7 +28,7 @@ def nothing_found(
     """The error of a search that has no layout to rank. runnable: it looked for what runs alone."""
     about = f"{config.name} on {hardware.spec}"
     if runnable and (choice := _first(spaces, workload, given)):
-        why = why_not(config, choice.layout, num_hosts=hardware.num_hosts)
+        why = why_not(config, choice.layout, hardware=hardware)
         return PlanError(
             f"{about}: nothing that meets what is asked runs yet ({why}); --any ranks what can be planned"
         )

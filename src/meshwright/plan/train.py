@@ -212,7 +212,7 @@ def search(
         near = scout.nearest(workload, runs=runs)
         notices.append(planned_words(workload, planned, _why_another(pool, near, workload, hardware)))
     if not runs and runnable is None:
-        why = why_not(config, found[0].layout, num_hosts=hardware.num_hosts)
+        why = why_not(config, found[0].layout, hardware=hardware)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
     faster = _faster(scout.not_run(workload, planned), found, config, hardware, planned) if runs else None
     said = tuple(assumptions(config, planned, found[0]))
@@ -330,7 +330,7 @@ class _Scout:
         return reasons[key][1]
 
     def _why_not(self, layout: Layout) -> str | None:
-        return why_not(self._config, layout, num_hosts=self._hardware.num_hosts)
+        return why_not(self._config, layout, hardware=self._hardware)
 
 
 def _few_shards(asked: Workload, planned: Workload) -> int:
@@ -408,6 +408,6 @@ def _faster(
     for _, choice in islice(others, 1):
         candidate = well_placed(price(config, hardware, workload, choice.layout))
         if (1 + TIE) * candidate.step_seconds < least:
-            why = why_not(config, candidate.layout, num_hosts=hardware.num_hosts)
+            why = why_not(config, candidate.layout, hardware=hardware)
             return Faster(candidate, why or "")
     return None

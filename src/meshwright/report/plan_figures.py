@@ -169,7 +169,7 @@ def _search(
             weights_dtype=layout.weights_dtype,
             compute_dtypes=(layout.compute_dtype,),
             given=equal({**{key: layout.word(key) for key in NOT_SEARCHED}, **(given or {})}),
-            runnable=None if why_not(plan.model, layout, num_hosts=hardware.num_hosts) is None else False,
+            runnable=None if why_not(plan.model, layout, hardware=hardware) is None else False,
             batch_within=(0.0,),
             num_ranked=num_ranked,
         )

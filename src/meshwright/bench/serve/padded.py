@@ -18,7 +18,8 @@ class PaddedSteps:
     """What a step takes in the smallest program that holds it (`JaxRunner`), in seconds.
 
     Steps that generate have 1, 2, 4, ... rows a replica; beside prompts all slots have one, and prompts have
-    1, 2, 4, ... blocks. Rows that nobody holds are multiplied and attend to nothing. has_kernels: a whole
+    1, 2, 4, ... blocks. Rows that nobody holds attend to nothing, and are multiplied or passed over, as the
+    limits say. has_kernels: a whole
     prompt that comes alone has a program without rows (accelerators). host_step_seconds,
     host_token_seconds: of a step and of each sequence that generates in it, whose tokens the devices' cores
     send, too.
@@ -54,7 +55,7 @@ class PaddedSteps:
 
     @property
     def idle_seconds(self) -> IdleSeconds:
-        """What `JaxRunner` finds by steps in which nobody holds a row."""
+        """What `JaxRunner` finds by steps whose rows are at the first position."""
         limits, replicas = self._limits, self._limits.num_replicas
         sizes = compiled_sizes(limits.slots_of_replica)
         generate = [(size, self._prices.seconds(size * replicas, 0.0, [], 0)) for size in sizes]
@@ -73,7 +74,9 @@ class PaddedSteps:
     def filled_up(
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
     ) -> tuple[int, float, Sequence[tuple[int, int]], int]:
-        """The step as its program has it."""
+        """The step as its program has it, less the rows that it passes over."""
+        if not self._limits.multiplies_padding:
+            return num_sequences, mean_context, chunks, num_drafts
         rows = self._rows[num_sequences]
         if chunks:
             block = self._limits.block

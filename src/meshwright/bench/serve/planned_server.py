@@ -85,6 +85,7 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         context,
         page_size=min(DEFAULT_PAGE, context),
     )
+    limits = replace(limits, multiplies_padding=_multiplies_padding(plan, hardware))
     disaggregated = engines.mode == DISAGGREGATED
     steps = PaddedSteps.of(plan.model, plan.layout, hardware, limits, engines.num_drafts)
     reached = hardware.chip.inference
@@ -101,6 +102,16 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         idle=steps.idle_seconds,
         request_seconds=reached.host_request_seconds if reached else 0.0,
     )
+
+
+def _multiplies_padding(plan: Plan, hardware: Hardware) -> bool:
+    """Whether rows that nobody holds take the server's time: not where this model's are passed over there."""
+    reached = hardware.chip.inference
+    if reached is None or reached.padding:
+        return True
+    from meshwright.nn.inference import passes_over_zeros  # it needs JAX, which has measured such a machine
+
+    return not passes_over_zeros(plan.model, plan.layout.at("generate"))
 
 
 def transfer_seconds(plan: Plan, hardware: Hardware) -> float:

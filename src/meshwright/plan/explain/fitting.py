@@ -142,7 +142,7 @@ def _cheapest(config: ModelConfig, layout: Layout, fitting: list[Candidate]) -> 
 
 
 def _why_not(config: ModelConfig, candidate: Candidate) -> str | None:
-    return why_not(config, candidate.layout, num_hosts=candidate.hardware.num_hosts)
+    return why_not(config, candidate.layout, hardware=candidate.hardware)
 
 
 def _changed(layout: Layout, other: Layout) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.runs import hosts_lack
+from meshwright.layout.runs import machine_lacks
 from meshwright.plan_file import load_plan
 
 # Process 0 listens here for the others, where no launcher can look for a free port.
@@ -55,7 +55,7 @@ def cluster_job(
     if hardware.chip.kind == "cpu":
         raise PlanError(f"{plans[0]}: is for {plan.hardware}, which is this machine: see mw launch local")
     alone = plan.layout.stages_apart
-    if why := hosts_lack(plan.layout, hardware.num_hosts):
-        raise PlanError(f"{plans[0]}: {why} does not run yet; fits: schedule=lanes")
+    if why := machine_lacks(plan.layout, hardware):
+        raise PlanError(f"{plans[0]}: {why} does not run yet; fits: schedule=lanes, without offload on TPUs")
     resumed = [*command, *(["--resume"] if resumes and "--resume" not in command else [])]
     return ClusterJob(name or plan.model.name.replace(".", "-"), tuple(resumed), hardware, restarts, alone)
