@@ -73,21 +73,22 @@ def _leaves_none(
     """`tensor=3 leaves no layout: 128 chips do not divide over tensor = 3; fits: tensor in {1, 2, 4, 8}`."""
     rest = _without(given, one)
     beside = f" beside {','.join(map(str, rest))}" if rest else ""
-    values = {
-        _value(choice, one.field)
-        for space in spaces(workload, _WITHIN, rest)
-        for choice in space.choices(space.meshes())
-    }
+    values = {value for space in spaces(workload, _WITHIN, rest) for value in _values(space, one.field)}
     fits = ", ".join(str(value).lower() for value in sorted(values, key=lambda v: (str(type(v)), v)))
     why = _why_none(config, hardware, workload, one)
     return f"{one}{beside} leaves no layout{f': {why}' if why else ''}; fits: {one.field} in {{{fits}}}"
 
 
-def _value(choice: Considered, field: str) -> object:
-    """What a layout has of a field that a search chooses."""
-    if field == "zero":
-        return choice.mesh.zero_stage
-    return getattr(choice, field) if hasattr(choice, field) else choice.mesh.word(field)
+def _values(space: Space, field: str) -> set[object]:
+    """What layouts have of a field that a search chooses. Of what a mesh has, one layout shows each value."""
+    if field in Considered._fields:
+        return {getattr(choice, field) for choice in space.choices(space.meshes())}
+    found = set()
+    for mesh in space.meshes():
+        value = mesh.zero_stage if field == "zero" else mesh.word(field)
+        if value not in found and next(space.choices([mesh]), None):
+            found.add(value)
+    return found
 
 
 def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: Condition) -> str | None:
