@@ -77,7 +77,7 @@ def test_hosts_that_are_the_devices_take_time_for_requests_and_tokens():
     assert answer.end_seconds == used.busy_seconds + 0.5
 
 
-def test_rows_that_are_passed_over_take_no_time():
+def test_rows_that_are_passed_over_take_their_share():
     """Three of four slots and 48 tokens of a prompt, in blocks of 16."""
     padded = Limits.of(4, 2048, block=16)
     exact = replace(padded, multiplies_padding=False)
@@ -85,6 +85,8 @@ def test_rows_that_are_passed_over_take_no_time():
     assert whole == pytest.approx(Grows().seconds(4, 75.0, [(64, end_of_one(64, [(48, 48)]))], 0))
     held = PaddedSteps(Grows(), exact, has_kernels=False).seconds(3, 100.0, [(48, 48)], 0)
     assert held == Grows().seconds(3, 100.0, [(48, 48)], 0) < whole
+    some = PaddedSteps(Grows(), exact, has_kernels=False, padding=0.25)
+    assert some.seconds(3, 100.0, [(48, 48)], 0) == pytest.approx(held + 0.25 * (whole - held))
 
 
 def test_a_host_takes_requests_in_one_by_one_and_from_the_step_beside():

@@ -41,6 +41,7 @@ from meshwright.serve.sequence import GREEDY, Request, Sequence
 
 DTYPE = "f32"
 _SLOTS, _SHORT, _LONG, _CONTEXT, _PROMPT = 8, 16, 448, 512, 256
+_RAGGED = 144  # a block more than half of _PROMPT: the program of half is too small
 _FITS = 6
 # Steps in a row that are timed as one. The figures are differences of times a tenth apart, so there are many
 # rounds of few steps: whatever else runs on the machine comes and goes in seconds.
@@ -97,7 +98,8 @@ class MeasuredSteps:
     """Seconds of a step of the host alone, of one token of `deep_model`, of a prompt, and of generate steps.
 
     one, many: sequences over a short context. long: many over a long one. http: None where not measured.
-    multiplies_padding: whether steps compute rows that nobody holds.
+    ragged: a prompt of _RAGGED tokens, in the program of one of _PROMPT. multiplies_padding: whether steps
+    compute rows that nobody holds.
     """
 
     config: ModelConfig
@@ -109,6 +111,7 @@ class MeasuredSteps:
     many: float
     long: float
     http: MeasuredHttp | None = None
+    ragged: float = 0.0
     multiplies_padding: bool = True
 
     def price(self, hardware: Hardware, num_sequences: int, queries: int, context: int) -> float:
@@ -136,6 +139,7 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
         _steps(_runner(no_model(), layout, 1), _SLOTS, 1, _SHORT),
         _steps(_runner(deep_model(), layout, 1), 1, 1, _SHORT),
         _steps(runner, 1, _PROMPT, _PROMPT),
+        _steps(runner, 1, _RAGGED, _RAGGED),
         _steps(runner, 1, 1, _SHORT),
         _steps(runner, _SLOTS, 1, _SHORT),
         _steps(runner, _SLOTS, 1, _LONG),
@@ -143,10 +147,13 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
     over_http = _over_http(progress, runner)
 
     def finish(timings: list[Timing]) -> list[MeasuredSteps]:
-        of_steps = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
+        host, deep, prompt, ragged, one, many, long = (
+            timing.per(_REPEATS).seconds for timing in timings[: len(programs)]
+        )
         http = None if over_http is None else over_http.finish(timings[len(programs) :])[0]
         padded = runner.limits.multiplies_padding
-        return [MeasuredSteps(config, layout, *of_steps, http=http, multiplies_padding=padded)]
+        of_steps = (host, deep, prompt, one, many, long)
+        return [MeasuredSteps(config, layout, *of_steps, http, ragged, multiplies_padding=padded)]
 
     return Prepared([*programs, *(over_http.programs if over_http else ())], finish)
 
@@ -226,7 +233,6 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         host_request_seconds=http.request_seconds(measured.one) if http else 0.0,
         host_step_seconds=http.step_seconds(measured.one, measured.many) if http else 0.0,
         host_token_seconds=http.token_seconds(measured.one, measured.many) if http else 0.0,
-        padding=float(measured.multiplies_padding),
         sources=_sources(has_http=http is not None),
     )
 
@@ -257,6 +263,14 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         return max(0.0, (measured.deep - bare) / (one - bare))
 
     most = 1e3 * chip.flops(DTYPE)
+
+    def padding(figures: _Figures) -> float:
+        """Of a row that nobody holds, the share of the time of one of the ragged prompt."""
+        if measured.multiplies_padding:
+            return 1.0
+        held, filled = (measured.price(priced(figures), 1, each, each) for each in (_RAGGED, _PROMPT))
+        return min(max(0.0, (measured.ragged - held) / (filled - held)), 1.0)
+
     figures = _Figures(most, most, 1.0, 1.0, 0.0)
     # (which figure, what it may be at most, the step that tells it: sequences, queries, context; its time).
     # Beside a prompt every slot has a row that nobody holds: more queries, where these are multiplied.
@@ -289,6 +303,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
             ),
             inference=replace(
                 reached(figures),
+                padding=padding(figures),
                 memory=bandwidth / rating,
                 matmul={DTYPE: flops / peak},
                 attention=flops / peak,
@@ -308,7 +323,7 @@ def _sources(*, has_http: bool) -> dict[str, str]:
     return (http if has_http else {}) | {
         "matmul": f"{where}: a prompt of {_PROMPT} tokens",
         "attention": f"{where}: a prompt of {_PROMPT} tokens, whose products are all taken to be as fast",
-        "padding": f"{where}: whether its products compute rows that nobody holds",
+        "padding": f"{where}: a prompt of {_RAGGED} tokens in the program of {_PROMPT}",
         "roofline": "0: the same cores load weights and multiply them",
         "packed": f"{where}: generate steps of {_SLOTS} sequences beside those of one",
         "memory": f"{where}: weights of a generate step of one sequence",

@@ -162,7 +162,7 @@ class StepEfficiency:
     as it does where memory runs short, at least once a microbatch.
     host_request_seconds, host_step_seconds, host_token_seconds: what HTTP takes where the cores that serve it
     are the devices' too: of a request, before it is scheduled, of a step, and of each of its tokens.
-    padding: of a row that nobody holds, the share of the time of one that somebody does.
+    padding: of a row of a server's step that nobody holds, the share of the time of one that somebody does.
     unfused_norms: whether the steps of an RMS norm are kernels of their own.
     gathers_first: whether weights that ZeRO 1 or 2 updated are all gathered before the next forward pass
     begins; else each is gathered ahead of its first use.

@@ -19,7 +19,7 @@ class PaddedSteps:
 
     Steps that generate have 1, 2, 4, ... rows a replica; beside prompts all slots have one, and prompts have
     1, 2, 4, ... blocks. Rows that nobody holds attend to nothing, and are multiplied or passed over, as the
-    limits say. has_kernels: a whole
+    limits say; passed over they take the share `padding` of the time of others. has_kernels: a whole
     prompt that comes alone has a program without rows (accelerators). host_step_seconds,
     host_token_seconds: of a step and of each sequence that generates in it, whose tokens the devices' cores
     send, too.
@@ -31,10 +31,11 @@ class PaddedSteps:
         limits: Limits,
         *,
         has_kernels: bool,
+        padding: float = 0.0,
         host_step_seconds: float = 0.0,
         host_token_seconds: float = 0.0,
     ) -> None:
-        self._prices, self._limits, self._has_kernels = prices, limits, has_kernels
+        self._prices, self._limits, self._has_kernels, self._padding = prices, limits, has_kernels, padding
         self._host_step_seconds, self._host_token_seconds = host_step_seconds, host_token_seconds
         self._rows = _filled_up(limits.slots_of_replica, limits.num_replicas)
         self._blocks = _filled_up(limits.chunk // limits.block, limits.num_replicas)
@@ -49,6 +50,7 @@ class PaddedSteps:
             StepSeconds(config, layout, hardware, most, limits.context),
             limits,
             has_kernels=attends_to_whole_prompts(hardware.chip.kind, layout),
+            padding=reached.padding if reached else 0.0,
             host_step_seconds=reached.host_step_seconds if reached else 0.0,
             host_token_seconds=reached.host_token_seconds if reached else 0.0,
         )
@@ -67,16 +69,17 @@ class PaddedSteps:
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
     ) -> float:
         """Seconds of a step, as `StepPrices` has them."""
-        filled = self.filled_up(num_sequences, mean_context, chunks, num_drafts)
+        filled = self._prices.seconds(*self.filled_up(num_sequences, mean_context, chunks, num_drafts))
         of_host = self._host_step_seconds + self._host_token_seconds * num_sequences
-        return self._prices.seconds(*filled) + of_host
+        if self._limits.multiplies_padding:
+            return filled + of_host
+        held = self._prices.seconds(num_sequences, mean_context, chunks, num_drafts)
+        return held + self._padding * max(0.0, filled - held) + of_host
 
     def filled_up(
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
     ) -> tuple[int, float, Sequence[tuple[int, int]], int]:
-        """The step as its program has it, less the rows that it passes over."""
-        if not self._limits.multiplies_padding:
-            return num_sequences, mean_context, chunks, num_drafts
+        """The step as its program has it."""
         rows = self._rows[num_sequences]
         if chunks:
             block = self._limits.block

@@ -107,7 +107,7 @@ def _server(plan: Plan, engines: Engines) -> Planned:
 def _multiplies_padding(plan: Plan, hardware: Hardware) -> bool:
     """Whether rows that nobody holds take the server's time: not where this model's are passed over there."""
     reached = hardware.chip.inference
-    if reached is None or reached.padding:
+    if reached is None or reached.padding == 1:
         return True
     from meshwright.nn.inference import passes_over_zeros  # it needs JAX, which has measured such a machine
 
