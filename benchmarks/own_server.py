@@ -95,6 +95,9 @@ def mw(*words: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+# By kind of load, its traffic and the figures of the server.
+Loads = dict[str, tuple[list[object], dict[str, float]]]
+
 # Runs a command that Linux ends with its parent, however that one ends.
 _WITH_ITS_PARENT = """
 import ctypes, os, signal, sys
@@ -148,9 +151,9 @@ def planned(folder: Path, machine: Path | None, name: str) -> Path:
     return plan
 
 
-def loads(url: str, requests: int) -> dict[str, tuple[list[object], dict[str, float]]]:
-    """By kind of load, its traffic and the figures of the server."""
-    found, rate = dict[str, tuple[list[object], dict[str, float]]](), 1.0
+def loads(url: str, requests: int) -> Loads:
+    """The server under every kind of load, one after the other."""
+    found, rate = Loads(), 1.0
     for name in ("closed", "half"):
         how = ["--concurrency", SLOTS] if name == "closed" else ["--rate", rate]
         traffic = [*how, "--requests", requests]
@@ -159,9 +162,7 @@ def loads(url: str, requests: int) -> dict[str, tuple[list[object], dict[str, fl
     return found
 
 
-def beside(
-    measured: dict[str, tuple[list[object], dict[str, float]]], plans: Sequence[Path]
-) -> dict[str, dict[str, dict[str, float]]]:
+def beside(measured: Loads, plans: Sequence[Path]) -> dict[str, dict[str, dict[str, float]]]:
     """By kind of load, the figures of the server and those simulated, a mean over the plans."""
     found = {}
     for name, (traffic, figures) in measured.items():

@@ -80,17 +80,19 @@ class MeasuredHttp:
 
     def token_seconds(self, one: float, many: float) -> float:
         """What each further token adds to its step; steps take so long for one and for all without HTTP."""
-        return max(0.0, self._of_all(many) - self._of_one(one)) / (_SLOTS - 1)
+        of_one, of_all = self._beside_steps(one, many)
+        return max(0.0, of_all - of_one) / (_SLOTS - 1)
 
     def step_seconds(self, one: float, many: float) -> float:
         """What is left of a step, whatever its tokens."""
-        return max(0.0, self._of_one(one) - self.token_seconds(one, many))
+        of_one, _ = self._beside_steps(one, many)
+        return max(0.0, of_one - self.token_seconds(one, many))
 
-    def _of_one(self, step: float) -> float:
-        return max(0.0, (self.alone_streamed - self.alone) / (_STREAMED - 1) - step)
-
-    def _of_all(self, step: float) -> float:
-        return max(0.0, (self.streamed - self.together) / (_STREAMED - 1) - step)
+    def _beside_steps(self, one: float, many: float) -> tuple[float, float]:
+        """What HTTP adds to a step of one sequence, and to one of all slots."""
+        streams = (self.alone_streamed - self.alone, one), (self.streamed - self.together, many)
+        of_one, of_all = (max(0.0, tokens / (_STREAMED - 1) - step) for tokens, step in streams)
+        return of_one, of_all
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,13 @@ class MeasuredSteps:
         at = self.layout.at("generate" if queries == 1 else "prefill")
         return pass_cost(self.config, at, hardware, num_sequences, queries, context)[0].seconds
 
+    def padding(self, hardware: Hardware) -> float:
+        """What a row that nobody holds takes on this hardware, as a share of a row that somebody does."""
+        if self.multiplies_padding:
+            return 1.0
+        held, filled = (self.price(hardware, 1, each, each) for each in (_RAGGED, _PROMPT))
+        return min(max(0.0, (self.ragged - held) / (filled - held)), 1.0)
+
 
 class _Figures(NamedTuple):
     """What is fitted: bytes of weights and FLOPs of prompts a second, and figures of `StepEfficiency`."""
@@ -139,21 +148,18 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
         _steps(_runner(no_model(), layout, 1), _SLOTS, 1, _SHORT),
         _steps(_runner(deep_model(), layout, 1), 1, 1, _SHORT),
         _steps(runner, 1, _PROMPT, _PROMPT),
-        _steps(runner, 1, _RAGGED, _RAGGED),
         _steps(runner, 1, 1, _SHORT),
         _steps(runner, _SLOTS, 1, _SHORT),
         _steps(runner, _SLOTS, 1, _LONG),
+        _steps(runner, 1, _RAGGED, _RAGGED),
     ]
     over_http = _over_http(progress, runner)
 
     def finish(timings: list[Timing]) -> list[MeasuredSteps]:
-        host, deep, prompt, ragged, one, many, long = (
-            timing.per(_REPEATS).seconds for timing in timings[: len(programs)]
-        )
+        *of_steps, ragged = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
         http = None if over_http is None else over_http.finish(timings[len(programs) :])[0]
         padded = runner.limits.multiplies_padding
-        of_steps = (host, deep, prompt, one, many, long)
-        return [MeasuredSteps(config, layout, *of_steps, http, ragged, multiplies_padding=padded)]
+        return [MeasuredSteps(config, layout, *of_steps, http=http, ragged=ragged, multiplies_padding=padded)]
 
     return Prepared([*programs, *(over_http.programs if over_http else ())], finish)
 
@@ -225,14 +231,14 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     Its ratings become the bandwidth of the weights and the rate of a prompt's products where these are more,
     of which training gets its own shares: its products are those of gradients, too.
     """
-    chip, http = hardware.chip, measured.http
+    chip, http, one, many = hardware.chip, measured.http, measured.one, measured.many
     inference = StepEfficiency(
         roofline=0.0,
         overlap=0.0,
         launch_seconds=measured.host,
-        host_request_seconds=http.request_seconds(measured.one) if http else 0.0,
-        host_step_seconds=http.step_seconds(measured.one, measured.many) if http else 0.0,
-        host_token_seconds=http.token_seconds(measured.one, measured.many) if http else 0.0,
+        host_request_seconds=http.request_seconds(one) if http else 0.0,
+        host_step_seconds=http.step_seconds(one, many) if http else 0.0,
+        host_token_seconds=http.token_seconds(one, many) if http else 0.0,
         sources=_sources(has_http=http is not None),
     )
 
@@ -263,14 +269,6 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         return max(0.0, (measured.deep - bare) / (one - bare))
 
     most = 1e3 * chip.flops(DTYPE)
-
-    def padding(figures: _Figures) -> float:
-        """Of a row that nobody holds, the share of the time of one of the ragged prompt."""
-        if measured.multiplies_padding:
-            return 1.0
-        held, filled = (measured.price(priced(figures), 1, each, each) for each in (_RAGGED, _PROMPT))
-        return min(max(0.0, (measured.ragged - held) / (filled - held)), 1.0)
-
     figures = _Figures(most, most, 1.0, 1.0, 0.0)
     # (which figure, what it may be at most, the step that tells it: sequences, queries, context; its time).
     # Beside a prompt every slot has a row that nobody holds: more queries, where these are multiplied.
@@ -303,7 +301,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
             ),
             inference=replace(
                 reached(figures),
-                padding=padding(figures),
+                padding=measured.padding(priced(figures)),
                 memory=bandwidth / rating,
                 matmul={DTYPE: flops / peak},
                 attention=flops / peak,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.api.work import Train
-from meshwright.cli.common import Json, count_option, emit, length_option, note, progress, show
+from meshwright.cli.common import Json, count_option, emit, length_option, note, progress, refuse_beside, show
 from meshwright.cli.extras import require
 from meshwright.errors import AuditError, PlanError
 from meshwright.files import check_writable, write_whole
@@ -143,15 +143,13 @@ def _of_program(file: Path, hardware: str | None, mesh: str | None, given: dict[
     """The audit of a program's text. Raises PlanError for an option that describes a plan."""
     from meshwright.audit.foreign import audit_file
 
-    if clashing := [name for name, value in given.items() if value is not None]:
-        raise PlanError(f"--hlo audits a program in place of a plan; leave out {', '.join(clashing)}")
+    refuse_beside(given, "--hlo audits a program in place of a plan")
     return audit_file(file, hardware, mesh)
 
 
 def _from_file(plan: Path, options: dict[str, Any]) -> Plan:
     """The plan of a file. Raises PlanError for an option that describes another."""
-    if clashing := [name for name, value in options.items() if value is not None]:
-        raise PlanError(f"{plan} already gives these; leave out {', '.join(clashing)}, or edit the plan")
+    refuse_beside(options, f"{plan} already gives these", otherwise=", or edit the plan")
     return load_plan(plan)
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from meshwright.errors import MeshwrightError, ModelError, nearest
+from meshwright.errors import MeshwrightError, ModelError, PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.short import read_words
@@ -145,6 +145,12 @@ ContextOption = Annotated[
         "--context", help="The most tokens of prompt and answer. [default: the model's, up to 4096]"
     ),
 ]
+
+
+def refuse_beside(given: Mapping[str, object], why: str, *, otherwise: str = "") -> None:
+    """Raises PlanError that says why, where one of these options has a value but None and False."""
+    if clashing := [option for option, value in given.items() if value is not None and value is not False]:
+        raise PlanError(f"{why}; leave out {', '.join(clashing)}{otherwise}")
 
 
 def emit(document: Mapping[str, Any], *, as_line: bool = False) -> None:

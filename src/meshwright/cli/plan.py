@@ -22,6 +22,7 @@ from meshwright.cli.common import (
     note,
     number_option,
     progress,
+    refuse_beside,
     waiting,
     whole_option,
 )
@@ -259,8 +260,7 @@ def _check_alone(searched: _Searched) -> None:
         "--any": searched.runnable is False,
         "--given": searched.given is not None,
     }
-    if clashing := [option for option, is_given in given.items() if is_given]:
-        raise PlanError(f"--layout prices that layout alone; leave out {', '.join(clashing)}")
+    refuse_beside(given, "--layout prices that layout alone")
 
 
 def _check_smallest(layout: str | None, anchor: list[Path] | None, software: str) -> None:

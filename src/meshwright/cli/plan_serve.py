@@ -17,6 +17,7 @@ from meshwright.cli.common import (
     length_option,
     load_model_with,
     note,
+    refuse_beside,
     show,
     waiting,
     whole_option,
@@ -173,21 +174,20 @@ def serve(
     precisions = serving_precisions(machines, weights_dtype, kv_dtype, matmul_dtype=matmul_dtype)
     alone = Layout.parse(layout) if layout else None
     if phase:
-        _only_of_the_frontier(
-            {
-                "--lengths": lengths,
-                "--trace": trace,
-                "--ttft": ttft,
-                "--tpot": tpot,
-                "--max-price-per-hour": max_price_per_hour,
-                "--prefix-hit": prefix_hit,
-                "--drafts": drafts,
-                "--acceptance": acceptance,
-                "--paged": paged,
-                "--chunk": chunk,
-                "--explain": explain,
-            }
-        )
+        of_requests = {
+            "--lengths": lengths,
+            "--trace": trace,
+            "--ttft": ttft,
+            "--tpot": tpot,
+            "--max-price-per-hour": max_price_per_hour,
+            "--prefix-hit": prefix_hit != 0,
+            "--drafts": drafts != 0,
+            "--acceptance": acceptance != 0,
+            "--paged": paged,
+            "--chunk": chunk,
+            "--explain": explain,
+        }
+        refuse_beside(of_requests, "--phase prices one step and no requests")
         if len(machines) > 1 or len(precisions) > 1:
             raise PlanError("--phase prices one step; name one machine and one dtype")
         length = _phase_length(config, phase, prompt_tokens, context)
@@ -221,12 +221,6 @@ def serve(
     )
     _long_context(config, work.requests.context)
     _frontier(config, machines, work, precisions, alone, runnable, explain, output, as_json)
-
-
-def _only_of_the_frontier(given: Mapping[str, object]) -> None:
-    """Raises PlanError where one of these options is given, which one step has no use for."""
-    if clashing := [option for option, value in given.items() if value not in (None, False, 0)]:
-        raise PlanError(f"--phase prices one step and no requests; leave out {', '.join(clashing)}")
 
 
 def _sample(

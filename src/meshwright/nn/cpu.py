@@ -98,7 +98,7 @@ def put_in_huge_pages(arrays: "Iterable[Array]") -> int:
 
 
 def _huge_page_bytes() -> int:
-    """Of a huge page; 0 where the system has none, or its owner wants none."""
+    """The size of a huge page; 0 where the system has none, or its owner wants none."""
     try:
         if "[never]" in (_HUGE / "enabled").read_text(encoding="utf-8"):
             return 0

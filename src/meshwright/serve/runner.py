@@ -220,17 +220,10 @@ class JaxRunner:
         return min(seconds)
 
     def _first_tokens(self, shape: _Shape) -> list[SequenceWork]:
-        """The first tokens, with their drafts, of as many sequences as have a row to generate or verify.
-
-        They are written to a page that nobody has yet.
-        """
+        """The first tokens, with their drafts, of as many sequences as have a row to generate or verify."""
         num_drafts = self._num_drafts if shape.verify else 0
-        nobody = Answering(Request((0,), sampling=GREEDY), 1, 0, lambda _: None)
-        tokens, slots = (0,) * (1 + num_drafts), self.limits.slots_of_replica
-        pages = tuple(range(-(-len(tokens) // self.limits.page_size)))
-        of_window = pages if self.limits.window else ()
         return [
-            SequenceWork(nobody, replica * slots + row, 0, tokens, pages, num_drafts, window_pages=of_window)
+            _of_nobody(self.limits, replica, row, 1 + num_drafts, num_drafts)
             for replica in range(self.limits.num_replicas)
             for row in range(shape.generate + shape.verify)
         ]
@@ -242,12 +235,8 @@ class JaxRunner:
     def _measured(self) -> IdleSeconds:
         of_steps = [(shape.generate, seconds) for shape, seconds in self._seconds.items() if shape.generate]
         slots, count = self.limits.slots_of_replica, timed_blocks(self.limits)
-        tokens = (0,) * (count * self.limits.block)
-        pages = tuple(range(-(-len(tokens) // self.limits.page_size)))  # which nobody has yet
-        of_window = pages if self.limits.window else ()
-        nobody = Answering(Request(tokens), 1, 0, lambda _: None)
         prompts = [
-            SequenceWork(nobody, replica * slots, 0, tokens, pages, samples=False, window_pages=of_window)
+            _of_nobody(self.limits, replica, 0, count * self.limits.block, samples=False)
             for replica in range(self.limits.num_replicas)
         ]
         return IdleSeconds.of(of_steps, self._idle_seconds(_Shape(slots, 0, count), prompts), self.limits)
@@ -551,6 +540,23 @@ class _UnderWay:
             return TokenScore(tokens[i], logprobs[i], tuple(likeliest))
 
         return [[score(i) for i in numbers] for numbers in self._numbers]
+
+
+def _of_nobody(
+    limits: Limits, replica: int, row: int, count: int, num_drafts: int = 0, *, samples: bool = True
+) -> SequenceWork:
+    """So many tokens at the beginning of a sequence, in a slot and on pages that nobody has yet."""
+    pages = tuple(range(-(-count // limits.page_size)))
+    return SequenceWork(
+        Answering(Request((0,), sampling=GREEDY), 1, 0, lambda _: None),
+        replica * limits.slots_of_replica + row,
+        0,
+        (0,) * count,
+        pages,
+        num_drafts,
+        samples=samples,
+        window_pages=pages if limits.window else (),
+    )
 
 
 def _in_parts(moves: Iterable[Move], most: int) -> Iterator[list[Move]]:

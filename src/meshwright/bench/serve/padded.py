@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from meshwright.cost.inference import in_inference
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.paged import attends_to_whole_prompts
@@ -45,14 +46,14 @@ class PaddedSteps:
         cls, config: ModelConfig, layout: Layout, hardware: Hardware, limits: Limits, num_drafts: int
     ) -> "PaddedSteps":
         """The steps of a server of this layout on a machine, as that prices them."""
-        most, reached = limits.tokens_of_a_step(num_drafts), hardware.chip.inference
+        most, reached = limits.tokens_of_a_step(num_drafts), in_inference(hardware).chip.step
         return cls(
             StepSeconds(config, layout, hardware, most, limits.context),
             limits,
             has_kernels=attends_to_whole_prompts(hardware.chip.kind, layout),
-            padding=reached.padding if reached else 0.0,
-            host_step_seconds=reached.host_step_seconds if reached else 0.0,
-            host_token_seconds=reached.host_token_seconds if reached else 0.0,
+            padding=reached.padding,
+            host_step_seconds=reached.host_step_seconds,
+            host_token_seconds=reached.host_token_seconds,
         )
 
     @property

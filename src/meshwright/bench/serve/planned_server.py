@@ -9,7 +9,7 @@ from meshwright.bench.serve.padded import PaddedSteps
 from meshwright.bench.serve.simulate import Planned, Used, collector_paused, simulate_server
 from meshwright.bench.serve.summary import LatencyTargets, summary
 from meshwright.bench.serve.traffic import within
-from meshwright.cost.inference import cache_bytes
+from meshwright.cost.inference import cache_bytes, in_inference
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
@@ -88,7 +88,6 @@ def _server(plan: Plan, engines: Engines) -> Planned:
     limits = replace(limits, multiplies_padding=_multiplies_padding(plan, hardware))
     disaggregated = engines.mode == DISAGGREGATED
     steps = PaddedSteps.of(plan.model, plan.layout, hardware, limits, engines.num_drafts)
-    reached = hardware.chip.inference
     return Planned(
         limits,
         steps,
@@ -100,14 +99,13 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         engines.num_drafts,
         engines.acceptance,
         idle=steps.idle_seconds,
-        request_seconds=reached.host_request_seconds if reached else 0.0,
+        request_seconds=in_inference(hardware).chip.step.host_request_seconds,
     )
 
 
 def _multiplies_padding(plan: Plan, hardware: Hardware) -> bool:
     """Whether rows that nobody holds take the server's time: not where this model's are passed over there."""
-    reached = hardware.chip.inference
-    if reached is None or reached.padding == 1:
+    if in_inference(hardware).chip.step.padding == 1:
         return True
     from meshwright.nn.inference import passes_over_zeros  # it needs JAX, which has measured such a machine
 
