@@ -107,6 +107,7 @@ def _with_inference(
     matmul: float = 1.0,
     packed: float = 1.0,
     cache: float = 1.0,
+    elementwise: float = 1.0,
 ) -> Hardware:
     """A host whose steps of a server reach these figures, and whose products in training 20 GFLOP/s."""
     hardware = load("cpu:1")
@@ -121,6 +122,7 @@ def _with_inference(
         kernel_seconds=kernel,
         memory=memory,
         cache=cache,
+        elementwise=elementwise,
     )
     flops = {"f32": 5e10, "bf16": 5e10}
     chip = replace(
@@ -134,22 +136,29 @@ def _with_inference(
 
 
 @pytest.mark.parametrize(
-    ("launch", "kernel", "memory", "matmul", "packed", "cache", "padded"),
+    ("launch", "kernel", "memory", "matmul", "packed", "cache", "elementwise", "padded"),
     [
-        (1e-4, 3e-5, 0.9, 0.8, 1.0, 0.8, True),
-        (5e-3, 1e-4, 0.2, 0.1, 0.3, 0.05, False),
-        (4e-3, 2e-6, 0.5, 0.9, 0.5, 0.5, True),
-        (4e-3, 2e-6, 0.5, 1.8, 0.5, 0.5, False),  # prompts' products are faster than those of training
+        (1e-4, 3e-5, 0.9, 0.8, 1.0, 0.8, 1.0, True),
+        (5e-3, 1e-4, 0.2, 0.1, 0.3, 0.05, 0.5, False),
+        (4e-3, 2e-6, 0.5, 0.9, 0.5, 0.5, 0.1, True),
+        (4e-3, 2e-6, 0.5, 1.8, 0.5, 0.5, 0.3, False),  # prompts' products are faster than those of training
     ],
 )
 def test_what_steps_of_a_server_reach_is_found_again(
-    launch: float, kernel: float, memory: float, matmul: float, packed: float, cache: float, padded: bool
+    launch: float,
+    kernel: float,
+    memory: float,
+    matmul: float,
+    packed: float,
+    cache: float,
+    elementwise: float,
+    padded: bool,
 ) -> None:
     """Prices of a machine stand for times: the fitted one has the same, and trains as before.
 
-    Beside a prompt of 256 tokens are the rows of 8 slots, if padding takes time.
+    Beside a prompt of 256 tokens, and one of 64, are the rows of 8 slots, if padding takes time.
     """
-    true = _with_inference(launch, kernel, memory, matmul, packed, cache)
+    true = _with_inference(launch, kernel, memory, matmul, packed, cache, elementwise)
     config, layout = inference.served_model(), Layout.of(weights_dtype="f32", compute_dtype="f32")
     asked = inference.MeasuredSteps(
         config, layout, launch, 0.0, 0.0, 0.0, 0.0, 0.0, multiplies_padding=padded
@@ -157,7 +166,8 @@ def test_what_steps_of_a_server_reach_is_found_again(
     prompt = 264 if padded else 256
     points = {"one": (1, 1, 16), "prompt": (1, prompt, prompt), "many": (8, 1, 16), "long": (8, 1, 448)}
     deep = replace(asked, config=inference.deep_model())
-    asked = replace(asked, deep=deep.price(true, 1, 1, 16))
+    little = 72 if padded else 64
+    asked = replace(asked, deep=deep.price(true, 1, 1, 16), deep_prompt=deep.price(true, 1, little, little))
     timed = replace(asked, **{name: asked.price(true, *point) for name, point in points.items()})
     held, filled = (asked.price(true, 1, count, count) for count in (144, prompt))
     timed = replace(timed, ragged=held + 0.25 * (filled - held))
@@ -177,6 +187,7 @@ def test_what_steps_of_a_server_reach_is_found_again(
     trains = found.chip.step.attention * found.chip.flops("f32")
     assert trains == pytest.approx(true.chip.step.attention * true.chip.flops("f32"))
     assert figures.packed["f32"] == pytest.approx(packed, rel=0.02)
+    assert figures.elementwise == pytest.approx(elementwise, rel=0.02)
 
 
 def test_what_http_takes_is_left_beside_its_steps() -> None:
@@ -226,6 +237,7 @@ def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
         "kernel_seconds",
         "packed",
         "cache",
+        "elementwise",
         "launch_seconds",
         "host_request_seconds",
         "host_step_seconds",

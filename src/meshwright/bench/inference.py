@@ -8,6 +8,7 @@ small model, as the engine calls them, and fitted one by one:
     kernel_seconds     a generate step of one sequence with many small layers
     memory             a generate step of one sequence, over a short context
     matmul             a prompt: products of many rows
+    elementwise        a short prompt with the many small layers
     packed             a generate step of as many sequences as there are slots: products of few rows
     cache              the same over a long context
 
@@ -25,7 +26,6 @@ from typing import NamedTuple
 
 import jax
 
-from meshwright.bench.fit import rate_of_time
 from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.cost.inference import pass_cost
 from meshwright.hardware.chip import StepEfficiency
@@ -42,7 +42,8 @@ from meshwright.serve.sequence import GREEDY, Request, Sequence
 DTYPE = "f32"
 _SLOTS, _SHORT, _LONG, _CONTEXT, _PROMPT = 8, 16, 448, 512, 256
 _RAGGED = 144  # a block more than half of _PROMPT: the program of half is too small
-_FITS = 6
+_LITTLE = 64  # tokens of a prompt, about as many as fit beside answers
+_FITS = 30
 # Steps in a row that are timed as one. The figures are differences of times a tenth apart, so there are many
 # rounds of few steps: whatever else runs on the machine comes and goes in seconds.
 _REPEATS, ROUNDS = 5, 12
@@ -100,8 +101,8 @@ class MeasuredSteps:
     """Seconds of a step of the host alone, of one token of `deep_model`, of a prompt, and of generate steps.
 
     one, many: sequences over a short context. long: many over a long one. http: None where not measured.
-    ragged: a prompt of _RAGGED tokens, in the program of one of _PROMPT. multiplies_padding: whether steps
-    compute rows that nobody holds.
+    ragged: a prompt of _RAGGED tokens, in the program of one of _PROMPT. deep_prompt: one of _LITTLE tokens
+    of `deep_model`. multiplies_padding: whether steps compute rows that nobody holds.
     """
 
     config: ModelConfig
@@ -114,12 +115,18 @@ class MeasuredSteps:
     long: float
     http: MeasuredHttp | None = None
     ragged: float = 0.0
+    deep_prompt: float = 0.0
     multiplies_padding: bool = True
 
     def price(self, hardware: Hardware, num_sequences: int, queries: int, context: int) -> float:
         """Seconds expected of the last `queries` of `context` positions of each sequence."""
         at = self.layout.at("generate" if queries == 1 else "prefill")
         return pass_cost(self.config, at, hardware, num_sequences, queries, context)[0].seconds
+
+    @property
+    def num_rows_beside(self) -> int:
+        """Rows of a prompt's step that nobody holds and that are computed: one of each slot."""
+        return _SLOTS if self.multiplies_padding else 0
 
     def padding(self, hardware: Hardware) -> float:
         """What a row that nobody holds takes on this hardware, as a share of a row that somebody does."""
@@ -136,6 +143,7 @@ class _Figures(NamedTuple):
     flops: float
     packed: float
     cache: float
+    elementwise: float
     kernel: float
 
 
@@ -143,23 +151,24 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
     """The steps of servers of `config`, of `no_model` and of `deep_model`, on the first device."""
     layout = Layout.of(weights_dtype=DTYPE, compute_dtype=DTYPE)
     tell(progress, "compiling the steps of a server")
-    runner = _runner(config, layout, _PROMPT)
+    runner, deep = _runner(config, layout, _PROMPT), _runner(deep_model(), layout, _LITTLE)
     programs = [
         _steps(_runner(no_model(), layout, 1), _SLOTS, 1, _SHORT),
-        _steps(_runner(deep_model(), layout, 1), 1, 1, _SHORT),
+        _steps(deep, 1, 1, _SHORT),
         _steps(runner, 1, _PROMPT, _PROMPT),
         _steps(runner, 1, 1, _SHORT),
         _steps(runner, _SLOTS, 1, _SHORT),
         _steps(runner, _SLOTS, 1, _LONG),
         _steps(runner, 1, _RAGGED, _RAGGED),
+        _steps(deep, 1, _LITTLE, _LITTLE),
     ]
     over_http = _over_http(progress, runner)
 
     def finish(timings: list[Timing]) -> list[MeasuredSteps]:
-        *of_steps, ragged = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
+        *of_steps, ragged, little = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
         http = None if over_http is None else over_http.finish(timings[len(programs) :])[0]
         padded = runner.limits.multiplies_padding
-        return [MeasuredSteps(config, layout, *of_steps, http=http, ragged=ragged, multiplies_padding=padded)]
+        return [MeasuredSteps(config, layout, *of_steps, http, ragged, little, multiplies_padding=padded)]
 
     return Prepared([*programs, *(over_http.programs if over_http else ())], finish)
 
@@ -248,6 +257,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
             kernel_seconds=figures.kernel,
             packed={DTYPE: figures.packed},
             cache=figures.cache,
+            elementwise=figures.elementwise,
         )
 
     def priced(figures: _Figures) -> Hardware:
@@ -259,31 +269,38 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         )
         return replace(hardware, chip=rated)
 
-    def seconds(name: str, others: _Figures, step: tuple[int, int, int], value: float) -> float:
-        return measured.price(priced(others._replace(**{name: value})), *step)
+    deep = replace(measured, config=deep_model())
+
+    def rate(
+        of: MeasuredSteps, name: str, others: _Figures, step: tuple[int, int, int], time: float, high: float
+    ) -> float:
+        """The rate at which the step takes the time, at most `high`: prices are a + b / rate (roofline 0)."""
+        at_high, at_half = (
+            of.price(priced(others._replace(**{name: each})), *step) for each in (high, high / 2)
+        )
+        return high / (1 + max(0.0, time - at_high) / (at_half - at_high))
 
     def kernel_seconds(others: _Figures) -> float:
         """What is left of the deep model's step beside its bytes, for each of its operations."""
-        deep = replace(measured, config=deep_model())
         bare, one = (deep.price(priced(others._replace(kernel=each)), 1, 1, _SHORT) for each in (0.0, 1.0))
         return max(0.0, (measured.deep - bare) / (one - bare))
 
     most = 1e3 * chip.flops(DTYPE)
-    figures = _Figures(most, most, 1.0, 1.0, 0.0)
-    # (which figure, what it may be at most, the step that tells it: sequences, queries, context; its time).
-    # Beside a prompt every slot has a row that nobody holds: more queries, where these are multiplied.
-    prompt = _PROMPT + (_SLOTS if measured.multiplies_padding else 0)
+    figures = _Figures(most, most, 1.0, 1.0, 1.0, 0.0)
+    # (of which model, which figure, what it may be at most, the step that tells it: sequences, queries,
+    # context; its time). Beside a prompt every slot has a row that nobody holds: more queries.
+    prompt, little = (count + measured.num_rows_beside for count in (_PROMPT, _LITTLE))
     told = [
-        ("bandwidth", most, (1, 1, _SHORT), measured.one),
-        ("flops", most, (1, prompt, prompt), measured.prompt),
-        ("packed", 1.0, (_SLOTS, 1, _SHORT), measured.many),
-        ("cache", 1.0, (_SLOTS, 1, _LONG), measured.long),
+        (measured, "bandwidth", most, (1, 1, _SHORT), measured.one),
+        (measured, "flops", most, (1, prompt, prompt), measured.prompt),
+        (measured, "packed", 1.0, (_SLOTS, 1, _SHORT), measured.many),
+        (measured, "cache", 1.0, (_SLOTS, 1, _LONG), measured.long),
+        (deep, "elementwise", 1.0, (1, little, little), measured.deep_prompt),
     ]
     for _ in range(_FITS):
         figures = figures._replace(kernel=kernel_seconds(figures))
-        for name, high, step, time in told:
-            found = rate_of_time(partial(seconds, name, figures, step), time, high, 1e-8)
-            figures = figures._replace(**{name: found})
+        for of, name, high, step, time in told:
+            figures = figures._replace(**{name: rate(of, name, figures, step, time, high)})
     bandwidth, flops = figures.bandwidth, figures.flops
     rating, peak = max(bandwidth, chip.hbm_bytes_per_second), max(flops, chip.flops(DTYPE))
     of_training = chip.flops(DTYPE) / peak
@@ -326,6 +343,7 @@ def _sources(*, has_http: bool) -> dict[str, str]:
         "packed": f"{where}: generate steps of {_SLOTS} sequences beside those of one",
         "memory": f"{where}: weights of a generate step of one sequence",
         "cache": f"{where}: generate steps of {_SLOTS} sequences over {_LONG} and {_SHORT} positions",
+        "elementwise": f"{where}: a prompt of {_LITTLE} tokens of 16 small layers",
         "kernel_seconds": f"{where}: generate steps of one sequence, of 16 small layers and of 4 large ones",
         "launch_seconds": f"{where}: a generate step of {_SLOTS} sequences of a model with one narrow layer",
     }

@@ -121,17 +121,18 @@ class Saver:
 def _quiet_failures() -> None:
     """Leaves a failed save to `Saver.check`: asyncio and TensorStore print each array's failure as well.
 
-    TensorStore's callbacks find the event loop closed that Orbax left at the first failure (orbax 0.12).
+    TensorStore's callbacks find the event loop closed that Orbax left at the first failure, which no one is
+    there to be told of (orbax 0.12, tensorstore 0.1.86).
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    previous = sys.excepthook
+    previous = sys.unraisablehook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if str(error) != "Event loop is closed":
-            previous(kind, error, trace)
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            previous(unraisable)
 
-    if previous is sys.__excepthook__:
-        sys.excepthook = hook
+    if previous is sys.__unraisablehook__:
+        sys.unraisablehook = hook
 
 
 def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any], int]:
