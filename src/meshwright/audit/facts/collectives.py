@@ -216,6 +216,7 @@ def _one(
             said[1] * sent[0].num_bytes // (dims[0] if is_ragged else prod(dims[:-1])),
         )
         op, padding = said[0], 0 if is_ragged else whole - num_bytes
+    runs = run_count(program, value.place)
     return EmittedCollective(
         name=instruction.name,
         index=index,
@@ -225,7 +226,7 @@ def _one(
         result_shapes=tuple(shape.dims for shape in ((fused.result,) if fused else results)),
         gathered_bytes=num_bytes,
         groups=groups,
-        count=run_count(program, value.place),
+        count=None if runs is None else round(runs),
         value=value,
         op_name=op_name,
         phase=phase_of(op_name, differentiated),

@@ -68,9 +68,9 @@ def update_arithmetic(program: Program, operations: Collection[str] = ()) -> Upd
             if phase_of(one.op_name, differentiated=True) != "update" or is_of(one.op_name, operations):
                 continue
             if one.opcode == "reduce":
-                reduced += runs * _reduced_elements(program, TracedValue(one, place))
+                reduced += round(runs * _reduced_elements(program, TracedValue(one, place)))
             elif one.opcode in _ARITHMETIC and one.shapes[0].num_elements in sizes:
-                computed += runs * one.shapes[0].num_elements
+                computed += round(runs * one.shapes[0].num_elements)
     return UpdateArithmetic(computed, reduced)
 
 
@@ -125,7 +125,8 @@ def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[Sco
             is_named = one.op_name.startswith("jit(")
             if is_counted and is_named and phase_of(one.op_name, differentiated) != "update":
                 made = one.shapes[0]
-                yield ScopedArithmetic(one.op_name, runs * made.num_elements, sorts, _is_float(made.dtype))
+                computed = round(runs * made.num_elements)
+                yield ScopedArithmetic(one.op_name, computed, sorts, _is_float(made.dtype))
 
 
 def transcendentals(program: Program, *, differentiated: bool) -> dict[str, set[str]]:
@@ -220,9 +221,9 @@ def state_passes(program: Program, *, differentiated: bool) -> Iterator[StatePas
                 continue
             runs = known_runs(program, place)
             if computes:
-                yield StatePass(state, one, runs * operands[0].instruction.shapes[0].num_bytes)
+                yield StatePass(state, one, round(runs * operands[0].instruction.shapes[0].num_bytes))
             elif not differentiated and (state.shapes[0].dtype, state.shapes[0].dims) in given_back:
-                yield StatePass(state, one, runs * 2 * one.shapes[0].num_bytes)
+                yield StatePass(state, one, round(runs * 2 * one.shapes[0].num_bytes))
 
 
 def _is_in_memory(one: Instruction) -> bool:

@@ -66,9 +66,9 @@ def _share(program: Program, branch: CallPath) -> Fraction:
     return share_of_branch(program, caller, branch.computation)
 
 
-def _size(program: Program, branch: CallPath) -> tuple[int, int]:
+def _size(program: Program, branch: CallPath) -> tuple[float, float]:
     """FLOPs of products and bytes of collectives of a branch."""
-    flops = moved = 0
+    flops = moved = Fraction(0)
     for place in places(program, branch):
         runs = known_runs(program, place)
         for instruction in place.computation.instructions.values():
@@ -80,7 +80,7 @@ def _size(program: Program, branch: CallPath) -> tuple[int, int]:
                     for i in range(len(instruction.operands))
                     for shape in value.operand(i).instruction.shapes
                 )
-    return flops, moved
+    return float(flops), float(moved)
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,15 @@ def _unnamed(program: Program) -> Iterator[tuple[TracedValue, float]]:
             continue
         for instruction in place.computation.instructions.values():
             if flops := _flops(program, instruction, place):
-                yield TracedValue(instruction, place), flops * known_runs(program, place)
+                yield TracedValue(instruction, place), float(flops * known_runs(program, place))
 
 
-def dot_flops(program: Program) -> float:
+def dot_flops(program: Program) -> int:
     """FLOPs of one device's products in one step; `gaps.not_understood` names what is missing.
 
     Each multiply-add is 2.
     """
-    return sum(product.flops for product in products(program))
+    return round(sum(product.flops for product in products(program)))
 
 
 def _flops(program: Program, instruction: Instruction, place: CallPath) -> int:

@@ -103,9 +103,9 @@ def called_by(program: Program, instruction: Instruction) -> list[Computation]:
     ]
 
 
-def run_count(program: Program, place: CallPath) -> int | None:
-    """Times that a place runs in one step: the product of its loops' trip counts, and of what is said of
-    calls; None if unknown.
+def run_count(program: Program, place: CallPath) -> Fraction | None:
+    """Times that a place runs in a step, in a mean where data decide: the product of its loops' trip counts,
+    and of what is said of calls; None if unknown.
 
     A branch runs as often as the numbers that choose it say, where the program has them; else every time.
     """
@@ -120,7 +120,7 @@ def run_count(program: Program, place: CallPath) -> int | None:
         elif frame.caller.opcode == "conditional":
             count *= share_of_branch(program, caller, computation)
         count *= int(frame.caller.attributes.get(RUNS, 1))
-    return round(count)
+    return count
 
 
 def share_of_branch(program: Program, conditional: TracedValue, branch: Computation) -> Fraction:
@@ -148,10 +148,10 @@ def share_of_branch(program: Program, conditional: TracedValue, branch: Computat
     return Fraction(numbers.count(number), len(numbers))
 
 
-def known_runs(program: Program, place: CallPath) -> int:
+def known_runs(program: Program, place: CallPath) -> Fraction:
     """`run_count`, and 1 where that is unknown."""
     count = run_count(program, place)
-    return 1 if count is None else count
+    return Fraction(1) if count is None else count
 
 
 def trip_count(program: Program, loop: TracedValue) -> int | Fraction | None:
