@@ -9,7 +9,7 @@ from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.audit.hlo.trace import TracedValue, places
 from meshwright.hardware.catalog import load
-from meshwright.models.transformer import more_rounds
+from meshwright.models.transformer import at_most_blocks, more_rounds
 
 
 def flops(line: str, left: str, right: str) -> float:
@@ -222,6 +222,16 @@ def test_all_branches_count_that_a_list_in_the_program_chooses() -> None:
   %flag = s32[] bitcast(%kind)"""
     program = parse_hlo(BRANCHES.replace("%flag = s32[] parameter(0)", chosen))
     assert smaller_branches(parse_hlo(BRANCHES)) and not smaller_branches(program)
+
+
+def test_a_branch_counts_by_the_share_of_runs_that_its_scope_says() -> None:
+    """Three of eight runs take the one with a product: no whole number of the one run of this program."""
+    said = f', metadata={{op_name="jit(f)/{at_most_blocks(3, 8)}/cond"}}'
+    text = BRANCHES.replace(
+        "branch_computations={%small, %large, %other}", "branch_computations={%small, %large}"
+    )
+    program = parse_hlo(text.replace("%d0, %d0, %d0)", "%d0, %d0)").replace("%large}\n", f"%large}}{said}\n"))
+    assert dot_flops(program) == 2 * 8**3 * (1 + 3 / 8)
 
 
 NAMELESS = """HloModule test
