@@ -168,7 +168,8 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
         *of_steps, ragged, little = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
         http = None if over_http is None else over_http.finish(timings[len(programs) :])[0]
         padded = runner.limits.multiplies_padding
-        return [MeasuredSteps(config, layout, *of_steps, http, ragged, little, multiplies_padding=padded)]
+        found = MeasuredSteps(config, layout, *of_steps, http=http, multiplies_padding=padded)
+        return [replace(found, ragged=ragged, deep_prompt=little)]
 
     return Prepared([*programs, *(over_http.programs if over_http else ())], finish)
 
