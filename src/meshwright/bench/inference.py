@@ -113,9 +113,9 @@ class MeasuredSteps:
     one: float
     many: float
     long: float
-    http: MeasuredHttp | None = None
     ragged: float = 0.0
     deep_prompt: float = 0.0
+    http: MeasuredHttp | None = None
     multiplies_padding: bool = True
 
     def price(self, hardware: Hardware, num_sequences: int, queries: int, context: int) -> float:
@@ -165,11 +165,10 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
     over_http = _over_http(progress, runner)
 
     def finish(timings: list[Timing]) -> list[MeasuredSteps]:
-        *of_steps, ragged, little = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
+        of_steps = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
         http = None if over_http is None else over_http.finish(timings[len(programs) :])[0]
         padded = runner.limits.multiplies_padding
-        found = MeasuredSteps(config, layout, *of_steps, http=http, multiplies_padding=padded)
-        return [replace(found, ragged=ragged, deep_prompt=little)]
+        return [MeasuredSteps(config, layout, *of_steps, http=http, multiplies_padding=padded)]
 
     return Prepared([*programs, *(over_http.programs if over_http else ())], finish)
 

@@ -121,8 +121,8 @@ class Saver:
 def _quiet_failures() -> None:
     """Leaves a failed save to `Saver.check`: asyncio and TensorStore print each array's failure as well.
 
-    TensorStore's callbacks find the event loop closed that Orbax left at the first failure, which no one is
-    there to be told of (orbax 0.12, tensorstore 0.1.86).
+    TensorStore's callbacks find the event loop closed that Orbax left at the first failure, and Python prints
+    what nobody can catch (orbax 0.12, tensorstore 0.1.86).
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     previous = sys.unraisablehook

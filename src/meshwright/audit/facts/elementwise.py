@@ -7,6 +7,7 @@ mostly another pass over memory. An instruction counts wherever it stands, so th
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import multiplies
@@ -59,7 +60,7 @@ def update_arithmetic(program: Program, operations: Collection[str] = ()) -> Upd
     does not differentiate, such as angles of positions, that of the passes is named after `operations`.
     """
     sizes = {shape.num_elements for one in program.main.parameters for shape in one.shapes if shape.dims}
-    computed = reduced = 0
+    computed = reduced = Fraction(0)
     for place in places(program):
         if place.loops:
             continue
@@ -68,10 +69,10 @@ def update_arithmetic(program: Program, operations: Collection[str] = ()) -> Upd
             if phase_of(one.op_name, differentiated=True) != "update" or is_of(one.op_name, operations):
                 continue
             if one.opcode == "reduce":
-                reduced += round(runs * _reduced_elements(program, TracedValue(one, place)))
+                reduced += runs * _reduced_elements(program, TracedValue(one, place))
             elif one.opcode in _ARITHMETIC and one.shapes[0].num_elements in sizes:
-                computed += round(runs * one.shapes[0].num_elements)
-    return UpdateArithmetic(computed, reduced)
+                computed += runs * one.shapes[0].num_elements
+    return UpdateArithmetic(round(computed), round(reduced))
 
 
 def _reduced_elements(program: Program, reduce: TracedValue) -> int:

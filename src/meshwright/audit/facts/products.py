@@ -68,9 +68,9 @@ def _share(program: Program, branch: CallPath) -> Fraction:
 
 def _size(program: Program, branch: CallPath) -> tuple[float, float]:
     """FLOPs of products and bytes of collectives of a branch."""
-    flops = moved = Fraction(0)
+    flops = moved = 0.0
     for place in places(program, branch):
-        runs = known_runs(program, place)
+        runs = float(known_runs(program, place))
         for instruction in place.computation.instructions.values():
             flops += runs * _flops(program, instruction, place)
             if op_of(instruction):
@@ -80,7 +80,7 @@ def _size(program: Program, branch: CallPath) -> tuple[float, float]:
                     for i in range(len(instruction.operands))
                     for shape in value.operand(i).instruction.shapes
                 )
-    return float(flops), float(moved)
+    return flops, moved
 
 
 @dataclass(frozen=True)
