@@ -247,7 +247,7 @@ def _logits(dtype: str, computed: str, text: str, *, with_native: bool) -> tuple
     tables = np.tile(np.arange(8, dtype=np.int32).reshape(4, 1, 2), (count, 1, 1))
     pools, last = programs.empty()
     columns = np.zeros(count * 4, np.int32), np.zeros(count * 4, np.int32), tables
-    compiled = programs.step(step)
+    compiled = programs.step(step).compile()
     heads = np.tile(np.arange(4, dtype=np.int32), count)
     logits, _ = compiled(params, pools, last, tokens, *columns, heads)
     return np.asarray(logits), compiled.as_text()
@@ -260,7 +260,7 @@ def test_a_row_that_nobody_holds_has_zeros_and_changes_no_other() -> None:
     programs = InferencePrograms(TINY, layout, mesh, num_slots=4, num_pages=8, page_size=4, with_native=True)
     assert not programs.multiplies_padding
     params = layered(init_params(TINY, layout, mesh, seed=0), TINY, layout, mesh, with_panels=True)
-    step = programs.step(StepShape((Rows(4, 1),), 4, 4, 2))
+    step = programs.step(StepShape((Rows(4, 1),), 4, 4, 2)).compile()
     tables = np.tile(np.arange(8, dtype=np.int32).reshape(4, 1, 2), (2, 1, 1))
     tokens = np.arange(1, 9, dtype=np.int32)
 

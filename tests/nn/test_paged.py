@@ -131,10 +131,18 @@ def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
     assert (found[~seen] == 0).all()
 
 
+@pytest.mark.parametrize("at_once", [1, 256])
 @pytest.mark.parametrize("dtype", ["f32", "int8"])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_the_kernel_of_gpus_finds_what_gathered_tables_do(dtype: str, softcap: float | None) -> None:
-    """Rows of one query: in the middle of a seventh page, of a third, and of padding alone."""
+def test_the_kernel_of_gpus_finds_what_gathered_tables_do(
+    dtype: str, softcap: float | None, at_once: int, monkeypatch
+) -> None:
+    """Rows of one query: in the middle of a seventh page, of a third, and of padding alone.
+
+    A sequence is taken whole, or in as many parts as the GPU has room for.
+    """
+    monkeypatch.setattr(paged_kernel, "_AT_ONCE", at_once)
+    monkeypatch.setattr(paged_kernel, "_POSITIONS_OF_BLOCK", 16)
     k, v = (_normal(40, K, 16, 32) for _ in range(2))
     pools = [quantise(x, dtype, 1, 1) if dtype == "int8" else x for x in (k, v)]
     tables = jnp.asarray([RANDOM.permutation(40)[:7] for _ in range(3)], jnp.int32)

@@ -20,6 +20,7 @@ from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.models.config import Window
 from meshwright.models.files import read_model
+from meshwright.nn import inference
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
 from meshwright.nn.quantised import Quantised, as_read, widened
@@ -29,6 +30,7 @@ from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
 from meshwright.serve.programs import InferencePrograms
 from meshwright.serve.runner import JaxRunner, score_lengths
+from meshwright.serve.sampling import Needs
 from meshwright.serve.sequence import EngineError, Event, Request, SamplingParams
 
 CONTEXT, NUM_SLOTS, PAGE = 40, 2, 8
@@ -209,6 +211,25 @@ def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypa
     assert {shape.pages for shape in used if not shape.blocks} == {2}
     assert generate(runner, *map(greedy, PROMPTS)) == answers
     assert {(shape.generate, shape.pages) for shape in used if not shape.blocks} >= {(1, 2), (2, 0)}
+
+
+@pytest.mark.parametrize("words", [{"weights_dtype": "f32"}, {"weights_dtype": "int8"}])
+def test_weights_of_one_input_may_lie_as_one(reference, monkeypatch, words):
+    """As on GPUs, which also choose tokens by a program for what their rows need."""
+    drawn = SamplingParams(temperature=1.0, top_p=0.9, seed=1, top_logprobs=2)
+    asked = [greedy(PROMPTS[0]), Request(tuple(PROMPTS[1]), NUM_TOKENS, drawn)]
+    wanted = events_of(make_runner(reference[0], 1, with_native=False, **words), *asked)
+    monkeypatch.setattr(inference, "_joins_weights", lambda _: True)
+    monkeypatch.setattr(InferencePrograms, "needs", Needs.all())
+    runner = make_runner(reference[0], 1, with_native=False, **words)
+    first: Any = runner._params["layers"][0]
+    assert isinstance(first["wq"], inference.Joined) and isinstance(first["w_gate"], inference.Joined)
+    found = events_of(runner, *asked)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert [event.token for event in ours] == [event.token for event in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one.logprob, other.logprob, atol=1e-4)
+            assert len(one.score.top) == len(other.score.top)
 
 
 @pytest.mark.slow  # test_programs has the same cache, step by step

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from meshwright.serve.sampling import NUM_TOP, Edits, Sampled, SampledRows, sample
+from meshwright.serve.sampling import NUM_TOP, Edits, Needs, Sampled, SampledRows, sample
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -236,3 +236,42 @@ def test_the_likeliest_tokens_are_reported_where_a_row_asks():
     np.testing.assert_allclose(found.top_logprobs[1], expected[order], rtol=1e-5, atol=1e-6)
     small = sampled(LOGITS, num_top=3)
     assert small.top_ids[0, :V].tolist() == list(range(V)) and small.top_logprobs[0, V] == -np.inf
+
+
+_ROWS = {  # temperature, top_p, top_k, min_p, num_top
+    "greedy": (0.0, 0.5, 2, 0.1, 0),
+    "drawn": (0.7, 1.0, 0, 0.0, 0),
+    "filtered": (1.3, 0.8, 3, 0.01, 0),
+    "with alternatives": (0.0, 1.0, 0, 0.0, 2),
+}
+
+
+@pytest.mark.parametrize("names", [["greedy"], ["greedy", "drawn"], ["drawn", "filtered"], [*_ROWS]])
+def test_a_program_for_what_rows_need_gives_what_finds_it_on_the_device(names: list[str]) -> None:
+    """Or a program for more."""
+    rows = _rows(*names)
+    asked = Needs.of(rows)
+    logits = np.random.default_rng(3).normal(size=(len(names), 50)).astype(np.float32)
+    wanted = sample(logits, rows)
+    for needs in (one for one in Needs.all() if all(np.array(one) >= np.array(asked))):
+        found = sample(logits, rows, needs=needs)
+        for ours, theirs in zip(found if asked.top else found[:2], wanted, strict=asked.top):
+            np.testing.assert_array_equal(ours, theirs)
+    assert asked in Needs.all()
+
+
+def _rows(*names: str) -> SampledRows:
+    columns = zip(*(_ROWS[name] for name in names), strict=True)
+    kinds = np.float32, np.float32, np.int32, np.float32, np.int32
+    temperature, top_p, top_k, min_p, num_top = (
+        np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)
+    )
+    seeds, positions = np.arange(len(names), dtype=np.uint32), np.arange(len(names), dtype=np.int32)
+    return SampledRows(temperature, top_p, top_k, min_p, seeds, positions, num_top)
+
+
+def test_what_rows_need() -> None:
+    assert Needs.of(_rows("greedy")) == (False, False, False)  # whose filters change nothing
+    assert Needs.of(_rows("greedy", "drawn")) == (True, False, False)
+    assert Needs.of(_rows("drawn", "filtered")) == (True, True, False)
+    assert Needs.of(_rows("with alternatives", "drawn")) == (True, False, True)

@@ -172,7 +172,8 @@ class PagedCache:
             form, is_alone = _natively, False  # where each is by itself
         kernel = form  # of an accelerator, of which the GPU's takes one query a row
         if self.with_kernel:
-            kernel = _ragged if names == [_SIDE_BY_SIDE] else _decoded
+            by_row = partial(_decoded, self.batch_invariant)
+            kernel = _ragged if names == [_SIDE_BY_SIDE] else by_row
 
         def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Pool) -> Array:
             outs, token = [], 0
@@ -447,13 +448,19 @@ def _ragged(
 
 
 def _decoded(
-    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: Scores, *_: Array | Axes | None
+    batch_invariant: bool,
+    asked: _Asked,
+    pools: Sequence[Pool],
+    window: Window | None,
+    how: Scores,
+    *_: Array | Axes | None,
 ) -> _Found:
     """One query a row over its pages, by the GPU's kernel."""
     values, scales = [_values(pool) for pool in pools], None
     if isinstance(pools[0], Quantised):
         scales = [pool.scales for pool in pools if isinstance(pool, Quantised)]
-    return _Found(paged_kernel.decoded(*asked, values, scales, how), None)
+    out = paged_kernel.decoded(*asked, values, scales, how, batch_invariant=batch_invariant)
+    return _Found(out, None)
 
 
 def _gathered(

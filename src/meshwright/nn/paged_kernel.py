@@ -24,9 +24,10 @@ from meshwright.nn.attention import Scores
 _PAGES_OF_BLOCK, _QUERIES_OF_BLOCK = 16, 32
 # Numbers of pages of one call: they lie in the 1 MB of scalar memory, beside the kernel's own.
 _MOST_PAGES = 1 << 17
-# Of the GPU's: positions of a block, which lie on chip, and parts of a sequence that are attended to at once.
-# They do not follow the number of rows, and so results do not.
-_POSITIONS_OF_BLOCK, _PARTS = 128, 16
+# Of the GPU's: positions of a block, which lie on chip; most parts of a sequence that are attended to at
+# once, since each part's sums pass through memory; and how many parts of all sequences and heads keep a GPU
+# of 100 to 150 processors busy.
+_POSITIONS_OF_BLOCK, _PARTS, _AT_ONCE = 128, 16, 256
 # The heads of one group are filled up to the rows of a tensor core's tile.
 _HEADS_OF_TILE = 16
 
@@ -98,12 +99,14 @@ def decoded(
     scales: Sequence[Array] | None,
     how: Scores,
     *,
+    batch_invariant: bool = False,
     interpret: bool = False,
 ) -> Array:
     """out[R, 1, N, H] of q[R, 1, N, H] over the pages of each row, as `PagedCache.attend` has it.
 
     positions i32[R, 1], of padding negative; tables i32[R, P]; pools, and scales f32[B, K, S] of narrow ones:
-    of keys, then of values. interpret: run it in JAX, on any platform.
+    of keys, then of values. batch_invariant: sums are made in the same order however many rows there are.
+    interpret: run it in JAX, on any platform.
     """
     from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
 
@@ -112,6 +115,8 @@ def decoded(
     group = num_heads // num_kv_heads
     together = max(1, _POSITIONS_OF_BLOCK // size)
     parts = min(_PARTS, -(-tables.shape[1] // together))
+    if not batch_invariant:
+        parts = min(parts, -(-_AT_ONCE // (num_rows * num_kv_heads)))
     missing = -tables.shape[1] % (parts * together)
     # The kernel wants all pages of a head together. To it there is one head: each of ours in a row is a row,
     # and in a page a page, so that pools stay as they are.

@@ -43,7 +43,7 @@ from meshwright.nn.paged import NOBODY, PagedCache, Pools, Rows, abstract_pools,
 from meshwright.nn.rows import in_tiles
 from meshwright.serve.batch import PENDING
 from meshwright.serve.logit_edits import batch_rows, no_edits
-from meshwright.serve.sampling import Edits, Sampled, SampledRows, sample
+from meshwright.serve.sampling import Edits, Needs, Sampled, SampledRows, sample
 from meshwright.serve.scoring import score
 from meshwright.serve.sequence import GREEDY
 
@@ -116,7 +116,7 @@ class InferencePrograms:
         self.num_sharing = self.num_replicas // self._prefill.num_batch_shards if self._prefill else 1
 
     def step(self, step: StepShape) -> Any:
-        """The compiled step: (params, pools, last, tokens, positions, slots, tables, heads).
+        """The step, to be compiled: (params, pools, last, tokens, positions, slots, tables, heads).
 
         Replica by replica: tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions
         i32[N]; tables i32[R, G, P], one for each group of layers; heads i32[num_heads], after which tokens
@@ -126,7 +126,7 @@ class InferencePrograms:
         Yields those, f32[num_logits, V], whole over V, and the pools, updated in place.
         """
         jitted, arguments = self.jitted_step(step)
-        return self._compile(jitted, *arguments)
+        return self._lowered(jitted, *arguments)
 
     def jitted_step(self, step: StepShape) -> tuple[Any, tuple[Any, ...]]:
         """The step before it is compiled, and the types of its arguments."""
@@ -146,17 +146,23 @@ class InferencePrograms:
         jitted = jax.jit(partial(run, step), donate_argnums=1)
         return jitted, (*arguments, *columns)
 
-    def choice(self, num_logits: int, *, with_edits: bool) -> Any:
-        """The compiled choice of tokens: (last, logits, slots, rows, edits) -> (last, sampled).
+    @property
+    def needs(self) -> list[Needs | None]:
+        """What choices of tokens are compiled for: on CPUs one program finds what its rows need."""
+        return [None] if self.mesh.devices.flat[0].platform == "cpu" else [*Needs.all()]
 
-        num_logits: of each replica.
+    def choice(self, num_logits: int, needs: Needs | None, *, with_edits: bool) -> Any:
+        """The choice of tokens, to be compiled: (last, logits, slots, rows, edits) -> (last, sampled).
+
+        num_logits: of each replica. needs: those of the rows that it is for.
         """
         vocab_size, count = self.config.vocab_size, self.num_replicas * num_logits
         greedy = batch_rows([GREEDY] * count, [0] * count)
         how = greedy, no_edits(count, vocab_size) if with_edits else None
         types = jax.tree.map(lambda x: self._split(*x.shape, dtype=x.dtype), how)
         arguments = self._split(self._num_last), self._split(count, vocab_size, dtype=np.float32)
-        return self._compile(jax.jit(self._choose), *arguments, self._split(count), *types)
+        choose = jax.jit(partial(self._choose, needs))
+        return self._lowered(choose, *arguments, self._split(count), *types)
 
     def export(self, num_pages: int) -> Any:
         """The compiled copy of pages: (pools, numbers i32[R num_pages]) -> what stands in them.
@@ -333,11 +339,18 @@ class InferencePrograms:
             return repeated(whole), cache.pools
 
     def _choose(
-        self, last: Array, logits: Array, slots: Array, rows: SampledRows, edits: Edits | None
+        self,
+        needs: Needs | None,
+        last: Array,
+        logits: Array,
+        slots: Array,
+        rows: SampledRows,
+        edits: Edits | None,
     ) -> tuple[Array, Sampled]:
         """Every device of a replica chooses alike from whole logits; tokens stay there for the next step."""
         by_replica = PartitionSpec(self._x[0])
-        chosen = partial(in_tiles, _sampled) if self._batch_invariant else _sampled
+        own = partial(_sampled, needs)
+        chosen = partial(in_tiles, own) if self._batch_invariant else own
         local = jax.shard_map(chosen, in_specs=by_replica, out_specs=by_replica, check_vma=False)
         sampled = local((logits, rows, edits))
         return self._on_each(_given, last, slots, sampled.tokens), sampled
@@ -355,9 +368,12 @@ class InferencePrograms:
         spec = PartitionSpec(axes, *[None] * (len(shape) - 1))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.NamedSharding(self.mesh, spec))
 
-    def _compile(self, jitted: Any, *arguments: Any) -> Any:
+    def _lowered(self, jitted: Any, *arguments: Any) -> Any:
         with jax.set_mesh(self.mesh):
-            return jitted.lower(*arguments).compile()
+            return jitted.lower(*arguments)
+
+    def _compile(self, jitted: Any, *arguments: Any) -> Any:
+        return self._lowered(jitted, *arguments).compile()
 
 
 def num_kept_apart(layout: Layout, config: ModelConfig) -> int:
@@ -428,8 +444,8 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
 # Of one shard of the batch
 
 
-def _sampled(asked: tuple[Array, SampledRows, Edits | None]) -> Sampled:
-    return sample(*asked)
+def _sampled(needs: Needs | None, asked: tuple[Array, SampledRows, Edits | None]) -> Sampled:
+    return sample(*asked, needs=needs)
 
 
 def _known(tokens: Array, last: Array, slots: Array) -> Array:

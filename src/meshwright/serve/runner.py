@@ -12,10 +12,12 @@ Where attention reads whole tables, steps that generate or verify are compiled f
 short sequences do not pay for the whole context.
 """
 
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import groupby, islice
@@ -54,13 +56,14 @@ from meshwright.serve.programs import (
     InferencePrograms,
     StepShape,
 )
-from meshwright.serve.sampling import Edits, Sampled, SampledRows
+from meshwright.serve.sampling import Edits, Needs, Sampled, SampledRows
 from meshwright.serve.scoring import TokenScores
 from meshwright.serve.sequence import GREEDY, Request, TokenScore
 from meshwright.serve.sequence import Sequence as Answering
 
 _SHORTEST_SCORED = 16
 _FEWEST_PAGES = 4  # that a program of its own is worth
+_COMPILED_AT_ONCE = 8  # programs: each takes hundreds of MB meanwhile
 _ONE_PROGRAM = threading.Lock()  # of all runners of this process
 
 
@@ -80,6 +83,14 @@ class _Shape(NamedTuple):
     def rank(self) -> tuple[float, ...]:
         """The smaller, the less it computes and reads."""
         return *self[:-1], self.pages or inf
+
+
+class _Choice(NamedTuple):
+    """What a program that chooses tokens is for; needs: None where it finds them itself."""
+
+    num_logits: int
+    needs: Needs | None
+    with_edits: bool
 
 
 class JaxRunner:
@@ -171,7 +182,7 @@ class JaxRunner:
         )
         self._steps: dict[_Shape, Any] = {}
         self._seconds: dict[_Shape, float] = {}
-        self._choices: dict[tuple[int, bool], Any] = {}
+        self._choices: dict[_Choice, Any] = {}
         self._shares_pages = shares_pages
         self._exports: dict[int, Any] = {}
         self._accepts: dict[int, Any] = {}
@@ -182,14 +193,23 @@ class JaxRunner:
 
     def warm_up(self) -> None:
         """Compile every program, make the cache, and measure steps."""
-        for shape in self._shapes():
-            step = self._step_of(shape)
-            self._steps[shape] = self._programs.step(step)
-            num_logits = step.num_logits
-            if (num_logits, False) not in self._choices:
-                for with_edits in (False, True):
-                    choice = self._programs.choice(num_logits, with_edits=with_edits)
-                    self._choices[num_logits, with_edits] = choice
+        shapes = self._shapes()
+        steps = [self._step_of(shape) for shape in shapes]
+        choices = [
+            _Choice(count, needs, with_edits)
+            for count in sorted({step.num_logits for step in steps})
+            for needs in self._programs.needs
+            for with_edits in (False, True)
+        ]
+        lowered = [self._programs.step(step) for step in steps]
+        lowered += [
+            self._programs.choice(one.num_logits, one.needs, with_edits=one.with_edits) for one in choices
+        ]
+        # Compilers have several threads only in places; tracing holds Python's lock.
+        with ThreadPoolExecutor(min(_COMPILED_AT_ONCE, os.cpu_count() or 1)) as pool:
+            compiled = list(pool.map(lambda one: one.compile(), lowered))
+        self._steps = dict(zip(shapes, compiled, strict=False))
+        self._choices = dict(zip(choices, compiled[len(shapes) :], strict=True))
         moves_pages = self._shares_pages or self._host.num_pages
         for count in compiled_sizes(self.limits.pages_of_a_context) if moves_pages else ():
             self._exports[count] = self._programs.export(count)
@@ -313,7 +333,8 @@ class JaxRunner:
         step = self._step_of(shape)
         inputs = self._inputs(batch, step)
         rows, edits = inputs.sampling(self.vocab_size)
-        choose = self._choices[step.num_logits, edits is not None]
+        needs = None if self._programs.needs == [None] else Needs.of(rows)
+        choose = self._choices[_Choice(step.num_logits, needs, edits is not None)]
         with self._alone():
             logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
             self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)

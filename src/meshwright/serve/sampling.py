@@ -1,6 +1,7 @@
 """Sampling of the next token from logits: penalties, temperature, filters and a seed, one row at a time."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,27 @@ class SampledRows(NamedTuple):
     seeds: Any
     positions: Any
     num_top: Any
+
+
+class Needs(NamedTuple):
+    """What some row of a batch asks of the sampler: a random draw, a filter of it, alternatives to report."""
+
+    draws: bool
+    filters: bool
+    top: bool
+
+    @classmethod
+    def of(cls, rows: SampledRows) -> "Needs":
+        """The needs of rows that the host knows."""
+        draws = rows.temperature > 0
+        filters = draws & _is_filtered(rows)
+        return cls(bool(draws.any()), bool(filters.any()), bool((rows.num_top > 0).any()))
+
+    @classmethod
+    def all(cls) -> "list[Needs]":
+        """Every combination that `of` finds."""
+        drawn = (False, False), (True, False), (True, True)
+        return [cls(*how, top) for how in drawn for top in (False, True)]
 
 
 class Edits(NamedTuple):
@@ -63,12 +85,15 @@ class Sampled(NamedTuple):
     top_logprobs: Array
 
 
-@jax.jit
-def sample(logits: ArrayLike, rows: SampledRows, edits: Edits | None = None) -> Sampled:
+@partial(jax.jit, static_argnames="needs")
+def sample(
+    logits: ArrayLike, rows: SampledRows, edits: Edits | None = None, needs: Needs | None = None
+) -> Sampled:
     """A token for each row of logits[B, V], by its own row of `rows` and `edits`.
 
     A row's token depends on its own logits, parameters, seed and position, never on its neighbours in the
-    batch. Filters apply in this order: min-p, top-k, top-p.
+    batch. Filters apply in this order: min-p, top-k, top-p. needs: those of `rows`, or of more; None: the
+    device finds them, at which the host of a GPU waits for it.
     """
     logits = jnp.asarray(logits, jnp.float32)
     rows = SampledRows(*map(jnp.asarray, rows))
@@ -76,11 +101,12 @@ def sample(logits: ArrayLike, rows: SampledRows, edits: Edits | None = None) -> 
     greedy = _argmax(edited)
     # Batch-wide conditions only skip work: a row that needs none of it gets the same token either way.
     sampled = rows.temperature > 0
-    drawn = lax.cond(jnp.any(sampled), _draw, lambda *_: greedy, edited, rows)
+    draws, filters, top = needs or (jnp.any(sampled), jnp.any(_is_filtered(rows)), jnp.any(rows.num_top > 0))
+    drawn = _if(draws, partial(_draw, filters), lambda *_: greedy, edited, rows)
     tokens = jnp.where(sampled, drawn, greedy)
     normalisers = jax.nn.logsumexp(logits, axis=-1)
     logprobs = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - normalisers
-    top_ids, top_logits = lax.cond(jnp.any(rows.num_top > 0), top_tokens, _no_top, logits)
+    top_ids, top_logits = _if(top, top_tokens, _no_top, logits)
     return Sampled(tokens, logprobs, top_ids, top_logits - normalisers[:, None])
 
 
@@ -107,12 +133,20 @@ def _edit(logits: Array, edits: Edits) -> Array:
     return logits + edits.bias
 
 
-def _draw(logits: Array, rows: SampledRows) -> Array:
+def _is_filtered(rows: SampledRows) -> Any:
+    return (rows.top_p < 1) | (rows.top_k > 0) | (rows.min_p > 0)
+
+
+def _if(condition: Array | bool, then: Callable[..., Any], otherwise: Callable[..., Any], *on: Any) -> Any:
+    """`lax.cond`, but decided here where the condition is known."""
+    if isinstance(condition, bool):
+        return (then if condition else otherwise)(*on)
+    return lax.cond(condition, then, otherwise, *on)
+
+
+def _draw(filters: Array | bool, logits: Array, rows: SampledRows) -> Array:
     scaled = jax.vmap(_scale)(logits, rows.temperature)
-    filtered = jnp.any((rows.top_p < 1) | (rows.top_k > 0) | (rows.min_p > 0))
-    allowed = lax.cond(
-        filtered, jax.vmap(_allowed), lambda scaled, _: jnp.ones(scaled.shape, bool), scaled, rows
-    )
+    allowed = _if(filters, jax.vmap(_allowed), lambda scaled, _: jnp.ones(scaled.shape, bool), scaled, rows)
     return jax.vmap(_gumbel_argmax)(scaled, allowed, rows.seeds, rows.positions)
 
 
