@@ -38,6 +38,7 @@ from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.plan.validate import inference
 from meshwright.plan.validate.inference import ServedCase, engine_of, reproduce_inference
+from meshwright.plan.validate.out_of_sample import OF_SERVING
 from meshwright.plan.validate.published import InferenceRow, read_rows
 from meshwright.plan.validate.score import quantile
 
@@ -281,7 +282,7 @@ def main() -> None:
     kinds = [arguments.kind] if arguments.kind else ["tpu", "gpu"]
     rows = [row for row in rows if row.kind in kinds]
     families = {kind: [r for r in rows if r.kind == kind] for kind in kinds}
-    leave_out(families)
+    outside = leave_out(families)
     fitted = {kind: Fit(family) for kind, family in families.items()}
 
     def figures_of(one: Recorded) -> dict[str, float]:
@@ -312,6 +313,8 @@ def main() -> None:
             for kind, one in fitted.items()
         }
         write_engines({**inference.engines(), **engines})
+    if arguments.write and not arguments.kind:
+        write_outside(outside)
 
 
 def read(path: Path) -> list[Recorded]:
@@ -326,17 +329,31 @@ def read(path: Path) -> list[Recorded]:
     return rows
 
 
-def leave_out(families: dict[str, list[Recorded]]) -> None:
-    """Prints the errors of each source with the figures that the others give."""
+def leave_out(families: dict[str, list[Recorded]]) -> list[tuple[Recorded, float]]:
+    """Prints the errors of each source with the figures that the others give.
+
+    Returns the logarithm of predicted over measured seconds of every row.
+    """
     left_out: list[float] = []
+    found: list[tuple[Recorded, float]] = []
     for family in families.values():
         for source in dict.fromkeys(r.row.source for r in family):
             without = Fit([one for one in family if one.row.source != source])
             own = [one for one in family if one.row.source == source]
-            errors = [error(one, without.figures(engine_of(one.row))) for one in own]
+            figures = [without.figures(engine_of(one.row)) for one in own]
+            errors = [error(one, own_figures) for one, own_figures in zip(own, figures, strict=True)]
+            pairs = zip(own, figures, strict=True)
+            found += [(one, log(predicted(one, own_figures) / one.measured)) for one, own_figures in pairs]
             left_out += errors
             print(f"left out {source}: {summary(errors)}", flush=True)
     print(f"left out, all: {summary(left_out)}", flush=True)
+    return found
+
+
+def write_outside(outside: Sequence[tuple[Recorded, float]]) -> None:
+    """plan/validate/serving_out_of_sample.csv, which `mw validate` reads."""
+    lines = ["id,value,log_error", *(f"{one.row.id},{one.row.value!r},{off:.4g}" for one, off in outside)]
+    (Path(inference.__file__).parent / OF_SERVING).write_text("\n".join(lines) + "\n")
 
 
 def write_engines(engines: dict[str, dict[str, dict[str, float]]]) -> None:

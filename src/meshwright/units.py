@@ -96,6 +96,15 @@ def format_bytes(value: float) -> str:
     return _with_unit(value, units) or f"{value:.0f} B"
 
 
+def format_joules(value: float) -> str:
+    """`value` joules with a decimal unit.
+
+    >>> format_joules(207_000), format_joules(17)
+    ('207 kJ', '17 J')
+    """
+    return _with_unit(value, ((1e12, " TJ"), (1e9, " GJ"), (1e6, " MJ"), (1e3, " kJ"))) or f"{value:.3g} J"
+
+
 def format_seconds(value: float) -> str:
     """`value` seconds with the unit that suits it: `11.6 us`, `300 ms`, `2.5 s`, `17 days`.
 

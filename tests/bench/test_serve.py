@@ -67,8 +67,9 @@ def test_a_trace_is_read_and_its_faults_are_named(tmp_path: Path):
     assert traffic.read_trace(path) == [Chat(0.5, (Turn(5, 6),)), Chat(2.0, (Turn(5, 6),))]
     for text, message in (
         ("", "holds no request"),
-        ('{"arrival_seconds": 1}', "trace.jsonl:1: 'prompt_tokens'; a line reads"),
-        ("[1]", "trace.jsonl:1: "),
+        ('{"arrival_seconds": 1}', r'trace.jsonl:1: {"arrival_seconds": 1} is no request; a line reads'),
+        ("[1]", r"trace.jsonl:1: \[1\] is no request"),
+        ("prompt " * 99, r"trace.jsonl:1: prompt prompt .*\.\.\. is no request"),
         (json.dumps(rows[0] | {"arrival_seconds": -1}), "arrival_seconds from 0 on"),
     ):
         path.write_text(text)
@@ -167,8 +168,57 @@ def test_a_server_under_load(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ),
         (["--url", "http://x", "--burst", "2"], "--burst needs --rate"),
         (["--url", "ftp://x"], "--url ftp://x: write http://HOST:PORT or https://HOST"),
+        (
+            ["--url", "http://x", "--mode", "batched", "--drafts", "2"],
+            "the server at --url decides that itself; leave out --mode, --drafts",
+        ),
+        (["--plan", "x.toml", "--chat"], "--plan asks no server; leave out --chat"),
+        (
+            ["--plan", "x.toml", "--prefill-replicas", "2"],
+            "only --mode disaggregated has them; leave out --prefill-replicas",
+        ),
+        (["--plan", "x.toml", "--acceptance", "0.5"], "without --drafts there are none to accept"),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     code, _, error = run(capsys, *options)
     assert code == 2 and message in error.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Plans that serve 1,152 positions, by their layouts."""
+    folder, found = tmp_path_factory.mktemp("plans"), {}
+    asked = ["--model", "llama-3-8b", "--hardware", "h100:1x2", "--prompt-tokens", "1k"]
+    for layout in ("tensor=2", "data=2"):
+        found[layout] = str(folder / f"{layout}.toml")
+        words = [*asked, "--output-tokens", "128", "--layout", layout, "-o", found[layout]]
+        assert main(["plan", "serve", *words]) == 0
+    return found
+
+
+def test_servers_apart_are_simulated_as_they_run(plans: dict[str, str], capsys: pytest.CaptureFixture[str]):
+    """A layout with several caches cannot hand pages over, and those that came from there are no hits."""
+    load = ["--requests", "20", "--lengths", "fixed", "--prompt-tokens", "256", "--output-tokens", "8"]
+    apart = ["--mode", "disaggregated", "--rate", "50"]
+    code, found, _ = run(capsys, "--plan", plans["tensor=2"], *apart, *load)
+    assert (code, found["requests"], found["cut"]) == (0, 20, 0)
+    assert found["simulated"]["prefix_hit_rate"] == 0 and found["simulated"]["prefill_replicas"] == 1
+    code, _, error = run(capsys, "--plan", plans["data=2"], *apart, *load)
+    assert code == 2 and "hands over pages of one cache, and data=2" in error.splitlines()[-1]
+
+
+def test_a_target_that_no_number_of_servers_meets_is_named(
+    plans: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
+    load = ["--requests", "4", "--rate", "5", "--replicas", "0", "--ttft", "60", "--tpot", "0.0001"]
+    code, _, error = run(capsys, "--plan", plans["tensor=2"], *load)
+    assert code == 1
+    assert "--tpot 100 us, where 95% are within" in error and "--ttft" not in error.splitlines()[-1][:200]
+
+
+def test_what_is_cut_to_the_context_is_said(plans: dict[str, str], capsys: pytest.CaptureFixture[str]):
+    load = ["--requests", "3", "--lengths", "fixed", "--prompt-tokens", "5000", "--output-tokens", "8"]
+    code, found, error = run(capsys, "--plan", plans["tensor=2"], *load)
+    assert (code, found["requests"], found["cut"]) == (0, 3, 3)
+    assert "warning: 3 requests of the load were shortened or left out" in error

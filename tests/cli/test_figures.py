@@ -57,8 +57,15 @@ def test_all_models_are_listed(capsys):
 
 
 def test_model_longer_than_its_context(capsys):
-    assert main(["model", "tiny", "--seq-len", "129"]) == 2
-    assert "longer than tiny's context of 128; fits: --seq-len 128" in capsys.readouterr().err
+    assert main(["model", "tiny", "--seq-len", "129"]) == 0
+    assert "warning: 129 positions exceed tiny's context of 128" in capsys.readouterr().err
+
+
+def test_a_model_is_changed_on_the_fly(capsys):
+    whole = document(capsys, "model", "llama-3-70b")
+    more = document(capsys, "model", "llama-3-70b", "--set", "num_kv_heads=64")
+    assert more["kv_bytes_per_token"] == 8 * whole["kv_bytes_per_token"]
+    assert more["kv_bytes_per_token"] == whole["kv_bytes_per_token_without_gqa"]
 
 
 CUBE = ["--mesh", "X=4,Y=4,Z=4", "--dims", "B=1024,D=4096", "--dtype", "bf16", "--hardware", "v4p:4x4x4"]

@@ -25,7 +25,7 @@ from meshwright.api.work import Serve, Train
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.precision import matmul_dtype_of
+from meshwright.layout.precision import Precision, matmul_dtype_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.presets import load_model
@@ -239,11 +239,12 @@ def serving_precisions(
 ) -> list[dict[str, object]]:
     """Words of layouts for every type of the weights and the cache named (`bf16,int8`).
 
-    By default the type to compute in: bf16, but on CPUs f32. matmul_dtype: by default what is served.
+    By default the type to compute in: bf16, but on CPUs f32. matmul_dtype: by default what is served. Raises
+    LayoutError for a type that is none.
     """
     on_cpu = all(machine.chip.kind == "cpu" for machine in machines)
     compute, kind = compute_dtype or ("f32" if on_cpu else "bf16"), "cpu" if on_cpu else ""
-    return [
+    found: list[dict[str, Any]] = [
         {
             "weights_dtype": weights,
             "compute_dtype": compute,
@@ -253,6 +254,9 @@ def serving_precisions(
         for weights in (weights_dtype or compute).split(",")
         for kv in (kv_dtype or compute).split(",")
     ]
+    for words in found:
+        Precision(**words)
+    return found
 
 
 def price(

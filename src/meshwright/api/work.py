@@ -33,7 +33,7 @@ class Train:
         if self.seq_len > model.max_seq_len:
             raise PlanError(
                 f"--seq-len {self.seq_len} is longer than {model.name}'s context of {model.max_seq_len}; "
-                f"fits: --seq-len {model.max_seq_len}"
+                f"fits: --seq-len {model.max_seq_len}, or --set max_seq_len={self.seq_len}"
             )
         if self.batch_tokens < self.seq_len:
             raise PlanError(

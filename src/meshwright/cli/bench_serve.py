@@ -14,12 +14,13 @@ from meshwright.cli.common import (
     note,
     number_option,
     progress,
+    refuse_beside,
     show,
     whole_option,
 )
 from meshwright.files import write_whole
 from meshwright.progress import Progress
-from meshwright.units import format_seconds
+from meshwright.units import format_number_of, format_seconds
 
 if TYPE_CHECKING:
     from meshwright.bench.serve.drive import Load
@@ -97,8 +98,11 @@ def serve(
         ),
     ] = 1,
     prefill_replicas: Annotated[
-        int, whole_option("--prefill-replicas", help="With --mode disaggregated: servers that only prefill.")
-    ] = 1,
+        int | None,
+        whole_option(
+            "--prefill-replicas", help="With --mode disaggregated: servers that only prefill. [default: 1]"
+        ),
+    ] = None,
     prefix_cache: Annotated[
         bool, typer.Option(help="With --plan: reuse cached pages of shared prompt prefixes.")
     ] = True,
@@ -116,7 +120,7 @@ def serve(
     """Load-test a server of OpenAI's API and time every token.
 
     With --plan no server is called: the engine's scheduler runs on a simulated clock that advances by the
-    plan's prices. Exits 1 if a request failed.
+    plan's prices. Exits 1 if a request failed, or if no number of replicas meets the targets.
 
     \b
     mw bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4 --ttft 0.5 --tpot 0.05
@@ -130,6 +134,19 @@ def serve(
         raise typer.BadParameter("--concurrency, --rate and --trace cannot be combined")
     if burst > 1 and rate is None:
         raise typer.BadParameter("--burst needs --rate")
+    if plan is None:
+        of_plans = {
+            "--mode": mode != "interleaved",
+            "--replicas": replicas != 1,
+            "--prefill-replicas": prefill_replicas,
+            "--no-prefix-cache": not prefix_cache,
+            "--drafts": drafts > 0,
+            "--acceptance": acceptance > 0,
+        }
+        refuse_beside(of_plans, "the server at --url decides that itself")
+    else:
+        refuse_beside({"--chat": chat, "--api-key": api_key, "--model": model}, "--plan asks no server")
+        _check_simulated(mode, prefill_replicas, drafts, acceptance)
     from meshwright.bench.serve import traffic
     from meshwright.bench.serve.drive import Load
     from meshwright.bench.serve.summary import LatencyTargets
@@ -150,10 +167,14 @@ def serve(
             client = {"url": url, "model": model, "api_key": key, "options": options}
             measured = asyncio.run(_measure(client | {"timeout_seconds": timeout}, load, targets, report))
         else:
-            from meshwright.bench.serve.planned_server import Engines, simulated
+            from meshwright.bench.serve.planned_server import Engines, NotEnoughError, simulated
 
-            engines = Engines(mode, replicas, prefill_replicas, prefix_cache, drafts, acceptance)
-            measured = simulated(plan, engines, load, targets, report)
+            engines = Engines(mode, replicas, prefill_replicas or 1, prefix_cache, drafts, acceptance)
+            try:
+                measured = simulated(plan, engines, load, targets, report)
+            except NotEnoughError as error:
+                note(f"mw: {error}")
+                raise typer.Exit(PROBLEM) from error
     measured["traffic"] = {
         "arrivals": "trace" if trace else "poisson" if rate else "closed",
         "rate_per_second": rate,
@@ -165,9 +186,22 @@ def serve(
         "chat": chat,
         "seed": seed,
     }
+    if measured["cut"]:
+        note(
+            f"mw: warning: {format_number_of(measured['cut'], 'request')} of the load were shortened or left "
+            "out, since with 10% to spare they do not fit the context"
+        )
     _tell(measured, output, plot=plot, as_json=as_json)
     if measured["errors"]:
         raise typer.Exit(PROBLEM)
+
+
+def _check_simulated(mode: str, prefill_replicas: int | None, drafts: int, acceptance: float) -> None:
+    """Raises PlanError for options of a simulation that change nothing."""
+    if mode != "disaggregated":
+        refuse_beside({"--prefill-replicas": prefill_replicas}, "only --mode disaggregated has them")
+    if not drafts:
+        refuse_beside({"--acceptance": acceptance > 0}, "without --drafts there are none to accept")
 
 
 async def _measure(options: dict[str, Any], load: "Load", targets: Any, report: Progress) -> dict[str, Any]:
@@ -177,13 +211,14 @@ async def _measure(options: dict[str, Any], load: "Load", targets: Any, report: 
     from meshwright.bench.serve.drive import drive, fit_words
     from meshwright.bench.serve.planned import planned_step_seconds
     from meshwright.bench.serve.summary import summary
-    from meshwright.bench.serve.traffic import within
+    from meshwright.bench.serve.traffic import num_cut, within
 
     async with Client(**options) as client:
         report("asking the server for its model", None)
         await client.find_model()
         words = await fit_words(client, chat=load.chat)
-        load = replace(load, chats=within(list(load.chats), client.context, load.prefix_tokens))
+        asked, chats = load.chats, within(list(load.chats), client.context, load.prefix_tokens)
+        load = replace(load, chats=chats)
         total, done = sum(len(chat.turns) for chat in load.chats), 0
 
         def on_answer(_: Answer) -> None:
@@ -198,7 +233,7 @@ async def _measure(options: dict[str, Any], load: "Load", targets: Any, report: 
         ratio = measured / planned if measured and planned else None
         row = {"name": "tpot", "seconds": measured, "predicted_seconds": planned, "ratio": ratio}
         head = {"kind": "serving", "url": client.url, "model": client.model}
-        return head | found | {"results": [row]}
+        return head | found | {"cut": num_cut(asked, chats), "results": [row]}
 
 
 def _tell(document: dict[str, Any], output: Path | None, *, plot: bool, as_json: bool) -> None:

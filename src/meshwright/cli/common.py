@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -19,8 +19,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from meshwright.errors import MeshwrightError, ModelError, PlanError, nearest
+from meshwright.errors import LayoutError, MeshwrightError, ModelError, PlanError, nearest
 from meshwright.hardware import catalog
+from meshwright.hardware.prices import parse_prices, priced
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.short import read_words
 from meshwright.models.config import ModelConfig
@@ -192,12 +193,41 @@ def load_model_with(model: str, changes: str | None) -> ModelConfig:
     config = load_model(model)
     if not changes:
         return config
-    words = read_words(changes)
+    try:
+        words = read_words(changes)
+    except LayoutError as error:
+        raise ModelError(f"--set {changes!r}: write FIELD=VALUE: num_kv_heads=64,d_ff=20480") from error
     known = [field.name for field in fields(config)]
     for name in words:
         if name not in known:
             raise ModelError(f"--set {name}: a model has no such field; {nearest(name, known)}")
     return replace(config, **{name: _FLAGS.get(str(value), value) for name, value in words.items()})
+
+
+def warn_of_long_context(config: ModelConfig, context: int) -> None:
+    """Says so where sequences are longer than the model's context."""
+    if context > config.max_seq_len:
+        note(
+            f"mw: warning: {context:,} positions exceed {config.name}'s context of {config.max_seq_len:,}; "
+            "the figures ignore that limit"
+        )
+
+
+def priced_machines(machines: Sequence[Hardware], prices: str | None, currency: str | None) -> list[Hardware]:
+    """`machines` with the prices that `--price` and `--currency` name.
+
+    Raises PlanError where a price is of none of their chips, or nothing has a price in the currency.
+    """
+    known, chips = parse_prices(prices or ""), [machine.chip.name for machine in machines]
+    if others := [chip for chip in known if chip not in chips]:
+        there = ", ".join(dict.fromkeys(chips))
+        raise PlanError(f"--price {others[0]}: no machine here has this chip; fits: {there}")
+    found = [priced(machine, known, currency) for machine in machines]
+    if currency and all(machine.chip.price_per_chip_hour is None for machine in found):
+        raise PlanError(
+            f"--currency {currency}: no price is known in it; add --price {chips[0]}=X, of an hour of a chip"
+        )
+    return found
 
 
 _FLAGS = {"true": True, "false": False}

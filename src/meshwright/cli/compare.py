@@ -8,13 +8,22 @@ import typer
 
 import meshwright as mw
 from meshwright.api.results import PricedLayout
-from meshwright.cli.common import Json, count_option, emit, length_option, load_hardware, show, waiting
+from meshwright.cli.common import (
+    Json,
+    count_option,
+    emit,
+    length_option,
+    load_hardware,
+    note,
+    priced_machines,
+    show,
+    waiting,
+)
 from meshwright.errors import PlanError
-from meshwright.hardware.prices import parse_prices, priced
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.compare import compared
 from meshwright.plan_file import Plan, load_plan
-from meshwright.units import format_bytes, format_count, format_seconds
+from meshwright.units import format_bytes, format_joules, format_seconds
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -49,13 +58,15 @@ def compare(
     mw compare v5p.toml h100.toml --price v5p=4.2,h100=2.5
     mw compare llama-3-8b@v5p:4x4x4 llama-3-8b@h100:8x8 --batch-tokens 4M --seq-len 8k
     """
-    prices = parse_prices(price or "")
-    found = []
+    planned = []
     for name in plans:
         with waiting(f"planning {name}"):
-            plan = _planned(name, batch_tokens, seq_len)
-        machine = priced(load_hardware(plan.hardware), prices, currency)
-        found.append({"plan": name, **compared(plan, machine)})
+            planned.append(_planned(name, batch_tokens, seq_len))
+    machines = priced_machines([load_hardware(plan.hardware) for plan in planned], price, currency)
+    found = [
+        {"plan": name, **compared(plan, machine)}
+        for name, plan, machine in zip(plans, planned, machines, strict=True)
+    ]
     show_compared(found, as_json=as_json)
 
 
@@ -65,6 +76,11 @@ def show_compared(found: Sequence[dict], *, as_json: bool) -> None:
         emit({"plans": list(found)})
     else:
         show(_table(found))
+        if any(plan["phase"] == "generate" for plan in found):
+            note(
+                "Of a plan that serves, this is one generate step behind whole contexts, without prefill; "
+                "mw plan serve prices requests of their lengths."
+            )
     if not all(plan["fits"] for plan in found):
         raise typer.Exit(_DOES_NOT_FIT)
 
@@ -115,7 +131,7 @@ def _table(plans: Sequence[dict]) -> object:
         "price per hour": lambda p: _money(p, "price_per_hour"),
         "price per 1M tokens": lambda p: _money(p, "price"),
         "energy per 1M tokens": lambda p: (
-            "unavailable" if p["joules"] is None else f"{format_count(p['joules'])}J"
+            "unavailable" if p["joules"] is None else format_joules(p["joules"])
         ),
     }
     # Files by their names alone, where these tell them apart.

@@ -5,11 +5,19 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, dtype_option, emit, length_option, show
-from meshwright.errors import ModelError
+from meshwright.cli.common import (
+    Json,
+    SetOption,
+    dtype_option,
+    emit,
+    length_option,
+    load_model_with,
+    show,
+    warn_of_long_context,
+)
 from meshwright.models import count as counted
 from meshwright.models.config import ModelConfig
-from meshwright.models.presets import PRESETS, load_model
+from meshwright.models.presets import PRESETS
 from meshwright.units import format_bytes, format_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -35,6 +43,7 @@ def count(
         length_option("--seq-len", help="Sequence length T of the attention FLOPs. [default: 4096]"),
     ] = None,
     kv_dtype: Annotated[str, dtype_option("--kv-dtype", help="Type of the KV cache.")] = "bf16",
+    changes: SetOption = None,
     as_json: Json = False,
 ) -> None:
     """Count a model's parameters, FLOPs per token, cache bytes and arithmetic intensity.
@@ -45,13 +54,9 @@ def count(
     if model is None:
         models = [_listed(config) for config in PRESETS.values()]
         return emit({"models": models}) if as_json else show(_list(models))
-    config = load_model(model)
+    config = load_model_with(model, changes)
     length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
-    if length > config.max_seq_len:
-        raise ModelError(
-            f"--seq-len {length} is longer than {config.name}'s context of {config.max_seq_len}; "
-            f"fits: --seq-len {config.max_seq_len}"
-        )
+    warn_of_long_context(config, length)
     document = model_document(config, length, kv_dtype)
     if as_json:
         emit(document)

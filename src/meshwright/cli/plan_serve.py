@@ -17,13 +17,14 @@ from meshwright.cli.common import (
     length_option,
     load_model_with,
     note,
+    priced_machines,
     refuse_beside,
     show,
     waiting,
+    warn_of_long_context,
     whole_option,
 )
 from meshwright.errors import PlanError
-from meshwright.hardware.prices import parse_prices, priced
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -168,7 +169,7 @@ def serve(
         check_output(output)
     config = load_model_with(model, changes)
     machines = serving_machines(spec for text in hardware for spec in text.split(","))
-    machines = [priced(machine, parse_prices(price or ""), currency) for machine in machines]
+    machines = priced_machines(machines, price, currency)
     if ideal:
         machines = [replace(machine, chip=machine.chip.ideal()) for machine in machines]
     precisions = serving_precisions(machines, weights_dtype, kv_dtype, matmul_dtype=matmul_dtype)
@@ -219,7 +220,7 @@ def serve(
         paged=paged,
         chunk=chunk,
     )
-    _long_context(config, work.requests.context)
+    warn_of_long_context(config, work.requests.context)
     _frontier(config, machines, work, precisions, alone, runnable, explain, output, as_json)
 
 
@@ -251,22 +252,17 @@ def _sample(
 
 def _phase_length(config: ModelConfig, phase: _Phase, prompt_tokens: int | None, context: int | None) -> int:
     """Positions of the step's sequences. Raises PlanError where the option that says them is not given."""
+    if phase is _Phase.prefill and context is not None:
+        raise PlanError(
+            "--phase prefill is of whole prompts, as long as --prompt-tokens says; leave out --context"
+        )
     option, value = (
         ("--context 8k", context) if phase is _Phase.generate else ("--prompt-tokens 8k", prompt_tokens)
     )
     if value is None:
         raise PlanError(f"--phase {phase} needs the length of its sequences; add {option}")
-    _long_context(config, value)
+    warn_of_long_context(config, value)
     return value
-
-
-def _long_context(config: ModelConfig, context: int) -> None:
-    if context > config.max_seq_len:
-        note(
-            f"mw: warning: {context:,} positions exceed {config.name}'s context of {config.max_seq_len:,}; "
-            "the "
-            "price ignores that limit"
-        )
 
 
 def _layouts(

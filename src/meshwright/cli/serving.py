@@ -13,7 +13,7 @@ from meshwright.cli.forecast import StepForecast
 from meshwright.cli.served import Serving
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.layout.fit import num_replicas
+from meshwright.layout.fit import check_one_cache
 from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.precision import matmul_dtype_of
 from meshwright.models.config import ModelConfig
@@ -183,11 +183,7 @@ def _check_hands_over(config: ModelConfig, asked: Serving, layout: Layout) -> No
     if not asked.hands_over:
         return
     option = asked.hands_over_by
-    if (shards := num_replicas(layout.at("generate"), config)) > 1:
-        raise PlanError(
-            f"{option} hands over pages of one cache, and {layout} splits its sequences over "
-            f"{shards}; fits: a layout without data, fsdp, context and cache=batch"
-        )
+    check_one_cache(layout, config, option)
     if asked.mode == DISAGGREGATED and len(jax.devices()) < 2 * layout.num_chips:
         raise PlanError(
             f"{option} runs {layout} twice, on {2 * layout.num_chips} devices, and JAX sees "

@@ -109,7 +109,7 @@ def validation_document(found: list[Prediction], anchor: bool) -> dict:
     return {
         **asdict(score_predictions(steps)),
         "anchored": anchor,
-        "out_of_sample": asdict(score_predictions(out_of_sample(step_rows(found)))),
+        "out_of_sample": asdict(score_predictions(out_of_sample(steps))),
         "sources": _by(steps, lambda p: p.row.source),
         "chips": _by(steps, lambda p: p.row.chip),
         "softwares": _by(steps, lambda p: getattr(p.row, "software", None) or "not stated"),
@@ -174,42 +174,63 @@ def _first_reason(document: dict) -> str:
 def _show(document: dict, list_rows: bool) -> None:
     from rich.table import Table
 
+    has_baseline = document["baseline_median_abs_error"] is not None
+    headings = ("rows", "median", "p90", "mean", *(("one MFU: median", "p90") if has_baseline else ()))
     table = Table(box=None, padding=(0, 2))
-    table.add_column("rows of step time")
-    for heading in ("rows", "median", "p90", "mean", "one MFU: median", "p90"):
+    table.add_column("source of rows")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for name, found in (*document["sources"].items(), ("all", document)):
-        table.add_row(name, str(found["num_rows"]), *map(_percent, _figures(found)))
-    memory, outside, found = document["memory"], document["out_of_sample"], document["verdicts"]
-    first = (
-        f"out of sample, {outside['num_rows']} rows: median {_percent(outside['median_abs_error'])}, "
-        f"p90 {_percent(outside['p90_abs_error'])}; one MFU of the other sources: "
-        f"{_percent(outside['baseline_median_abs_error'])}, {_percent(outside['baseline_p90_abs_error'])}"
-    )
-    lines = [
-        f"within 10%: {_percent(document['within_10_percent'])}, "
-        f"within 20%: {_percent(document['within_20_percent'])}",
-        f"memory, {memory['num_rows']} rows: median {_percent(memory['median_abs_error'])}, "
-        f"p90 {_percent(memory['p90_abs_error'])}",
-        f"ran and is said not to fit: {_percent(found['false_does_not_fit'])} of {found['num_ran']}; ran out "
-        f"and is said to fit: {_percent(found['false_fits'])} of {found['num_ran_out']}",
-        *([_ranking_line(document["ranking"])] if document["ranking"] else []),
-        *(f"{row['id']}: skipped: {row['skipped']}" for row in document["rows"] if row["skipped"]),
-    ]
+        figures = map(_percent, _figures(found)[: len(headings) - 1])
+        table.add_row(name, str(found["num_rows"]), *figures)
     show(
-        *([first] if outside["num_rows"] else []),
+        *_outside_lines(document["out_of_sample"]),
         table,
         *([_rows_table(document)] if list_rows else []),
-        *lines,
+        f"within 10%: {_percent(document['within_10_percent'])}, "
+        f"within 20%: {_percent(document['within_20_percent'])}",
+        *_memory_lines(document["memory"], document["verdicts"]),
+        *([_ranking_line(document["ranking"])] if document["ranking"] else []),
+        *(f"{row['id']}: skipped: {row['skipped']}" for row in document["rows"] if row["skipped"]),
     )
+
+
+def _outside_lines(outside: dict) -> list[str]:
+    if not outside["num_rows"]:
+        return []
+    line = (
+        f"out of sample, {outside['num_rows']} rows: median {_percent(outside['median_abs_error'])}, "
+        f"p90 {_percent(outside['p90_abs_error'])}"
+    )
+    if outside["baseline_median_abs_error"] is None:
+        return [line]
+    both = outside["baseline_median_abs_error"], outside["baseline_p90_abs_error"]
+    return [f"{line}; one MFU of the other sources: {', '.join(map(_percent, both))}"]
+
+
+def _memory_lines(memory: dict, found: dict) -> list[str]:
+    lines = []
+    if memory["num_rows"]:
+        lines.append(
+            f"memory, {memory['num_rows']} rows: median {_percent(memory['median_abs_error'])}, "
+            f"p90 {_percent(memory['p90_abs_error'])}"
+        )
+    if found["num_ran"]:
+        lines.append(
+            f"ran and is said not to fit: {_percent(found['false_does_not_fit'])} of {found['num_ran']}"
+        )
+    if found["num_ran_out"]:
+        lines.append(f"ran out and is said to fit: {_percent(found['false_fits'])} of {found['num_ran_out']}")
+    return lines
 
 
 def _ranking_line(ranking: dict) -> str:
+    names = ("regret", "best_of_five", "rule_regret", "random_regret")
+    first, five, rule, random = (_percent(ranking[f"mean_{name}"]) for name in names)
     return (
-        f"{ranking['num_panels']} panels of layouts: tau {ranking['mean_tau']:.2f}; the layout ranked first "
-        f"loses {_percent(ranking['mean_regret'])} (under 5% in {_percent(ranking['share_under_5_percent'])} "
-        f"of them), the best of five {_percent(ranking['mean_best_of_five'])}; by the rule of thumb "
-        f"{_percent(ranking['mean_rule_regret'])}, at random {_percent(ranking['mean_random_regret'])}"
+        f"{ranking['num_panels']} panels of layouts, or of batches: tau {ranking['mean_tau']:.2f}; the one "
+        f"ranked first loses {first} (under 5% in {_percent(ranking['share_under_5_percent'])} of them), the "
+        f"best of five {five}; by the rule of thumb {rule}, at random {random}"
     )
 
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
 
-from meshwright.errors import LayoutError
+from meshwright.errors import LayoutError, PlanError
 from meshwright.layout.axes import AXES
 from meshwright.layout.axes.fsdp import MOST_PADDING
 from meshwright.layout.optimizers import factored
@@ -109,6 +109,15 @@ def cached_array(layout: "Layout", config: ModelConfig) -> ShardedArray:
 def cache_batch_axes(layout: "Layout", config: ModelConfig) -> Axes:
     """The axes that split the sequences of a generate step anywhere: its cache has the most."""
     return cached_array(layout, config).axes_of("B")
+
+
+def check_one_cache(layout: "Layout", config: ModelConfig, option: str) -> None:
+    """Raises PlanError where prefill and generation of this layout cannot be apart, as `option` asks."""
+    if (shards := num_replicas(layout.at("generate"), config)) > 1:
+        raise PlanError(
+            f"{option} hands over pages of one cache, and {layout} splits its sequences over "
+            f"{shards}; fits: a layout without data, fsdp, context and cache=batch"
+        )
 
 
 def num_replicas(layout: "Layout", config: ModelConfig) -> int:

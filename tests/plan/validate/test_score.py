@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from dataclasses import MISSING, fields, replace
+from math import log
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from meshwright.cost.inference import pass_cost
 from meshwright.errors import PlanError
 from meshwright.models.count import count_params
+from meshwright.plan.validate import out_of_sample as out_of_sample_module
 from meshwright.plan.validate.inference import reproduce_inference
+from meshwright.plan.validate.out_of_sample import out_of_sample
 from meshwright.plan.validate.published import (
     MEMORY,
     PER_CHIP,
@@ -27,6 +30,7 @@ from meshwright.plan.validate.score import (
     Prediction,
     anchored_by_source,
     grouped,
+    inference_rows,
     kendall_tau,
     predict,
     quantile,
@@ -171,6 +175,50 @@ def test_a_served_row_is_a_step_a_prefill_or_both(tmp_path: Path):
     assert figures["tokens_per_s"] == pytest.approx(4 * 64 / figures["request_latency_s"] / 2)
     case = reproduce_inference(served(tmp_path, metric="tpot_s"))
     assert case.layouts[0].weights_dtype == "int4" and case.layouts[0].kv_dtype == "bf16"
+
+
+def test_a_served_figure_is_a_time_and_its_cost(tmp_path: Path):
+    """4 sequences of 64 tokens at 20 a second and chip of 2 take 6.4 s: 0.05 chip-seconds a token."""
+    rate = served(tmp_path, metric="tokens_per_s", unit=PER_CHIP, value="20")
+    assert rate.seconds() == pytest.approx(6.4) and rate.in_unit(6.4) == pytest.approx(20)
+    assert rate.chip_seconds_per_token() == pytest.approx(0.05)
+    assert rate.chip_seconds_per_token(40) == pytest.approx(0.025)
+    step, prompt = (served(tmp_path, metric=metric, value="0.64") for metric in ("tpot_s", "ttft_s"))
+    assert step.seconds(0.3) == step.in_unit(0.3) == 0.3
+    assert step.chip_seconds_per_token() == pytest.approx(0.64 * 2 / 4)
+    assert prompt.chip_seconds_per_token() == pytest.approx(0.64 * 2 / (4 * 128))
+
+
+def test_served_rows_are_anchored_by_the_first_of_their_metric(tmp_path: Path):
+    rate = served(tmp_path, metric="tokens_per_s", unit=PER_CHIP, value="20")
+    rows = [rate, replace(rate, id="I2", value=30.0), served(tmp_path, metric="tpot_s")]
+    found = anchored_by_source([Prediction(row, 2 * row.value, layout="tensor=2") for row in rows])
+    assert [p.is_anchor for p in found] == [True, False, True]
+    assert found[1].predicted == pytest.approx(60 / 2**TRUST)  # in time twice as long
+    assert [p.row.id for p in inference_rows(found)] == ["I2"] and found[1].baseline is None
+
+
+def test_served_batches_and_degrees_are_ranked_by_what_a_token_costs(tmp_path: Path):
+    """Steps of 10, 12 and 30 ms of 4, 8 and 16 sequences: the second costs least, the third is chosen."""
+    step = served(tmp_path, metric="tpot_s")
+    sizes = ((4, 0.010), (8, 0.012), (16, 0.030))
+    rows = [replace(step, id=f"I{batch}", batch=batch, value=seconds) for batch, seconds in sizes]
+    found = [
+        Prediction(row, seconds, layout="tensor=2")
+        for row, seconds in zip(rows, (0.010, 0.014, 0.024), strict=True)
+    ]
+    (one,) = rankings(found)
+    assert (one.best_id, one.chosen_id) == ("I8", "I16")
+    assert one.regret == one.rule_regret == pytest.approx((0.030 / 16) / (0.012 / 8) - 1)
+    assert one.best_of_five == 0 and one.tau == pytest.approx(1 / 3)
+    assert rankings([found[0], replace(found[1], row=replace(rows[1], prompt_len=1))]) == []
+
+
+def test_out_of_sample_figures_of_serving_are_those_without_their_source(monkeypatch, tmp_path: Path):
+    rate = served(tmp_path, metric="tokens_per_s", unit=PER_CHIP, value="20")
+    monkeypatch.setattr(out_of_sample_module, "_of_serving", lambda: {("I1", 20.0): log(1.25)})
+    given = [Prediction(rate, 19.0), Prediction(replace(rate, id="I2"), 19.0)]
+    assert [p.predicted for p in out_of_sample(given)] == [pytest.approx(16.0), 19.0]
 
 
 def test_generate_steps_follow_each_other_through_the_stages(tmp_path: Path):

@@ -8,22 +8,28 @@ from meshwright.bench.serve.drive import Load
 from meshwright.bench.serve.padded import PaddedSteps
 from meshwright.bench.serve.simulate import Planned, Used, collector_paused, simulate_server
 from meshwright.bench.serve.summary import LatencyTargets, summary
-from meshwright.bench.serve.traffic import within
+from meshwright.bench.serve.traffic import num_cut, within
 from meshwright.cost.inference import cache_bytes, in_inference
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.fit import check_one_cache
 from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.batch import Limits
 from meshwright.serve.scheduler import DISAGGREGATED, Mode, mode_of
+from meshwright.units import format_number_of, format_seconds
 
 _MODES = (*get_args(Mode), DISAGGREGATED)
 # Servers that are tried for a load before it is given up.
 _MOST_REPLICAS = 4096
 # Answers of a hundred that must meet the targets.
 _GOOD = 0.95
+
+
+class NotEnoughError(PlanError):
+    """A load for which no number of replicas is enough."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ def simulated(
 ) -> dict[str, Any]:
     """The document of `mw bench serve` for the plan at `path`, with `simulated` besides.
 
-    Raises PlanError for a plan that serves nothing, a mode that is none, and a load for which no number of
-    replicas tried is enough.
+    Raises PlanError for a plan that serves nothing or a mode that is none, NotEnoughError for a load for
+    which no number of replicas tried is enough.
     """
     plan = load_plan(path)
     if plan.workload.phase == "train":
@@ -58,7 +64,7 @@ def simulated(
     report("pricing the plan's steps", None)
     server = _server(plan, engines)
     chats = within(list(load.chats), plan.workload.seq_len, load.prefix_tokens)
-    load = replace(load, chats=chats)
+    asked, load = load.chats, replace(load, chats=chats)
     if engines.replicas:
         document = simulated_figures(server, load, targets)
     else:
@@ -71,7 +77,8 @@ def simulated(
     document["simulated"] |= {"mode": engines.mode, "replicas": server.replicas}
     document["simulated"] |= {"prefill_replicas": server.prefill_replicas, "hardware": plan.hardware}
     document["simulated"]["chips"] = machines * plan.layout.num_chips
-    return {"kind": "serving", "url": str(path), "model": plan.model.name} | document | {"results": [row]}
+    head = {"kind": "serving", "url": str(path), "model": plan.model.name}
+    return head | document | {"cut": num_cut(asked, chats), "results": [row]}
 
 
 def _server(plan: Plan, engines: Engines) -> Planned:
@@ -87,6 +94,8 @@ def _server(plan: Plan, engines: Engines) -> Planned:
     )
     limits = replace(limits, multiplies_padding=_multiplies_padding(plan, hardware))
     disaggregated = engines.mode == DISAGGREGATED
+    if disaggregated:
+        check_one_cache(plan.layout, plan.model, f"--mode {DISAGGREGATED}")
     steps = PaddedSteps.of(plan.model, plan.layout, hardware, limits, engines.num_drafts)
     return Planned(
         limits,
@@ -146,7 +155,7 @@ def _fewest(
     """The fewest replicas with which the load meets its targets, by doubling and halving."""
 
     def tried(number: int) -> tuple[Planned, dict[str, Any], bool]:
-        report(f"trying {number} replicas", None)
+        report(f"trying {format_number_of(number, 'replica')}", None)
         several = replace(
             server, replicas=number, prefill_replicas=number * server.prefill_replicas and number
         )
@@ -157,10 +166,11 @@ def _fewest(
     while not (last := tried(number))[2]:
         if number >= min(_MOST_REPLICAS, len(load.chats)):
             best = last[1]
-            raise PlanError(
-                f"with {number} replicas {best['goodput'] / best['requests_per_second']:.0%} of the answers "
-                f"meet the targets, and {_GOOD:.0%} are wanted: more replicas do not help; take a larger "
-                "--ttft or --tpot, or plan for them: mw plan serve --ttft --tpot"
+            raise NotEnoughError(
+                f"with {format_number_of(number, 'replica')} "
+                f"{best['goodput'] / best['requests_per_second']:.0%} of the answers meet the targets, and "
+                f"{_GOOD:.0%} are wanted: {_beyond(best, targets)}. More replicas do not help; take a larger "
+                "target, or plan for it: mw plan serve --ttft --tpot"
             )
         number *= 2
     low, enough = number // 2, last
@@ -169,3 +179,15 @@ def _fewest(
         here = tried(middle)
         low, number, enough = (low, middle, here) if here[2] else (middle, number, enough)
     return enough[0], enough[1]
+
+
+def _beyond(found: dict[str, Any], targets: LatencyTargets) -> str:
+    """The targets that 95% of the answers do not meet, beside what these reach."""
+    asked = {"ttft": targets.ttft_seconds, "tpot": targets.tpot_seconds}
+    reached = {name: found[f"{name}_seconds"]["p95"] for name in asked}
+    missed = [
+        f"--{name} {format_seconds(target)}, where 95% are within {format_seconds(reached[name])}"
+        for name, target in asked.items()
+        if target is not None and (reached[name] or 0.0) > target
+    ]
+    return " and ".join(missed) or "more of them miss one target or the other than either alone"

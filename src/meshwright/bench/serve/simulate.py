@@ -425,5 +425,6 @@ class _Replica:
     def _finished(self, sequence: Answering) -> None:
         del self._asked[sequence]
         self.prompt_tokens += sequence.num_prompt
-        self.cached_tokens += sequence.num_cached
+        if self._prefills or not self._planned.prefill_replicas:  # else they have come from there
+            self.cached_tokens += sequence.num_cached
         self.preempted += sequence.num_preempted

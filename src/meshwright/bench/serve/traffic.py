@@ -1,7 +1,8 @@
 """What a load test asks for and when, made from a seed: the same on every machine."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.errors import DataError, nearest
+from meshwright.notation.array import shorten
 
 
 class Turn(NamedTuple):
@@ -118,9 +120,9 @@ def _traced(line: str, where: str) -> Chat:
             float(row["arrival_seconds"]),
             Turn(int(row["prompt_tokens"]), int(row["output_tokens"])),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(
-            f"{where}: {error}; a line reads"
+            f"{where}: {shorten(line.strip())} is no request; a line reads"
             ' {"arrival_seconds": 0.5, "prompt_tokens": 128, "output_tokens": 64}'
         ) from error
     if not 0 <= arrival < float("inf") or turn.prompt_tokens < 1 or turn.output_tokens < 1:
@@ -143,6 +145,12 @@ def within(chats: list[Chat], context: int | None, prefix_tokens: int) -> list[C
             f"a prefix of {prefix_tokens} tokens leaves no room in the server's context of {context}"
         )
     return kept
+
+
+def num_cut(asked: Iterable[Chat], kept: Iterable[Chat]) -> int:
+    """How many turns `within` has shortened or left out."""
+    before, after = (Counter(turn for chat in chats for turn in chat.turns) for chats in (asked, kept))
+    return (before - after).total()
 
 
 def _fitting(chat: Chat, context: int, prefix_tokens: int) -> Chat:

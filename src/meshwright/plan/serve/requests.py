@@ -115,6 +115,7 @@ class Targets:
     price_per_hour: float = inf
 
     def __post_init__(self) -> None:
-        for name in ("ttft", "tpot", "price_per_hour"):
-            if not getattr(self, name) > 0:
-                raise PlanError(f"{name} = {getattr(self, name)}; it must be a number above 0")
+        given = {"ttft": self.ttft, "tpot": self.tpot, "max_price_per_hour": self.price_per_hour}
+        for name, value in given.items():
+            if not value > 0:
+                raise PlanError(f"{name} = {value}; it must be a number above 0")

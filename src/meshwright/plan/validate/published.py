@@ -140,6 +140,24 @@ class InferenceRow:
         """Positions of a whole request."""
         return self.prompt_len + self.output_len
 
+    def seconds(self, figure: float | None = None) -> float:
+        """The time of the row's own figure, or of `figure` in its unit: of a batch, where that is a rate."""
+        value = self.value if figure is None else figure
+        if self.metric != "tokens_per_s":
+            return value
+        return self.batch * self.output_len / (value * (self.chips if self.unit == PER_CHIP else 1))
+
+    def in_unit(self, seconds: float) -> float:
+        """`seconds` as a figure in the row's unit."""
+        if self.metric != "tokens_per_s":
+            return seconds
+        return self.batch * self.output_len / seconds / (self.chips if self.unit == PER_CHIP else 1)
+
+    def chip_seconds_per_token(self, figure: float | None = None) -> float:
+        """What a token takes of all chips by the row's figure, or by `figure`: of a prompt's, by TTFT."""
+        made = {"tpot_s": 1, "ttft_s": self.prompt_len}.get(self.metric, self.output_len)
+        return self.seconds(figure) * self.chips / (self.batch * made)
+
     @cached_property
     def chip(self) -> str:
         """The chip's name."""

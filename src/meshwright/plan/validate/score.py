@@ -118,24 +118,30 @@ def _predict(row: AnyRow) -> Prediction:
 
 
 def anchored_by_source(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Prediction]:
-    """The step times of each source, chip and dtype scaled by what the first row shows."""
-    factors: dict[Hashable, tuple[float, float]] = {}
+    """The times of each source, chip and dtype, and metric of serving, scaled by what the first row shows."""
+    factors: dict[Hashable, tuple[float, float | None]] = {}
     found = []
     for given in predictions:
         row = given.row
-        if not isinstance(row, PublishedRow) or row.metric == MEMORY or given.predicted is None:
+        if row.metric == MEMORY or given.predicted is None:
             found.append(given)
             continue
-        key, seconds = (row.source, row.chip, row.dtype), row.seconds(given.predicted)
-        assert given.mfu is not None
+        key, seconds = _anchored_together(row), row.seconds(given.predicted)
         if key not in factors:
             factors[key] = (row.seconds() / seconds) ** trust, given.mfu
-            found.append(replace(given, predicted=row.value, baseline=row.value, is_anchor=True))
+            of_row = None if given.mfu is None else row.value
+            found.append(replace(given, predicted=row.value, baseline=of_row, is_anchor=True))
             continue
         factor, mfu = factors[key]
-        baseline = row.in_unit(row.seconds() * given.mfu / mfu)
+        baseline = row.in_unit(row.seconds() * given.mfu / mfu) if given.mfu and mfu else None
         found.append(replace(given, predicted=row.in_unit(seconds * factor), baseline=baseline))
     return found
+
+
+def _anchored_together(row: AnyRow) -> Hashable:
+    if isinstance(row, InferenceRow):
+        return row.source, row.chip, row.weight_dtype, row.metric
+    return row.source, row.chip, row.dtype
 
 
 def _mfu(row: PublishedRow, case: Case) -> float | None:
@@ -175,8 +181,12 @@ def step_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
 
 
 def inference_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """The predictions of serving rows."""
-    return [p for p in predictions if isinstance(p.row, InferenceRow) and p.predicted is not None]
+    """The predictions of serving rows that set no anchor."""
+    return [
+        p
+        for p in predictions
+        if isinstance(p.row, InferenceRow) and p.predicted is not None and not p.is_anchor
+    ]
 
 
 def memory_predictions(predictions: Iterable[Prediction]) -> list[Prediction]:
@@ -248,12 +258,12 @@ def _share_within(errors: Sequence[float], bound: float) -> float | None:
 
 @dataclass(frozen=True)
 class Ranking:
-    """A panel: rows of one model, machine and batch under several layouts.
+    """A panel: rows of one model, machine and batch under several layouts; of serving, several batches too.
 
-    regret: how much longer the layout ranked first took than the best one. best_of_five: the same of the best
-    of the first five. tau: Kendall's rank correlation of predicted and measured times. rule_regret: of the
-    layout of least tensor, then least pipe, then the largest microbatch. random_regret: of one at random, on
-    average.
+    regret: how much longer the choice ranked first took than the best one, of serving in chip-seconds per
+    token. best_of_five: the same of the best of the first five. tau: Kendall's rank correlation of predicted
+    and measured times. rule_regret: of the layout of least tensor, then least pipe, then the largest
+    microbatch, of serving the largest batch. random_regret: of one at random, on average.
     """
 
     ids: tuple[str, ...]
@@ -267,23 +277,38 @@ class Ranking:
 
 
 def rankings(predictions: Iterable[Prediction]) -> list[Ranking]:
-    """One for each panel in which several layouts were measured."""
-    panels = grouped(step_rows(predictions), lambda p: panel_of(p.row))  # pyright: ignore
-    return [_ranking(panel) for panel in panels.values() if len({p.layout for p in panel}) > 1]
+    """One for each panel in which several choices were measured."""
+    found = list(predictions)
+    timed = [p for p in (*step_rows(found), *inference_rows(found)) if p.predicted]
+    panels = grouped(timed, lambda p: panel_of(p.row))
+    return [_ranking(panel) for panel in panels.values() if len({_choice(p) for p in panel}) > 1]
+
+
+def _choice(given: Prediction) -> Hashable:
+    """What the rows of a panel differ in."""
+    row = given.row
+    return (given.layout, row.chips, row.batch) if isinstance(row, InferenceRow) else given.layout
+
+
+def _cost(row: AnyRow, figure: float | None = None) -> float:
+    return row.chip_seconds_per_token(figure) if isinstance(row, InferenceRow) else row.seconds(figure)
 
 
 def _ranking(panel: Sequence[Prediction]) -> Ranking:
-    timed = [(p, p.row, p.predicted) for p in panel if isinstance(p.row, PublishedRow) and p.predicted]
-    measured = {id(p): row.seconds() for p, row, _ in timed}
-    priced = {id(p): row.seconds(predicted) for p, row, predicted in timed}
+    measured = {id(p): _cost(p.row) for p in panel}
+    priced = {id(p): _cost(p.row, p.predicted) for p in panel}
     order = sorted(panel, key=lambda p: priced[id(p)])
     best = min(measured.values())
 
     def lost(chosen: Prediction) -> float:
-        """The regret of a choice: its layout's fastest run over the fastest run of the panel, less 1."""
-        return min(measured[id(p)] for p in panel if p.layout == chosen.layout) / best - 1
+        """The regret of a choice: its fastest run over the fastest run of the panel, less 1."""
+        return min(measured[id(p)] for p in panel if _choice(p) == _choice(chosen)) / best - 1
 
-    plainest = min(timed, key=lambda one: (one[1].tensor or 1, one[1].pipe or 1, -(one[1].micro_batch or 0)))
+    def plain(given: Prediction) -> tuple[float, ...]:
+        row = given.row
+        most = row.batch if isinstance(row, InferenceRow) else row.micro_batch or 0
+        return row.tensor or 1, row.pipe or 1, -most
+
     return Ranking(
         ids=tuple(p.row.id for p in panel),
         best_id=min(panel, key=lambda p: measured[id(p)]).row.id,
@@ -291,7 +316,7 @@ def _ranking(panel: Sequence[Prediction]) -> Ranking:
         regret=lost(order[0]),
         best_of_five=min(map(lost, order[:5])),
         tau=kendall_tau([(priced[id(p)], measured[id(p)]) for p in panel]),
-        rule_regret=lost(plainest[0]),
+        rule_regret=lost(min(panel, key=plain)),
         random_regret=mean(measured.values()) / best - 1,
     )
 
@@ -309,8 +334,11 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
     return agree / sqrt(first * second) if first and second else 0.0
 
 
-def panel_of(row: PublishedRow) -> Hashable:
-    """The model, machine and batch of a row: rows of one panel differ in their layout alone."""
+def panel_of(row: AnyRow) -> Hashable:
+    """The model, machine and batch of a row: rows of one panel differ in their layout alone.
+
+    Of serving the model, chip, engine, types and lengths: they differ in layout, chips and batch.
+    """
     model = (
         row.mlp,
         row.n_layers,
@@ -322,6 +350,9 @@ def panel_of(row: PublishedRow) -> Hashable:
         row.experts,
     )
     figures = (row.nic_gbit_per_gpu, row.hbm_bytes_per_second, row.power_watts)
+    if isinstance(row, InferenceRow):
+        asked = (row.weight_dtype, row.kv_dtype, row.prompt_len, row.output_len, row.metric)
+        return (row.source, model, row.chip, figures, row.engine, asked)
     return (row.source, model, row.hardware, figures, row.dtype, row.seq_len, row.num_tokens)
 
 
