@@ -122,11 +122,11 @@ def test_a_state_that_is_not_donated_is_told_from_one_that_is_larger() -> None:
     (larger,) = compare_memory(
         replace(STEP), given | {"arguments": 1010, "outputs": 0}, 10, 0, None, on_cpu=True
     )
-    assert larger.change == "" and "weights, moments and caches take" in larger.what
+    assert larger.change == "" and "weights, the optimizer's state and caches take" in larger.what
 
 
 def test_results_that_are_no_state_are_no_state_that_is_not_donated() -> None:
     """Logits of an inference step, beside caches of another size than planned."""
     given = {"arguments": 560, "outputs": 100, "temporaries": 400, "total": 1060}
     (found,) = compare_memory(STEP, given, 10, 100, None, on_cpu=True)
-    assert "weights, moments and caches take" in found.what
+    assert "weights, the optimizer's state and caches take" in found.what

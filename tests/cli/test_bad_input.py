@@ -4,13 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.errors import OutputError
+from meshwright.errors import OutputError, PlanError
 from meshwright.files import check_writable
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.config import MoE
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan
 
 SIZES = {
     "num_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 4, "num_kv_heads": 4, "d_head": 16,
@@ -169,3 +175,16 @@ def test_text_that_is_no_unicode_is_no_traceback(tmp_path: Path):
     command = [sys.executable, "-m", "meshwright.cli.main", "model", b"\xff\xfe.toml"]
     done = subprocess.run(command, capture_output=True, env={**os.environ, "LC_ALL": "C.UTF-8"}, check=False)
     assert done.returncode == 2 and b"Traceback" not in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_a_plan_for_another_model_names_every_size_that_differs():
+    from meshwright.cli.serving import _check_model
+
+    mine = load_model("tiny")
+    plan = Plan(mine, "cpu:1", Workload(2, 64, "generate"), Layout.of())
+    moe = MoE(4, 2, 128)
+    with pytest.raises(PlanError) as raised:
+        _check_model(plan, replace(mine, name="other", num_layers=9, moe=moe))
+    said = str(raised.value)
+    assert said.startswith("the plan is for tiny, and the checkpoint holds other: L = ")
+    assert said.endswith("E = none and 4, M = none and 128, U = none and 0")

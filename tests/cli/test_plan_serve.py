@@ -141,6 +141,19 @@ def test_prompts_are_split_by_position_where_a_target_needs_it(capsys, tmp_path)
     assert "mw serve does not run it yet: weights that lie as context=" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("layout", ["fsdp=4", "pipe=2,tensor=2", "context=4", "context=2,tensor=2"])
+def test_a_layout_that_is_never_searched_is_priced_alone(capsys, layout: str):
+    found = document(capsys, *MODEL, "--hardware", "h100:1x4", *ASKED[6:], "--layout", layout)
+    assert all(word in found["best"]["layout"] for word in layout.split(","))
+    assert (found["best"]["why_not_run"] is None) == ("pipe" not in layout)
+
+
+def test_drafts_lower_the_batch_from_which_matmuls_are_compute_bound(capsys):
+    whole = document(capsys, *ASKED)
+    drafted = document(capsys, *ASKED, "--drafts", "3", "--acceptance", "0.5")
+    assert drafted["critical_batch"] == pytest.approx(whole["critical_batch"] / 4)
+
+
 def test_lengths_of_a_distribution_or_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture):
     asked = [*MODEL, "--hardware", "h100:1x1", "--json"]
 

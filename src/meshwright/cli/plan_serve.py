@@ -27,6 +27,7 @@ from meshwright.cli.common import (
 from meshwright.errors import PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.paged import chunk_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.units import format_bytes, format_number_of, format_seconds
@@ -221,6 +222,8 @@ def serve(
         chunk=chunk,
     )
     warn_of_long_context(config, work.requests.context)
+    if alone:
+        chunk_of(alone, work.requests.context, chunk)
     _frontier(config, machines, work, precisions, alone, runnable, explain, output, as_json)
 
 

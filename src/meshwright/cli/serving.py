@@ -194,9 +194,12 @@ def _check_hands_over(config: ModelConfig, asked: Serving, layout: Layout) -> No
 def _check_model(plan: Plan, config: ModelConfig) -> None:
     """Raises PlanError where the plan is for a model of other sizes than the checkpoint's."""
     planned, found = dimensions(plan.model), dimensions(config)
-    for letter in planned.keys() | found.keys():
-        if planned.get(letter) != found.get(letter):
-            raise PlanError(
-                f"the plan is for {plan.model!r}, the checkpoint holds {config!r}: {letter} = "
-                f"{planned.get(letter, 0)} and {found.get(letter, 0)}"
-            )
+    others = [
+        f"{letter} = {planned.get(letter, 'none')} and {found.get(letter, 'none')}"
+        for letter in dict.fromkeys((*planned, *found))
+        if planned.get(letter) != found.get(letter)
+    ]
+    if others:
+        raise PlanError(
+            f"the plan is for {plan.model.name}, and the checkpoint holds {config.name}: {', '.join(others)}"
+        )

@@ -413,7 +413,7 @@ def _state(held: int, state: int, fresh: int) -> Remark:
         )
     return _finding(
         "state",
-        f"weights, moments and caches take {format_bytes(held)}, planned {format_bytes(state)}",
+        f"weights, the optimizer's state and caches take {format_bytes(held)}, planned {format_bytes(state)}",
         "",
         held - state,
     )

@@ -58,7 +58,8 @@ def _critical(point: Point) -> float:
     dense = compute_bound_batch(
         point.hardware.chip, layout.weights_dtype, layout.matmul_dtype or layout.compute_dtype
     )
-    return dense * (moe.num_experts / moe.experts_per_token if moe else 1)
+    tokens = dense * (moe.num_experts / moe.experts_per_token if moe else 1)
+    return tokens / (1 + point.requests.drafts)
 
 
 def _crossover(point: Point) -> int:
@@ -95,6 +96,8 @@ def _generate(point: Point, critical: float) -> list[str]:
     beta = dtype_bytes(layout.weights_dtype) / 2
     experts = point.config.moe
     times = f" x E/k = {experts.num_experts}/{experts.experts_per_token}" if experts else ""
+    drafts = point.requests.drafts
+    times += f" / {1 + drafts} tokens of a sequence, {drafts} of them drafts" if drafts else ""
     sides = "below" if point.batch < critical else "at or above"
     bound = (
         f"Matmuls are memory-bound below B_crit = beta C / W = {beta:g} x {chip.flops(computes):.3g} / "

@@ -122,7 +122,8 @@ class Point:
         machine, requests = self.hardware, self.requests
         chunk = None if requests.chunk else DEFAULT_CHUNK
         plain = prefilling(self.layout)
-        tried = [(plain, chunk)] if requests.new_prompt_tokens > DEFAULT_CHUNK else []
+        has_chunks = not plain.prompt_axes and requests.new_prompt_tokens > DEFAULT_CHUNK
+        tried = [(plain, chunk)] if has_chunks else []
         tried += [
             (layout, requests.chunk)
             for layout in by_position(self.config, self.layout, requests)

@@ -28,6 +28,8 @@ _PROMPTS = np.array([1.0, 2.0, 4.0])
 _EACH_PRICED = 3
 # Fewer positions per device are no rows for a product.
 _LEAST_POSITIONS = 128
+# Axes beside which prompts are not split by position in other ways.
+_ALONE = ("tensor2", "expert", "fsdp", "pipe", "context")
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,11 @@ def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iter
 
     Data ranks take parts of one prompt instead of prompts of their own, with the weights that they have.
     Heads may be split over fewer devices too: then the ranks share the weights, and gather them by layers.
-    None for chunks and prompts that begin in a prefix cache, two tensor axes, experts over data ranks, and
-    what else is not written in the short form.
+    None for chunks and prompts that begin in a prefix cache, two tensor axes, experts over data ranks,
+    stages, weights that are gathered, layouts that split prompts so already, and what else is not written in
+    the short form.
     """
-    if not layout.form or layout.degree("tensor2") > 1 or layout.degree("expert") > 1:
+    if not layout.form or any(layout.degree(axis) > 1 for axis in _ALONE):
         return
     if requests.chunk is not None or requests.new_prompt_tokens < requests.prompt_tokens:
         return
