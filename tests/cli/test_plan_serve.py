@@ -154,6 +154,16 @@ def test_drafts_lower_the_batch_from_which_matmuls_are_compute_bound(capsys):
     assert drafted["critical_batch"] == pytest.approx(whole["critical_batch"] / 4)
 
 
+def test_groups_of_chips_have_a_batch_each(capsys):
+    """B_crit of all: as many sequences for each of the data ranks, which multiply their own."""
+    asked = [*MODEL, "--hardware", "h100:1x4", *ASKED[6:], "--explain"]
+    one = document(capsys, *asked, "--layout", "tensor=4")
+    four = document(capsys, *asked, "--layout", "data=4")
+    assert four["critical_batch"] == pytest.approx(4 * one["critical_batch"])
+    assert main([*asked, "--layout", "data=4"]) == 0
+    assert "x 4 groups of chips" in " ".join(capsys.readouterr().out.split())
+
+
 def test_lengths_of_a_distribution_or_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture):
     asked = [*MODEL, "--hardware", "h100:1x1", "--json"]
 

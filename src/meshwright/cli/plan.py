@@ -21,6 +21,7 @@ from meshwright.cli.common import (
     load_model_with,
     note,
     number_option,
+    priced_machines,
     progress,
     refuse_beside,
     waiting,
@@ -33,6 +34,7 @@ from meshwright.cli.plan_serve import serve
 from meshwright.errors import PlanError
 from meshwright.hardware.software import DEFAULT as XLA
 from meshwright.hardware.software import software_names
+from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.plan.compare import compared
 from meshwright.plan.explain.explanation import Explanation
@@ -139,6 +141,13 @@ def train(
         Path | None, typer.Option("-o", "--output", help="Write the best plan here, and its .json beside it.")
     ] = None,
     changes: SetOption = None,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            help="With several --hardware: price of a chip-hour, v5p=4.2,h100=2.5. [default: the catalog's]"
+        ),
+    ] = None,
+    currency: Annotated[str | None, typer.Option(help="Currency of --price. [default: USD]")] = None,
     as_json: Json = False,
 ) -> None:
     """Rank layouts for training a model by predicted step time.
@@ -164,8 +173,10 @@ def train(
             "--audit": audit,
         }
         _check_several({option for option, value in alone.items() if value})
-        _compare(config, hardwares, work, searched, software, as_json)
+        machines = [load_hardware(spec).running(software) for spec in hardwares]
+        _compare(config, priced_machines(machines, price, currency), work, searched, as_json)
         return
+    refuse_beside({"--price": price, "--currency": currency}, "prices compare machines, and there is one")
     [hardware] = hardwares
     if smallest:
         _check_smallest(layout, anchor, software)
@@ -236,15 +247,14 @@ def _check_several(given: set[str]) -> None:
 
 def _compare(
     config: ModelConfig,
-    hardwares: list[str],
+    machines: list[Hardware],
     work: Train,
     searched: _Searched,
-    software: str,
     as_json: bool,
 ) -> None:
     """Prints the best layout of every machine, side by side. Exits 1 if one does not fit."""
     found = []
-    for machine in [load_hardware(spec).running(software) for spec in hardwares]:
+    for machine in machines:
         with waiting(f"searching layouts of {machine.spec}"):
             plans = mw.plan(config, machine, work, **searched.words)
         for notice in plans.search.notices:

@@ -11,6 +11,7 @@ from meshwright.layout.paged import why_no_paged_kernel
 from meshwright.models.count import count_params, kv_cache_bytes
 from meshwright.plan.explain.explanation import Section
 from meshwright.plan.serve.point import Point
+from meshwright.plan.serve.prefill import runs_with
 from meshwright.units import dtype_bytes, format_bytes, format_seconds
 
 
@@ -59,7 +60,14 @@ def _critical(point: Point) -> float:
         point.hardware.chip, layout.weights_dtype, layout.matmul_dtype or layout.compute_dtype
     )
     tokens = dense * (moe.num_experts / moe.experts_per_token if moe else 1)
-    return tokens / (1 + point.requests.drafts)
+    return tokens * _num_apart(point) / (1 + point.requests.drafts)
+
+
+def _num_apart(point: Point) -> int:
+    """Groups of chips whose matmuls, of experts where there are any, each have tokens of their own."""
+    at = point.layout.at("generate")
+    shared = at.expert_axes if point.config.moe else ()
+    return at.mesh.size(tuple(axis for axis in at.batch_axes if axis not in shared))
 
 
 def _crossover(point: Point) -> int:
@@ -96,7 +104,8 @@ def _generate(point: Point, critical: float) -> list[str]:
     beta = dtype_bytes(layout.weights_dtype) / 2
     experts = point.config.moe
     times = f" x E/k = {experts.num_experts}/{experts.experts_per_token}" if experts else ""
-    drafts = point.requests.drafts
+    drafts, apart = point.requests.drafts, _num_apart(point)
+    times += f" x {apart} groups of chips" if apart > 1 else ""
     times += f" / {1 + drafts} tokens of a sequence, {drafts} of them drafts" if drafts else ""
     sides = "below" if point.batch < critical else "at or above"
     bound = (
@@ -200,9 +209,10 @@ def _prefill(point: Point) -> list[str]:
         said.append(f"{how}, it takes {format_seconds(other.ttft_seconds)}, {slower:.2f} times as long.")
     if other := next((way for way in ways if way.layout.context > max(1, split)), None):
         slower = other.ttft_seconds / point.ttft_seconds
+        unlike = "" if runs_with(point.config, point.layout, other.layout) else "; mw serve does not run that"
         said.append(
             f"Split by position over context = {other.layout.context} ({other.layout}), it would take "
-            f"{format_seconds(other.ttft_seconds)}, {slower:.2f} times as long."
+            f"{format_seconds(other.ttft_seconds)}, {slower:.2f} times as long{unlike}."
         )
     return said
 

@@ -18,6 +18,7 @@ from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import divisors
+from meshwright.layout.runs import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import tensor_words
 from meshwright.plan.serve.requests import Requests
@@ -115,6 +116,12 @@ def serving_both(layout: Layout, prefill: Layout) -> Layout | None:
     both = layout.replace(data=1, context=prefill.context, context_method=prefill.word("context_method"))
     alike = both.mesh == prefill.mesh and both.rules.stored == prefill.rules.stored
     return both if alike else None
+
+
+def runs_with(config: ModelConfig, layout: Layout, prefill: Layout) -> bool:
+    """Whether `mw serve` prefills so where it generates as `layout`."""
+    both = serving_both(layout, prefill)
+    return both is not None and why_not(config, both, "prefill") is None
 
 
 def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iterator[Layout]:

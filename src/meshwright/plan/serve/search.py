@@ -19,12 +19,11 @@ from meshwright.hardware.chip import SharedMemory
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
-from meshwright.layout.runs import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.point import Point
-from meshwright.plan.serve.prefill import PromptPasses, by_position, prefilling, serving_both
+from meshwright.plan.serve.prefill import PromptPasses, by_position, prefilling, runs_with
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.smallest import sizes
 from meshwright.units import dtype_bytes, format_bytes, format_seconds
@@ -186,7 +185,7 @@ class _Sweep:
         steps, prompts = generate.seconds(machine), prefill.seconds(machine)
         if prompts[0] > self._most_ttft:
             for other in by_position(self.config, layout, self.requests):
-                if self._runnable and not _runs(self.config, layout, other):
+                if self._runnable and not runs_with(self.config, layout, other):
                     continue
                 passes = self._prompts(other, machine)
                 held = self._memory(generate, passes)
@@ -260,12 +259,6 @@ class _Sweep:
         have, over = memory.total[fitting - 1 : fitting + 1]
         most = low + (high - low) * (usable - have) / (over - have)
         return shards * int(most // shards)
-
-
-def _runs(config: ModelConfig, layout: Layout, prefill: Layout) -> bool:
-    """Whether `mw serve` prefills so where it generates as `layout`."""
-    both = serving_both(layout, prefill)
-    return both is not None and why_not(config, both, "prefill") is None
 
 
 def _at(batch: float, batches: Any, figures: Any) -> float:
@@ -344,7 +337,7 @@ def _sooner_by_position(point: Point) -> str:
     """What splitting its prompts by position would give, where that is sooner and does not run."""
     for way in point.other_prefills:  # the fastest first
         is_sooner = way.layout.context > 1 and way.ttft_seconds < point.ttft_seconds
-        if is_sooner and not _runs(point.config, point.layout, way.layout):
+        if is_sooner and not runs_with(point.config, point.layout, way.layout):
             return (
                 f"; with prompts split by position over context={way.layout.context} it would be "
                 f"{format_seconds(way.ttft_seconds)}, which mw serve does not run yet: --any ranks such "
