@@ -8,7 +8,7 @@ import pytest
 from tests.audit.test_families import TWO_PERIODS
 from tests.nn.test_layouts import GPT, LATENT, SHARED, SHARED_BY_FOUR, TIED
 
-from meshwright.audit.audit import audit_plan
+from meshwright.audit.audit import _in_whole_pages, audit_plan
 from meshwright.audit.beside_plan import _logits_bytes
 from meshwright.cost.inference import inference_cost
 from meshwright.errors import PlanError
@@ -221,3 +221,16 @@ def test_another_phase_is_refused() -> None:
     with pytest.raises(PlanError) as error:
         CompiledStep(TINY, Layout.of(), Workload(16, 64, "prefill"), optimizer, chip_flops_per_second=1.0)
     assert str(error.value) == "tiny: the plan is of phase 'prefill'; training takes 'train'"
+
+
+@pytest.mark.parametrize("phase", ["generate", "prefill"])
+def test_sequences_that_fill_no_page_are_audited_in_whole_ones(phase: Phase):
+    """Pages and rows of blocks have room for more than 75 positions, which the plan does not count."""
+    config = replace(TINY, max_seq_len=512)
+    layout = Layout.of(tensor=2, weights_dtype="f32", compute_dtype="f32")
+    plan, said = Plan(config, "cpu:2", Workload(2, 75, phase), layout), []
+    audit = audit_plan(plan, "cpu", said.append, use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    assert any("128 positions a sequence, whole pages of 64, for 75" in line for line in said)
+    alone = replace(plan, model=replace(config, max_seq_len=100))  # there is no room for a second page
+    assert _in_whole_pages(alone, said.append) == alone

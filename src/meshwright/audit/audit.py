@@ -1,6 +1,7 @@
 """The audit of a plan: its step compiled, its collectives, FLOPs and memory beside the planned ones."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from meshwright.audit.beside_plan import at_phase_rates, beside_plan
 from meshwright.audit.compare.findings import too_large
@@ -17,6 +18,8 @@ from meshwright.audit.remarks.compiler import compiler_warnings, replicates
 from meshwright.audit.stages import stages_beside_plan
 from meshwright.errors import OutOfMemoryError, PlanError
 from meshwright.hardware.catalog import load
+from meshwright.layout.paged import page_of
+from meshwright.models.count import widest_window
 from meshwright.plan.serve.chosen import prefill_of
 from meshwright.plan_file import Plan
 
@@ -33,15 +36,29 @@ def audit_plan(
 
     numerics: also run the layout with a tiny model beside one device (see `numerics.check_numerics`).
     target: "cpu", "tpu" or "gpu", whose compiler to ask; by default that of the plan's hardware where it is
-    installed, else the CPU's. Raises AuditError where the step does not compile.
+    installed, else the CPU's. Raises AuditError where the step does not compile. Sequences that are served
+    fill whole pages on both sides: progress is told where they are longer so than planned.
     """
-    chosen = choose_target(plan.hardware, plan.layout, target)
+    chosen, plan = choose_target(plan.hardware, plan.layout, target), _in_whole_pages(plan, progress)
     try:
         compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
     except OutOfMemoryError as error:
         return refused(plan, chosen, error)
     checked = _numerics(plan, progress) if numerics else None
     return judged(plan, chosen, compiled, checked)
+
+
+def _in_whole_pages(plan: Plan, progress: Callable[[str], None]) -> Plan:
+    """The plan with sequences as long as the pages that a server gives them, within the model's context."""
+    workload = plan.workload
+    if workload.phase == "train":
+        return plan
+    page = page_of(workload.seq_len, widest_window(plan.model))
+    whole = -(-workload.seq_len // page) * page
+    if whole == workload.seq_len or whole > plan.model.max_seq_len:
+        return plan
+    progress(f"audited with {whole:,} positions a sequence, whole pages of {page}, for {workload.seq_len:,}")
+    return replace(plan, workload=replace(workload, seq_len=whole))
 
 
 def audit_phases(
