@@ -221,4 +221,4 @@ def test_what_is_cut_to_the_context_is_said(plans: dict[str, str], capsys: pytes
     load = ["--requests", "3", "--lengths", "fixed", "--prompt-tokens", "5000", "--output-tokens", "8"]
     code, found, error = run(capsys, "--plan", plans["tensor=2"], *load)
     assert (code, found["requests"], found["cut"]) == (0, 3, 3)
-    assert "warning: 3 requests of the load were shortened or left out" in error
+    assert "warning: 3 requests shortened or left out to fit the context" in error

@@ -188,8 +188,8 @@ def serve(
     }
     if measured["cut"]:
         note(
-            f"mw: warning: {format_number_of(measured['cut'], 'request')} of the load were shortened or left "
-            "out, since with 10% to spare they do not fit the context"
+            f"mw: warning: {format_number_of(measured['cut'], 'request')} shortened or left out to fit the "
+            "context with 10% to spare"
         )
     _tell(measured, output, plot=plot, as_json=as_json)
     if measured["errors"]:
