@@ -16,30 +16,27 @@ GUIDELLM = shutil.which("guidellm")
 
 @pytest.mark.skipif(GUIDELLM is None, reason="no guidellm on the PATH")
 @pytest.mark.parametrize(
-    ("route", "kind", "rate"),
-    [("text_completions", "concurrent", "4"), ("chat_completions", "poisson", "20")],
+    ("route", "profile"),
+    [("/v1/completions", "kind=concurrent,streams=4"), ("/v1/chat/completions", "kind=poisson,rate=20")],
 )
-def test_guidellm_measures_every_request(route, kind, rate, tmp_path, monkeypatch):
+def test_guidellm_measures_every_request(route, profile, tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer().tokenizer, eos_token="<eos>")
     tokenizer.save_pretrained(tmp_path)
-    monkeypatch.setenv("GUIDELLM__PREFERRED_ROUTE", route)
-    data = f"prompt_tokens={PROMPT},output_tokens={ANSWER},samples=16"
-    lengths = ["--data", data, "--processor", tmp_path, "--max-requests", "12"]
-    asked = [
-        "--rate-type",
-        kind,
-        "--rate",
-        rate,
-        *lengths,
-        "--output-path",
-        tmp_path / "found.json",
-        "--disable-progress",
-    ]
+    found_at = tmp_path / "found.json"
     with server_process() as (_, url):
-        subprocess.run(["guidellm", "benchmark", "run", "--target", url, *asked], check=True)
-    [found] = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["benchmarks"]
+        asked = {
+            "--backend": f"kind=openai_http,target={url},request_format={route}",
+            "--profile": profile,
+            "--constraint": "kind=max_requests,count=12",
+            "--tokenizer": f"kind=huggingface_auto,model={tmp_path}",
+            "--data": f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={ANSWER}",
+            "--output": f"kind=json,path={found_at}",
+        }
+        words = [word for pair in asked.items() for word in pair]
+        subprocess.run(["guidellm", "run", *words, "--disable-console"], check=True)
+    [found] = json.loads(found_at.read_text(encoding="utf-8"))["benchmarks"]
     requests = found["requests"]
     assert (len(requests["successful"]), requests["errored"]) == (12, [])
     for request in requests["successful"]:
