@@ -31,12 +31,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from engine import some_tokens, times_of
 
+from meshwright.bench.inference import steps
 from meshwright.cost.inference import pass_cost
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token, kv_read_bytes
@@ -46,10 +47,9 @@ from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
 from meshwright.nn.weights import load_hf
 from meshwright.plan.train import price
-from meshwright.serve.batch import Batch, SequenceWork
 from meshwright.serve.engine import Engine
 from meshwright.serve.runner import JaxRunner
-from meshwright.serve.sequence import GREEDY, Request, Sequence
+from meshwright.serve.sequence import GREEDY, Request
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
@@ -172,39 +172,14 @@ def gradients(_: Hardware, asked: argparse.Namespace) -> Row:
 
 
 def steps_seconds(runner: JaxRunner, num_sequences: int, context: int) -> float:
-    """Seconds of a step that generates behind so many positions; the next is dispatched before it is read."""
-    pages = -(-context // DEFAULT_PAGE)
-    works = tuple(
-        SequenceWork(
-            Sequence(Request((1,) * context, sampling=GREEDY), 1, 0, lambda _: None),
-            slot,
-            context - 1,
-            (slot + 1,),
-            tuple(range(slot * pages, (slot + 1) * pages)),
-        )
-        for slot in range(num_sequences)
-    )
-
-    def run() -> None:
-        under_way = runner.run(Batch(works))
-        for _ in range(STEPS - 1):
-            following = runner.run(Batch(works))
-            under_way.read()
-            under_way = following
-        under_way.read()
-
-    return seconds_of(run, ROUNDS) / STEPS
+    """Seconds of a step that generates behind so many positions."""
+    return seconds_of(steps(runner, num_sequences, 1, context, STEPS), ROUNDS) / STEPS
 
 
 async def stream_seconds(engine: Engine, num_streams: int, prompt: int, num_tokens: int) -> float:
     """The median time between two tokens of so many streams at once."""
-
-    async def times(seed: int) -> list[float]:
-        ids = np.random.default_rng(seed).integers(0, engine.vocab_size, prompt).tolist()
-        with engine.submit(Request(tuple(ids), num_tokens, GREEDY)) as stream:
-            return [time.perf_counter() async for _ in stream]
-
-    found = await asyncio.gather(*(times(seed) for seed in range(num_streams)))
+    prompts = [some_tokens(prompt, seed, engine.vocab_size) for seed in range(num_streams)]
+    found = await asyncio.gather(*(times_of(engine, one, num_tokens) for one in prompts))
     last_first = max(times[0] for times in found)
     return float(np.median(np.concatenate([np.diff([t for t in one if t >= last_first]) for one in found])))
 
@@ -259,7 +234,8 @@ def figures(
             seconds = steps_seconds(runner, batch, context)
             yield f"{batch}_{context}", beside(batch, context, seconds)
     length = runner.limits.chunk
-    seconds, flops = prompt_seconds(runner, length), length * forward_flops_per_token(config, length)
+    seconds = seconds_of(steps(runner, 1, length, length, 1))
+    flops = length * forward_flops_per_token(config, length)
     priced, _ = pass_cost(config, layout.at("prefill"), hardware, 1, length, length)
     yield (
         f"prefill_{length}",
@@ -273,17 +249,6 @@ def figures(
         for batch in BATCHES:
             seconds = asyncio.run(stream_seconds(engine, batch, STREAMED, STREAMED))
             yield f"{batch}_streams", beside(batch, STREAMED + STREAMED // 2, seconds)
-
-
-def prompt_seconds(runner: JaxRunner, length: int) -> float:
-    work = SequenceWork(
-        Sequence(Request((1,) * length, sampling=GREEDY), 1, 0, lambda _: None),
-        0,
-        0,
-        tuple(np.random.default_rng(0).integers(0, runner.vocab_size, length).tolist()),
-        tuple(range(-(-length // DEFAULT_PAGE))),
-    )
-    return seconds_of(lambda: runner.run(Batch((work,))).read())
 
 
 def train(hardware: Hardware, asked: argparse.Namespace) -> Row:

@@ -134,12 +134,8 @@ def record(row: InferenceRow) -> Recorded:
             found = _pass(case, at, batch / pieces_a_batch, queries, keys, weight * times, before)
             pieces += found[0]
             transfers += found[1]
-    measured = row.value
-    if row.metric == "tokens_per_s":
-        rate = row.value * (row.chips if "chip" in row.unit else 1)
-        measured = batch * row.output_len / rate
     kind = case.hardware.chip.kind
-    return Recorded(row, kind, measured, np.array(pieces), np.array(transfers).reshape(-1, 3))
+    return Recorded(row, kind, row.seconds(batch=batch), np.array(pieces), np.array(transfers).reshape(-1, 3))
 
 
 def _pass(
@@ -205,10 +201,19 @@ def predicted(one: Recorded, figures: dict[str, float]) -> float:
     return float(seconds - figures["prefetch"] * np.minimum(np.bincount(groups, reads, passes), gaps).sum())
 
 
+def log_error(one: Recorded, figures: dict[str, float]) -> float:
+    """The logarithm of predicted over measured seconds."""
+    return log(predicted(one, figures) / one.measured)
+
+
+def in_unit(one: Recorded, log_error: float) -> float:
+    """The relative error in the row's own unit."""
+    return exp(-log_error if one.row.metric == "tokens_per_s" else log_error) - 1
+
+
 def error(one: Recorded, figures: dict[str, float]) -> float:
     """Relative, in the row's own unit."""
-    ratio = predicted(one, figures) / one.measured
-    return 1 / ratio - 1 if one.row.metric == "tokens_per_s" else ratio - 1
+    return in_unit(one, log_error(one, figures))
 
 
 class Fit:
@@ -237,8 +242,7 @@ class Fit:
 
     def _residuals(self, x: Any) -> Any:
         figures = {engine: self.figures(engine, x) for engine in {engine_of(one.row) for one in self.rows}}
-        pairs = [(predicted(one, figures[engine_of(one.row)]), one.measured) for one in self.rows]
-        return np.array([log(seconds / measured) for seconds, measured in pairs]) / SCALE
+        return np.array([log_error(one, figures[engine_of(one.row)]) for one in self.rows]) / SCALE
 
     def _minimum(self, rounds: int = 12) -> Any:
         """Least squares, reweighted: soft_l1 on rows alone, the prior stays a square."""
@@ -334,19 +338,15 @@ def leave_out(families: dict[str, list[Recorded]]) -> list[tuple[Recorded, float
 
     Returns the logarithm of predicted over measured seconds of every row.
     """
-    left_out: list[float] = []
     found: list[tuple[Recorded, float]] = []
     for family in families.values():
         for source in dict.fromkeys(r.row.source for r in family):
             without = Fit([one for one in family if one.row.source != source])
             own = [one for one in family if one.row.source == source]
-            figures = [without.figures(engine_of(one.row)) for one in own]
-            errors = [error(one, own_figures) for one, own_figures in zip(own, figures, strict=True)]
-            pairs = zip(own, figures, strict=True)
-            found += [(one, log(predicted(one, own_figures) / one.measured)) for one, own_figures in pairs]
-            left_out += errors
-            print(f"left out {source}: {summary(errors)}", flush=True)
-    print(f"left out, all: {summary(left_out)}", flush=True)
+            outside = [(one, log_error(one, without.figures(engine_of(one.row)))) for one in own]
+            found += outside
+            print(f"left out {source}: {summary([in_unit(*pair) for pair in outside])}", flush=True)
+    print(f"left out, all: {summary([in_unit(*pair) for pair in found])}", flush=True)
     return found
 
 

@@ -30,7 +30,6 @@ from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
 from meshwright.serve.programs import InferencePrograms
 from meshwright.serve.runner import JaxRunner, score_lengths
-from meshwright.serve.sampling import Needs
 from meshwright.serve.sequence import EngineError, Event, Request, SamplingParams
 
 CONTEXT, NUM_SLOTS, PAGE = 40, 2, 8
@@ -220,7 +219,7 @@ def test_weights_of_one_input_may_lie_as_one(reference, monkeypatch, words):
     asked = [greedy(PROMPTS[0]), Request(tuple(PROMPTS[1]), NUM_TOKENS, drawn)]
     wanted = events_of(make_runner(reference[0], 1, with_native=False, **words), *asked)
     monkeypatch.setattr(inference, "_joins_weights", lambda _: True)
-    monkeypatch.setattr(InferencePrograms, "needs", Needs.all())
+    monkeypatch.setattr(InferencePrograms, "has_choice_by_needs", True)
     runner = make_runner(reference[0], 1, with_native=False, **words)
     first: Any = runner._params["layers"][0]
     assert isinstance(first["wq"], inference.Joined) and isinstance(first["w_gate"], inference.Joined)

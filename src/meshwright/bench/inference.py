@@ -46,7 +46,7 @@ _LITTLE = 64  # tokens of a prompt, about as many as fit beside answers
 _FITS = 30
 # Steps in a row that are timed as one. The figures are differences of times a tenth apart, so there are many
 # rounds of few steps: whatever else runs on the machine comes and goes in seconds.
-_REPEATS, ROUNDS = 5, 12
+REPEATS, ROUNDS = 5, 12
 # Tokens of an answer that is streamed.
 _STREAMED = 64
 
@@ -153,19 +153,19 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
     tell(progress, "compiling the steps of a server")
     runner, deep = _runner(config, layout, _PROMPT), _runner(deep_model(), layout, _LITTLE)
     programs = [
-        _steps(_runner(no_model(), layout, 1), _SLOTS, 1, _SHORT),
-        _steps(deep, 1, 1, _SHORT),
-        _steps(runner, 1, _PROMPT, _PROMPT),
-        _steps(runner, 1, 1, _SHORT),
-        _steps(runner, _SLOTS, 1, _SHORT),
-        _steps(runner, _SLOTS, 1, _LONG),
-        _steps(runner, 1, _RAGGED, _RAGGED),
-        _steps(deep, 1, _LITTLE, _LITTLE),
+        steps(_runner(no_model(), layout, 1), _SLOTS, 1, _SHORT),
+        steps(deep, 1, 1, _SHORT),
+        steps(runner, 1, _PROMPT, _PROMPT),
+        steps(runner, 1, 1, _SHORT),
+        steps(runner, _SLOTS, 1, _SHORT),
+        steps(runner, _SLOTS, 1, _LONG),
+        steps(runner, 1, _RAGGED, _RAGGED),
+        steps(deep, 1, _LITTLE, _LITTLE),
     ]
     over_http = _over_http(progress, runner)
 
     def finish(timings: list[Timing]) -> list[MeasuredSteps]:
-        of_steps = (one.per(_REPEATS).seconds for one in timings[: len(programs)])
+        of_steps = (one.per(REPEATS).seconds for one in timings[: len(programs)])
         http = None if over_http is None else over_http.finish(timings[len(programs) :])[0]
         padded = runner.limits.multiplies_padding
         return [MeasuredSteps(config, layout, *of_steps, http=http, multiplies_padding=padded)]
@@ -183,7 +183,7 @@ def _over_http(progress: Listener, runner: JaxRunner) -> Prepared[MeasuredHttp] 
 
     loopback = Loopback(runner)
     programs: list[TimedCall] = [
-        partial(loopback.ask, 1, 1, _REPEATS),
+        partial(loopback.ask, 1, 1, REPEATS),
         partial(loopback.ask, _SLOTS, 1, 1),
         partial(loopback.ask, 1, _STREAMED, 1),
         partial(loopback.ask, _SLOTS, _STREAMED, 1),
@@ -192,7 +192,7 @@ def _over_http(progress: Listener, runner: JaxRunner) -> Prepared[MeasuredHttp] 
     def finish(timings: list[Timing]) -> list[MeasuredHttp]:
         loopback.close()
         alone, *others = timings
-        return [MeasuredHttp(alone.per(_REPEATS).seconds, *(one.seconds for one in others))]
+        return [MeasuredHttp(alone.per(REPEATS).seconds, *(one.seconds for one in others))]
 
     return Prepared(programs, finish)
 
@@ -205,8 +205,10 @@ def _runner(config: ModelConfig, layout: Layout, chunk: int) -> JaxRunner:
     return runner
 
 
-def _steps(runner: JaxRunner, num_sequences: int, queries: int, context: int) -> TimedCall:
-    """Steps of `queries` more tokens of each sequence, up to so many positions.
+def steps(
+    runner: JaxRunner, num_sequences: int, queries: int, context: int, repeats: int = REPEATS
+) -> TimedCall:
+    """So many steps of `queries` more tokens of each sequence, up to so many positions.
 
     As in the engine, the next one is dispatched before the tokens of this one are read.
     """
@@ -225,7 +227,7 @@ def _steps(runner: JaxRunner, num_sequences: int, queries: int, context: int) ->
 
     def run() -> None:
         under_way = runner.run(Batch(works))
-        for _ in range(_REPEATS - 1):
+        for _ in range(repeats - 1):
             following = runner.run(Batch(works))
             under_way.read()
             under_way = following

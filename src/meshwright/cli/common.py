@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -21,7 +21,6 @@ import typer
 
 from meshwright.errors import LayoutError, MeshwrightError, ModelError, PlanError, nearest
 from meshwright.hardware import catalog
-from meshwright.hardware.prices import parse_prices, priced
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.short import read_words
 from meshwright.models.config import ModelConfig
@@ -211,23 +210,6 @@ def warn_of_long_context(config: ModelConfig, context: int) -> None:
             f"mw: warning: {context:,} positions exceed {config.name}'s context of {config.max_seq_len:,}; "
             "the figures ignore that limit"
         )
-
-
-def priced_machines(machines: Sequence[Hardware], prices: str | None, currency: str | None) -> list[Hardware]:
-    """`machines` with the prices that `--price` and `--currency` name.
-
-    Raises PlanError where a price is of none of their chips, or nothing has a price in the currency.
-    """
-    known, chips = parse_prices(prices or ""), [machine.chip.name for machine in machines]
-    if others := [chip for chip in known if chip not in chips]:
-        there = ", ".join(dict.fromkeys(chips))
-        raise PlanError(f"--price {others[0]}: no machine here has this chip; fits: {there}")
-    found = [priced(machine, known, currency) for machine in machines]
-    if currency and all(machine.chip.price_per_chip_hour is None for machine in found):
-        raise PlanError(
-            f"--currency {currency}: no price is known in it; add --price {chips[0]}=X, of an hour of a chip"
-        )
-    return found
 
 
 _FLAGS = {"true": True, "false": False}

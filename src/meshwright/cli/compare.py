@@ -15,11 +15,11 @@ from meshwright.cli.common import (
     length_option,
     load_hardware,
     note,
-    priced_machines,
     show,
     waiting,
 )
 from meshwright.errors import PlanError
+from meshwright.hardware.prices import priced_machines
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.compare import compared
 from meshwright.plan_file import Plan, load_plan

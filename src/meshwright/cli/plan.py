@@ -21,7 +21,6 @@ from meshwright.cli.common import (
     load_model_with,
     note,
     number_option,
-    priced_machines,
     progress,
     refuse_beside,
     waiting,
@@ -32,6 +31,7 @@ from meshwright.cli.extras import require
 from meshwright.cli.plan_output import misses, show_plan, write_plan_files
 from meshwright.cli.plan_serve import serve
 from meshwright.errors import PlanError
+from meshwright.hardware.prices import priced_machines
 from meshwright.hardware.software import DEFAULT as XLA
 from meshwright.hardware.software import software_names
 from meshwright.hardware.topology import Hardware

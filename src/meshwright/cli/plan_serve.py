@@ -17,7 +17,6 @@ from meshwright.cli.common import (
     length_option,
     load_model_with,
     note,
-    priced_machines,
     refuse_beside,
     show,
     waiting,
@@ -25,6 +24,7 @@ from meshwright.cli.common import (
     whole_option,
 )
 from meshwright.errors import PlanError
+from meshwright.hardware.prices import priced_machines
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.paged import chunk_of

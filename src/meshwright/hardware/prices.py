@@ -1,6 +1,6 @@
 """The price of a chip-hour: the catalog's list price, or one's own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.errors import HardwareError
@@ -40,3 +40,20 @@ def priced(machine: Hardware, prices: Mapping[str, float], currency: str | None 
     elif currency not in (None, chip.currency):
         chip = replace(chip, price_per_chip_hour=None, currency=currency or chip.currency)
     return replace(machine, chip=chip)
+
+
+def priced_machines(machines: Sequence[Hardware], prices: str | None, currency: str | None) -> list[Hardware]:
+    """`machines` with the prices that `--price` and `--currency` name.
+
+    Raises HardwareError where a price is of none of their chips, or nothing has a price in the currency.
+    """
+    known, chips = parse_prices(prices or ""), [machine.chip.name for machine in machines]
+    if others := [chip for chip in known if chip not in chips]:
+        there = ", ".join(dict.fromkeys(chips))
+        raise HardwareError(f"--price {others[0]}: no machine here has this chip; fits: {there}")
+    found = [priced(machine, known, currency) for machine in machines]
+    if currency and all(machine.chip.price_per_chip_hour is None for machine in found):
+        raise HardwareError(
+            f"--currency {currency}: no price is known in it; add --price {chips[0]}=X, of an hour of a chip"
+        )
+    return found

@@ -147,9 +147,9 @@ class InferencePrograms:
         return jitted, (*arguments, *columns)
 
     @property
-    def needs(self) -> list[Needs | None]:
-        """What choices of tokens are compiled for: on CPUs one program finds what its rows need."""
-        return [None] if self.mesh.devices.flat[0].platform == "cpu" else [*Needs.all()]
+    def has_choice_by_needs(self) -> bool:
+        """Whether choices of tokens are compiled for what rows need; on CPUs one program finds it itself."""
+        return self.mesh.devices.flat[0].platform != "cpu"
 
     def choice(self, num_logits: int, needs: Needs | None, *, with_edits: bool) -> Any:
         """The choice of tokens, to be compiled: (last, logits, slots, rows, edits) -> (last, sampled).

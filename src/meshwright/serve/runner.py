@@ -198,18 +198,18 @@ class JaxRunner:
         choices = [
             _Choice(count, needs, with_edits)
             for count in sorted({step.num_logits for step in steps})
-            for needs in self._programs.needs
+            for needs in (Needs.all() if self._programs.has_choice_by_needs else [None])
             for with_edits in (False, True)
         ]
-        lowered = [self._programs.step(step) for step in steps]
-        lowered += [
+        # JAX traces here, under the settings of this thread; compilers have several threads only in places.
+        of_steps = [self._programs.step(step) for step in steps]
+        of_choices = [
             self._programs.choice(one.num_logits, one.needs, with_edits=one.with_edits) for one in choices
         ]
-        # Compilers have several threads only in places; tracing holds Python's lock.
         with ThreadPoolExecutor(min(_COMPILED_AT_ONCE, os.cpu_count() or 1)) as pool:
-            compiled = list(pool.map(lambda one: one.compile(), lowered))
-        self._steps = dict(zip(shapes, compiled, strict=False))
-        self._choices = dict(zip(choices, compiled[len(shapes) :], strict=True))
+            compiled, chosen = (pool.map(lambda one: one.compile(), some) for some in (of_steps, of_choices))
+            self._steps = dict(zip(shapes, compiled, strict=True))
+            self._choices = dict(zip(choices, chosen, strict=True))
         moves_pages = self._shares_pages or self._host.num_pages
         for count in compiled_sizes(self.limits.pages_of_a_context) if moves_pages else ():
             self._exports[count] = self._programs.export(count)
@@ -333,7 +333,7 @@ class JaxRunner:
         step = self._step_of(shape)
         inputs = self._inputs(batch, step)
         rows, edits = inputs.sampling(self.vocab_size)
-        needs = None if self._programs.needs == [None] else Needs.of(rows)
+        needs = Needs.of(rows) if self._programs.has_choice_by_needs else None
         choose = self._choices[_Choice(step.num_logits, needs, edits is not None)]
         with self._alone():
             logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)

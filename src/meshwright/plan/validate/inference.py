@@ -23,7 +23,7 @@ from meshwright.layout.fit import num_replicas
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import tensor_words
 from meshwright.plan.serve.phase import max_batch
-from meshwright.plan.validate.published import PER_CHIP, InferenceRow
+from meshwright.plan.validate.published import InferenceRow
 from meshwright.plan.validate.reproduce import arithmetic, machine_of_row
 from meshwright.plan.validate.shape_guess import model_of
 
@@ -55,8 +55,7 @@ class ServedCase:
         seconds = self._prefill(layout, hardware, batch) + row.output_len * step
         if row.metric == "request_latency_s":
             return ceil(row.batch / batch) * seconds
-        rate = batch * row.output_len / seconds
-        return rate / row.chips if row.unit == PER_CHIP else rate
+        return row.in_unit(seconds, batch)
 
     @cache  # noqa: B019
     def room(self, layout: Layout) -> int:

@@ -140,18 +140,22 @@ class InferenceRow:
         """Positions of a whole request."""
         return self.prompt_len + self.output_len
 
-    def seconds(self, figure: float | None = None) -> float:
-        """The time of the row's own figure, or of `figure` in its unit: of a batch, where that is a rate."""
-        value = self.value if figure is None else figure
-        if self.metric != "tokens_per_s":
-            return value
-        return self.batch * self.output_len / (value * (self.chips if self.unit == PER_CHIP else 1))
+    def seconds(self, figure: float | None = None, batch: int | None = None) -> float:
+        """The time of the row's own figure, or of `figure` in its unit.
 
-    def in_unit(self, seconds: float) -> float:
-        """`seconds` as a figure in the row's unit."""
-        if self.metric != "tokens_per_s":
-            return seconds
-        return self.batch * self.output_len / seconds / (self.chips if self.unit == PER_CHIP else 1)
+        Of a rate the time of a batch: the row's, or of so many sequences.
+        """
+        value = self.value if figure is None else figure
+        return value if self.metric != "tokens_per_s" else self._answered(batch) / value
+
+    def in_unit(self, seconds: float, batch: int | None = None) -> float:
+        """`seconds` as a figure in the row's unit, as of `seconds`."""
+        return seconds if self.metric != "tokens_per_s" else self._answered(batch) / seconds
+
+    def _answered(self, batch: int | None) -> float:
+        """New tokens of a batch, of each chip where the unit counts them so."""
+        count = (self.batch if batch is None else batch) * self.output_len
+        return count / self.chips if self.unit == PER_CHIP else count
 
     def chip_seconds_per_token(self, figure: float | None = None) -> float:
         """What a token takes of all chips by the row's figure, or by `figure`: of a prompt's, by TTFT."""
