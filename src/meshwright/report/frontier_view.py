@@ -48,7 +48,7 @@ def frontier_figure(document: JsonDocument) -> Figure:
             "price_per_million_tokens",
             "Price",
             f"{currency} per million tokens",
-            "{:,.2f}".format,
+            "{:,g}".format,  # there is room for five characters
             logarithmic=True,
         ),
     ]
