@@ -11,6 +11,10 @@
                prompt as long as a chunk: its share of the rated FLOP/s
     train      a step of a model of 1B parameters on 4 sequences of 4,096 tokens: MFU, and seconds over those
                of its plan
+    layouts    the same of what a layout can ask of one chip, and of a few layers of other families: seconds
+               and compiled memory over the plan's, loss and norm of gradients of the first update
+    families   loss and all gradients of tiny models of many families in f32 beside the CPU's: the largest
+               difference, relative to the tensor's largest entry
 
 `--hardware h100` names the chip in the catalog, for ratings and prices; it is guessed from the device's name.
 """
@@ -18,10 +22,12 @@
 import argparse
 import asyncio
 import json
+import re
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,8 +39,11 @@ import jax.numpy as jnp
 import numpy as np
 from engine import some_tokens, times_of
 
+from meshwright.audit.compile.compile import memory_by_cause
+from meshwright.audit.numerics import numerics_report, tiny_model
 from meshwright.bench.inference import steps
 from meshwright.cost.inference import pass_cost
+from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -58,6 +67,40 @@ Row = dict[str, Any]
 BATCHES = 1, 4, 16, 64
 SHORT, STREAMED = 128, 64  # positions
 STEPS, ROUNDS = 20, 5
+# (model, of its layers the first so many or 0 for all, layout)
+CASES = [
+    *(
+        ("llama-3.2-1b", 0, words)
+        for words in (
+            "remat=full",
+            "remat=attention",
+            "remat=alternate",
+            "remat=matmuls",
+            "remat=full,microbatches=4",
+            "remat=full,matmul_dtype=fp8",
+            "remat=full,matmul_dtype=int8",
+            "remat=full,matmul_dtype=fp8,matmul_scales=tiles",
+            "offload=true",
+            "remat=full,offload_optimizer=true",
+            "remat=full,master_weights=true",
+            "remat=full,optimizer=lion",
+            "remat=full,optimizer=adafactor",
+            "remat=full,optimizer=muon",
+        )
+    ),
+    ("mixtral-8x7b", 2, "remat=full"),
+    ("mixtral-8x7b", 2, "remat=full,capacity=1.25"),
+    ("deepseek-v2-lite", 4, "remat=full"),
+    ("qwen3-30b-a3b", 4, "remat=full"),
+    ("gpt-oss-20b", 4, "remat=full"),
+    ("gemma-3-1b", 0, "remat=full"),
+    ("gemma-2-2b", 0, "remat=full"),
+    ("qwen3-0.6b", 0, "remat=full"),
+]
+FAMILIES = (
+    "llama-3-8b", "qwen3-8b", "gemma-2-2b", "gemma-3-1b", "mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b",
+    "deepseek-v2-lite", "deepseek-v3",
+)  # fmt: skip
 DTYPES = {
     "bf16": {"weights_dtype": "bf16", "compute_dtype": "bf16"},
     "int8": {"weights_dtype": "int8", "compute_dtype": "bf16", "matmul_dtype": "int8"},
@@ -282,8 +325,83 @@ class Steps:
 
     def __call__(self) -> Any:
         for _ in range(self.COUNT):
-            self._state, metrics = self._step.step(self._state, self._tokens)
+            metrics = self.one()
         return metrics
+
+    def one(self) -> dict[str, Any]:
+        self._state, metrics = self._step.step(self._state, self._tokens)
+        return metrics
+
+
+def layouts(hardware: Hardware, asked: argparse.Namespace) -> Row:
+    found: Row = {}
+    for case in CASES:
+        name = " ".join(map(str, case))
+        if not re.search(asked.cases, name):
+            continue
+        try:
+            found[name] = beside_plan(*compiled_step(*case, asked.train_length, hardware), hardware)
+        except (MeshwrightError, jax.errors.JaxRuntimeError) as error:
+            found[name] = {"error": str(error).splitlines()[0][:200]}
+        print(name, found[name], flush=True)
+    return found
+
+
+def compiled_step(
+    model: str, num_layers: int, words: str, seq_len: int, hardware: Hardware
+) -> tuple[CompiledStep, int]:
+    """The step of a model's first layers (0: all), and the bytes that its program takes."""
+    config = load_model(model)
+    config = replace(config, num_layers=num_layers or config.num_layers)
+    layout, workload = Layout.parse(words), Workload(4, seq_len=seq_len)
+    optimizer = OptimizerConfig(1e-3, total_steps=1000, warmup_steps=10)
+    mesh = device_mesh(layout, jax.devices()[:1])
+    peak = hardware.chip.flops("bf16")
+    step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=peak, mesh=mesh)
+    with jax.set_mesh(mesh):
+        compiled = step.jitted.lower(step.abstract_state(), step.abstract_tokens()).compile()
+    figures = memory_by_cause(compiled, "gpu")
+    return step, figures["total"] if figures else 0
+
+
+def beside_plan(step: CompiledStep, num_bytes: int, hardware: Hardware) -> Row:
+    shape = (step.batch_sequences, step.seq_len + 1)
+    run = Steps(step, np.random.default_rng(0).integers(0, step.config.vocab_size, shape))
+    first = run.one()
+    seconds = seconds_of(run, 3) / Steps.COUNT
+    planned = price(step.config, hardware, step.workload, step.layout)
+    return {
+        **{name: float(first[name]) for name in ("loss", "grad_norm")},
+        "seconds": seconds,
+        "mfu": step.flops_per_step / seconds / step.peak_flops_per_second,
+        "seconds_over_price": seconds / planned.step_seconds,
+        "bytes": num_bytes,
+        "bytes_over_plan": num_bytes / planned.memory.total,
+    }
+
+
+def families(_: Hardware, asked: argparse.Namespace) -> Row:
+    with whole_f32(), ThreadPoolExecutor(8) as threads:
+        return dict(zip(FAMILIES, threads.map(family_difference, FAMILIES), strict=True))
+
+
+def family_difference(model: str) -> Row:
+    """Loss and gradients on this accelerator beside the CPU's, from the same weights."""
+    config, workload = tiny_model(load_model(model)), Workload(2, seq_len=64)
+    config = replace(config, max_seq_len=64)
+    layout = Layout.of(weights_dtype="f32", compute_dtype="f32")
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 65), np.int32)
+    optimizer = OptimizerConfig(1e-3, total_steps=10, warmup_steps=1)
+    meshes = [device_mesh(layout, jax.devices(name)[:1]) for name in (jax.default_backend(), "cpu")]
+    params = jax.device_get(init_params(config, layout, meshes[-1], 0))
+    ours, theirs = (
+        CompiledStep(
+            config, layout, workload, optimizer, chip_flops_per_second=1e12, mesh=mesh
+        ).whole_gradients(params, tokens)
+        for mesh in meshes
+    )
+    report = numerics_report(*ours, *theirs)
+    return {name: report[name] for name in ("loss", "worst")}
 
 
 def profile(file: Path, run: Callable[[], Any]) -> None:
@@ -312,6 +430,8 @@ def main() -> None:
         "gradients": gradients,
         "generate": generate,
         "train": train,
+        "layouts": layouts,
+        "families": families,
     }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -322,6 +442,7 @@ def main() -> None:
     parser.add_argument("--train-model", default="llama-3.2-1b")
     parser.add_argument("--train-length", type=int, default=4096)
     parser.add_argument("--dtypes", default="bf16,int8")
+    parser.add_argument("--cases", default="", help="layouts: those in whose words this pattern is")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--chunk", type=int, default=1024)
     parser.add_argument("--profile", type=Path)

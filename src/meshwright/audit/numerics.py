@@ -1,9 +1,9 @@
 """Whether a layout computes what one device computes: loss and every gradient of a tiny model.
 
-The model has the shape of the planned one (its norms, positions, heads a KV head, windows, biases) and
-small dimensions; the layout keeps its options, and each of its degrees above one becomes two. Numbers are
-float32, in which a layout changes nothing but the order of sums. It runs on virtual CPU devices, in a
-process of its own, since their number is fixed when JAX starts.
+The model has the shape of the planned one (its norms, positions, heads a KV head, windows, biases, experts,
+latents) and small dimensions; the layout keeps its options, and each of its degrees above one becomes two.
+Numbers are float32, in which a layout changes nothing but the order of sums. It runs on virtual CPU devices,
+in a process of its own, since their number is fixed when JAX starts.
 """
 
 import json
@@ -22,15 +22,15 @@ from meshwright.audit.compile.compile import error_line
 from meshwright.errors import AuditError, LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
 from meshwright.plan_file import PLAN_FILE, Plan, load_plan, save_plan
 
 # Relative to a tensor's largest entry. Sums of some hundred terms differ by about ten roundings of 1.2e-7.
 _TOLERANCE = 1e-5
 # What is this small beside the largest gradient of any tensor is rounding: a bias of keys has none.
 _NEGLIGIBLE = 1e-6
-_DEGREES = ("data", "fsdp", "context", "tensor", "pipe", "interleave", "microbatches")
-_SEQ_LEN, _VOCAB, _D_HEAD = 16, 64, 8
+_DEGREES = ("data", "fsdp", "expert", "context", "tensor", "pipe", "interleave", "microbatches")
+_SEQ_LEN, _VOCAB, _D_HEAD, _ROPE_DIM, _LOCAL = 16, 64, 8, 4, 5
 _MOST_SECONDS = 300
 
 
@@ -69,8 +69,11 @@ def check_numerics(plan: Plan) -> dict[str, Any]:
 
 def tiny_plan(plan: Plan) -> Plan:
     """The plan with a model, a batch and degrees that a laptop runs in seconds."""
+    degrees = {name: min(2, plan.layout.word(name)) for name in _DEGREES}
+    if plan.layout.degree("expert_nodes") > 1:  # two nodes of two devices each
+        degrees |= {"fsdp": 4, "expert": 4, "expert_nodes": 2}
     layout = plan.layout.replace(
-        **{name: min(2, plan.layout.word(name)) for name in _DEGREES},
+        **degrees,
         weights_dtype="f32",
         compute_dtype="f32",
         gradients_dtype=None,
@@ -100,21 +103,63 @@ def tiny_model(config: ModelConfig) -> ModelConfig:
     """A model with the features of `config` and small dimensions."""
     num_kv_heads = min(4, config.num_kv_heads)
     num_heads = num_kv_heads * min(2, config.num_heads // config.num_kv_heads)
-    each = config.layers_per_cache
-    least = max(config.global_every + 1 if config.global_every else 2, 2 * each if each > 1 else 0)
-    num_layers = min(config.num_layers, -(-least // each) * each)
+    mla = config.mla and MLA(
+        kv_rank=16,
+        nope_dim=_D_HEAD - _ROPE_DIM,
+        rope_dim=_ROPE_DIM,
+        value_dim=_D_HEAD,
+        q_rank=config.mla.q_rank and 12,
+    )
+    rotary_dim = config.rotary_dim and _D_HEAD // 2
     return replace(
         config,
-        num_layers=num_layers,
+        num_layers=_fewest_layers(config),
         d_model=32,
         d_ff=64,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         d_head=_D_HEAD,
-        rotary_dim=config.rotary_dim and _D_HEAD // 2,
+        rotary_dim=rotary_dim,
         vocab_size=_VOCAB,
         max_seq_len=4 * _SEQ_LEN,
-        sliding_window=config.sliding_window and 5,
+        sliding_window=config.sliding_window and _LOCAL,
+        attention_chunk=config.attention_chunk and _LOCAL,
+        temperature_floor=config.temperature_floor and _LOCAL,
+        moe=config.moe and _tiny_experts(config.moe),
+        mla=mla,
+        rope_scaling=config.rope_scaling
+        and _first_factors(config.rope_scaling, (rotary_dim or (_ROPE_DIM if mla else _D_HEAD)) // 2),
+    )
+
+
+def _fewest_layers(config: ModelConfig) -> int:
+    """So many of the model's layers that every kind is among them, in their order."""
+    of_experts = min(1, config.moe.num_dense_layers) + 2 * config.moe.every if config.moe else 2
+    each = config.layers_per_cache
+    periods = (config.global_every + 1, config.nope_every + 1, 2 * each if each > 1 else 2)
+    return min(config.num_layers, -(-max(of_experts, *periods) // each) * each)
+
+
+def _tiny_experts(moe: MoE) -> MoE:
+    """Eight experts at most, in groups of two at least, and one dense layer before them."""
+    return replace(
+        moe,
+        num_experts=min(8, moe.num_experts),
+        experts_per_token=min(2, moe.experts_per_token),
+        d_ff=16,
+        d_ff_shared=moe.d_ff_shared and 16,
+        num_dense_layers=min(1, moe.num_dense_layers),
+        num_groups=min(4, moe.num_groups),
+        groups_per_token=min(2, moe.groups_per_token),
+    )
+
+
+def _first_factors(scaling: RopeScaling, num_pairs: int) -> RopeScaling:
+    """LongRoPE's factors of so many pairs, of those that turn fastest."""
+    return replace(
+        scaling,
+        short_factor=scaling.short_factor and scaling.short_factor[:num_pairs],
+        long_factor=scaling.long_factor and scaling.long_factor[:num_pairs],
     )
 
 

@@ -106,8 +106,9 @@ def biased_rows(y: Array, b: Array, routes: Routes, parts: Axes = ()) -> Array:
 
     def local(y: Array, b: Array, experts: Array) -> Array:
         adds = (lax.axis_index(parts) == 0).astype(b.dtype) if parts else jnp.asarray(1, b.dtype)
-        rows = jnp.repeat(experts[0], y.shape[1] // experts.shape[1])
-        return y + (adds * b[0])[rows][None]
+        # By block, so that the gradient sums the rows of each first: GPUs add rows to a few biases one by one
+        # (gpt-oss of 4 layers, 65,536 rows, H200: 4.5 of 5.4 s of kernels).
+        return jnp.reshape(_blocks(y, experts) + (adds * b[0])[experts[0]][:, None], y.shape)
 
     return with_gradient(local, (spec, of_b, spec_of(routes.experts)), spec, 2)(y, b, routes.experts)
 
