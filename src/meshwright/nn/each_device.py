@@ -172,6 +172,16 @@ def own_copies(x: Array) -> Array:
     return copies(x)
 
 
+def zeros_beside(x: Array, shape: Sequence[int], dtype: Any) -> Array:
+    """Zeros that are an array of their own, of a device that has x.
+
+    XLA makes equal ones a single array, which stays as long as one is used, and of which each loop that
+    writes into it takes a copy. No number is less than -inf, which XLA does not know.
+    """
+    never = x[(0,) * x.ndim].astype(jnp.float32) < -jnp.inf
+    return jnp.broadcast_to(never.astype(dtype), shape)
+
+
 def of_cotangent(spec: PartitionSpec) -> PartitionSpec:
     """The sharding of a cotangent: partial where the array is typed `reduced`, and the other way round."""
     return PartitionSpec(*spec.partitions, unreduced=spec.reduced, reduced=spec.unreduced)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from meshwright.layout.grouped import Blocks
 from meshwright.models.transformer import by_even_load
-from meshwright.nn.each_device import axes_of, each_device, own_copies, spec_of, with_gradient
+from meshwright.nn.each_device import axes_of, each_device, own_copies, spec_of, with_gradient, zeros_beside
 from meshwright.nn.routes import Routes
 from meshwright.notation.array import Axes
 from meshwright.notation.einsum import Contraction
@@ -91,7 +91,7 @@ def read_product(
         def one(i: Array) -> Array:
             return multiply(blocks[i], jax.tree.map(lambda leaf: leaf[owners[i]], weight))
 
-        y = _looped(one, count[0], len(owners), by_even_load(routes.blocks.even))
+        y = _looped(one, x, count[0], len(owners), by_even_load(routes.blocks.even))
         y = jnp.reshape(y, (1, -1, y.shape[-1]))
         return lax.psum(y, over_d) if over_d else y
 
@@ -123,7 +123,7 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
 
     def local(count: Array, *rows: Array) -> Array:
         blocks = in_blocks(rows)
-        y = _looped(lambda i: compute(*(one[i] for one in blocks)), count[0], num_blocks, scope)
+        y = _looped(lambda i: compute(*(one[i] for one in blocks)), rows[0], count[0], num_blocks, scope)
         return jnp.reshape(y, rows[0].shape)
 
     def local_backward(count: Array, d_y: Array, *rows: Array) -> tuple[Array, ...]:
@@ -132,7 +132,7 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
         def one(i: Array) -> tuple[Array, ...]:
             return jax.vjp(compute, *(block[i] for block in blocks))[1](d_blocks[i])
 
-        found = _looped(one, count[0], num_blocks, scope)
+        found = _looped(one, d_y, count[0], num_blocks, scope)
         return tuple(jnp.reshape(d, rows[0].shape) for d in found)
 
     @jax.custom_vjp
@@ -148,10 +148,13 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
     return run(routes.num_blocks, *rows)
 
 
-def _looped(one: Callable[[Array], Any], count: Array, most: int, scope: str) -> Any:
-    """What `one` makes of each of the first `count` blocks, of `most`, one after another; zero of others."""
+def _looped(one: Callable[[Array], Any], read: Array, count: Array, most: int, scope: str) -> Any:
+    """What `one` makes of each of the first `count` blocks, of `most`, one after another; zero of others.
+
+    read: what it reads that other loops do not.
+    """
     types = jax.eval_shape(one, jnp.int32(0))
-    nothing = jax.tree.map(lambda made: jnp.zeros((most, *made.shape), made.dtype), types)
+    nothing = jax.tree.map(lambda made: zeros_beside(read, (most, *made.shape), made.dtype), types)
 
     def step(i: Array, found: Any) -> Any:
         return jax.tree.map(lambda x, made: lax.dynamic_update_index_in_dim(x, made, i, 0), found, one(i))
@@ -167,7 +170,7 @@ def _forward(x: Array, w: Array, experts: Array, count: Array, *, scope: str, mu
     def one(i: Array) -> Array:
         return multiply(FORWARD, blocks[i], w[owners[i]].astype(x.dtype), True).astype(x.dtype)
 
-    return jnp.reshape(_looped(one, count[0], len(owners), scope), (1, -1, w.shape[-1]))
+    return jnp.reshape(_looped(one, w, count[0], len(owners), scope), (1, -1, w.shape[-1]))
 
 
 def _of_rows(w: Array, experts: Array, count: Array, d_y: Array, *, scope: str, multiply: Multiply) -> Array:
@@ -177,7 +180,7 @@ def _of_rows(w: Array, experts: Array, count: Array, d_y: Array, *, scope: str, 
     def one(i: Array) -> Array:
         return multiply(OF_ROWS, d_blocks[i], w[owners[i]].astype(d_y.dtype), True).astype(d_y.dtype)
 
-    return jnp.reshape(_looped(one, count[0], len(owners), scope), (1, -1, w.shape[1]))
+    return jnp.reshape(_looped(one, w, count[0], len(owners), scope), (1, -1, w.shape[1]))
 
 
 def _of_weights(
@@ -207,7 +210,7 @@ def _of_weights(
         return d_w.at[owner].add(multiply(OF_WEIGHTS, flat, d_flat, False))
 
     with jax.named_scope(by_even_load(blocks.sums)):
-        return lax.fori_loop(0, last[-1], one, jnp.zeros(w.shape)).astype(w.dtype)
+        return lax.fori_loop(0, last[-1], one, zeros_beside(w, w.shape, jnp.float32)).astype(w.dtype)
 
 
 def _blocks(rows: Array, experts: Array) -> Array:

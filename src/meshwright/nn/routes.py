@@ -27,7 +27,7 @@ from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, Crossing, RowRouting, blocks_of
 from meshwright.models.config import MoE
 from meshwright.models.transformer import more_rounds, rows_by_even_load
-from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient
+from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient, zeros_beside
 from meshwright.nn.mesh import platform
 from meshwright.notation.array import Axes
 
@@ -533,7 +533,7 @@ def _first_rows(counts: Array, block: int = 1) -> Array:
 
 def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> Array:
     """[num_rows, D] of what arrives of rows[C, D]."""
-    arrives = jnp.zeros((num_rows, rows.shape[-1]), rows.dtype)
+    arrives = zeros_beside(rows, (num_rows, rows.shape[-1]), rows.dtype)
     sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
     arrives = lax.ragged_all_to_all(rows, arrives, *sent, axis_name=axes)
     # XLA's instruction has no name of its own: it takes that of the rounding that changes nothing.
