@@ -5,7 +5,8 @@
     python benchmarks/audit_matrix.py --again 8b   # compile anew the cases that have this in their text
     python benchmarks/audit_matrix.py --table      # only write the table
 
-One compile after another, on any machine; each takes some seconds to two minutes on two cores.
+One compile after another, on any machine; each takes some seconds to two minutes on two cores. Where the
+compilers are in environments of their own, one run in each, with `--only v5` or `--only h100` and the like.
 """
 
 import argparse
@@ -226,13 +227,22 @@ def _read() -> dict:
 
 def _write(cases: list[dict]) -> None:
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    before = _read().get("environment", {}).get("compiler_peak_bytes") or 0
+    known = _read().get("environment", {})
+    before = known.get("compiler_peak_bytes") or 0
     environment = {
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        **{name: _version(name) or known.get(name) for name in PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "compiler_peak_bytes": max(children, before) or None,  # of all cases, also of those of earlier runs
     }
     write_whole(RESULTS, json.dumps({"environment": environment, "cases": cases}, indent=1) + "\n")
+
+
+def _version(name: str) -> str | None:
+    """Of a package; None of the compiler that another environment has."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def table(cases: list[dict]) -> str:
