@@ -91,7 +91,7 @@ def read_product(
         def one(i: Array) -> Array:
             return multiply(blocks[i], jax.tree.map(lambda leaf: leaf[owners[i]], weight))
 
-        y = _looped(one, x, count[0], len(owners), by_even_load(routes.blocks.even))
+        y = _looped(one, jax.tree.leaves(weight)[0], count[0], len(owners), by_even_load(routes.blocks.even))
         y = jnp.reshape(y, (1, -1, y.shape[-1]))
         return lax.psum(y, over_d) if over_d else y
 
