@@ -23,6 +23,7 @@ from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.lowering import Lowering, lacks_kernel
+from meshwright.cost.memory import alive_in_inference
 from meshwright.cost.ops import SymbolicOps, symbolic_weights
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.recorder import Shape
@@ -70,7 +71,7 @@ from meshwright.units import dtype_bytes, whole
 
 @dataclass(frozen=True)
 class InferenceMemory:
-    """Bytes on one chip. buffers: the inputs and outputs of the largest operation."""
+    """Bytes on one chip. buffers: what a layer, or an end of the model, has at once."""
 
     weights: Any
     cache: Any
@@ -470,15 +471,10 @@ def pass_cost(
 
 def inference_memory(graph: Graph, layout: Layout) -> InferenceMemory:
     """The peak of one recorded pass on one chip."""
-    made = {id(value) for _, node in graph.nodes() for value in node.outputs}  # neither stored nor cached
-    held = largest(
-        sum(value.bytes_per_device for value in (*node.inputs, *node.outputs) if id(value) in made)
-        for _, node in graph.nodes()
-    )
     return InferenceMemory(
         weights=StageState(graph, layout).stored.weight_bytes,
         cache=whole(_held_by_a_stage(graph, layout)),
-        buffers=held,
+        buffers=largest(map(alive_in_inference, graph.segments)),
     )
 
 

@@ -263,6 +263,27 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
     return most
 
 
+@kept_with
+def alive_in_inference(segment: Segment) -> Any:
+    """The most bytes that one run has at once where nothing is saved, of what it is given and makes.
+
+    Each value is alive until it is read for the last time. Weights count where they are gathered.
+    """
+    last = {id(value): place for place, node in enumerate(segment.nodes) for value in node.inputs}
+    values = _Alive()
+    if segment.source:
+        values.add(segment.source, segment.source.memory_bytes)
+    most = values.total
+    for place, node in enumerate(segment.nodes):
+        if _is_in_place(node):
+            _end_of_use(values, segment, last, place)
+        for value in _made_anew(node):
+            values.add(value, value.memory_bytes * value.is_copy)
+        most = larger(most, values.total)
+        _end_of_use(values, segment, last, place)
+    return most
+
+
 def _is_in_place(node: Node) -> bool:
     """Whether results take the place of inputs; those of rows of experts do not, made by loops or kernels."""
     return node.kind == "elementwise" and "C" not in node.outputs[0].array.dims

@@ -25,7 +25,7 @@ from meshwright.layout import Layout
 from meshwright.layout.grouped import Crossing, crossing_of
 from meshwright.models.config import MoE
 from meshwright.models.transformer import rows_by_even_load
-from meshwright.nn.each_device import each_device, spec_of, with_gradient
+from meshwright.nn.each_device import each_device, spec_of, with_gradient, zeros_beside
 from meshwright.nn.routes import Pieces, ragged_exchange, sends_what_there_is
 
 
@@ -127,7 +127,7 @@ def sums_of_nodes(rows: Array, route: Route) -> Array:
     """[1, n, D]: what all nodes made of each token."""
 
     def local(rows: Array, tokens: Array) -> Array:
-        total = jnp.zeros((route.room.own, rows.shape[-1]), rows.dtype)
+        total = zeros_beside((rows,), (route.room.own, rows.shape[-1]), rows.dtype)
         return total.at[tokens[0]].add(rows[0], mode="drop")[None]
 
     return with_gradient(local, (spec_of(rows), spec_of(route.tokens)), spec_of(rows), 1)(rows, route.tokens)

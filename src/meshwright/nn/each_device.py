@@ -172,14 +172,16 @@ def own_copies(x: Array) -> Array:
     return copies(x)
 
 
-def zeros_beside(x: Array, shape: Sequence[int], dtype: Any) -> Array:
-    """Zeros that are an array of their own, of a device that has x.
+def zeros_beside(read: Sequence[Array], shape: Sequence[int], dtype: Any, number: int = 0) -> Array:
+    """Zeros that are an array of their own, made no sooner than all that a device reads beside them.
 
     XLA makes equal ones a single array, which stays as long as one is used, and of which each loop that
-    writes into it takes a copy. No number is less than -inf, which XLA does not know.
+    writes into it takes a copy. No number is less than -inf, which XLA does not know. number: tells such
+    arrays apart that lie beside the same.
     """
-    never = x[(0,) * x.ndim].astype(jnp.float32) < -jnp.inf
-    return jnp.broadcast_to(never.astype(dtype), shape)
+    first = [lax.index_in_dim(jnp.ravel(x), number % x.size, keepdims=False) for x in read]
+    least = jnp.min(jnp.stack([x.astype(jnp.float32) for x in first]))
+    return jnp.broadcast_to((least < -jnp.inf).astype(dtype), shape)
 
 
 def of_cotangent(spec: PartitionSpec) -> PartitionSpec:

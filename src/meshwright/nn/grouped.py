@@ -8,7 +8,7 @@ for the weights' gradients (jax 0.10.2). What follows a product element by eleme
 so that room for rows that there are not costs memory alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -91,7 +91,8 @@ def read_product(
         def one(i: Array) -> Array:
             return multiply(blocks[i], jax.tree.map(lambda leaf: leaf[owners[i]], weight))
 
-        y = _looped(one, jax.tree.leaves(weight)[0], count[0], len(owners), by_even_load(routes.blocks.even))
+        read = x, jax.tree.leaves(weight)[0]
+        y = _looped(one, read, count[0], len(owners), by_even_load(routes.blocks.even))
         y = jnp.reshape(y, (1, -1, y.shape[-1]))
         return lax.psum(y, over_d) if over_d else y
 
@@ -123,7 +124,7 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
 
     def local(count: Array, *rows: Array) -> Array:
         blocks = in_blocks(rows)
-        y = _looped(lambda i: compute(*(one[i] for one in blocks)), rows[0], count[0], num_blocks, scope)
+        y = _looped(lambda i: compute(*(one[i] for one in blocks)), rows, count[0], num_blocks, scope)
         return jnp.reshape(y, rows[0].shape)
 
     def local_backward(count: Array, d_y: Array, *rows: Array) -> tuple[Array, ...]:
@@ -132,7 +133,7 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
         def one(i: Array) -> tuple[Array, ...]:
             return jax.vjp(compute, *(block[i] for block in blocks))[1](d_blocks[i])
 
-        found = _looped(one, d_y, count[0], num_blocks, scope)
+        found = _looped(one, (d_y,), count[0], num_blocks, scope)
         return tuple(jnp.reshape(d, rows[0].shape) for d in found)
 
     @jax.custom_vjp
@@ -148,13 +149,17 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
     return run(routes.num_blocks, *rows)
 
 
-def _looped(one: Callable[[Array], Any], read: Array, count: Array, most: int, scope: str) -> Any:
+def _looped(one: Callable[[Array], Any], read: Sequence[Array], count: Array, most: int, scope: str) -> Any:
     """What `one` makes of each of the first `count` blocks, of `most`, one after another; zero of others.
 
-    read: what it reads that other loops do not.
+    read: what it reads, among which is what no other loop does.
     """
     types = jax.eval_shape(one, jnp.int32(0))
-    nothing = jax.tree.map(lambda made: zeros_beside(read, (most, *made.shape), made.dtype), types)
+    leaves, structure = jax.tree.flatten(types)
+    nothing = jax.tree.unflatten(
+        structure,
+        [zeros_beside(read, (most, *made.shape), made.dtype, at) for at, made in enumerate(leaves)],
+    )
 
     def step(i: Array, found: Any) -> Any:
         return jax.tree.map(lambda x, made: lax.dynamic_update_index_in_dim(x, made, i, 0), found, one(i))
@@ -170,7 +175,7 @@ def _forward(x: Array, w: Array, experts: Array, count: Array, *, scope: str, mu
     def one(i: Array) -> Array:
         return multiply(FORWARD, blocks[i], w[owners[i]].astype(x.dtype), True).astype(x.dtype)
 
-    return jnp.reshape(_looped(one, w, count[0], len(owners), scope), (1, -1, w.shape[-1]))
+    return jnp.reshape(_looped(one, (x, w), count[0], len(owners), scope), (1, -1, w.shape[-1]))
 
 
 def _of_rows(w: Array, experts: Array, count: Array, d_y: Array, *, scope: str, multiply: Multiply) -> Array:
@@ -180,7 +185,7 @@ def _of_rows(w: Array, experts: Array, count: Array, d_y: Array, *, scope: str, 
     def one(i: Array) -> Array:
         return multiply(OF_ROWS, d_blocks[i], w[owners[i]].astype(d_y.dtype), True).astype(d_y.dtype)
 
-    return jnp.reshape(_looped(one, w, count[0], len(owners), scope), (1, -1, w.shape[1]))
+    return jnp.reshape(_looped(one, (d_y, w), count[0], len(owners), scope), (1, -1, w.shape[1]))
 
 
 def _of_weights(
@@ -210,7 +215,7 @@ def _of_weights(
         return d_w.at[owner].add(multiply(OF_WEIGHTS, flat, d_flat, False))
 
     with jax.named_scope(by_even_load(blocks.sums)):
-        return lax.fori_loop(0, last[-1], one, zeros_beside(w, w.shape, jnp.float32)).astype(w.dtype)
+        return lax.fori_loop(0, last[-1], one, zeros_beside((d_y, w), w.shape, jnp.float32)).astype(w.dtype)
 
 
 def _blocks(rows: Array, experts: Array) -> Array:

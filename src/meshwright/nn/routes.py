@@ -362,7 +362,7 @@ def sums_of_rows(rows: Array, routes: Routes, moe: MoE) -> Array:
 
     def local(rows: Array, gates: Array, tokens: Array, owners: Array) -> Array:
         made = rows[0] if moe.scales_input else _by_gate(rows[0], gates, tokens, owners)
-        total = jnp.zeros((gates.shape[1], rows.shape[-1]), rows.dtype)
+        total = zeros_beside((rows,), (gates.shape[1], rows.shape[-1]), rows.dtype)
         return total.at[tokens[0]].add(made, mode="drop")[None]
 
     arrays = rows, routes.gates, routes.tokens, routes.owners
@@ -533,7 +533,7 @@ def _first_rows(counts: Array, block: int = 1) -> Array:
 
 def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> Array:
     """[num_rows, D] of what arrives of rows[C, D]."""
-    arrives = zeros_beside(rows, (num_rows, rows.shape[-1]), rows.dtype)
+    arrives = zeros_beside((rows,), (num_rows, rows.shape[-1]), rows.dtype)
     sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
     arrives = lax.ragged_all_to_all(rows, arrives, *sent, axis_name=axes)
     # XLA's instruction has no name of its own: it takes that of the rounding that changes nothing.
