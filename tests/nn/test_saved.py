@@ -94,7 +94,7 @@ def test_a_product_of_what_is_kept_is_the_same_and_the_gradient_of_its_weight_is
 def _left(x: Array, letters: str, along: str) -> Array:
     """What is left of x in fp8 with a scale for each line along some of its letters."""
     axes = tuple(letters.index(letter) for letter in along)
-    scale = jnp.max(jnp.abs(x), axis=axes, keepdims=True) / 448
+    scale = jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), 1e-30) / 448
     return (x / scale).astype(jnp.float8_e4m3fn).astype(jnp.float32) * scale
 
 
@@ -180,7 +180,9 @@ def _distances(found: Arrays, expected: Arrays) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [TINY, LATENT], ids=lambda config: config.name)
 def test_a_step_is_that_of_a_model_which_rounds_at_the_same_places(config: ModelConfig) -> None:
-    """But for ties: where the last bit of a float32 sum decides, a number differs by 6%, and few do."""
+    """But for ties, where the last bit of a float32 sum decides how a number is rounded, and what follows:
+    with weights that differ by 3e-7 the model written down has gradients that differ by up to 2.7%.
+    """
     loss, gradients = Step(config, Layout.of(remat="matmuls", **NARROW))()
     batch = jnp.asarray(TOKENS[:, :-1]), jnp.asarray(TOKENS[:, 1:])
 
@@ -190,11 +192,12 @@ def test_a_step_is_that_of_a_model_which_rounds_at_the_same_places(config: Model
         return float(found), {path: np.asarray(one) for path, one in flatten(made).items()}
 
     expected_loss, expected = reference(_keep)
-    assert loss == pytest.approx(expected_loss, rel=1e-5)
-    assert max(_distances(gradients, expected).values()) < 5e-3
-    # Of products alone, as without saved_dtype, and in the gradients of most weights.
+    assert loss == pytest.approx(expected_loss, rel=1e-4)
+    far = _distances(gradients, expected)
+    assert len(far) == len(gradients) and max(far.values()) < 0.05, far
+    # Of products alone, as without saved_dtype, it has other gradients of every weight.
     _, of_products = reference(lambda x: x)
-    assert np.median(list(_distances(gradients, of_products).values())) > 2e-2
+    assert all(far[path] < one / 2 for path, one in _distances(gradients, of_products).items())
 
 
 # Bytes
