@@ -72,9 +72,15 @@ def test_every_schedule(schedule: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["lanes", "1f1b", "zb-h1", "dualpipe"])
-def test_stages_keep_activations_in_fp8_as_one_device_does(schedule: str) -> None:
-    """Microbatch by microbatch each number is rounded alike, but for ties (tests/nn/test_saved.py)."""
+@pytest.mark.parametrize(
+    ("schedule", "bound"), [("1f1b", 0.05), ("zb-h1", 0.05), ("dualpipe", 0.05), ("lanes", 0.1)]
+)
+def test_stages_keep_activations_in_fp8_as_one_device_does(schedule: str, bound: float) -> None:
+    """Microbatch by microbatch each number is rounded alike, but for ties (tests/nn/test_saved.py).
+
+    Lanes split the head's V: a row of its cotangent has a scale on each device, which moves gradients by as
+    much without saved_dtype.
+    """
     narrow = "microbatches=4,remat=matmuls,matmul_dtype=fp8,saved_dtype=fp8"
     layouts = (Layout.parse(text) for text in (f"pipe=2,schedule={schedule},{narrow}", narrow))
     (loss, found), (expected_loss, expected) = (
@@ -91,7 +97,7 @@ def test_stages_keep_activations_in_fp8_as_one_device_does(schedule: str) -> Non
     )
     assert loss == pytest.approx(expected_loss, rel=1e-4)
     host = ({path: np.asarray(one) for path, one in each.items()} for each in (found, expected))
-    assert max(distances(*host).values()) < 0.05
+    assert max(distances(*host).values()) < bound
 
 
 @pytest.mark.slow
