@@ -74,6 +74,8 @@ from meshwright.notation.operation import bias_reshard
 MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
 # Such products of a latent: queries, keys and values, larger than what they are made of.
 OF_LATENT = {MATMUL: "matmul of a latent", SECOND: "second matmul of a latent"}
+# An Array, or in training one that is Kept: operations for inference take arrays alone.
+Readable = Any
 # What enters a layer, by this name where it is offloaded: without one it stays on the device.
 INPUT = "input"
 
@@ -206,7 +208,7 @@ class JaxOps:
             known_as = OPERATION if is_sum else self._kinds.get(name, OPERATION)
             return kept(x, self._saved_in, self._scales, known_as)
 
-    def einsums(self, x: Array | Kept, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
+    def einsums(self, x: Readable, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
         """Several contractions of one input with the weights so named; the input is moved once."""
         made: dict[str, Array] = {}
         for group in self.layout.contractions(specs):
@@ -224,7 +226,7 @@ class JaxOps:
             return moved
         return x if moved is x.wide else kept(moved, self._saved_in, self._scales)
 
-    def _einsum(self, name: str, plan: Contraction, x: Array | Kept, weight: Array) -> Array:
+    def _einsum(self, name: str, plan: Contraction, x: Readable, weight: Array) -> Array:
         with jax.named_scope(name):
             w, kind = self._fetched(plan, weight), self._kind_of_product(plan)
             self._kinds[name] = kind
@@ -538,7 +540,7 @@ class JaxOps:
         with jax.named_scope(name):
             return apply_reshard(self.layout.keys(name), x)
 
-    def activation(self, name: str, gate: Array | Kept, up: Array | Kept | None, kind: str) -> Array:
+    def activation(self, name: str, gate: Readable, up: Readable, kind: str) -> Array:
         gate, up = wide(gate), None if up is None else wide(up)
         with jax.named_scope(name):
             if self._routes:
