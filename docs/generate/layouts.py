@@ -46,11 +46,14 @@ MEANINGS = {
     "weights_dtype": "Dtype of stored weights; narrower than bf16 only in inference.",
     "compute_dtype": "Dtype of activations and of gathered weights.",
     "matmul_dtype": "Dtype of matmul operands, if not `compute_dtype`. Training supports fp8 and int8, with "
-    "scales; CPUs emulate fp8.",
+    "scales, and f16, without: numbers beyond 65,504 overflow, cotangents under 6e-5 lose bits. CPUs "
+    "emulate fp8.",
     "matmul_scales": "What shares a scale of fp8 and int8 operands in training: a row or column of a "
     "device's block, or a tile (128 elements of an activation, 128 x 128 of a weight, as in DeepSeek-V3). "
     "Plans price both the same.",
-    "saved_dtype": "Dtype in which inputs of matmuls and gates are kept for the backward pass; planned only.",
+    "saved_dtype": "Dtype in which inputs of matmuls and gates are kept for the backward pass in training, "
+    "with scales as `matmul_scales` says; needs the same `matmul_dtype`. What attention makes stays as it "
+    "is, since its own backward pass reads it.",
     "gradients_dtype": "Dtype in which gradients are summed over devices and microbatches; by default "
     "`compute_dtype` over devices and `weights_dtype` over microbatches.",
     "optimizer": "The optimizer.",

@@ -90,14 +90,28 @@ def test_latents_are_kept_and_not_what_is_made_of_them() -> None:
     assert again == {"wq_up", "wk_up", "wv_up"}
 
 
-def test_what_products_and_gates_read_may_be_kept_in_a_byte() -> None:
-    """Nothing recomputed: two normed inputs, what wo reads, gate, up and their product; not x, q, k, v."""
-    wide, narrow = (
-        _memory(Layout.of(matmul_dtype="fp8", saved_dtype=kept)).activations for kept in (None, "fp8")
-    )
-    of_layers = 2 * BTD + TOKENS * N * H + 3 * TOKENS * F
-    of_head = BTD  # the normed input of the head
+@pytest.mark.parametrize(("scales", "each"), [(None, 1), ("tiles", -(-D // 128))])
+def test_what_products_and_gates_read_may_be_kept_in_a_byte(scales: str | None, each: int) -> None:
+    """Nothing recomputed: two normed inputs, gate, up and their product, with float32 scales; not x, q, k, v,
+    and not what wo reads, since attention's backward pass does as well.
+    """
+    words = {"matmul_dtype": "fp8", "matmul_scales": scales}
+    wide, narrow = (_memory(Layout.of(saved_dtype=kept, **words)).activations for kept in (None, "fp8"))
+    of_f = -(-F // 128) if scales else 1
+    of_layers = 2 * BTD + 3 * TOKENS * F - 4 * TOKENS * (2 * each + 3 * of_f)
+    of_head = BTD - 4 * TOKENS * each  # the normed input of the head
     assert wide - narrow == L * of_layers + of_head
+
+
+def test_an_input_that_is_moved_is_kept_in_a_byte_where_it_was() -> None:
+    """Of positions that tensor=2 splits a device has half of the normed inputs, and all of the head's."""
+    layouts = (
+        Layout.of(tensor=2, sequence_parallel=True, matmul_dtype="fp8", saved_dtype=kept)
+        for kept in (None, "fp8")
+    )
+    wide, narrow = (_memory(layout).activations for layout in layouts)
+    of_layers = (2 * BTD + 3 * TOKENS * F) // 2 - 4 * TOKENS * (2 // 2 + 3)
+    assert wide - narrow == L * of_layers + BTD - 4 * TOKENS
 
 
 def test_float32_doubles_weights_and_keeps_the_moments() -> None:

@@ -114,3 +114,25 @@ def test_blocks_of_experts_are_multiplied_narrow_forward_and_backward(
         expected = jnp.einsum(spec, one, other)
         found = multiply(spec, one, other, is_weight)
         assert 0 < jnp.linalg.norm(found - expected) < bound * jnp.linalg.norm(expected)
+
+
+def test_operands_of_f16_are_cast_and_summed_in_float32() -> None:
+    """Without scales: what is small loses bits, and what is beyond the type is infinite."""
+    x = X * np.asarray([1e-6, 1, 1e5], np.float32)[None, :, None]
+    d_y = np.cos(np.arange(2 * 3 * 2 * 5)).reshape(2, 3, 2, 5).astype(np.float32)
+
+    def both(x: jax.Array, w: jax.Array) -> tuple:
+        y, pull_back = jax.vjp(lambda x, w: narrow_product(PLAN, jnp.float32, "f16", x, w), x, w)
+        return y, *pull_back(jnp.asarray(d_y))
+
+    with jax.set_mesh(device_mesh(LAYOUT)):
+        y, d_x, _ = (np.asarray(one) for one in jax.jit(both)(x, W))
+    with np.errstate(over="ignore"):
+        cast_x, cast_w, cast_d = (one.astype(np.float16).astype(np.float32) for one in (x, W, d_y))
+    found, expected = y[:, :2], np.einsum("btd,dnh->btnh", cast_x[:, :2], cast_w)
+    # By row, since the first has a millionth of the second.
+    largest = np.abs(expected).max(axis=(2, 3), keepdims=True)
+    assert (np.abs(found - expected) < 1e-5 * largest).all()
+    assert (np.abs(found - np.einsum("btd,dnh->btnh", x[:, :2], W)) > 1e-3 * largest)[:, 0].any()
+    assert not np.isfinite(y[:, 2]).all()
+    np.testing.assert_allclose(d_x, np.einsum("btnh,dnh->btd", cast_d, cast_w), rtol=0, atol=1e-4)

@@ -60,7 +60,7 @@ def _step(
     return kind(config, layout, Workload(16, 16), optimizer, chip_flops_per_second=1e11, masked=masked)
 
 
-def _gradients(step: Any, rows: np.ndarray = TOKENS) -> tuple[float, dict[str, Any]]:
+def gradients_of(step: Any, rows: np.ndarray = TOKENS) -> tuple[float, dict[str, Any]]:
     """Loss, and gradients by path: those of stages with programs of their own joined in the host's memory."""
     dtype = JAX_DTYPES[step.layout.weights_dtype]
     whole = jax.tree.map(lambda weight: weight.astype(dtype), on_the_host(step.config))
@@ -77,7 +77,7 @@ def _one_device(
     config: ModelConfig, losses: tuple[float, float], masked: bool = False
 ) -> tuple[float, dict[str, np.ndarray]]:
     step = _step(config, Layout.of(), losses, CompiledStep, masked=masked)
-    loss, gradients = _gradients(step, MASKED if masked else TOKENS)
+    loss, gradients = gradients_of(step, MASKED if masked else TOKENS)
     return loss, {path: np.asarray(gradient) for path, gradient in gradients.items()}
 
 
@@ -86,7 +86,7 @@ def assert_agrees(
 ) -> None:
     """masked: of rows whose documents are masked, and with targets that are not counted."""
     step = _step(config, Layout.parse(text), losses, training_step, masked=masked)
-    loss, gradients = _gradients(step, MASKED if masked else TOKENS)
+    loss, gradients = gradients_of(step, MASKED if masked else TOKENS)
     expected_loss, expected = _one_device(config, losses, masked)
     assert loss == pytest.approx(expected_loss, rel=TOLERANCE)
     moments = {leaf.sharding for leaf in jax.tree.leaves(step.abstract_state().opt_state) if leaf.ndim}
@@ -198,7 +198,7 @@ def test_gradients_of_bfloat16_weights_are_summed_in_float32(text: str) -> None:
     What is summed was computed in bfloat16: a gradient's direction is that of float32 within 2%.
     """
     layout = Layout.parse(text).replace(weights_dtype="bf16", compute_dtype="bf16", gradients_dtype="f32")
-    _, gradients = _gradients(
+    _, gradients = gradients_of(
         CompiledStep(TINY, layout, Workload(16, 16), OPTIMIZER, chip_flops_per_second=1e11)
     )
     _, expected = _one_device(TINY, NO_LOSSES)
@@ -216,7 +216,7 @@ def test_gradients_of_bfloat16_weights_are_summed_in_float32(text: str) -> None:
 def test_gradients_of_float32_weights_may_be_summed_in_bfloat16() -> None:
     """Each sum of two rounds to 8 bits: 2% of a tensor's largest entry at most, after some such sums."""
     layout = Layout.parse("data=2,fsdp=2,tensor=2,microbatches=2").replace(gradients_dtype="bf16")
-    _, gradients = _gradients(compiled_step(TINY, layout))
+    _, gradients = gradients_of(compiled_step(TINY, layout))
     _, expected = _one_device(TINY, NO_LOSSES)
     for path, gradient in gradients.items():
         assert gradient.dtype == jax.numpy.bfloat16

@@ -23,6 +23,7 @@ from tests.nn.test_layouts import (
     TIED,
     TINY,
 )
+from tests.nn.test_saved import distances
 from tests.train.test_accumulation import (
     MASKED,
     NO_LOSSES,
@@ -30,6 +31,7 @@ from tests.train.test_accumulation import (
     TOKENS,
     assert_agrees,
     compiled_step,
+    gradients_of,
 )
 
 from meshwright.audit.compile.compile import memory_by_cause
@@ -67,6 +69,35 @@ def test_loss_and_gradients_are_those_of_one_device() -> None:
 def test_every_schedule(schedule: str) -> None:
     chunks = ",interleave=2" if schedule == "interleaved" else ""
     assert_agrees(DEEP, f"pipe=2,data=2,microbatches=4,schedule={schedule}{chunks}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "bound"), [("1f1b", 0.05), ("zb-h1", 0.05), ("dualpipe", 0.05), ("lanes", 0.1)]
+)
+def test_stages_keep_activations_in_fp8_as_one_device_does(schedule: str, bound: float) -> None:
+    """Microbatch by microbatch each number is rounded alike, but for ties (tests/nn/test_saved.py).
+
+    Lanes split the head's V: a row of its cotangent has a scale on each device, which moves gradients by as
+    much without saved_dtype.
+    """
+    narrow = "microbatches=4,remat=matmuls,matmul_dtype=fp8,saved_dtype=fp8"
+    layouts = (Layout.parse(text) for text in (f"pipe=2,schedule={schedule},{narrow}", narrow))
+    (loss, found), (expected_loss, expected) = (
+        gradients_of(
+            training_step(
+                TINY,
+                layout.replace(weights_dtype="f32", compute_dtype="f32"),
+                Workload(16, 16),
+                OPTIMIZER,
+                chip_flops_per_second=1e11,
+            )
+        )
+        for layout in layouts
+    )
+    assert loss == pytest.approx(expected_loss, rel=1e-4)
+    host = ({path: np.asarray(one) for path, one in each.items()} for each in (found, expected))
+    assert max(distances(*host).values()) < bound
 
 
 @pytest.mark.slow

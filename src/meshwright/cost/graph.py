@@ -6,7 +6,7 @@ policy saves follows what is recomputed, and so every collective and FLOP of the
 Bytes, FLOPs and the like are numbers; or arrays of numbers, where many layouts were recorded at once.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
@@ -154,8 +154,9 @@ class Segment:
     source: the input that a layer's rematerialisation starts from; None where nothing is recomputed:
     such a segment is on the first stage of a pipeline, or after the layers on the last. handed_on: what
     layers after it read besides, and keep for their backward passes; shared: what it reads of a layer
-    before. saved_dtype: of what products and gates read, as it is kept. recomputed_early: whether a compiler
-    may recompute it long before its backward pass, so that what it makes waits.
+    before. narrowed: bytes of the values that are kept narrower than they are made, by the id of each.
+    recomputed_early: whether a compiler may recompute it long before its backward pass, so that what it makes
+    waits.
     """
 
     name: str
@@ -164,7 +165,7 @@ class Segment:
     source: Value | None = None
     handed_on: tuple[Value, ...] = ()
     shared: tuple[Value, ...] = ()
-    saved_dtype: str | None = None
+    narrowed: Mapping[int, Any] = field(default_factory=dict)
     recomputed_early: bool = False
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 

@@ -45,7 +45,7 @@ from meshwright.cost.stages import SegmentRuns, Stage, stages_of_kinds
 from meshwright.cost.state import StageState
 from meshwright.layout import Layout
 from meshwright.layout.pipeline.schedule import Alive
-from meshwright.units import dtype_bytes, whole
+from meshwright.units import whole
 
 # Layers whose activations are on the chip while the others' wait on the host.
 _LAYERS_NOT_OFFLOADED = 2
@@ -208,23 +208,13 @@ def left_bytes(segment: Segment) -> int:
 def saved_bytes(segment: Segment, remat: str) -> int:
     """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer.
 
-    What products and gates read may be kept narrower than it is made (DeepSeek-V3, 2024, section 3.3.3);
-    its scales are not counted. What layers after it read is kept by them as an array of their own.
+    What products and gates read may be kept narrower than it is made (DeepSeek-V3, 2024, section 3.3.3), with
+    its scales. What layers after it read is kept by them as an array of their own.
     """
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
     values = [value for value in saved_values(segment, remat) if id(value) not in weights]
-    handed_on = _bytes(segment.handed_on)
-    if segment.saved_dtype is None:
-        return _bytes(values) + handed_on
-    readers = [node for node in segment.nodes if node.kind == "matmul" or node.steps == "gates"]
-    narrowed = {id(value) for node in readers for value in node.inputs}
-    each = dtype_bytes(segment.saved_dtype)
-    return handed_on + whole(
-        sum(
-            value.memory_bytes * (each / dtype_bytes(value.dtype) if id(value) in narrowed else 1)
-            for value in values
-        )
-    )
+    kept = (segment.narrowed.get(id(value), value.memory_bytes) for value in values)
+    return sum(kept) + _bytes(segment.handed_on)
 
 
 @kept_with

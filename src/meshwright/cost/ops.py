@@ -22,6 +22,7 @@ from meshwright.layout import Layout
 from meshwright.layout.flash import attention_block, visible_pairs, window_block
 from meshwright.layout.grouped import Blocks, Crossing
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
+from meshwright.layout.precision import saved_bytes_each
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig, Window
 from meshwright.models.count import count_params, read_positions, seen_keys
@@ -159,7 +160,11 @@ class SymbolicOps(Recorder):
         factor = 0 if up is None else gate.bytes_per_device  # the activated gate, before the product with up
         out = self.value(gate.array, gate.dtype)
         share = self.multiplied_share(gate.array)
-        return self.elementwise(name, inputs, out, inputs, unfused_bytes=factor, steps="gates", share=share)
+        out = self.elementwise(name, inputs, out, inputs, unfused_bytes=factor, steps="gates", share=share)
+        if cast := [self.elements(one.array) for one in inputs if id(one) in self._narrowed]:
+            node, work = self.nodes[-1], Work(hbm_bytes=_CAST_BYTES * share * sum(cast))
+            self.nodes[-1] = replace(node, forward=(*node.forward, work))
+        return out
 
     def residual(self, name: str, x: Value, y: Value) -> Value:
         return self.elementwise(name, (x, y), self.value(x.array, x.dtype), ())
@@ -184,12 +189,27 @@ class SymbolicOps(Recorder):
 
     # Contractions
 
+    def kept(self, name: str, x: Value) -> Value:
+        """x, of which the backward pass finds a narrower copy: a product's operand as it is cast anyway."""
+        if self.layout.precision.saved_dtype and self.layout.phase == "train":
+            self._narrow(x)
+        return x
+
+    def _narrow(self, x: Value) -> None:
+        """Counts x as what is kept of it narrower."""
+        precision, length = self.layout.precision, self._local(x.array, x.array.dims[-1])
+        assert precision.saved_dtype is not None, "only a layout with a saved_dtype keeps values narrower"
+        each_number = saved_bytes_each(precision.saved_dtype, length, precision.matmul_scales)
+        self._narrowed[id(x)] = whole(self.elements(x.array) * each_number)
+
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:
         """Contractions of one input: it is moved once, and its cotangents are summed before they move."""
         made: dict[str, Value] = {}
         for group in self.layout.contractions(specs):
             there = group.is_there
             moved = self.reshard(group.name, "move", x, group.reshard, x.dtype, critical=True, is_there=there)
+            if id(x) in self._narrowed and moved is not x:
+                self._narrow(moved)
             for name, plan in group.plans.items():
                 made[name] = self._einsum(name, plan, moved, weights[name])
         return tuple(made[name] for name in specs)

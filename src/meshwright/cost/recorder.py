@@ -104,6 +104,7 @@ class Recorder:
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
         self.nodes: list[Node] = []
+        self._narrowed: dict[int, Any] = {}  # bytes of values that are kept narrower than they are made
         self.fused: set[str] = set()  # names of operations that are no nodes
         self._used: set[int] = set()
         self._used_here: list[int] = []
@@ -151,11 +152,10 @@ class Recorder:
     ) -> None:
         """The nodes since the last segment as one that runs `count` times."""
         if self.nodes:
-            saved_dtype = self.layout.precision.saved_dtype
             self.segments.append(
-                Segment(name, tuple(self.nodes), count, source, handed_on, shared, saved_dtype=saved_dtype)
+                Segment(name, tuple(self.nodes), count, source, handed_on, shared, self._narrowed)
             )
-        self.nodes = []
+        self.nodes, self._narrowed = [], {}
         # Layers of other windows are recorded with the same weights and have their own.
         self._used |= set() if source else set(self._used_here)
         self._used_here = []

@@ -12,6 +12,8 @@ DTYPES = ("f32", "bf16")
 STORED_DTYPES = (*DTYPES, "fp8", "int8", "int4")
 # What a scale of a narrow operand is of (nn/narrow.py).
 MATMUL_SCALES, SCALED_DTYPES = ("rows", "tiles"), ("fp8", "int8")
+# Numbers of a tile, along each of its dimensions.
+TILE = 128
 # Inputs of an output that share a scale, of weights in int4 (nn/quantised.py).
 GROUP = 32
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
@@ -26,7 +28,7 @@ class Precision:
     keys and values in inference (None: compute_dtype). compute_dtype: activations and gathers. matmul_dtype:
     the operands of matmuls alone (None: compute_dtype). matmul_scales: whether operands of fp8 or int8 have
     a scale for each of their "rows" (None) or of their "tiles" of 128 numbers, in training. saved_dtype: what
-    products and gates read, as it is kept for the backward pass (None: as it is made). gradients_dtype:
+    products and gates alone read, as it is kept for the backward pass (None: as it is made). gradients_dtype:
     gradients, as they are summed over devices (None: compute_dtype) and over microbatches (None:
     weights_dtype). optimizer: of OPTIMIZERS; optimizer_dtype: of its state, such as Adam's two moments.
     master_weights: whether a float32 copy lies beside the weights.
@@ -69,6 +71,18 @@ FITS = {
     "optimizer": OPTIMIZERS,
     "matmul_scales": MATMUL_SCALES,
 }
+
+
+def saved_bytes_each(dtype: str, length: Any, scales: str | None) -> Any:
+    """Bytes of a number that is kept in `dtype`, with its share of a float32 scale.
+
+    length: of the rows that a device has of it. scales: of "rows" (None), or of "tiles" along them.
+
+    >>> saved_bytes_each("fp8", 4096, None), saved_bytes_each("fp8", 4096, "tiles")
+    (1.0009765625, 1.03125)
+    """
+    num_scales = -(-length // TILE) if scales == "tiles" else 1
+    return dtype_bytes(dtype) + dtype_bytes("f32") * num_scales / length
 
 
 def stored_bytes(dtype: str, inputs: Any) -> Any:

@@ -102,8 +102,11 @@ def rows_by_even_load(op: str, num_rows: int) -> str:
 class Ops(Protocol):
     """What every reader of the forward pass offers. Values are its own (arrays or symbols).
 
-    norm: over the last letter; scale and bias have that letter alone. bias: b has the last letters of y,
-    or of an expert's E besides. rope: the whole of H, or what `rotary_dim` says; with latent attention
+    norm: over the last letter; scale and bias have that letter alone. kept: x, the result of the operation or
+    product so named, as a backward pass may keep it narrower, for `einsums`, `activation`, `router` and
+    `experts`. What attention makes is not kept so, since its own backward pass reads it (DeepSeek-V3,
+    arXiv:2412.19437, section 3.3.3, gives it 12 bits). bias: b has the last letters of y, or of an expert's E
+    besides. rope: the whole of H, or what `rotary_dim` says; with latent attention
     the last A of it; nothing in layers without rotary positions. turned_norm: of what it has turned, over H,
     without weights. temperature: of queries that it has not. attention: of q[B,T,N,H] over k[B,S,K,H],
     v[B,S,K,H or O]; a query sees what its layer's window lets it, its own position included. activation: `up`
@@ -119,6 +122,7 @@ class Ops(Protocol):
     def add_positions(self, name: str, x: Any, places: Places, table: Any) -> Any: ...
     def scale(self, name: str, x: Any, factor: float) -> Any: ...
     def norm(self, name: str, x: Any, scale: Any, bias: Any = None, *, kind: str = "rms") -> Any: ...
+    def kept(self, name: str, x: Any) -> Any: ...
     def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
     def bias(self, name: str, y: Any, b: Any) -> Any: ...
     def rope(self, name: str, x: Any, places: Places, kind: Any) -> Any: ...
@@ -215,7 +219,7 @@ def _block(
     shared: those that it reads, if it makes none.
     """
     norm = partial(_apply_norm, config, ops, w)
-    h = norm("attention_norm", x)
+    h = ops.kept("attention_norm", norm("attention_norm", x))
     if config.mla:
         made = None
         a, cache = _latent_attention(config, cast(LatentOps, ops), w, h, places, cache, kind)
@@ -227,7 +231,7 @@ def _block(
         y = norm("attention_post_norm", y)
     x = ops.residual("attention_residual", x, y)
 
-    h = norm("mlp_norm", x)
+    h = ops.kept("mlp_norm", norm("mlp_norm", x))
     if "router" in w:
         y = _mixture(config, cast(ExpertOps, ops), w, h)
     else:
@@ -321,10 +325,11 @@ def _latent_attention(
         down, latent, rope = ops.einsums(
             h, w, wq_down="BTD,DQ->BTQ", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA"
         )
-        (q,) = ops.einsums(_apply_norm(config, ops, w, "q_latent_norm", down), w, wq_up="BTQ,QNH->BTNH")
+        down = ops.kept("q_latent_norm", _apply_norm(config, ops, w, "q_latent_norm", down))
+        (q,) = ops.einsums(down, w, wq_up="BTQ,QNH->BTNH")
     else:
         q, latent, rope = ops.einsums(h, w, wq="BTD,DNH->BTNH", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA")
-    latent = _apply_norm(config, ops, w, "kv_latent_norm", latent)
+    latent = ops.kept("kv_latent_norm", _apply_norm(config, ops, w, "kv_latent_norm", latent))
     q, rope = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", rope, places, kind)
     return ops.latent_attention(
         "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale
@@ -347,8 +352,10 @@ def _feed_forward(
     """y of x, like x, through the weights so prefixed; `into` is the first einsum, `out` the last."""
     names = [f"{prefix}_{name}" for name in first_matrices(config)]
     products = _products(config, ops, w, x, **dict.fromkeys(names, into))
-    gate, *up = (_biased(ops, w, name, y) for name, y in zip(names, products, strict=True))
-    h = ops.activation(f"{prefix}_activation", gate, up[0] if up else None, config.activation)
+    biased = (_biased(ops, w, name, y) for name, y in zip(names, products, strict=True))
+    gate, *up = (ops.kept(name, y) for name, y in zip(names, biased, strict=True))
+    name = f"{prefix}_activation"
+    h = ops.kept(name, ops.activation(name, gate, up[0] if up else None, config.activation))
     (y,) = _products(config, ops, w, h, **{f"{prefix}_out": out})
     return _biased(ops, w, f"{prefix}_out", y)
 
@@ -358,6 +365,7 @@ def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) 
     gates = ops.router("router", h, w["router"], w.get("router_bias"), w.get("router_choice_bias"))
 
     def through(ops: ExpertOps, w: Mapping[str, Any], d: Any) -> Any:
+        d = ops.kept("dispatch", d)
         return _feed_forward(config, ops, w, d, "expert", "ECD,EDM->ECM", "ECM,EMD->ECD")
 
     own = {name: weight for name, weight in w.items() if name.startswith("expert_")}
@@ -405,7 +413,7 @@ def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: 
 
 def leave_with_loss(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, targets: Any) -> Any:
     """The mean cross-entropy of targets[B, T] by x[B, T, D] after the last layer, in nats per token."""
-    x = _apply_norm(config, ops, w, "final_norm", x)
+    x = ops.kept("final_norm", _apply_norm(config, ops, w, "final_norm", x))
     return ops.loss("loss", x, w, targets, config.logit_softcap, **_head(config))
 
 

@@ -19,7 +19,7 @@ from meshwright.layout import Layout
 from meshwright.layout.grouped import Crossing, RowRouting
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.parameters import is_latent
+from meshwright.models.parameters import ADAPTER_B, is_latent
 from meshwright.models.transformer import Places, spelt_out
 from meshwright.nn.attention import (
     Scores,
@@ -45,7 +45,7 @@ from meshwright.nn.gradients import Scattered, read, sent_types
 from meshwright.nn.grouped import biased_rows, computed_rows, grouped_product
 from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
 from meshwright.nn.mesh import partition_spec
-from meshwright.nn.narrow import narrow_multiply, narrow_product
+from meshwright.nn.narrow import Kept, kept, narrow_multiply, narrow_product, wide
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.routes import (
@@ -74,6 +74,8 @@ from meshwright.notation.operation import bias_reshard
 MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
 # Such products of a latent: queries, keys and values, larger than what they are made of.
 OF_LATENT = {MATMUL: "matmul of a latent", SECOND: "second matmul of a latent"}
+# An Array, or in training one that is Kept: operations for inference take arrays alone.
+Readable = Any
 # What enters a layer, by this name where it is offloaded: without one it stays on the device.
 INPUT = "input"
 
@@ -131,7 +133,10 @@ class JaxOps:
         self._sent_in = sent_types(layout, self.dtype)
         narrow = layout.matmul_dtype if layout.phase == "train" else None
         self._narrow = None if narrow == layout.compute_dtype else narrow
+        self._saved_in = layout.precision.saved_dtype if layout.phase == "train" else None
+        self._scales = layout.precision.matmul_scales or "rows"
         self._num_products = 0  # of the layer that is being traced
+        self._kinds: dict[str, str] = {}  # of its products and exchanges so far, as policies know them
         self._routes: Routes | None = None  # of the experts that are being traced, without a capacity
         self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
         self._token: Array | None = None
@@ -194,30 +199,46 @@ class JaxOps:
             mean = _kept_mean if is_split else mean_of_last
             return checkpoint_name(norm(x, scale, bias, kind, self.config, mean), OPERATION)
 
-    def einsums(self, x: Array, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
+    def kept(self, name: str, x: Array) -> Array | Kept:
+        """x for products and gates, in the type of `saved_dtype`, by the name that policies know x by."""
+        if self._saved_in is None:
+            return x
+        is_sum = name + ADAPTER_B in self._kinds  # of a product and its adapter's
+        with jax.named_scope(name):
+            known_as = OPERATION if is_sum else self._kinds.get(name, OPERATION)
+            return kept(x, self._saved_in, self._scales, known_as)
+
+    def einsums(self, x: Readable, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
         """Several contractions of one input with the weights so named; the input is moved once."""
         made: dict[str, Array] = {}
         for group in self.layout.contractions(specs):
             there = group.reshard
             with jax.named_scope(group.name):  # XLA runs once what is the same
-                moved = self._rows_at_columns(x, there) if self._routes else apply_reshard(there, x)
+                moved = self._rows_at_columns(wide(x), there) if self._routes else self._moved(x, there)
             for name, plan in group.plans.items():
                 made[name] = self._einsum(name, plan, moved, weights[name])
         return tuple(made[name] for name in specs)
 
-    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+    def _moved(self, x: Array | Kept, there: Reshard) -> Array | Kept:
+        """An input where its products are; of one that is kept narrow, they keep no more of what arrives."""
+        moved = apply_reshard(there, wide(x))
+        if not isinstance(x, Kept) or self._saved_in is None:
+            return moved
+        return x if moved is x.wide else kept(moved, self._saved_in, self._scales)
+
+    def _einsum(self, name: str, plan: Contraction, x: Readable, weight: Array) -> Array:
         with jax.named_scope(name):
-            w, scales = self._fetched(plan, weight), self.layout.precision.matmul_scales or "rows"
+            w, kind = self._fetched(plan, weight), self._kind_of_product(plan)
+            self._kinds[name] = kind
             if self._routes:
-                multiply = narrow_multiply(self.dtype, self._narrow, scales) if self._narrow else None
-                y = grouped_product(plan, x, w, self._routes, multiply)
-                return checkpoint_name(y, self._kind_of_product(plan))
+                multiply = narrow_multiply(self.dtype, self._narrow, self._scales) if self._narrow else None
+                return checkpoint_name(grouped_product(plan, wide(x), w, self._routes, multiply), kind)
             if self._narrow:
-                y = narrow_product(plan, self.dtype, self._narrow, x, w, scales)
+                y = narrow_product(plan, self.dtype, self._narrow, x, w, self._scales)
             else:
-                y = local_product(plan, self.dtype, x, w, self._token)
+                y = local_product(plan, self.dtype, wide(x), w, self._token)
                 self.parted |= {name} if self._token is not None else set()
-            return checkpoint_name(apply_reshard(plan.out_reshard, y), self._kind_of_product(plan))
+            return checkpoint_name(apply_reshard(plan.out_reshard, y), kind)
 
     def _rows_at_columns(self, rows: Array, there: Reshard) -> Array:
         """The rows of experts where their columns are, of those where they arrived."""
@@ -378,7 +399,7 @@ class JaxOps:
     # Experts
 
     def router(
-        self, name: str, x: Array, w: Array, b: Array | None = None, choice: Array | None = None
+        self, name: str, x: Array | Kept, w: Array, b: Array | None = None, choice: Array | None = None
     ) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has a router"
         (scores,) = self.einsums(x, {name: w}, **{name: "BTD,DE->BTE"})
@@ -395,10 +416,11 @@ class JaxOps:
         self,
         block: Callable[[Any, Mapping[str, Any], Array], Array],
         w: Mapping[str, Any],
-        x: Array,
+        x: Array | Kept,
         gates: Array,
     ) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has experts"
+        x = wide(x)
         if self.layout.fixed_rows:
             return self._within_capacity(block, w, x, gates)
         routing = self.layout.routing
@@ -475,8 +497,10 @@ class JaxOps:
             weighed = moe.scales_input
             rows = weighed_rows_of_tokens(met, routes) if weighed else rows_of_tokens(met, routes.tokens)
             rows = checkpoint_name(rows, OPERATION)
+            self._kinds["dispatch"] = OPERATION
             if routes.counts is not None:
                 rows = checkpoint_name(rows_at_experts(rows, routes, layout, moe), MATMUL)
+                self._kinds["dispatch"] = MATMUL
         y = block(self, w, rows)
         if layout.routing.rows:
             # After the bias, of which the first device's columns have all, and in the name of the product.
@@ -495,6 +519,7 @@ class JaxOps:
         with jax.named_scope("dispatch"):
             rows = checkpoint_name(dispatch(x, gates, layout, moe), OPERATION)
             rows = checkpoint_name(apply_reshard(layout.to_experts("d"), rows), MATMUL)
+            self._kinds["dispatch"] = MATMUL
         y = block(self, w, rows)
         with jax.named_scope("combine"):
             rows = checkpoint_name(apply_reshard(layout.from_experts("y"), y), MATMUL)
@@ -515,7 +540,8 @@ class JaxOps:
         with jax.named_scope(name):
             return apply_reshard(self.layout.keys(name), x)
 
-    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
+    def activation(self, name: str, gate: Readable, up: Readable, kind: str) -> Array:
+        gate, up = wide(gate), None if up is None else wide(up)
         with jax.named_scope(name):
             if self._routes:
                 inputs = (gate,) if up is None else (gate, up)
@@ -566,7 +592,7 @@ class JaxOps:
     def loss(
         self,
         name: str,
-        x: Array,
+        x: Array | Kept,
         weights: Mapping[str, Array],
         targets: Array,
         cap: float | None = None,
@@ -581,7 +607,7 @@ class JaxOps:
             return nats_of(capped, targets, masked=self.masked, z_loss=self.z_loss)
 
         count = num_chunks(plan, group.reshard, targets.shape, self.layout.num_batch_shards)
-        if count > 1 and not self._narrow:
+        if count > 1 and not self._narrow and not isinstance(x, Kept):
             with jax.named_scope(weight):
                 w = self._fetched(plan, weights[weight])
             return loss_by_chunks(plan, self.dtype, x, w, targets, nats, count, Names(weight, name))
