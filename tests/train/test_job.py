@@ -88,11 +88,6 @@ def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], mes
             LayoutError,
             "saved_dtype=fp8 can be planned",
         ),
-        (
-            plan(Layout.of(optimizer="adafactor", optimizer_dtype="int8")),
-            LayoutError,
-            "optimizer_dtype = int8 with optimizer = adafactor",
-        ),
         (replace(plan(), workload=Workload(16, 32, "prefill")), PlanError, "training takes 'train'"),
     ],
 )

@@ -21,6 +21,7 @@ from tests.train.test_accumulation import TOKENS
 from meshwright.cost.ops import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
+from meshwright.errors import LayoutError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.precision import PACKED_DTYPES
@@ -281,6 +282,17 @@ def _abstract(state: Any, mesh: Any, optimizer: Any) -> Any:
             x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec if x.sharding else P())
         ),
         shapes,
+    )
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES)
+def test_rows_and_columns_of_adafactor_are_refused(dtype: str) -> None:
+    layout = Layout.of(optimizer="adafactor", optimizer_dtype=dtype)
+    with pytest.raises(LayoutError) as error:
+        layout.check(TINY, 16, 16)
+    assert str(error.value) == (
+        f"layout: optimizer_dtype = {dtype} with optimizer = adafactor, which keeps a row and a column in "
+        "place of moments; fits: optimizer_dtype in {f32, bf16}"
     )
 
 
