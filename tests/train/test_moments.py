@@ -161,13 +161,31 @@ def _after(config: ModelConfig, text: str, dtype: str, **words: object) -> Any:
     return jax.tree.map(np.asarray, step.saved(state))
 
 
+# From the largest number of a block to the next, as a share of it: of m, of v, and in fp8 of m or v's root.
+_LARGEST_STEP = {"int8": 1 - (126 / 127) ** 2, "uint8": 1 - (254 / 255) ** 2, "float8_e4m3fn": 32 / 448}
+
+
+def _share(values: np.ndarray) -> np.ndarray:
+    """What values stand for, as shares of the largest of their block; of v in fp8 the root of that."""
+    wide = values.astype(float)
+    if values.dtype == ml_dtypes.float8_e4m3fn:
+        return wide / 448
+    return wide * np.abs(wide) / (127 if values.dtype == np.int8 else 255) ** 2
+
+
 def _check_same(found: Any, expected: Any) -> None:
-    """Values within one step, scales within the rounding of sums; weights within a share of an update."""
+    """Nearly all values are the same, and those that are not stand for numbers a step apart.
+
+    Sums in another order turn a tie the other way. Such a step may be added to another number in the next
+    update, so it is the step of the largest numbers of a block, not of those that are near 0.
+    """
     one, other = by_name(found), by_name(expected)
     assert one.keys() == other.keys()
     for name, own in one.items():
         if name.endswith(".values"):
-            assert _steps_between(own, other[name]) <= 1, name
+            assert np.mean(own != other[name]) < 2e-3, name
+            apart = np.abs(_share(own) - _share(other[name])).max()
+            assert apart <= _LARGEST_STEP[own.dtype.name], name
         elif name.endswith(".scales"):
             np.testing.assert_allclose(own, other[name], rtol=1e-3, atol=1e-12, err_msg=name)
         else:
