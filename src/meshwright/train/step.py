@@ -338,8 +338,9 @@ class CompiledStep:
     def _updated_shards(self, state: TrainState, grads: Any, norm: Array, **given: Any) -> tuple[Any, Any]:
         """The shards of the weights after an update, and the optimizer's state."""
         before, moments = self._to_update(state)
-        is_packed = self.layout.optimizer_dtype in PACKED_DTYPES
-        apply = applied_one_by_one if is_packed else applied
+        # Muon parts all weights among two optimizers at once.
+        alone = self.layout.optimizer_dtype in PACKED_DTYPES and self.layout.optimizer != "muon"
+        apply = applied_one_by_one if alone else applied
         after, moments = apply(self.optimizer, grads, moments, before, norm=norm, **given)
         if not self.layout.master_weights:
             return after, moments
