@@ -1,18 +1,18 @@
 """An optimizer's moments in 8 bits, with a float32 scale for each block of a row: unpacked for an update.
 
-Of a block with the largest magnitude a, of m or of sqrt(v), the numbers q that are stored stand for
+The numbers q that are stored of a block, whose scale is s and whose largest magnitude is a, stand for
 
-    int8   m = s q / (254 - |q|)    s = a          |q| <= 127, of m / a bent by z = 2 x / (1 + |x|)
-           v = (s q)^2              s = a / 255    0 <= q <= 255
-    fp8    m = s q                  s = a / 448    q in e4m3
-           v = (s q)^2              s = a / 448
+    int8   m = s q |q|    |q| <= 127        s = a / 127^2
+           v = s q^2      0 <= q <= 255     s = a / 255^2
+    fp8    m = s q        q in e4m3         s = a / 448
+           v = s q^2      q in e4m3         s = a / 448^2
 
-Stored in even steps, most of m would be few numbers around 0, and most of v would be 0, which an update
-divides by. So v is stored as its root, which has half as many decades, and one that is not 0 gets the
-smallest q at least: too large a v makes an update smaller, never larger. Sources: blocks, Dettmers et al.,
-arXiv:2110.02861; the curve of m, and the root, Gonzalez Ortiz et al., arXiv:2602.23349; fp8 in blocks of 128,
-Xi et al., arXiv:2410.19313 (FP8-LM, arXiv:2310.18313, has one scale for all of m, and v in 16 bits); no 0
-among the numbers of v, Li et al., arXiv:2309.01507.
+In even steps most of v would be 0, which an update divides by. As roots, numbers have half as many decades,
+and a v above 0 gets the smallest q at least: too large a v makes an update smaller, never larger. Sources:
+blocks, and codes of uneven steps, Dettmers et al., arXiv:2110.02861; v as its root, Gonzalez Ortiz et al.,
+arXiv:2602.23349; powers of moments, and fp8 in blocks of 128, Xi et al., arXiv:2410.19313 (FP8-LM,
+arXiv:2310.18313, has one scale for all of m, and v in 16 bits); no 0 among the numbers of v, Li et al.,
+arXiv:2309.01507. Others that were tried are in docs/log.md.
 
 A device's share of a row, S numbers, is split into n = ceil(S / 128) blocks, as equal as can be: block i of
 a whole row begins at floor(i S / n), whatever devices have of it. So the shape of the scales says where
