@@ -30,7 +30,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.nn import checkpoint, moments
 from meshwright.nn.checkpoint import by_name
 from meshwright.nn.moments import Packed, packed, unpacked
-from meshwright.train.optimizer import OptimizerConfig, applied, applied_one_by_one, make_optimizer
+from meshwright.train.optimizer import OptimizerConfig, make_optimizer
 from meshwright.train.staged import training_step
 from meshwright.train.step import CompiledStep
 
@@ -116,7 +116,8 @@ def test_updates_are_those_of_adamw_on_packed_moments(dtype: str) -> None:
     m, v = np.zeros(weight.shape), np.zeros(weight.shape)
     for t in (1, 2, 3):
         gradient = rng.normal(size=weight.shape).astype(np.float32)
-        params, state = applied_one_by_one(optimizer, {"w": jnp.asarray(gradient)}, state, params)
+        updates, state = optimizer.update({"w": jnp.asarray(gradient)}, state, params)
+        params = optax.apply_updates(params, updates)
         m, v = 0.9 * m + 0.1 * gradient, 0.95 * v + 0.05 * gradient.astype(float) ** 2
         weight = weight - rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
         m, v = (_reference(x, dtype, of_squares)[1] for x, of_squares in ((m, False), (v, True)))
@@ -125,26 +126,6 @@ def test_updates_are_those_of_adamw_on_packed_moments(dtype: str) -> None:
         assert np.median(found) < 1e-6 and found.max() < 0.2 * rate * t
     kept: Any = optax.tree.get(state, "nu")
     assert isinstance(kept["w"], Packed)
-
-
-@pytest.mark.parametrize("name", ["adamw", "lion"])
-def test_one_weight_after_another_is_all_at_once(name: str) -> None:
-    config = replace(OPTIMIZER, optimizer=name)
-    optimizer = make_optimizer(config, "int8", TINY)
-    step = CompiledStep(
-        TINY, Layout.of(weights_dtype="f32"), Workload(16, 16), OPTIMIZER, chip_flops_per_second=1
-    )
-    params = step.init(0).params
-    with jax.set_mesh(step.mesh):
-        gradients = jax.tree.map(jnp.cos, params)
-        states: list[Any] = []
-        for apply in (applied, applied_one_by_one):
-            run = jax.jit(lambda state, params, apply=apply: apply(optimizer, gradients, state, params))
-            after, state = run(optimizer.init(params), params)
-            states.append(run(state, after))
-    one, other = states
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    _check_same(*jax.tree.map(np.asarray, (one, other)))
 
 
 def _after(config: ModelConfig, text: str, dtype: str, **words: object) -> Any:

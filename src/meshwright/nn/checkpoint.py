@@ -25,7 +25,7 @@ from jax.sharding import SingleDeviceSharding
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.files import write_whole
 from meshwright.nn import checkpoint_files as files
-from meshwright.nn.moments import Packed, in_blocks, repacked
+from meshwright.nn.moments import in_blocks, is_packed, repacked
 from meshwright.nn.processes import wait_for_all
 
 # Orbax writes what goes wrong in its threads to standard error, traceback and all, before it raises it here.
@@ -156,12 +156,8 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
                 " which this model has not; name the run of this model"
             )
         restored = checkpointer.restore(_path(directory, step), args=_to_restore(wanted))
-    state = jax.tree.map(_in_own_blocks, like(as_saved, restored), abstract_state, is_leaf=_is_packed)
+    state = jax.tree.map(_in_own_blocks, like(as_saved, restored), abstract_state, is_leaf=is_packed)
     return state, files.read_position(directory, step), step
-
-
-def _is_packed(x: Any) -> bool:
-    return isinstance(x, Packed)
 
 
 def _in_stored_blocks(abstract_state: Any, stored: dict[str, Any]) -> Any:
@@ -169,17 +165,17 @@ def _in_stored_blocks(abstract_state: Any, stored: dict[str, Any]) -> Any:
 
     def leaf(path: tuple[Any, ...], own: Any) -> Any:
         there = stored.get(f"{jax.tree_util.keystr(path, simple=True, separator='.')}.scales")
-        if not _is_packed(own) or there is None or len(there.shape) != own.scales.ndim:
+        if not is_packed(own) or there is None or len(there.shape) != own.scales.ndim:
             return own
         count = there.shape[-1]
         return own if count == own.scales.shape[-1] else in_blocks(own, count)
 
-    return jax.tree_util.tree_map_with_path(leaf, abstract_state, is_leaf=_is_packed)
+    return jax.tree_util.tree_map_with_path(leaf, abstract_state, is_leaf=is_packed)
 
 
 def _in_own_blocks(restored: Any, abstract: Any) -> Any:
     """A leaf of the state that was restored; a moment in the blocks that `abstract` has."""
-    if not _is_packed(restored) or restored.scales.shape == abstract.scales.shape:
+    if not is_packed(restored) or restored.scales.shape == abstract.scales.shape:
         return restored
     return repacked(restored, abstract)
 

@@ -50,6 +50,11 @@ class Packed:
     of_squares: bool
 
 
+def is_packed(x: Any) -> bool:
+    """Whether a node of an optimizer's state is a moment in 8 bits."""
+    return isinstance(x, Packed)
+
+
 class _Code(NamedTuple):
     """dtype: of values. most: the number over the scale that the largest magnitude of a block is.
 

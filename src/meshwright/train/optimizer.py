@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.sharding import reshard
 
 from meshwright.errors import MeshwrightError
 from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.models.config import ModelConfig
-from meshwright.nn.moments import Packed, packed, packed_zeros, unpacked
+from meshwright.nn.moments import Packed, is_packed, packed, packed_zeros, unpacked
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.train import muon
 from meshwright.train.adafactor import adafactor
@@ -240,58 +239,17 @@ def _in_eight_bits(
         return jax.tree_util.tree_map_with_path(leaf, state)
 
     def unpack(x: Any) -> Any:
-        return unpacked(x) if isinstance(x, Packed) else x
+        return unpacked(x) if is_packed(x) else x
 
     def init(params: Any) -> Any:
         return mapped(packed_zeros, inner.init(_cast(params)))
 
     def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
-        wide = jax.tree.map(unpack, state, is_leaf=_is_packed)
+        wide = jax.tree.map(unpack, state, is_leaf=is_packed)
         updates, wide = inner.update(_cast(updates), wide, _cast(params), **given)
         return updates, mapped(packed, wide)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def applied(
-    optimizer: optax.GradientTransformationExtraArgs, gradients: Any, state: Any, params: Any, **given: Any
-) -> tuple[Any, Any]:
-    """(parameters, state) after an update by these gradients."""
-    updates, state = optimizer.update(gradients, state, params, **given)
-    return optax.apply_updates(params, updates), state
-
-
-def applied_one_by_one(
-    optimizer: optax.GradientTransformationExtraArgs, gradients: Any, state: Any, params: Any, **given: Any
-) -> tuple[Any, Any]:
-    """`applied` to one weight after another, where its moments are packed.
-
-    Unpacked, a weight's moments are read more than once, so that a compiler may keep them as float32. Those
-    of all weights at once would be as many bytes as packing saves.
-    """
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    moments, structure = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_packed)
-    after, new = [], [leaf for _, leaf in moments]
-    for number, path in enumerate(paths):
-        here = [n for n, (own, leaf) in enumerate(moments) if _is_packed(leaf) and own[-len(path) :] == path]
-        others = {n for n, (_, leaf) in enumerate(moments) if _is_packed(leaf)} - {*here}
-
-        def alone(tree: Any, number: int = number) -> Any:
-            leaves, structure = jax.tree.flatten(tree)
-            return jax.tree.unflatten(structure, [x if n == number else None for n, x in enumerate(leaves)])
-
-        own = jax.tree.unflatten(structure, [None if n in others else x for n, (_, x) in enumerate(moments)])
-        # Nothing of this weight is computed before those are that came before it.
-        *read, after, new = lax.optimization_barrier((alone(gradients), own, alone(params), after, new))
-        weight, made = applied(optimizer, *read, **given)
-        after += jax.tree.leaves(weight)
-        leaves = jax.tree.leaves(made, is_leaf=lambda x: x is None or _is_packed(x))
-        new = [new[n] if n in others else leaf for n, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(jax.tree.structure(params), after), jax.tree.unflatten(structure, new)
-
-
-def _is_packed(x: Any) -> bool:
-    return isinstance(x, Packed)
 
 
 # What optax calls the mean of squares of gradients.

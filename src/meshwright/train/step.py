@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_one_program, check_updates
-from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.layout.workload import Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
@@ -33,14 +33,7 @@ from meshwright.nn.params import JAX_DTYPES, abstract_params, flatten, init_para
 from meshwright.nn.processes import wait_for_all
 from meshwright.nn.weights import load_hf
 from meshwright.train.adafactor import MeanSquares, mean_squares
-from meshwright.train.optimizer import (
-    OptimizerConfig,
-    applied,
-    applied_one_by_one,
-    gradient_norm,
-    learning_rate,
-    make_optimizer,
-)
+from meshwright.train.optimizer import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
 from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
 from meshwright.train.settings import check_has_routers
 
@@ -338,10 +331,8 @@ class CompiledStep:
     def _updated_shards(self, state: TrainState, grads: Any, norm: Array, **given: Any) -> tuple[Any, Any]:
         """The shards of the weights after an update, and the optimizer's state."""
         before, moments = self._to_update(state)
-        # Muon parts all weights among two optimizers at once.
-        alone = self.layout.optimizer_dtype in PACKED_DTYPES and self.layout.optimizer != "muon"
-        apply = applied_one_by_one if alone else applied
-        after, moments = apply(self.optimizer, grads, moments, before, norm=norm, **given)
+        updates, moments = self.optimizer.update(grads, moments, before, norm=norm, **given)
+        after = optax.apply_updates(before, updates)
         if not self.layout.master_weights:
             return after, moments
         dtype = JAX_DTYPES[self.layout.weights_dtype]
