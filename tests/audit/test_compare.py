@@ -543,9 +543,9 @@ def test_adafactor_sums_the_mean_squares_of_rows_and_columns_that_are_split(layo
             for layout in (
                 _layout(fsdp=4, tensor=2, optimizer_dtype="fp8", optimizer="muon"),
                 _layout(data=4, tensor=2, zero=2, microbatches=2, optimizer_dtype="int8", optimizer="lion"),
-                _layout(data=8, zero=1, optimizer_dtype="fp8", compute_dtype="bf16", weights_dtype="bf16"),
-                _layout(fsdp=2, pipe=2, microbatches=2, schedule="lanes", optimizer_dtype="int8"),
-                _layout(fsdp=2, pipe=2, microbatches=2, schedule="1f1b", optimizer_dtype="int8"),
+                _layout(data=8, zero=1, optimizer_dtype="fp8"),
+                _layout(fsdp=2, tensor=2, pipe=2, microbatches=2, schedule="lanes", optimizer_dtype="int8"),
+                _layout(fsdp=2, tensor=2, pipe=2, microbatches=2, schedule="1f1b", optimizer_dtype="int8"),
             )
         ),
     ],
