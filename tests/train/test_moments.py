@@ -21,7 +21,7 @@ from tests.train.test_accumulation import TOKENS
 from meshwright.cost.ops import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
-from meshwright.errors import LayoutError
+from meshwright.errors import CheckpointError, LayoutError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.precision import PACKED_DTYPES
@@ -346,3 +346,24 @@ def _check_repacked(
         np.testing.assert_allclose(scales[..., i : i + 1], scale, rtol=1e-6)
         expected = np.where(own != 0, pack(own / scale).astype(float), 0).astype(values.dtype)
         assert _steps_between(values[..., block], expected) <= 1
+
+
+def test_a_moment_that_one_run_alone_packs_is_named(tmp_path: Path) -> None:
+    on = _mesh(1, 1)
+    params = {name: jnp.ones(shape, device=NamedSharding(on, SPECS[name])) for name, shape in _SHAPES.items()}
+    states = {}
+    for dtype in ("f32", "int8"):
+        with jax.set_mesh(on):
+            opt_state = jax.jit(make_optimizer(OPTIMIZER, dtype).init)(params)
+        states[dtype] = {"params": params, "opt_state": opt_state}
+        save(tmp_path / dtype, 1, states[dtype], {})
+    for dtype, other, message in (
+        ("f32", "int8", "norm.values is float32 there and int8 in this run; train on in float32"),
+        ("int8", "f32", "norm is int8 there and float32 in this run; train on in int8"),
+    ):
+        wanted = _abstract(states[other], on, make_optimizer(OPTIMIZER, other))
+        with pytest.raises(CheckpointError, match=f"mu.{message}$"):
+            checkpoint.restore(tmp_path / dtype, wanted)
+
+
+_SHAPES = {"wq": (4, 8), "norm": (8,)}

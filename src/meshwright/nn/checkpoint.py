@@ -286,6 +286,10 @@ def _check(
     """What the checkpoint holds by name; CheckpointError at the first array it lacks or has otherwise."""
     path, stored = directory / str(step), _stored(directory, step, checkpointer)
     for name, leaf in wanted.items():
+        # A moment is packed in one of two runs alone.
+        other = stored.get(name.removesuffix(".values"), stored.get(f"{name}.values"))
+        if name not in stored and other is not None:
+            raise _of_other_dtype(path, name, other.dtype, leaf.dtype)
         if name not in stored:
             raise CheckpointError(
                 f"checkpoint {path}: has no {name}{list(leaf.shape)}; name the run of this model"
@@ -297,8 +301,11 @@ def _check(
                 " model; name the run of this model"
             )
         if there.dtype != leaf.dtype and not cast:
-            raise CheckpointError(
-                f"checkpoint {path}: {name} is {there.dtype} there and {leaf.dtype} in this run;"
-                f" train on in {there.dtype}"
-            )
+            raise _of_other_dtype(path, name, there.dtype, leaf.dtype)
     return stored
+
+
+def _of_other_dtype(path: Path, name: str, there: Any, here: Any) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path}: {name} is {there} there and {here} in this run; train on in {there}"
+    )
