@@ -165,7 +165,10 @@ def _check_same(found: Any, expected: Any) -> None:
             apart = np.abs(_share(own) - _share(other[name])).max()
             assert apart <= _LARGEST_STEP[own.dtype.name], name
         elif name.endswith(".scales"):
-            np.testing.assert_allclose(own, other[name], rtol=1e-3, atol=1e-12, err_msg=name)
+            # The largest number of a block may be one of those that are a step apart.
+            apart = np.abs(own - other[name]) / np.maximum(other[name], 1e-12)
+            step = _LARGEST_STEP[one[name.replace(".scales", ".values")].dtype.name]
+            assert np.mean(apart > 1e-3) < 2e-3 and apart.max() < 2 * step, name
         else:
             # Lion's updates are signs, which a number near 0 turns.
             apart = np.abs(own.astype(np.float32) - other[name].astype(np.float32))
