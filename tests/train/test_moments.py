@@ -163,7 +163,7 @@ def _check_same(found: Any, expected: Any) -> None:
         if name.endswith(".values"):
             assert np.mean(own != other[name]) < 2e-3, name
             apart = np.abs(_share(own) - _share(other[name])).max()
-            assert apart <= _LARGEST_STEP[own.dtype.name], name
+            assert apart < 1.001 * _LARGEST_STEP[own.dtype.name], name
         elif name.endswith(".scales"):
             # The largest number of a block may be one of those that are a step apart.
             apart = np.abs(own - other[name]) / np.maximum(other[name], 1e-12)
