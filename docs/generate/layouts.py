@@ -57,7 +57,8 @@ MEANINGS = {
     "gradients_dtype": "Dtype in which gradients are summed over devices and microbatches; by default "
     "`compute_dtype` over devices and `weights_dtype` over microbatches.",
     "optimizer": "The optimizer.",
-    "optimizer_dtype": "Dtype of the optimizer's state, such as Adam's two moments.",
+    "optimizer_dtype": "Dtype of the optimizer's state, such as Adam's two moments. fp8 and int8 have a "
+    "float32 scale for each block of at most 128 numbers of a row; not with `optimizer=adafactor`.",
     "master_weights": "Whether there is a float32 copy of the weights.",
     "kv_dtype": "Dtype of the KV cache in inference.",
 }

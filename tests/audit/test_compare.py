@@ -534,6 +534,36 @@ def test_adafactor_sums_the_mean_squares_of_rows_and_columns_that_are_split(layo
     assert audit["verdict"] == "match", [row for row in audit["rows"] if row["status"] == "differs"]
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        _layout(fsdp=4, tensor=2, optimizer_dtype="int8"),
+        *(
+            pytest.param(layout, marks=pytest.mark.slow)
+            for layout in (
+                _layout(fsdp=4, tensor=2, optimizer_dtype="fp8", optimizer="muon"),
+                _layout(data=4, tensor=2, zero=2, microbatches=2, optimizer_dtype="int8", optimizer="lion"),
+                _layout(data=8, zero=1, optimizer_dtype="fp8"),
+                _layout(fsdp=2, tensor=2, pipe=2, microbatches=2, schedule="lanes", optimizer_dtype="int8"),
+                _layout(fsdp=2, tensor=2, pipe=2, microbatches=2, schedule="1f1b", optimizer_dtype="int8"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_moments_in_eight_bits_are_as_planned(layout: Layout) -> None:
+    """No collective besides; what enters the program is weights, values and scales, tokens and counters."""
+    plan = Plan(WIDE, "cpu:8", Workload(16, 64), layout)
+    audit = audit_plan(plan, "cpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    if layout.stages_apart:
+        return  # each program of a stage has other inputs
+    memory = audit["memory"]
+    state = sum(memory["planned_by_cause"][cause] for cause in ("weights", "optimizer"))
+    tokens = 4 * plan.workload.num_sequences // layout.num_batch_shards * (plan.workload.seq_len + 1)
+    assert 0 <= memory["compiled_by_cause"]["arguments"] - state - tokens < 64
+
+
 def test_the_bytes_of_adafactor_s_mean_squares() -> None:
     """w_gate[L, D_fsdp, F_tensor] of 4 layers, 256 by 512: means over F, over D, and of the first over D."""
     plan = Plan(WIDE, "cpu:8", Workload(16, 64), _layout(data=2, fsdp=2, tensor=2, optimizer="adafactor"))

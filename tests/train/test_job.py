@@ -83,7 +83,11 @@ def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], mes
     ("broken", "kind", "message"),
     [
         (plan(vocab_size=256), DataError, "needs V >= 257 ids"),
-        (plan(Layout.of(data=1, optimizer_dtype="int8")), LayoutError, "optimizer_dtype=int8 can be planned"),
+        (
+            plan(Layout.of(matmul_dtype="fp8", saved_dtype="fp8")),
+            LayoutError,
+            "saved_dtype=fp8 can be planned",
+        ),
         (replace(plan(), workload=Workload(16, 32, "prefill")), PlanError, "training takes 'train'"),
     ],
 )

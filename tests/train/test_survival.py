@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.train.processes import Runs, exact_lines
 
+from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.nn.checkpoint_files import steps
 
 NUM_STEPS = 24
@@ -128,6 +129,29 @@ def test_a_killed_run_whose_optimizer_waits_on_the_host_goes_on(tmp_path):
         assert 0 < steps(run / "checkpoints")[-1] < NUM_STEPS
         runs.mw("train", str(plans[second]), "--run", str(run), "--resume")
         assert exact_lines(run) == exact_lines(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", PACKED_DTYPES)
+def test_a_killed_run_with_moments_in_eight_bits_goes_on(tmp_path, dtype):
+    """With the same numbers; on one device alone, with other blocks, with nearly the same."""
+    runs = Runs(tmp_path, "cpu:2", f"fsdp=2,tensor=1,optimizer_dtype={dtype}")
+    alone = tmp_path / "alone.toml"
+    runs.write_plan(alone, "cpu:1", f"data=1,optimizer_dtype={dtype}")
+    runs.mw(*runs.begin(tmp_path / "whole", *OPTIONS))
+    whole = exact_lines(tmp_path / "whole")
+    process = runs.start(*runs.begin(tmp_path / "run", *OPTIONS))
+    until(process, lambda: bool(steps(tmp_path / "run" / "checkpoints")))
+    process.kill()
+    process.communicate()
+    assert 0 < steps(tmp_path / "run" / "checkpoints")[-1] < NUM_STEPS
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    runs.mw("train", "--run", str(tmp_path / "run"), "--resume")
+    assert exact_lines(tmp_path / "run") == whole
+    runs.mw("train", str(alone), "--run", str(tmp_path / "other"), "--resume")
+    last = exact_lines(tmp_path / "other")[-1]
+    assert last["step"] == NUM_STEPS
+    assert last["loss"] == pytest.approx(whole[-1]["loss"], rel=0.01)
 
 
 @pytest.mark.slow

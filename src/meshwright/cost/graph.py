@@ -181,7 +181,7 @@ class StoredWeights(NamedTuple):
     layers: whose weights they are; none of those outside the layers. stored: as they lie between steps, in
     stored_bytes, their scales among them.
     accumulated: of their gradients, while microbatches add to them. updated: as the optimizer has them, and
-    their gradients once summed. optimizer: its state. update_flops: of an update.
+    their gradients once summed. optimizer: its state, and optimizer_blocks of it. update_flops: of an update.
     exchanged: what an update sends, of all layers at once. summed: of a table that is read twice, how the
     gradient of the second use is, where it is not added to that of the first before.
     """
@@ -193,6 +193,7 @@ class StoredWeights(NamedTuple):
     accumulated: Any = 0
     updated: Any = 0
     optimizer: Any = 0
+    optimizer_blocks: Any = 0
     update_flops: Any = 0
     exchanged: tuple[Transfer, ...] = ()
     summed: tuple[Transfer, ...] = ()

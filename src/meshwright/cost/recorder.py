@@ -218,6 +218,7 @@ class Recorder:
             + trained * self._whole_elements(self.layout.accumulated(name, letters)),
             updated=before.updated + trained * update.elements,
             optimizer=before.optimizer + trained * update.state_elements,
+            optimizer_blocks=before.optimizer_blocks + trained * update.state_blocks,
             update_flops=before.update_flops + trained * update.flops,
             exchanged=before.exchanged + (tuple(exchanged) if trained else ()),
         )

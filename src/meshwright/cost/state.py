@@ -10,6 +10,7 @@ from meshwright.cost.stages import stage_ends, stage_layers
 from meshwright.layout import Layout
 from meshwright.layout.optimizers import num_sums
 from meshwright.layout.pipeline.depths import layers_of_depths, stage_routes
+from meshwright.layout.precision import state_bytes
 from meshwright.units import dtype_bytes, whole
 
 
@@ -17,7 +18,8 @@ from meshwright.units import dtype_bytes, whole
 class Stored:
     """Parameters on one chip of a stage: as stored, as gradients accumulate, as the optimizer has them.
 
-    weight_bytes: as stored, with scales. optimizer: elements of its state. update_flops: of an update.
+    weight_bytes: as stored, with scales. optimizer: elements of its state; optimizer_blocks: of those, where
+    each has a scale. update_flops: of an update.
     """
 
     weights: int
@@ -25,6 +27,7 @@ class Stored:
     gradients: int
     updated: int
     optimizer: int
+    optimizer_blocks: int
     update_flops: int
 
 
@@ -40,12 +43,14 @@ class StageState:
         totals: list[Any] = [0] * len(fields(Stored))
         for part, share in self._parts:
             read = (share.read * count for count in (part.stored, part.stored_bytes, part.accumulated))
-            own = (share.own * count for count in (part.updated, part.optimizer, part.update_flops))
+            state = part.optimizer, part.optimizer_blocks
+            own = (share.own * count for count in (part.updated, *state, part.update_flops))
             totals = [total + count for total, count in zip(totals, (*read, *own), strict=True)]
         self.stored = Stored(*map(ceiling, totals))
         # Float32 weights beside those that are multiplied, and the optimizer's own state.
         self._master = self.stored.updated * dtype_bytes("f32") if layout.master_weights else 0
-        self._optimizer = self.stored.optimizer * dtype_bytes(layout.optimizer_dtype)
+        of_state = self.stored.optimizer, self.stored.optimizer_blocks
+        self._optimizer = state_bytes(layout.optimizer_dtype, *of_state)
 
     def device_bytes(self, *, reduced_at_once: bool) -> tuple[Any, Any, Any]:
         """Bytes of (weights, gradients, optimizer) on the chip.
@@ -73,11 +78,8 @@ class StageState:
         """
         layout, stored = self.layout, self.stored
         master = 2 * dtype_bytes("f32") if layout.master_weights else 0
-        weights, state = (
-            3 * dtype_bytes(layout.weights_dtype) + master,
-            2 * dtype_bytes(layout.optimizer_dtype),
-        )
-        return Work(stored.update_flops, stored.updated * weights + stored.optimizer * state)
+        weights = 3 * dtype_bytes(layout.weights_dtype) + master
+        return Work(stored.update_flops, stored.updated * weights + 2 * self._optimizer)
 
     def update_transfers(self, microbatches: Any) -> list[tuple[Transfer, Any]]:
         """What an update sends, and how often: sums of norms, and what each weight needs.

@@ -9,7 +9,7 @@ from meshwright.errors import LayoutError, PlanError
 from meshwright.layout.axes import AXES
 from meshwright.layout.axes.fsdp import MOST_PADDING
 from meshwright.layout.optimizers import factored
-from meshwright.layout.precision import SCALED_DTYPES
+from meshwright.layout.precision import DTYPES, PACKED_DTYPES, SCALED_DTYPES
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import REMATS
 from meshwright.models.config import ModelConfig
@@ -156,6 +156,11 @@ def check_fields(layout: "Layout", config: ModelConfig) -> None:
             f"layout: saved_dtype = {precision.saved_dtype} with matmul_dtype = "
             f"{precision.matmul_dtype or precision.compute_dtype}, whose operands are not made in it; "
             f"fits: matmul_dtype = {precision.saved_dtype}"
+        )
+    if precision.optimizer == "adafactor" and precision.optimizer_dtype in PACKED_DTYPES:
+        raise LayoutError(
+            f"layout: optimizer_dtype = {precision.optimizer_dtype} with optimizer = adafactor, which keeps "
+            f"a row and a column in place of moments; fits: optimizer_dtype in {{{', '.join(DTYPES)}}}"
         )
     if (nodes := layout.degree("expert_nodes")) > 1 and schedule.dispatch != "once":
         raise LayoutError(

@@ -22,6 +22,8 @@ FACTORED_FROM = 128
 # The others are taken to have as many as AdamW.
 ARITHMETIC = {"adamw": 19, "lion": 14}
 NEWTON_SCHULZ_STEPS = 5
+# The most numbers of a row of a moment in 8 bits that share a scale.
+BLOCK = 128
 # The dimensions that count matrices: layers, experts.
 _STACKED = OF_STACKS + "E"
 # Sums over all numbers of a weight in one update, one after another: of every optimizer the gradients' norm.
@@ -32,6 +34,15 @@ _SUMS = {"adafactor": 3}
 def num_sums(optimizer: str) -> int:
     """How often in an update a number is summed over the axes that split the weights."""
     return _SUMS.get(optimizer, 1)
+
+
+def num_blocks(numbers: Any) -> Any:
+    """Into how many blocks a device splits its share of a row of a moment in 8 bits, each with a scale.
+
+    >>> num_blocks(128), num_blocks(192)
+    (1, 2)
+    """
+    return -(-numbers // BLOCK)
 
 
 def is_orthogonalised(path: str, param: Param) -> bool:
@@ -104,9 +115,20 @@ class WeightUpdate:
         if self.optimizer == "adafactor":
             averaged = [self.elements // self._shard_of(letter) for letter in self._averaged]
             return sum(averaged) if averaged else self.elements
-        if self.optimizer == "muon":
-            return self.elements if self._is_orthogonalised else 2 * self.elements
-        return LEAST_STATE[self.optimizer] * self.elements
+        return self._num_moments * self.elements
+
+    @property
+    def state_blocks(self) -> Any:
+        """Blocks of the state where it is in 8 bits, each with a scale; Adafactor's is not."""
+        *rows, row = self._shard
+        return self._num_moments * prod(rows) * num_blocks(row)
+
+    @property
+    def _num_moments(self) -> int:
+        """How many arrays of the weight's shape the state has."""
+        if self.optimizer == "muon" and not self._is_orthogonalised:
+            return LEAST_STATE["adamw"]
+        return LEAST_STATE[self.optimizer]
 
     @property
     def flops(self) -> Any:

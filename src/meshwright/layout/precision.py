@@ -17,7 +17,9 @@ TILE = 128
 # Inputs of an output that share a scale, of weights in int4 (nn/quantised.py).
 GROUP = 32
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
-OPTIMIZER_DTYPES = (*DTYPES, "fp8", "int8")
+# Of moments in 8 bits, with scales of blocks (nn/moments.py).
+PACKED_DTYPES = ("fp8", "int8")
+OPTIMIZER_DTYPES = (*DTYPES, *PACKED_DTYPES)
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,12 @@ def stored_bytes(dtype: str, inputs: Any) -> Any:
     if dtype in DTYPES:
         return dtype_bytes(dtype)
     return dtype_bytes(dtype) + dtype_bytes("f32") / (GROUP if dtype == "int4" else inputs)
+
+
+def state_bytes(dtype: str, elements: Any, blocks: Any) -> Any:
+    """Bytes of an optimizer's state of so many elements, with the scales of its blocks."""
+    scales = blocks * dtype_bytes("f32") if dtype in PACKED_DTYPES else 0
+    return elements * dtype_bytes(dtype) + scales
 
 
 def matmul_dtype_of(weights_dtype: str, kind: str) -> str | None:

@@ -52,8 +52,6 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         not in (None, precision.compute_dtype, "int8", *([] if is_inference else ["fp8", "f16"])),
         f"matmul_scales={precision.matmul_scales}": precision.matmul_scales is not None and is_inference,
         f"saved_dtype={precision.saved_dtype}": precision.saved_dtype is not None and is_inference,
-        f"optimizer_dtype={precision.optimizer_dtype}": not is_inference
-        and precision.optimizer_dtype not in DTYPES,
         f"weights_dtype={precision.weights_dtype}": not is_inference
         and precision.weights_dtype not in DTYPES,
         f"kv_dtype={precision.kv_dtype}": precision.kv_dtype

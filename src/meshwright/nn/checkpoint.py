@@ -25,6 +25,7 @@ from jax.sharding import SingleDeviceSharding
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.files import write_whole
 from meshwright.nn import checkpoint_files as files
+from meshwright.nn.moments import in_blocks, is_packed, repacked
 from meshwright.nn.processes import wait_for_all
 
 # Orbax writes what goes wrong in its threads to standard error, traceback and all, before it raises it here.
@@ -141,11 +142,13 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
     abstract_state: the state as jax.ShapeDtypeStruct with the shardings to restore onto (an array
     without one goes to the first device); neither the mesh nor the number of devices need be those
     that saved. A damaged checkpoint is passed over for the one before it, with a warning that names it.
+    Moments in 8 bits are packed anew where the layout that saved them had other blocks.
     Raises CheckpointError where there is none, `step` itself is damaged, or an array differs.
     """
     step = sound_step(directory, step)
-    wanted = by_name(abstract_state)
     with _opened(directory, step) as checkpointer:
+        as_saved = _in_stored_blocks(abstract_state, _stored(directory, step, checkpointer))
+        wanted = by_name(as_saved)
         stored = _check(directory, step, wanted, checkpointer)
         for name in sorted(stored.keys() - wanted.keys()):
             raise CheckpointError(
@@ -153,7 +156,28 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
                 " which this model has not; name the run of this model"
             )
         restored = checkpointer.restore(_path(directory, step), args=_to_restore(wanted))
-    return like(abstract_state, restored), files.read_position(directory, step), step
+    state = jax.tree.map(_in_own_blocks, like(as_saved, restored), abstract_state, is_leaf=is_packed)
+    return state, files.read_position(directory, step), step
+
+
+def _in_stored_blocks(abstract_state: Any, stored: dict[str, Any]) -> Any:
+    """The state's types, with moments in the blocks in which they are stored."""
+
+    def leaf(path: tuple[Any, ...], own: Any) -> Any:
+        there = stored.get(f"{jax.tree_util.keystr(path, simple=True, separator='.')}.scales")
+        if not is_packed(own) or there is None or len(there.shape) != own.scales.ndim:
+            return own
+        count = there.shape[-1]
+        return own if count == own.scales.shape[-1] else in_blocks(own, count)
+
+    return jax.tree_util.tree_map_with_path(leaf, abstract_state, is_leaf=is_packed)
+
+
+def _in_own_blocks(restored: Any, abstract: Any) -> Any:
+    """A leaf of the state that was restored; a moment in the blocks that `abstract` has."""
+    if not is_packed(restored) or restored.scales.shape == abstract.scales.shape:
+        return restored
+    return repacked(restored, abstract)
 
 
 def restore_params(directory: Path, abstract_params: Any, step: int | None = None) -> Any:
@@ -250,14 +274,22 @@ def _reason(error: BaseException) -> str:
 _DISK_ERRORS = ("No space left on device", "Disk quota exceeded", "File too large", "Read-only file system")
 
 
+def _stored(directory: Path, step: int, checkpointer: ocp.Checkpointer) -> dict[str, Any]:
+    """The types of the checkpoint's arrays by name."""
+    metadata: Any = checkpointer.metadata(_path(directory, step)).item_metadata
+    return metadata.tree
+
+
 def _check(
     directory: Path, step: int, wanted: dict[str, Any], checkpointer: ocp.Checkpointer, cast: bool = False
 ) -> dict[str, Any]:
     """What the checkpoint holds by name; CheckpointError at the first array it lacks or has otherwise."""
-    path = directory / str(step)
-    metadata: Any = checkpointer.metadata(_path(directory, step)).item_metadata
-    stored: dict[str, Any] = metadata.tree
+    path, stored = directory / str(step), _stored(directory, step, checkpointer)
     for name, leaf in wanted.items():
+        # A moment is packed in one of two runs alone.
+        other = stored.get(name.removesuffix(".values"), stored.get(f"{name}.values"))
+        if name not in stored and other is not None:
+            raise _of_other_dtype(path, name, other.dtype, leaf.dtype)
         if name not in stored:
             raise CheckpointError(
                 f"checkpoint {path}: has no {name}{list(leaf.shape)}; name the run of this model"
@@ -269,8 +301,11 @@ def _check(
                 " model; name the run of this model"
             )
         if there.dtype != leaf.dtype and not cast:
-            raise CheckpointError(
-                f"checkpoint {path}: {name} is {there.dtype} there and {leaf.dtype} in this run;"
-                f" train on in {there.dtype}"
-            )
+            raise _of_other_dtype(path, name, there.dtype, leaf.dtype)
     return stored
+
+
+def _of_other_dtype(path: Path, name: str, there: Any, here: Any) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path}: {name} is {there} there and {here} in this run; train on in {there}"
+    )

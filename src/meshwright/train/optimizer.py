@@ -11,7 +11,10 @@ import optax
 from jax.sharding import reshard
 
 from meshwright.errors import MeshwrightError
+from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.models.config import ModelConfig
+from meshwright.nn.moments import Packed, is_packed, packed, packed_zeros, unpacked
+from meshwright.nn.params import JAX_DTYPES
 from meshwright.train import muon
 from meshwright.train.adafactor import adafactor
 from meshwright.train.settings import OptimizerName, ScheduleName
@@ -60,7 +63,7 @@ class OptimizerConfig:
 
 def make_optimizer(
     config: OptimizerConfig,
-    moments_dtype: jax.typing.DTypeLike = jnp.float32,
+    moments_dtype: str = "f32",
     model: ModelConfig | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer on gradients clipped by their global norm; moments and updates are float32.
@@ -80,8 +83,9 @@ def make_optimizer(
     and not with Adafactor. Lion has half of AdamW's moments, and wants a learning rate three to ten times
     lower and a decay as much higher. Muon takes the matrices of the layers of `model`, which it needs, with
     AdamW's learning rate (0.2: AdamW's usual size of an update), and leaves the rest to AdamW (with Nesterov
-    momentum). moments_dtype: of the moments between two updates, which compute in float32. bfloat16 has 8
-    bits: it drops what an update changes by less than 1/256, as it does v's with b2 above 0.996. Sources:
+    momentum). moments_dtype: of the moments between two updates, which compute in float32. "bf16" has 8
+    bits: it drops what an update changes by less than 1/256, as it does v's with b2 above 0.996. "fp8" and
+    "int8": in blocks with scales (nn/moments.py), not of Adafactor. Sources:
     Loshchilov & Hutter, arXiv:1711.05101; Chen et al., arXiv:2302.06675; Shazeer & Stern, arXiv:1804.04235;
     Jordan et al., "Muon" (2024), and Liu et al., arXiv:2502.16982, section 2.2.
     """
@@ -103,7 +107,9 @@ def make_optimizer(
         chosen = optax.adamw(
             rate, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=decay, mask=decay_mask
         )
-    return _in_float32(optax.chain(clipped(config.clip_norm), chosen), moments_dtype)
+    if moments_dtype in PACKED_DTYPES:
+        return _in_eight_bits(optax.chain(clipped(config.clip_norm, by_factor), chosen), moments_dtype)
+    return _in_float32(optax.chain(clipped(config.clip_norm), chosen), JAX_DTYPES[moments_dtype])
 
 
 @jax.named_scope("update")
@@ -112,7 +118,22 @@ def gradient_norm(gradients: Any) -> jax.Array:
     return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), gradients))
 
 
-def clipped(clip_norm: float) -> optax.GradientTransformationExtraArgs:
+def by_quotient(g: jax.Array, norm: jax.Array, clip_norm: float) -> jax.Array:
+    """g * min(1, clip_norm / norm), as optax computes it."""
+    return jnp.where(norm < clip_norm, g, g / norm * clip_norm)
+
+
+def by_factor(g: jax.Array, norm: jax.Array, clip_norm: float) -> jax.Array:
+    """g * min(1, clip_norm / norm) without a division of each number.
+
+    XLA divides once and keeps what it has divided; it multiplies again for everything that reads it.
+    """
+    return g * jnp.where(norm < clip_norm, 1.0, clip_norm / norm)
+
+
+def clipped(
+    clip_norm: float, clip: Callable[[jax.Array, jax.Array, float], jax.Array] = by_quotient
+) -> optax.GradientTransformationExtraArgs:
     """g * min(1, clip_norm / |g|), by the norm of the gradients that its caller has taken, else takes it.
 
     optax's own takes a norm of its own: a step that reports it then has two, each with its sums over devices.
@@ -120,7 +141,7 @@ def clipped(clip_norm: float) -> optax.GradientTransformationExtraArgs:
 
     def update(updates: Any, state: Any, params: Any = None, *, norm: Any = None, **_: Any) -> Any:
         size = gradient_norm(updates) if norm is None else norm
-        return jax.tree.map(lambda g: jnp.where(size < clip_norm, g, g / size * clip_norm), updates), state
+        return jax.tree.map(lambda g: clip(g, size, clip_norm), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -190,14 +211,50 @@ def _in_float32(
 ) -> optax.GradientTransformationExtraArgs:
     """`inner` on float32 copies, whose state is kept in `stored` from one update to the next."""
 
-    def cast(tree: Any, dtype: jax.typing.DTypeLike = jnp.float32) -> Any:
-        return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
-
     def init(params: Any) -> Any:
-        return cast(inner.init(cast(params)), stored)
+        return _cast(inner.init(_cast(params)), stored)
 
     def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
-        updates, state = inner.update(cast(updates), cast(state), cast(params), **given)
-        return updates, cast(state, stored)
+        updates, state = inner.update(_cast(updates), _cast(state), _cast(params), **given)
+        return updates, _cast(state, stored)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _cast(tree: Any, dtype: jax.typing.DTypeLike = jnp.float32) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+def _in_eight_bits(
+    inner: optax.GradientTransformationExtraArgs, stored: str
+) -> optax.GradientTransformationExtraArgs:
+    """`inner` on float32 copies, whose moments are packed from one update to the next (nn/moments.py)."""
+
+    def mapped(pack: Callable[..., Packed], state: Any) -> Any:
+        def leaf(path: tuple[Any, ...], x: Any) -> Any:
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                return x
+            return pack(x, stored, of_squares=_SQUARES in map(_key_name, path))
+
+        return jax.tree_util.tree_map_with_path(leaf, state)
+
+    def unpack(x: Any) -> Any:
+        return unpacked(x) if is_packed(x) else x
+
+    def init(params: Any) -> Any:
+        return mapped(packed_zeros, inner.init(_cast(params)))
+
+    def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
+        wide = jax.tree.map(unpack, state, is_leaf=is_packed)
+        updates, wide = inner.update(_cast(updates), wide, _cast(params), **given)
+        return updates, mapped(packed, wide)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+# What optax calls the mean of squares of gradients.
+_SQUARES = "nu"
+
+
+def _key_name(key: Any) -> str:
+    return jax.tree_util.keystr((key,), simple=True)

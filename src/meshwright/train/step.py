@@ -102,7 +102,7 @@ class CompiledStep:
             router_losses=self.router_weights is not None,
         )
         self.optimizer = make_optimizer(
-            replace(optimizer, optimizer=layout.optimizer), JAX_DTYPES[layout.optimizer_dtype], config
+            replace(optimizer, optimizer=layout.optimizer), layout.optimizer_dtype, config
         )
         self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens

@@ -19,6 +19,7 @@ from meshwright.layout import Layout
 from meshwright.layout.flash import BLOCK
 from meshwright.layout.optimizers import ARITHMETIC, WeightUpdate
 from meshwright.layout.pipeline.depths import stage_routes
+from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.layout.workload import Phase
 from meshwright.models.parameters import STACK_LETTERS, Param, dimensions, parameters
 from meshwright.plan.train import price
@@ -36,7 +37,7 @@ class PlannedStep:
     products: FLOPs by tensor and pass (forward, recompute, backward). state_bytes: of what enters the step
     and stays: weights, moments, caches. matmul_dtype: of the operands of products. layer_saved_bytes: what
     layers keep of one microbatch for the backward pass; None where they differ, have experts or are staged.
-    update: of the optimizer; None in inference, and of optimizers whose operations are not counted.
+    update: of the optimizer; None in inference, and where the optimizer's operations are not counted.
     operations: the names of all operations of the forward pass, and of all that is sent; elementwise:
     of those that are so. split_weights: by axis, how many gradients it splits. attention_edge: the share of
     its scores that a flash kernel computes besides, in the blocks that a causal mask cuts.
@@ -103,7 +104,8 @@ def planned_step(
             graph = record_training(plan.model, hardware, layout, shape, has_kernel=False)
         if layout.pipe == 1 and not plan.model.moe and not layout.offload:
             saved = _saved_by_layers(graph, layout)
-        if layout.optimizer in ARITHMETIC:
+        # How often it computes a moment that is unpacked, a compiler decides.
+        if layout.optimizer in ARITHMETIC and layout.optimizer_dtype not in PACKED_DTYPES:
             state = StageState(graph, layout, stage or 0)
             work, reduced = state.update_work(), state.stored.updated
             update = PlannedUpdate(work.flops, reduced, work.hbm_bytes)
