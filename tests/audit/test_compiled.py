@@ -7,11 +7,14 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 
+from meshwright.audit.compile.compile import program_text
 from meshwright.audit.facts.collectives import EmittedCollective, collectives
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.groups import axes_that_change, mesh_axes_of
+from meshwright.audit.facts.groups import axes_that_change, copied_over, mesh_axes_of
 from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.hlo.parse import Program, parse_hlo
+from meshwright.nn.execute import named_once
+from meshwright.nn.mesh import resharded
 from meshwright.notation.mesh import Mesh
 
 P = PartitionSpec
@@ -25,10 +28,10 @@ def layer(x: jax.Array, w: Weights) -> jax.Array:
     """x[B_data,fsdp, T, D] through w_in[D_fsdp, F_tensor], w_out[F_tensor, D_fsdp]."""
     with jax.named_scope("mlp"):
         with jax.named_scope("w_in"):
-            w_in = reshard(w["w_in"], P(None, "tensor"))
+            w_in = resharded(w["w_in"], P(None, "tensor"))
             h = jnp.einsum("BTD,DF->BTF", x, w_in, out_sharding=P(BATCH, None, "tensor"))
         with jax.named_scope("w_out"):
-            w_out = reshard(w["w_out"], P("tensor", None))
+            w_out = resharded(w["w_out"], P("tensor", None))
             return x + jnp.einsum("BTF,FD->BTD", jnp.tanh(h), w_out, out_sharding=P(BATCH, None, None))
 
 
@@ -124,6 +127,30 @@ def test_resharding_an_array(
     (one,) = collectives(program)
     assert (one.op, mesh_axes_of(one.groups, MESH), one.gathered_bytes) == (op, axes, gathered_bytes)
     assert (one.count, one.parameter) == (1, "x")
+
+
+def test_what_moves_has_the_name_of_its_scope_and_equal_reshards_of_one_copy_run_once() -> None:
+    def run(x: jax.Array) -> jax.Array:
+        with jax.named_scope("made"):
+            made = jnp.tanh(x)
+        with jax.named_scope("moved"):
+            here = named_once(made)
+            first, second = reshard(here, P()), reshard(here, P())
+        return first + jnp.flip(second)
+
+    (one,) = collectives(compiled(run, ((32, 64), P("data", None), "float32")))
+    assert (one.op, one.scope) == ("all_gather", ("moved",))
+
+
+def test_inputs_say_how_they_are_sharded() -> None:
+    """Also where the compiler leaves it out of the text (JAX 0.12)."""
+    mesh = jax.make_mesh((2, 2, 2), MESH.axes, axis_types=(AxisType.Explicit,) * 3)
+    with jax.set_mesh(mesh):
+        specs = P("data", None), P(None, ("tensor", "fsdp")), P()
+        given = [jax.ShapeDtypeStruct((8, 8), "float32", sharding=NamedSharding(mesh, p)) for p in specs]
+        text = program_text(jax.jit(lambda x, y, z: jnp.sin(x) @ y + z).lower(*given).compile())
+    over = [copied_over(one, MESH) for one in parse_hlo(text).main.parameters]
+    assert over == [("fsdp", "tensor"), ("data",), ("data", "fsdp", "tensor")]
 
 
 def test_a_psum_scatter_stays_a_reduce_scatter() -> None:

@@ -11,11 +11,15 @@ from meshwright.audit.facts.groups import (
     GroupAxes,
     axes_that_change,
     coordinates,
+    copied_over,
+    copies_of,
     group_axes,
     mesh_axes_of,
     parse_groups,
     parse_pairs,
+    tiles_of,
 )
+from meshwright.audit.hlo.parse import ArrayShape, Instruction
 from meshwright.errors import AuditError
 from meshwright.notation.mesh import Mesh
 
@@ -104,3 +108,53 @@ def test_a_permute_has_the_axes_along_which_it_sends() -> None:
     swap = parse_pairs("{{0,0},{4,4},{2,1},{6,5},{1,2},{5,6},{3,3},{7,7}}")
     assert mesh_axes_of(ring, MESH) == ("fsdp",)
     assert mesh_axes_of(swap, MESH) == ("fsdp", "tensor")
+
+
+# A mesh of 2 x 2 x 2; as XLA of JAX 0.10 prints a sharding, and as that of 0.12 does.
+_AXES = "mesh['data'=2,'fsdp'=2,'tensor'=2]"
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize(
+    ("numbered", "named", "tiles", "copies", "over"),
+    [
+        ("{replicated}", "{mesh[], replicated}", 1, 8, ("data", "fsdp", "tensor")),
+        ("{devices=[8,1]<=[8]}", f"{{{_AXES}, [{{'data', 'fsdp', 'tensor'}}, {{}}]}}", 8, 1, ()),
+        (
+            "{devices=[2,1,4]<=[8] last_tile_dim_replicate}",
+            f"{{{_AXES}, [{{'data'}}, {{}}]}}",
+            2,
+            4,
+            ("fsdp", "tensor"),
+        ),
+        (
+            "{devices=[2,2,2]<=[2,2,2]T(2,0,1) last_tile_dim_replicate}",
+            f"{{{_AXES}, [{{'tensor'}}, {{'data'}}]}}",
+            4,
+            2,
+            ("fsdp",),
+        ),
+        (
+            "{devices=[2,1,4]<=[2,2,2]T(1,0,2) last_tile_dim_replicate}",
+            f"{{{_AXES}, [{{'fsdp'}}, {{}}], replicated={{'data'}}}}",
+            2,
+            4,
+            ("data", "tensor"),
+        ),
+        # Partial sums are no copies.
+        (
+            "{devices=[2,1,2,2]<=[8] last_tile_dims={unreduced, replicated}}",
+            f"{{{_AXES}, [{{'data'}}, {{}}], unreduced={{'fsdp'}}}}",
+            2,
+            2,
+            ("tensor",),
+        ),
+        ("{maximal device=0}", "{maximal device=0}", 1, 1, ()),
+    ],
+)
+def test_both_forms_of_a_sharding_say_alike(
+    numbered: str, named: str, tiles: int, copies: int, over: tuple[str, ...], by_name: bool
+) -> None:
+    text = named if by_name else numbered
+    given = Instruction("x", ArrayShape("f32", (8, 8)), "parameter", (), {"sharding": text})
+    assert (tiles_of(text), copies_of(given, 8), copied_over(given, MESH)) == (tiles, copies, over)

@@ -366,6 +366,7 @@ def test_what_is_not_understood_is_listed() -> None:
     [
         ("jit(step)/jvp(mlp)/w_in/reshard", "forward", ("mlp", "w_in")),
         ("jit(step)/jvp()/while/body/closed_call/mlp/w_in/reshard", "forward", ("mlp", "w_in")),
+        ("jit(step)/jvp()/while/body/eval_jaxpr/mlp/w_in/reshard", "forward", ("mlp", "w_in")),
         ("jit(f)/transpose(jvp(mlp))/w_in/BD,DF->BF/dot_general", "backward", ("mlp", "w_in", "BD,DF->BF")),
         ("jit(f)/transpose(jvp())/while/body/checkpoint/rematted_computation/mlp/mul", "remat", ("mlp",)),
         ("jit(step)/adam/sub", "update", ("adam",)),

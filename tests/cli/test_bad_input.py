@@ -45,7 +45,7 @@ def model_toml(**changes: object) -> str:
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with what people hand to the wrong command."""
     monkeypatch.chdir(tmp_path)
-    nested = "[" * 5000 + "]" * 5000
+    nested = "[" * 20_000 + "]" * 20_000  # Python 3.13 takes 5,000
     contents = {
         "moe.toml": model_toml(moe="yes"),
         "huge.toml": model_toml(num_layers=99_999_999_999_999),

@@ -1,5 +1,6 @@
 """Seconds of each operation in traced steps, beside the planned ones."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,10 +135,19 @@ def _events(folder: Path) -> Iterator[tuple[Mapping[str, object], float]]:
     for file in sorted(folder.rglob("*.xplane.pb")):
         for plane in ProfileData.from_file(str(file)).planes:
             for line in plane.lines:
-                for event in line.events:
-                    stats = dict(event.stats)
-                    if "hlo_op" in stats:
-                        yield stats, event.duration_ns * 1e-9
+                yield from _events_on(line)
+
+
+def _events_on(line: Any) -> list[tuple[Mapping[str, object], float]]:
+    """Those of one line of a trace.
+
+    From Python 3.13 on, jaxlib's type of an event's stats warns when it is first made: it names no module.
+    Nobody but jaxlib can change that, and where warnings are errors its C++ ends the process.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)
+        events = ((dict(event.stats), event.duration_ns * 1e-9) for event in line.events)
+        return [(stats, seconds) for stats, seconds in events if "hlo_op" in stats]
 
 
 def _op_name(program: Program, instruction: Instruction) -> str:

@@ -128,6 +128,7 @@ class Ops(Protocol):
     def rope(self, name: str, x: Any, places: Places, kind: Any) -> Any: ...
     def turned_norm(self, name: str, x: Any, kind: Any) -> Any: ...
     def temperature(self, name: str, q: Any, places: Places, kind: Any) -> Any: ...
+    def for_layers(self, name: str, x: Any) -> Any: ...
     def attention(
         self,
         name: str,
@@ -307,6 +308,8 @@ def _attention(
             own = [ops.turned_norm("turned_norm_k", own[0], kind), own[1]] if own else []
         if config.temperature_floor:
             q = ops.temperature("temperature", q, places, kind)
+    if config.layers_per_cache > 1:
+        own = [ops.for_layers(name, x) for name, x in zip("kv", own, strict=False)]
     k, v = own or shared
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
     a, cache = ops.attention("attention", q, k, v, places, cache, kind, **scores)

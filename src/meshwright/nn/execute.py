@@ -17,7 +17,7 @@ from jax.sharding import reshard
 
 from meshwright.nn.contract import local_product
 from meshwright.nn.exchange import acts_on_several_dims, exchange
-from meshwright.nn.mesh import partition_spec, reduced_axes
+from meshwright.nn.mesh import named_here, partition_spec, reduced_axes
 from meshwright.nn.scatter import reduce_scatter
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective
@@ -43,11 +43,14 @@ class SentIn(NamedTuple):
         return jnp.promote_types(self.forward, self.backward)
 
 
-def apply_reshard(reshard: Reshard, x: Array, sent_in: SentIn | None = None) -> Array:
+def apply_reshard(
+    reshard: Reshard, x: Array, sent_in: SentIn | None = None, *, is_named: bool = False
+) -> Array:
     """`x`, sharded as `reshard.given`, as `reshard.used`; its cotangent comes from `reshard.yielded`.
 
     Where `x` is typed `reduced` its cotangent stays a partial sum over those axes. sent_in: what arrives is
-    rounded to its `forward`, and has the type of the wider of both.
+    rounded to its `forward`, and has the type of the wider of both. is_named: `x` is `named_here`, once for
+    several reshards (`named_once`).
     """
     if reshard.given.same_layout(reshard.used) and not reshard.yielded.unreduced:
         return x
@@ -59,7 +62,8 @@ def apply_reshard(reshard: Reshard, x: Array, sent_in: SentIn | None = None) -> 
     def moved(x: Array) -> Array:
         if sent_in:
             x = x.astype(sent_in.forward)
-        used = run_to(x, reshard.forward, reshard.used, reshard.yielded.unreduced)
+        here = x if is_named else named_here(x)
+        used = _run_to(here, reshard.forward, reshard.used, reshard.yielded.unreduced)
         return used.astype(sent_in.wider) if sent_in else used
 
     def backward(_: None, d_used: Array) -> tuple[Array]:
@@ -71,8 +75,21 @@ def apply_reshard(reshard: Reshard, x: Array, sent_in: SentIn | None = None) -> 
     return moved(x)
 
 
+@jax.custom_vjp
+def named_once(x: Array) -> Array:
+    """`x`, `named_here` for several reshards, of which XLA makes those once that are equal."""
+    return named_here(x)
+
+
+named_once.defvjp(lambda x: (named_once(x), None), lambda _, d_x: (d_x,))
+
+
 def run_steps(x: Array, steps: Sequence[Collective]) -> Array:
     """`x` after `steps`, each a reshard to its result, or an exchange where that would be several."""
+    return _run(named_here(x), steps) if steps else x
+
+
+def _run(x: Array, steps: Sequence[Collective]) -> Array:
     for step in steps:
         x = _run_step(x, step)
     return x
@@ -88,6 +105,10 @@ def _run_step(x: Array, step: Collective) -> Array:
 
 def run_to(x: Array, steps: Sequence[Collective], end: ShardedArray, reduced: Axes) -> Array:
     """`x` after `steps`, which lead to `end`; over `reduced` its cotangent will be a partial sum."""
+    return _run_to(named_here(x), steps, end, reduced)
+
+
+def _run_to(x: Array, steps: Sequence[Collective], end: ShardedArray, reduced: Axes) -> Array:
     if not reduced:
-        return run_steps(x, steps)
-    return reshard(run_steps(x, steps[:-1]), partition_spec(end, reduced))
+        return _run(x, steps)
+    return reshard(_run(x, steps[:-1]), partition_spec(end, reduced))

@@ -23,7 +23,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, of_a_layer
 from meshwright.nn.execute import SentIn, run_steps
-from meshwright.nn.mesh import partition_spec, reduced_axes
+from meshwright.nn.mesh import partition_spec, reduced_axes, resharded
 from meshwright.nn.params import JAX_DTYPES, build, flatten, joined, trained
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import reshard
@@ -74,7 +74,7 @@ def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
     def leaf(path: str, letters: str, weight: Array) -> Array:
         gradient = accumulated(layout, path, letters)
         spec = partition_spec(gradient.replace(unreduced=()), gradient.unreduced)
-        return jax.sharding.reshard(weight, spec).astype(JAX_DTYPES[_added_in(layout)])
+        return resharded(weight, spec).astype(JAX_DTYPES[_added_in(layout)])
 
     return _mapped(config, leaf, params)
 
@@ -107,7 +107,7 @@ def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
 
     @jax.custom_vjp
     def whole(weight: Array, shard: Array) -> Array:
-        used = jax.sharding.reshard(weight.astype(dtype), partition_spec(own, yielded.unreduced))
+        used = resharded(weight.astype(dtype), partition_spec(own, yielded.unreduced))
         return used.astype(sent_in.wider)
 
     def forward(weight: Array, shard: Array) -> tuple[Array, None]:
@@ -128,7 +128,7 @@ def _retyped(weight: Scattered) -> Array:
 
     @jax.custom_vjp
     def whole(weight: Array, shard: Array) -> Array:
-        return jax.sharding.reshard(weight, spec).astype(wider)
+        return resharded(weight, spec).astype(wider)
 
     def forward(weight: Array, shard: Array) -> tuple[Array, None]:
         return whole(weight, shard), None

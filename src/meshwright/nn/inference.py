@@ -268,7 +268,8 @@ class InferenceOps(JaxOps):
         if _split_of(x)[1] is None:
             return x
         with jax.named_scope(name):
-            return apply_reshard(self.layout.keys(name, "BTKH" if x.ndim == 4 else "BTR"), x)
+            there = self.layout.keys(name, "BTKH" if x.ndim == 4 else "BTR")
+            return apply_reshard(there, x, is_named=self.config.layers_per_cache > 1)
 
     def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
         """The weight `name` as `spec` reads it, for a product of other operands."""

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 from jax.typing import DTypeLike
 
 from meshwright.errors import DeviceError, NotationError
@@ -123,6 +124,22 @@ def from_partition_spec(name: str, dims: Sequence[str], spec: PartitionSpec) -> 
 def reduced_axes(spec: PartitionSpec) -> Axes:
     """The axes over which the cotangent will be a partial sum, sorted."""
     return tuple(sorted(spec.reduced))
+
+
+def resharded(x: Array, spec: PartitionSpec) -> Array:
+    """`x` as `spec` says, by collectives that have the name of the scope around."""
+    return reshard(named_here(x), spec)
+
+
+def named_here(x: Array) -> Array:
+    """`x`, a copy of it as it lies, so that what moves it has the name of the scope around.
+
+    XLA removes the copy. What it makes of a reshard it names after that (JAX 0.10), or after what it moves
+    (0.12), which may be of another scope. A partial sum is of the scope that sums it, and not copied. Of one
+    array's equal reshards XLA makes one, but not of those of several copies.
+    """
+    own = jax.typeof(x).sharding.spec
+    return x if own.unreduced else reshard(x, own)
 
 
 def from_named_sharding(name: str, dims: Sequence[str], sharding: NamedSharding) -> ShardedArray:

@@ -38,7 +38,7 @@ from meshwright.nn.crossing import (
 from meshwright.nn.each_device import KEPT
 from meshwright.nn.elementwise import activate, along, mean_of_last, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
-from meshwright.nn.execute import apply_reshard
+from meshwright.nn.execute import apply_reshard, named_once
 from meshwright.nn.experts import combine, dispatch, gates_of, router_losses, within_capacity
 from meshwright.nn.flash import flash_kernels
 from meshwright.nn.gradients import Scattered, read, sent_types
@@ -211,17 +211,26 @@ class JaxOps:
     def einsums(self, x: Readable, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
         """Several contractions of one input with the weights so named; the input is moved once."""
         made: dict[str, Array] = {}
+        named: dict[str, Array] = {}
         for group in self.layout.contractions(specs):
             there = group.reshard
-            with jax.named_scope(group.name):  # XLA runs once what is the same
-                moved = self._rows_at_columns(wide(x), there) if self._routes else self._moved(x, there)
+            with jax.named_scope(group.name):
+                if self._routes:
+                    moved = self._rows_at_columns(wide(x), there)
+                else:
+                    if group.name not in named:
+                        named[group.name] = named_once(wide(x)) if there.forward else wide(x)
+                    moved = self._moved(x, named[group.name], there)
             for name, plan in group.plans.items():
                 made[name] = self._einsum(name, plan, moved, weights[name])
         return tuple(made[name] for name in specs)
 
-    def _moved(self, x: Array | Kept, there: Reshard) -> Array | Kept:
-        """An input where its products are; of one that is kept narrow, they keep no more of what arrives."""
-        moved = apply_reshard(there, wide(x))
+    def _moved(self, x: Array | Kept, here: Array, there: Reshard) -> Array | Kept:
+        """An input where its products are; of one that is kept narrow, they keep no more of what arrives.
+
+        here: x as it is sent, by the name of what reads it.
+        """
+        moved = apply_reshard(there, here, is_named=True)
         if not isinstance(x, Kept) or self._saved_in is None:
             return moved
         return x if moved is x.wide else kept(moved, self._saved_in, self._scales)
@@ -302,6 +311,11 @@ class JaxOps:
             scaled = apply_temperature(q, self._own(places).positions, self.config, kind)
             return checkpoint_name(scaled, OPERATION)
 
+    def for_layers(self, name: str, x: Array) -> Array:
+        """Keys or values that several layers read, each by the same reshard, which XLA runs once."""
+        with jax.named_scope(name):
+            return named_once(x)
+
     def attention(
         self,
         name: str,
@@ -356,7 +370,8 @@ class JaxOps:
 
         def moved(letter: str, there: Reshard, x: Array) -> Array:
             with jax.named_scope(name), jax.named_scope(letter):
-                return checkpoint_name(apply_reshard(there, x), MATMUL)
+                is_named = letter in "kv" and self.config.layers_per_cache > 1
+                return checkpoint_name(apply_reshard(there, x, is_named=is_named), MATMUL)
 
         (q, k, v), layout, ops = projected, self.layout, copy(self)
         ops.layout = layout.attending
@@ -538,7 +553,7 @@ class JaxOps:
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
         with jax.named_scope(name):
-            return apply_reshard(self.layout.keys(name), x)
+            return apply_reshard(self.layout.keys(name), x, is_named=self.config.layers_per_cache > 1)
 
     def activation(self, name: str, gate: Readable, up: Readable, kind: str) -> Array:
         gate, up = wide(gate), None if up is None else wide(up)

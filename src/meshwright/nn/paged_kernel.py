@@ -9,7 +9,8 @@ For what there is none, `why_no_paged_kernel` says (layout/paged.py).
 Sources, in jax.experimental.pallas.ops: tpu.ragged_paged_attention, gpu.paged_attention.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -108,8 +109,6 @@ def decoded(
     of keys, then of values. batch_invariant: sums are made in the same order however many rows there are.
     interpret: run it in JAX, on any platform.
     """
-    from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
-
     num_rows, _, num_heads, width = q.shape
     num_pages, num_kv_heads, size, _ = pools[0].shape
     group = num_heads // num_kv_heads
@@ -125,7 +124,7 @@ def decoded(
     scaled = q.astype(jnp.float32) * (1.0 if how.scale is None else how.scale)
     narrow = [jnp.reshape(x, (1, num_pages * num_kv_heads, size)) for x in scales or ()]
     with jax.named_scope(heads_of_tile(group, -(-group // _HEADS_OF_TILE) * _HEADS_OF_TILE)):
-        out = paged_attention(
+        out = _paged_attention()(
             jnp.reshape(scaled.astype(q.dtype), (num_rows * num_kv_heads, group, width)),
             *(jnp.reshape(x, (1, num_pages * num_kv_heads, size, width)) for x in pools),
             jnp.reshape(tables, (num_rows * num_kv_heads, -1)),
@@ -138,3 +137,14 @@ def decoded(
             interpret=interpret,
         )
     return jnp.reshape(out, q.shape)
+
+
+def _paged_attention() -> Callable[..., Array]:
+    """JAX's kernel of GPUs. JAX 0.12 deprecates its module, and names no other that reads pages.
+
+    The import says so once, of a choice that is made here, so that who serves has nothing to do about it.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*paged_attention is deprecated", DeprecationWarning)
+        from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
+    return paged_attention

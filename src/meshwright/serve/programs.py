@@ -38,7 +38,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.batch_invariant import BatchInvariantOps
 from meshwright.nn.blockwise import dealt_positions, zigzag
 from meshwright.nn.inference import InferenceOps, abstract_layered, passes_over_zeros
-from meshwright.nn.mesh import device_mesh, partition_spec
+from meshwright.nn.mesh import device_mesh, partition_spec, resharded
 from meshwright.nn.paged import NOBODY, PagedCache, Pools, Rows, abstract_pools, page_groups
 from meshwright.nn.rows import in_tiles
 from meshwright.serve.batch import PENDING
@@ -277,7 +277,7 @@ class InferencePrograms:
             x = self._on_each(_of_somebody, taken, heads) if self._with_native else taken
         logits = transformer.leave(self.config, self.ops, params, x)
         with jax.named_scope("logits"):
-            whole = reshard(logits, PartitionSpec(self._x[0], None, None))[:, 0].astype(jnp.float32)
+            whole = resharded(logits, PartitionSpec(self._x[0], None, None))[:, 0].astype(jnp.float32)
             padded = partial(_padded, step.num_logits, self.num_replicas // self._num_apart)
             return self._on_each(padded, whole), cache.pools
 
@@ -332,7 +332,7 @@ class InferencePrograms:
         head = InferenceOps(self.config, layout.whole_positions)
         logits = transformer.leave(self.config, head, params, x)
         with jax.named_scope("logits"):
-            whole = reshard(logits, PartitionSpec(shared[0], None, None))[:, 0].astype(jnp.float32)
+            whole = resharded(logits, PartitionSpec(shared[0], None, None))[:, 0].astype(jnp.float32)
             local = partial(_repeated, step.num_logits, self.num_replicas // self._num_apart)
             of_each = PartitionSpec(self._x[0], None)
             repeated = jax.shard_map(local, in_specs=shared, out_specs=of_each, check_vma=False)
@@ -434,7 +434,7 @@ def workload_step(
 
 def _whole(logits: Array) -> Array:
     """Float32 logits gathered over `tensor`: sampling compares the whole vocabulary."""
-    return reshard(logits.astype(jnp.float32), PartitionSpec())
+    return resharded(logits.astype(jnp.float32), PartitionSpec())
 
 
 def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:

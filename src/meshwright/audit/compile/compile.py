@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,6 +44,7 @@ _ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
 # Warnings and errors as XLA logs them, of the files that shard a program and fit it into memory.
 _LINE = re.compile(r"^[WE]\d{4} \S+ +\d+ (\w*(?:spmd|shard|remat|collective)\w*)\.cc:\d+\] (.*)")
 REPLICATED = re.compile(r"nvoluntary full rematerialization")
+_UNSAID = re.compile(r" parameter\((\d+)\)(?!, sharding=)")
 OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
 
 
@@ -281,14 +282,36 @@ def memory_by_cause(compiled: object, target: str) -> dict[str, int] | None:
 
 
 def program_text(compiled: "jax.stages.Compiled") -> str:
-    """The optimised HLO of `compiled`, as `as_text()` prints it but for constants, here in full."""
+    """The optimised HLO of `compiled`, as `as_text()` prints it but for constants, here in full.
+
+    Inputs have their shardings: XLA of JAX 0.12 drops those of the text once it has partitioned the program.
+    """
     from jaxlib import _hlo as hlo  # pyright: ignore[reportAttributeAccessIssue]  # no public name for these options
 
     options = hlo.HloPrintOptions()
     options.print_large_constants = True
     executable = compiled.runtime_executable()
     assert executable is not None, "a compiled program has an executable"
-    return "\n\n".join(module.to_string(options) for module in executable.hlo_modules())
+    texts = []
+    for module in executable.hlo_modules():
+        shardings = module.spmd_parameters_shardings or ()
+        said = [str(hlo.HloSharding.from_proto(one)) for one in shardings]
+        texts.append(with_shardings(module.to_string(options), said))
+    return "\n\n".join(texts)
+
+
+def with_shardings(text: str, shardings: Sequence[str]) -> str:
+    """The text of a program whose inputs, of which it has as many, say how they are sharded.
+
+    >>> with_shardings("ENTRY %main {\\n  %x = f32[2] parameter(0)", ["{devices=[4]<=[4]}"]).splitlines()[1]
+    '  %x = f32[2] parameter(0), sharding={devices=[4]<=[4]}'
+    """
+    begin = text.index("ENTRY ")
+    end = text.find("\n}", begin) % (len(text) + 1)
+    entry = _UNSAID.sub(
+        lambda one: f"{one[0]}, sharding={shardings[int(one[1])]}" if shardings else one[0], text[begin:end]
+    )
+    return text[:begin] + entry + text[end:]
 
 
 def warning_lines(log: str) -> list[str]:

@@ -10,7 +10,14 @@ from meshwright.audit.facts.groups import DeviceGroups, parse_groups, parse_pair
 from meshwright.audit.facts.naming import MOVED, laid_end_to_end, origin_name, reader_name, summed_operand
 from meshwright.audit.facts.opcodes import crossing_groups, op_of, received, rows_said
 from meshwright.audit.facts.shards import FusedScatter, Offsets, fused_scatter, is_shard_in_zeros, kept_slices
-from meshwright.audit.hlo.op_names import PassName, phase_of, primitive_of, scope_of, split_op_name
+from meshwright.audit.hlo.op_names import (
+    PassName,
+    is_of_call,
+    phase_of,
+    primitive_of,
+    scope_of,
+    split_op_name,
+)
 from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program, dtype_bits, leaves
 from meshwright.audit.hlo.trace import COPIES, CallPath, TracedValue, history, places, run_count
 from meshwright.cost.collectives import Op
@@ -44,7 +51,8 @@ class EmittedCollective:
     num_rings: directed rings that carry it at once, where the TPU's compiler tells: its `colors`, each one
     way or both.
 
-    What the compiler gave no name has that of the fusion around it, or of what computed the operand.
+    What the compiler gave no name has that of the fusion around it, or of what computed the operand; what has
+    that of a call, of which the operand comes, has that of what reads it.
     """
 
     name: str
@@ -202,7 +210,7 @@ def _one(
     operand_op_name = origin_name(program, first)
     if not op_name or (named is instruction and _has_one_name_for_many(instruction, op)):
         op_name = operand_op_name or op_name
-    if not scope_of(op_name):
+    if not scope_of(op_name) or is_of_call(op_name):
         op_name = reader_name(program, _result(value, index)) or op_name
     padding = fused.padding_bytes if fused else 0
     num_bytes = round(share * sum(s.num_bytes for s in (results if op == "all_gather" else sent))) - padding

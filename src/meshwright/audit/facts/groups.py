@@ -285,10 +285,20 @@ def _cuts(groups: DeviceGroups) -> list[int]:
 
 
 _TILES = re.compile(r"devices=\[([\d,]+)\](<=\[[\d,]+\](?:T\([\d,]+\))?)?")
+# mesh['a'=2,'b'=4], then what each dimension is split over, [{'a'}, {}], and other axes: unreduced={'b'}.
+_NAMED = re.compile(r"\{(mesh\[[^\]]+\](?:, device_ids=\([^']*\))?), \[([^\]]*)\](.*)\}")
 
 
 def tiles_of(sharding: str) -> int:
-    """Parts into which a sharding cuts a tensor; 1 where it is whole, or cannot be told."""
+    """Parts into which a sharding cuts a tensor; 1 where it is whole, or cannot be told.
+
+    >>> tiles_of("{devices=[2,1,4]<=[8] last_tile_dim_replicate}")
+    2
+    >>> tiles_of("{mesh['a'=2,'b'=4], [{'a'}, {}]}")
+    2
+    """
+    if named := _NAMED.search(sharding):
+        return _positions(named[2], named[1])
     tiles = _TILES.search(sharding)
     if not tiles:
         return 1
@@ -298,11 +308,28 @@ def tiles_of(sharding: str) -> int:
     return prod(sizes[: len(sizes) - num_last])
 
 
+def _positions(axes: str, declared: str) -> int:
+    """Positions along the axes that a text names, of the mesh that is declared."""
+    sizes = dict(_MESH_AXIS.findall(declared))
+    return prod(int(part or sizes[name]) for name, _, part in _CHOSEN_AXIS.findall(axes))
+
+
+def _taken(named: re.Match[str]) -> str:
+    """The part of a sharding that names the axes along which devices hold something else."""
+    return named[2] + re.sub(r"replicated=\{[^}]*\}", "", named[3])
+
+
+def _is_whole(sharding: str) -> bool:
+    return re.match(r"\{(mesh\[\], )?replicated", sharding) is not None
+
+
 def copies_of(parameter: Instruction, num_devices: int) -> int:
     """Devices that hold the same part of an input; 1 where the program does not say."""
     text = parameter.attributes.get("sharding", "")
-    if text.startswith("{replicated"):
+    if _is_whole(text):
         return num_devices
+    if named := _NAMED.match(text):
+        return _positions(named[1], named[1]) // _positions(_taken(named), named[1])
     tiles = _TILES.search(text)
     if not tiles:
         return 1
@@ -318,14 +345,25 @@ def copies_of(parameter: Instruction, num_devices: int) -> int:
 def copied_over(parameter: Instruction, mesh: Mesh) -> tuple[str, ...]:
     """The mesh axes over which an input is the same; none where they cannot be told."""
     text = parameter.attributes.get("sharding", "")
-    if text.startswith("{replicated"):
+    if _is_whole(text):
         return tuple(axis for axis, size in mesh.sizes.items() if size > 1)
-    tiles = _TILES.search(text)
-    if tiles is None or "manual" in text:
-        return ()
-    copies = copies_of(parameter, mesh.num_devices)
+    groups = _copies(text, copies_of(parameter, mesh.num_devices), mesh.num_devices)
+    return group_axes(groups, mesh).axes or () if groups else ()
+
+
+def _copies(sharding: str, copies: int, num_devices: int) -> DeviceGroups | None:
+    """The devices that hold the same part, so many together; None where a sharding does not tell."""
+    if "manual" in sharding:
+        return None
+    if named := _NAMED.match(sharding):
+        taken = {name for name, *_ in _CHOSEN_AXIS.findall(_taken(named))}
+        free = ",".join(f"'{name}'" for name, _ in _MESH_AXIS.findall(named[1]) if name not in taken)
+        groups = parse_groups(f"{named[1]} {{{free}}}", num_devices)
+        return groups if groups.size == copies else None
+    tiles = _TILES.search(sharding)
+    if tiles is None:
+        return None
     try:
-        groups = parse_groups(f"[{mesh.num_devices // copies},{copies}]{tiles[2] or ''}", mesh.num_devices)
+        return parse_groups(f"[{num_devices // copies},{copies}]{tiles[2] or ''}", num_devices)
     except AuditError:
-        return ()
-    return group_axes(groups, mesh).axes or ()
+        return None

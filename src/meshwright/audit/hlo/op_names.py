@@ -1,6 +1,7 @@
 """What JAX's `op_name` of an instruction says: pass, named scopes and primitive.
 
-Seen in JAX 0.10.2 for `with named_scope("mlp"), named_scope("w_in"):` around `einsum("BTD,DF->BTF")`:
+Seen in JAX 0.10.2, and with `eval_jaxpr` for `closed_call` in 0.12, for `with named_scope("mlp"),
+named_scope("w_in"):` around `einsum("BTD,DF->BTF")`:
 
     jit(step)/jvp(mlp)/w_in/BTD,DF->BTF/dot_general                     forward of a gradient
     jit(step)/transpose(jvp(mlp))/w_in/BTD,DF->BTF/dot_general          backward
@@ -35,8 +36,8 @@ _KEY = re.compile(r"\['(\w+)'\]")
 
 _WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
 _MACHINERY = {
-    "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat", "remat2",
-    "shard_map", "pjit", "core_call", "custom_jvp_call", "custom_vjp_call", "scan",
+    "while", "body", "cond", "closed_call", "eval_jaxpr", "checkpoint", "rematted_computation",
+    "remat", "remat2", "shard_map", "pjit", "core_call", "custom_jvp_call", "custom_vjp_call", "scan",
 }  # fmt: skip
 
 
@@ -94,6 +95,16 @@ def primitive_of(op_name: str) -> str:
     'reshard'
     """
     return _parts(op_name)[-1] if op_name else ""
+
+
+def is_of_call(op_name: str) -> bool:
+    """Whether it names a call or a loop, of all that this takes and makes, and no operation in it.
+
+    >>> is_of_call("jit(step)/jvp(layers)/while/body/remat2"), is_of_call("jit(step)/jvp(layers)/mul")
+    (True, False)
+    """
+    primitive = primitive_of(op_name)
+    return primitive in _MACHINERY or re.fullmatch(r"p?jit(\(.*)?", primitive) is not None
 
 
 def keys_of(op_name: str) -> list[str]:
