@@ -389,48 +389,32 @@ def test_gradients_of_one_microbatch_are_reduced_to_the_shards_of_the_optimizer(
 
 
 def test_rows_of_experts_are_made_beside_what_they_are_made_of() -> None:
-    """Gate, up and the cotangent of their product, then those of gate and up: five arrays of rows x F."""
+    """Gate, up and their product, and the cotangents of all three: six arrays of rows x F.
+
+    The product waits for the gradient of the weight that reads it, as XLA for 8 H100s has it.
+    """
     num_rows, width, layout = 1 << 14, 1 << 12, Layout.of(remat="full")
     moe = MoE(num_experts=4, experts_per_token=1, d_ff=width)
     graph = record_loss(replace(SMALL, moe=moe), layout, Shape(1, num_rows, num_rows), Lowering())
     one = 2 * num_rows * width
-    assert 5 * one < train_memory(graph, layout).buffers < 5.2 * one
+    assert 6 * one < train_memory(graph, layout).buffers < 6.2 * one
 
 
 _MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"
-_OF_LATENTS = (
-    "latents: keys and values spelt out for all heads, a sixth to two thirds more than planned, not traced"
-)
-_BESIDE_TENSOR = "experts over `tensor` beside `expert`: more than planned in every compiler, not traced"
-_OF_ROUNDS = "rows of experts in rounds: a fifth to a quarter more than planned, not traced"
-_WITH_TENSOR = "tensor=2,sequence_parallel=true,remat=full"
+_GATHERED = "experts gathered over fsdp lie there a second time, transposed for their products"
+_OF_ROUNDS = "rows of experts in rounds: a sixth more than planned, not traced"
+_WITH_TENSOR = "experts over `tensor` beside `expert`: a sixth more than planned on TPUs, not traced"
+_OF_LATENTS = "latents: keys and values spelt out for all heads, a sixth more than planned, not traced"
 _FURTHER_OFF = {
-    ("mixtral-8x7b", "h100:1x8", "fsdp=8,expert=8,remat=full"): _OF_ROUNDS,
+    ("mixtral-8x7b", "h100:1x8", "fsdp=8,remat=full"): _GATHERED,
     ("mixtral-8x7b", "h100:2x8", "fsdp=16,expert=8,remat=full"): _OF_ROUNDS,
-    ("mixtral-8x7b", "v5p:2x2x2", "fsdp=8,expert=8,remat=full"): _OF_ROUNDS,
-    (
-        "mixtral-8x7b",
-        "h100:1x8",
-        "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full",
-    ): _BESIDE_TENSOR,
     (
         "mixtral-8x7b",
         "v5p:2x2x2",
         "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full",
-    ): _BESIDE_TENSOR,
-    (
-        "mixtral-8x7b",
-        "h100:8x8",
-        "fsdp=32,expert=8,tensor=2,sequence_parallel=true,remat=full",
-    ): _BESIDE_TENSOR,
+    ): _WITH_TENSOR,
     ("deepseek-v2-lite", "h100:1x8", "fsdp=8,remat=full"): _OF_LATENTS,
     ("deepseek-v2-lite", "v5p:2x2x2", "fsdp=8,expert=8,remat=full"): _OF_LATENTS,
-    ("deepseek-v2-lite", "h100:1x8", "fsdp=8,expert=8,remat=full"): _OF_LATENTS,
-    (
-        "deepseek-v2-lite",
-        "h100:1x8",
-        "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full",
-    ): _OF_LATENTS,
     ("llama-3.2-1b", "h100:1x8", "fsdp=8,offload=true"): "what waits on the host is counted on the chip",
     ("llama-3.2-1b", "v5p:2x2x2", "fsdp=8,offload=true"): "more than its schedule has alive, not traced",
 }

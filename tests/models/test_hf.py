@@ -37,7 +37,8 @@ def test_transformers_reads_what_we_write(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     written = to_hf(PRESETS[name])
     (class_name,) = written.pop("architectures")
-    kind = getattr(transformers, class_name).config_class
+    kind = transformers.CONFIG_MAPPING[written["model_type"]]  # the class of a model itself needs torch
+    assert hasattr(transformers, class_name)
     theirs = kind(**{key: value for key, value in written.items() if key != "model_type"})
     assert from_hf(theirs.to_dict() | {"architectures": [class_name]}, name) == PRESETS[name]
 
