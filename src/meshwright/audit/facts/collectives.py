@@ -211,7 +211,10 @@ def _one(
     if not op_name or (named is instruction and _has_one_name_for_many(instruction, op)):
         op_name = operand_op_name or op_name
     if not scope_of(op_name) or is_of_call(op_name):
-        op_name = reader_name(program, _result(value, index)) or op_name
+        reader = reader_name(program, _result(value, index))
+        # An update reads what loops of the backward pass made: gradients are theirs.
+        if reader and not (scope_of(op_name) and phase_of(reader, differentiated) == "update"):
+            op_name = reader
     padding = fused.padding_bytes if fused else 0
     num_bytes = round(share * sum(s.num_bytes for s in (results if op == "all_gather" else sent))) - padding
     said = rows_said(op_name) if op in ("all_to_all", "all_gather", "reduce_scatter") else None
