@@ -98,6 +98,8 @@ _LIBTPU_CHIPS = {"v4p": "v4", "v5e": "v5e", "v5p": "v5p", "v6e": "v6e", "tpu7x":
 # Virtual devices beyond this make XLA:CPU's compile slow; larger meshes need the target's compiler.
 MAX_CPU_DEVICES = 256
 _COMPILERS = {"tpu": ("the TPU's compiler", "tpu"), "gpu": ("the GPU's compiler", "cuda12")}
+# The packages that bring a compiler, one of which is enough.
+_PACKAGES = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin")}
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ class Target:
     @property
     def versions(self) -> Mapping[str, str]:
         """Versions of the packages that decide the program."""
-        packages = {"tpu": ["libtpu"], "gpu": ["jax-cuda12-plugin"]}.get(self.name, [])
-        return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *packages)}
+        packages = "jax", "jaxlib", *_installed(self.name)
+        return {name: importlib.metadata.version(name) for name in packages}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -225,7 +227,13 @@ def _check_installed(name: str) -> None:
 
 def is_installed(name: str) -> bool:
     """Whether the compiler of "tpu" or "gpu" is there."""
-    return importlib.util.find_spec("libtpu" if name == "tpu" else "jax_cuda12_plugin") is not None
+    return bool(_installed(name))
+
+
+def _installed(name: str) -> list[str]:
+    """The packages with the target's compiler that are there; none of the CPU's, which jaxlib has."""
+    packages = _PACKAGES.get(name, ())
+    return [one for one in packages if importlib.util.find_spec(one.replace("-", "_")) is not None]
 
 
 def _is_ready(name: str, machine: Hardware, layout: Layout) -> bool:

@@ -169,8 +169,10 @@ def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterato
         # One array cut into a piece for each device: the pieces are one communication.
         yield _one(program, value, op, operands, results, 0, differentiated)
         return
-    # A collective with JAX's name is of one array of the program, whatever made that.
-    flat = op in ("all_reduce", "all_gather") and not instruction.op_name
+    # A collective with JAX's name is of one array of the program, whatever made that; of several it has none,
+    # or those of all.
+    names = split_op_name(instruction.op_name)
+    flat = op in ("all_reduce", "all_gather") and (not instruction.op_name or len(names) > 1)
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
         pieces = laid_end_to_end(program, operand) if flat else []
         lengths = [piece.instruction.shapes[0].num_elements for piece in pieces]
@@ -208,7 +210,7 @@ def _one(
     offsets = kept_slices(program, value, index, groups) if reduces and not fused else None
     op_name, named = _fusion_name(fused) if fused else _op_name(value, index)
     operand_op_name = origin_name(program, first)
-    if not op_name or (named is instruction and _has_one_name_for_many(instruction, op)):
+    if not op_name or piece or (named is instruction and _has_one_name_for_many(instruction, op)):
         op_name = operand_op_name or op_name
     if not scope_of(op_name) or is_of_call(op_name):
         reader = reader_name(program, _result(value, index))
@@ -306,13 +308,18 @@ def _num_tensors(instruction: Instruction, op: Op) -> int:
 
 
 def _results(value: TracedValue, op: Op) -> tuple[ArrayShape, ...]:
-    """Result arrays; an asynchronous start's shape is (operands, results, contexts ...)."""
+    """Result arrays; an asynchronous start's shape is (operands, results, contexts ...).
+
+    That of an all-reduce is of its results alone, but from the XLA for GPU of JAX 0.11 on.
+    """
     instruction, shape = value.instruction, value.instruction.shape
     if instruction.opcode == "send":
         return received(value.place.computation, instruction).shapes[:1]
-    if instruction.opcode.endswith("-start") and op != "all_reduce" and not isinstance(shape, ArrayShape):
+    arrays = leaves(shape)
+    has_operands = op != "all_reduce" or len(arrays) > len(instruction.operands)
+    if instruction.opcode.endswith("-start") and has_operands and not isinstance(shape, ArrayShape):
         return leaves(shape[1])
-    return leaves(shape)
+    return arrays
 
 
 def _result(value: TracedValue, index: int) -> TracedValue:
