@@ -84,9 +84,9 @@ def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], mes
     [
         (plan(vocab_size=256), DataError, "needs V >= 257 ids"),
         (
-            plan(Layout.of(matmul_dtype="fp8", saved_dtype="fp8")),
+            plan(Layout.of(matmul_dtype="fp4")),
             LayoutError,
-            "saved_dtype=fp8 can be planned",
+            "matmul_dtype=fp4 can be planned",
         ),
         (replace(plan(), workload=Workload(16, 32, "prefill")), PlanError, "training takes 'train'"),
     ],

@@ -230,7 +230,7 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
     made = {id(value) for node in segment.nodes if node.kind != "gather" for value in node.outputs}
     made |= {id(value) for value in (segment.source, *segment.shared)}
     steps = _backward_steps(segment, remat)
-    last = {id(value): place + step.waits for place, step in enumerate(steps) for value in step.reads}
+    last = {id(value): _end_of(steps, place) for place, step in enumerate(steps) for value in step.reads}
     values, cotangents = _Alive(), _Alive()
     most = 0
     for place, (node, recomputes, _) in enumerate(steps):
@@ -322,14 +322,16 @@ class _BackwardStep(NamedTuple):
     recomputes: bool
     reads: tuple[Value, ...]
 
-    @property
-    def waits(self) -> bool:
-        """Whether what it reads is there for a step more.
 
-        XLA makes the gradients of experts' weights, each a loop over rows, once the rows have theirs.
-        """
-        rows = "C" in self.node.outputs[0].array.dims
-        return not self.recomputes and rows and bool(self.node.weight_gradient)
+def _end_of(steps: Sequence[_BackwardStep], place: int) -> int:
+    """The step until which what a step reads is there.
+
+    XLA makes the gradient of experts' second weight, a loop over rows, once those that it reads have theirs.
+    """
+    node, recomputes, _ = steps[place]
+    if recomputes or not node.weight_gradient or not {"C", "M"} <= set(node.inputs[0].array.dims):
+        return place
+    return next(at for at in range(place + 1, len(steps)) if steps[at].node.kind == "elementwise")
 
 
 def _backward_steps(segment: Segment, remat: str) -> list[_BackwardStep]:
