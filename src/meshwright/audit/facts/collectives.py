@@ -170,9 +170,9 @@ def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterato
         yield _one(program, value, op, operands, results, 0, differentiated)
         return
     # A collective with JAX's name is of one array of the program, whatever made that; of several it has none,
-    # or those of all.
-    names = split_op_name(instruction.op_name)
-    flat = op in ("all_reduce", "all_gather") and (not instruction.op_name or len(names) > 1)
+    # or those of all, but from the XLA for GPU of JAX 0.11 on.
+    has_all = _has_operands(instruction, "all_reduce") and len(split_op_name(instruction.op_name)) > 1
+    flat = op in ("all_reduce", "all_gather") and (not instruction.op_name or has_all)
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
         pieces = laid_end_to_end(program, operand) if flat else []
         lengths = [piece.instruction.shapes[0].num_elements for piece in pieces]
@@ -308,18 +308,22 @@ def _num_tensors(instruction: Instruction, op: Op) -> int:
 
 
 def _results(value: TracedValue, op: Op) -> tuple[ArrayShape, ...]:
-    """Result arrays; an asynchronous start's shape is (operands, results, contexts ...).
-
-    That of an all-reduce is of its results alone, but from the XLA for GPU of JAX 0.11 on.
-    """
+    """Result arrays; an asynchronous start's shape is (operands, results, contexts ...)."""
     instruction, shape = value.instruction, value.instruction.shape
     if instruction.opcode == "send":
         return received(value.place.computation, instruction).shapes[:1]
-    arrays = leaves(shape)
-    has_operands = op != "all_reduce" or len(arrays) > len(instruction.operands)
-    if instruction.opcode.endswith("-start") and has_operands and not isinstance(shape, ArrayShape):
+    if _has_operands(instruction, op) and not isinstance(shape, ArrayShape):
         return leaves(shape[1])
-    return arrays
+    return leaves(shape)
+
+
+def _has_operands(instruction: Instruction, op: Op) -> bool:
+    """Whether its shape has its operands beside its results: that of a start has.
+
+    Not that of a started all-reduce, but from the XLA for GPU of JAX 0.11 on.
+    """
+    is_start = instruction.opcode.endswith("-start")
+    return is_start and (op != "all_reduce" or len(leaves(instruction.shape)) > len(instruction.operands))
 
 
 def _result(value: TracedValue, index: int) -> TracedValue:
