@@ -139,7 +139,7 @@ def _events(folder: Path) -> Iterator[tuple[Mapping[str, object], float]]:
 
 
 def _events_on(line: Any) -> list[tuple[Mapping[str, object], float]]:
-    """Those of one line of a trace.
+    """The operations of one line of a trace, with their seconds.
 
     From Python 3.13 on, jaxlib's type of an event's stats warns when it is first made: it names no module.
     Nobody but jaxlib can change that, and where warnings are errors its C++ ends the process.

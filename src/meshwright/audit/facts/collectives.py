@@ -171,8 +171,10 @@ def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterato
         return
     # A collective with JAX's name is of one array of the program, whatever made that; of several it has none,
     # or those of all, but from the XLA for GPU of JAX 0.11 on.
-    has_all = _has_operands(instruction, "all_reduce") and len(split_op_name(instruction.op_name)) > 1
-    flat = op in ("all_reduce", "all_gather") and (not instruction.op_name or has_all)
+    of_all = (
+        op == "all_reduce" and _has_operands(instruction, op) and len(split_op_name(instruction.op_name)) > 1
+    )
+    flat = of_all or (op in ("all_reduce", "all_gather") and not instruction.op_name)
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
         pieces = laid_end_to_end(program, operand) if flat else []
         lengths = [piece.instruction.shapes[0].num_elements for piece in pieces]
