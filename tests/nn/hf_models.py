@@ -205,12 +205,15 @@ MODELS = {
 }
 
 
-def make(kind: str) -> Any:
-    """The model of this kind, with random weights; those of norms and biases too: ones hide mistakes."""
+def make(kind: str, **more: Any) -> Any:
+    """The model of this kind, with random weights; those of norms and biases too: ones hide mistakes.
+
+    more: keys of its config besides.
+    """
     family, changes = FAMILIES.get(kind) or ("Mistral" if kind == "mistral" else "Llama", MODELS[kind])
     own_names = family in ("GPT2", "Mpt", "Bloom")
     shape = {k: v for k, v in SHAPE.items() if not own_names or k in ("vocab_size", "initializer_range")}
-    config = getattr(transformers, f"{family}Config")(**shape | changes)
+    config = getattr(transformers, f"{family}Config")(**shape | changes | more)
     torch.manual_seed(7)
     # Only the eager form of attention applies soft caps.
     model = _class(family)._from_config(config, attn_implementation="eager").eval()
@@ -242,9 +245,9 @@ def load(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
 
-def save(kind: str, folder: Path) -> Any:
+def save(kind: str, folder: Path, **more: Any) -> Any:
     """The model, written to `folder` as transformers does."""
-    model = make(kind)
+    model = make(kind, **more)
     model.save_pretrained(folder)
     return model
 

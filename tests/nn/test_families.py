@@ -119,6 +119,29 @@ def test_the_language_model_of_one_that_sees(folders, tmp_path, kind):
     assert_close(logits(params, read, f32()), expected)
 
 
+def test_gpt_oss_as_it_stands_on_the_hub(tmp_path):
+    """Its experts in mxfp4."""
+    from safetensors.numpy import load_file, save_file
+
+    hf_models.save("gpt_oss", tmp_path, intermediate_size=64)
+    file, random = tmp_path / "model.safetensors", np.random.default_rng(0)
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, num_in, num_out = tensors.pop(name).shape
+        shape = experts, num_out, num_in // 32
+        tensors[f"{name}_blocks"] = random.integers(0, 256, (*shape, 16), np.uint8)
+        tensors[f"{name}_scales"] = random.integers(120, 126, shape, np.uint8)
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    # Without `dequantize` transformers asks for accelerate.
+    quantised = {"quant_method": "mxfp4", "dequantize": True}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
+    expected = hf_models.logits(hf_models.load(tmp_path).float(), TOKENS)
+    for layout in (f32(), f32("fsdp=2,expert=2,tensor=2")):
+        params, read = load(tmp_path, layout)
+        assert_close(logits(params, read, layout), expected)
+
+
 def test_gpt2_as_it_stands_on_the_hub(folders, tmp_path):
     """Without the prefix, and with the causal masks of old exports."""
     from safetensors.numpy import load_file, save_file

@@ -205,8 +205,8 @@ def test_weights_of_other_tools_are_what_their_formats_say(form: Any, tmp_path: 
     ("config", "message"),
     [
         (
-            {"quant_method": "mxfp4"},
-            "quantised by 'mxfp4'; fits: gptq, awq, compressed-tensors, fp8, or no quantisation",
+            {"quant_method": "hqq"},
+            "quantised by 'hqq'; fits: gptq, awq, compressed-tensors, fp8, mxfp4, or no quantisation",
         ),
         ({"quant_method": "gptq", "bits": 3}, "weights of 3 bits by gptq; fits: 2, 4, 8 bits"),
         ({"quant_method": "gptq", "bits": 4}, "has no a.scales, which its quantisation needs"),
@@ -217,3 +217,14 @@ def test_what_cannot_be_read_is_refused(config: dict, message: str, tmp_path: Pa
     with _opened(folder) as stored, pytest.raises(CheckpointError) as error:
         dequantised(folder, stored)
     assert str(error.value) == f"checkpoint {folder}: {message}"
+
+
+def test_blocks_without_their_scales_are_refused(tmp_path: Path) -> None:
+    blocks, scales = np.zeros((2, 8, 3, 16), np.uint8), np.zeros((2, 8, 2), np.uint8)
+    folder = _folder(tmp_path, {"quant_method": "mxfp4"}, {"a_blocks": blocks, "a_scales": scales})
+    with _opened(folder) as stored, pytest.raises(CheckpointError) as error:
+        dequantised(folder, stored)
+    assert str(error.value) == (
+        f"checkpoint {folder}: a_blocks is [2, 8, 3, 16] and a_scales [2, 8, 2]; "
+        "fits: [E, out, in / 32, 16] and [E, out, in / 32]"
+    )

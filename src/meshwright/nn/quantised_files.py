@@ -4,8 +4,10 @@
     AWQ                  qweight, qzeros, scales           Lin et al., 2023; columns of an int32 out of order
     compressed-tensors   weight or weight_packed, with weight_scale, weight_zero_point, weight_shape
     fp8 in blocks        weight, weight_scale_inv          DeepSeek-V3, 2024
+    mxfp4                <weight>_blocks, <weight>_scales  gpt-oss, 2025; OCP Microscaling Formats 1.0, 2023
 
-Each replaces `<layer>.weight` by tensors of its own. `dequantised` gives the weights back under their names.
+Each replaces `<layer>.weight`, or of mxfp4 the weight of all experts, by tensors of its own. `dequantised`
+gives the weights back under their names.
 """
 
 import json
@@ -20,15 +22,15 @@ import numpy as np
 from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
 
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column each nibble of an int32 holds
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight [out, in] of float32, made when it is indexed, with the methods of a safetensors slice."""
+    """A weight of float32, made when it is indexed, with the methods of a safetensors slice."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     make: Any
 
     def get_shape(self) -> list[int]:
@@ -39,6 +41,33 @@ class _Weight:
 
     def __getitem__(self, index: Any) -> np.ndarray:
         return self.make()[index]
+
+
+@dataclass(frozen=True)
+class _Mxfp4:
+    """A weight [E, in, out] of float32: of the experts and outputs that are indexed alone it is made.
+
+    blocks: u8[E, out, in / 32, 16], of which a byte holds two inputs in e2m1, the lower bits first. scales:
+    u8[E, out, in / 32], powers of two with a bias of 127.
+    """
+
+    blocks: Any
+    scales: Any
+
+    def get_shape(self) -> list[int]:
+        experts, num_out, groups, width = self.blocks.get_shape()
+        return [experts, 2 * groups * width, num_out]
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def __getitem__(self, index: tuple[slice, slice, slice]) -> np.ndarray:
+        experts, inputs, outputs = index
+        packed, scales = self.blocks[experts, outputs], self.scales[experts, outputs]
+        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+        values = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+        wide = np.ldexp(values, scales.astype(np.int32)[..., None] - 127)
+        return wide.reshape(*wide.shape[:2], -1).swapaxes(1, 2)[:, inputs]
 
 
 @dataclass(frozen=True)
@@ -84,6 +113,8 @@ def dequantised(folder: Path, stored: dict[str, Any]) -> dict[str, Any]:
             f"checkpoint {folder}: quantised by {method!r}; fits: {', '.join(METHODS)}, or no quantisation"
         )
     reader = _Reader(folder, config, stored)
+    if method == "mxfp4":
+        return reader.mxfp4()
     read = {"gptq": reader.gptq, "awq": reader.awq}.get(method, reader.compressed)
     marks = {"gptq": (".qweight",), "awq": (".qweight",)}.get(
         method, (".weight_packed", ".weight_scale", ".weight_scale_inv")
@@ -117,6 +148,21 @@ def _quantization_config(folder: Path) -> Mapping[str, Any] | None:
 class _Reader:
     def __init__(self, folder: Path, config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         self._folder, self._config, self._stored = folder, config, stored
+
+    def mxfp4(self) -> dict[str, Any]:
+        """Every tensor by name; `<weight>_blocks` and `<weight>_scales` as the weight."""
+        found = dict(self._stored)
+        for blocks in (name for name in self._stored if name.endswith("_blocks")):
+            weight = blocks.removesuffix("_blocks")
+            scales = f"{weight}_scales"
+            of_blocks, of_scales = self._shape(blocks), self._shape(scales)
+            if len(of_blocks) != 4 or of_blocks[3] != 16 or of_blocks[:3] != of_scales:
+                raise CheckpointError(
+                    f"checkpoint {self._folder}: {blocks} is {of_blocks} and {scales} {of_scales}; "
+                    "fits: [E, out, in / 32, 16] and [E, out, in / 32]"
+                )
+            found[weight] = _Mxfp4(found.pop(blocks), found.pop(scales))
+        return found
 
     def gptq(self, layer: str) -> _Weight:
         """w[in, out] = scales[g, out] * (q[in, out] - zeros[g, out]), eight inputs of an int32 each."""
