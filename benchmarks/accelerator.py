@@ -1,6 +1,6 @@
 """One accelerator at work: what its engine and training step reach of the chip. Prints JSON.
 
-    python benchmarks/accelerator.py [--rows ceilings,tokens,gradients,generate,train] [-o FILE]
+    python benchmarks/accelerator.py [--rows ceilings,tokens,gradients,generate,train,families] [-o FILE]
 
     ceilings   bytes per second of a copy on the device, read and written, and FLOP/s of a product of bf16
     tokens     greedy answers of tiny models in f32 beside transformers' on the CPU: at least 1 - 1/32 alike
@@ -9,10 +9,9 @@
                its rated bandwidth, gives the weights and the cache: at least 0.7 in bf16, 0.6 in int8. One
                figure is of steps alone, run as the engine runs them; another of streams of the engine. And a
                prompt as long as a chunk: its share of the rated FLOP/s
-    train      a step of a model of 1B parameters on 4 sequences of 4,096 tokens: MFU, and seconds over those
-               of its plan
-    layouts    the same of what a layout can ask of one chip, and of a few layers of other families: seconds
-               and compiled memory over the plan's, loss and norm of gradients of the first update
+    train      a step on 4 sequences of 4,096 tokens of a model of 1B parameters, with all that a layout can
+               ask of one chip, and of a few layers of other families: MFU, seconds and compiled memory over
+               the plan's, loss and norm of gradients of the first update
     families   loss and all gradients of tiny models of many families in f32 beside the CPU's: the largest
                difference, relative to the tensor's largest entry
 
@@ -294,34 +293,15 @@ def figures(
             yield f"{batch}_streams", beside(batch, STREAMED + STREAMED // 2, seconds)
 
 
-def train(hardware: Hardware, asked: argparse.Namespace) -> Row:
-    config, workload, found = load_model(asked.train_model), Workload(4, seq_len=asked.train_length), {}
-    for remat in ("full", "matmuls"):
-        layout = Layout.of(compute_dtype="bf16", remat=remat)
-        optimizer = OptimizerConfig(1e-3, total_steps=1000, warmup_steps=10)
-        peak = hardware.chip.flops("bf16")
-        step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=peak)
-        run = Steps(
-            step, np.random.default_rng(0).integers(0, config.vocab_size, (4, asked.train_length + 1))
-        )
-        seconds = seconds_of(run, 3) / Steps.COUNT
-        priced = price(config, hardware, workload, layout).step_seconds
-        mfu = step.flops_per_step / seconds / peak
-        found[remat] = {"seconds": seconds, "mfu": mfu, "seconds_over_price": seconds / priced}
-        print(remat, found[remat], flush=True)
-        if asked.profile:
-            profile(asked.profile / f"train_{remat}.json", run)
-        del run
-    return found
-
-
 class Steps:
     """Some steps in a row on one batch."""
 
     COUNT = 3
 
-    def __init__(self, step: CompiledStep, tokens: np.ndarray) -> None:
-        self._step, self._state, self._tokens = step, step.init(0), tokens.astype(np.int32)
+    def __init__(self, step: CompiledStep) -> None:
+        shape = (step.batch_sequences, step.seq_len + 1)
+        tokens = np.random.default_rng(0).integers(0, step.config.vocab_size, shape)
+        self.step, self._state, self._tokens = step, step.init(0), tokens.astype(np.int32)
 
     def __call__(self) -> Any:
         for _ in range(self.COUNT):
@@ -329,18 +309,22 @@ class Steps:
         return metrics
 
     def one(self) -> dict[str, Any]:
-        self._state, metrics = self._step.step(self._state, self._tokens)
+        self._state, metrics = self.step.step(self._state, self._tokens)
         return metrics
 
 
-def layouts(hardware: Hardware, asked: argparse.Namespace) -> Row:
+def train(hardware: Hardware, asked: argparse.Namespace) -> Row:
     found: Row = {}
     for case in CASES:
         name = " ".join(map(str, case))
         if not re.search(asked.cases, name):
             continue
         try:
-            found[name] = beside_plan(*compiled_step(*case, asked.train_length, hardware), hardware)
+            step, num_bytes = compiled_step(*case, asked.train_length, hardware)
+            run = Steps(step)
+            found[name] = beside_plan(run, num_bytes, hardware)
+            if asked.profile:
+                profile(asked.profile / f"{re.sub(r'[^a-z0-9.]+', '_', name)}.json", run)
         except (MeshwrightError, jax.errors.JaxRuntimeError) as error:
             found[name] = {"error": str(error).splitlines()[0][:200]}
         print(name, found[name], flush=True)
@@ -364,10 +348,8 @@ def compiled_step(
     return step, figures["total"] if figures else 0
 
 
-def beside_plan(step: CompiledStep, num_bytes: int, hardware: Hardware) -> Row:
-    shape = (step.batch_sequences, step.seq_len + 1)
-    run = Steps(step, np.random.default_rng(0).integers(0, step.config.vocab_size, shape))
-    first = run.one()
+def beside_plan(run: Steps, num_bytes: int, hardware: Hardware) -> Row:
+    step, first = run.step, run.one()
     seconds = seconds_of(run, 3) / Steps.COUNT
     planned = price(step.config, hardware, step.workload, step.layout)
     return {
@@ -430,7 +412,6 @@ def main() -> None:
         "gradients": gradients,
         "generate": generate,
         "train": train,
-        "layouts": layouts,
         "families": families,
     }
     parser = argparse.ArgumentParser(
@@ -439,10 +420,9 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(rows))
     parser.add_argument("--hardware", default="")
     parser.add_argument("--model", default="llama-3-8b")
-    parser.add_argument("--train-model", default="llama-3.2-1b")
     parser.add_argument("--train-length", type=int, default=4096)
     parser.add_argument("--dtypes", default="bf16,int8")
-    parser.add_argument("--cases", default="", help="layouts: those in whose words this pattern is")
+    parser.add_argument("--cases", default="", help="train: those in whose words this pattern is")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--chunk", type=int, default=1024)
     parser.add_argument("--profile", type=Path)
