@@ -176,12 +176,16 @@ def zeros_beside(read: Sequence[Array], shape: Sequence[int], dtype: Any, number
     """Zeros that are an array of their own, made no sooner than all that a device reads beside them.
 
     XLA makes equal ones a single array, which stays as long as one is used, and of which each loop that
-    writes into it takes a copy. No number is less than -inf, which XLA does not know. number: tells such
-    arrays apart that lie beside the same.
+    writes into it takes a copy. number: tells such arrays apart that lie beside the same.
     """
     first = [lax.index_in_dim(jnp.ravel(x), number % x.size, keepdims=False) for x in read]
     least = jnp.min(jnp.stack([x.astype(jnp.float32) for x in first]))
-    return jnp.broadcast_to((least < -jnp.inf).astype(dtype), shape)
+    return jnp.broadcast_to(never(least).astype(dtype), shape)
+
+
+def never(x: Array) -> Array:
+    """False, once x is there, which XLA does not know: no number is less than -inf."""
+    return x.astype(jnp.float32) < -jnp.inf
 
 
 def of_cotangent(spec: PartitionSpec) -> PartitionSpec:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from meshwright.nn.each_device import each_device, spec_of
+from meshwright.nn.each_device import each_device, never, spec_of
 from meshwright.nn.mesh import platform
 
 # Rows of a tile. An accelerator multiplies so many as fast as it reads the weights, which each tile does
@@ -74,8 +74,8 @@ def in_tiles(compute: Callable[[Any], Any], rows: Any) -> Any:
 
     types = jax.eval_shape(one, jnp.int32(0))
     nothing = jax.tree.map(lambda made: jnp.zeros((room, *made.shape), made.dtype), types)
-    # Nothing is less than -inf, which the compiler does not know: of a loop with one trip it would make none,
-    # and fuse what is computed with what stands around it, otherwise for each number of rows.
-    more = jnp.ravel(leaves[0])[0].astype(jnp.float32) < -jnp.inf
+    # Of a loop that it knows to have one trip the compiler would make none, and fuse what is computed with
+    # what stands around it, otherwise for each number of rows.
+    more = never(jnp.ravel(leaves[0])[0])
     made = lax.fori_loop(0, num_tiles + more.astype(jnp.int32), put, nothing)
     return jax.tree.map(lambda y: jnp.reshape(y, (-1, *y.shape[2:]))[:count], made)
