@@ -409,6 +409,65 @@ replica_groups={{0},{1},{2},{3}}, dimensions={0}, to_apply=%sum
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "scopes"),
+    [
+        (
+            "jit(f)/transpose(jvp(mlp))/(norm/reduce_sum:w_out/reduce_sum)",
+            [("mlp", "norm"), ("mlp", "w_out")],
+        ),
+        # Names that are all the same are written once.
+        ("jit(f)/update/reduce_sum", [("update",), ("update",)]),
+    ],
+)
+def test_a_row_of_tensors_is_summed_under_the_names_of_all(name: str, scopes: list[tuple[str, ...]]) -> None:
+    """As XLA for GPU does from JAX 0.11 on, with the operands of a start beside its results."""
+    computation = """%cat (p: bf16[16], q: bf16[8]) -> bf16[24] {
+  %p = bf16[16] parameter(0)
+  %q = bf16[8] parameter(1)
+  ROOT %row = bf16[24] concatenate(%p, %q), dimensions={0}
+}
+"""
+    entry = f"""  %p.1 = bf16[16] parameter(0)
+  %q.1 = bf16[8] parameter(1)
+  %row.1 = bf16[24] fusion(%p.1, %q.1), kind=kLoop, calls=%cat
+  %start = ((bf16[24]), bf16[24]) all-reduce-start(%row.1), replica_groups={{}}, to_apply=%sum, \
+metadata={{op_name="{name}"}}
+  ROOT %done = bf16[24] all-reduce-done(%start), metadata={{op_name="{name}"}}"""
+    sums = found(entry, computation)
+    assert [(one.scope, one.gathered_bytes) for one in sums] == list(zip(scopes, (32, 16), strict=True))
+
+
+def test_an_array_that_the_program_laid_together_is_one() -> None:
+    entry = """  %p = bf16[16] parameter(0)
+  %q = bf16[8] parameter(1)
+  %row = bf16[24] concatenate(%p, %q), dimensions={0}, metadata={op_name="jit(f)/mlp/concatenate"}
+  ROOT %whole = bf16[24] all-reduce(%row), replica_groups={}, to_apply=%sum, \
+metadata={op_name="jit(f)/mlp/reduce_sum"}"""
+    assert [one.gathered_bytes for one in found(entry)] == [48]
+
+
+def test_a_fusion_that_is_started_is_a_fusion() -> None:
+    computation = """%cut (p: bf16[16,8], i: s32[]) -> bf16[1,8] {
+  %p = bf16[16,8] parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %row = bf16[1,8] dynamic-slice(%p, %i, %zero), dynamic_slice_sizes={1,8}
+}
+"""
+    entry = """  %rows = bf16[16,8] parameter(0)
+  %at = s32[] parameter(1)
+  %start = ((bf16[16,8], s32[]), bf16[1,8], u32[]) fusion-start(%rows, %at), kind=kLoop, calls=%cut
+  %done = bf16[1,8] fusion-done(%start)
+  ROOT %sum.1 = bf16[1,8] all-reduce(%done), replica_groups={}, to_apply=%sum"""
+    read = parse_hlo(program(entry, computation))
+    start = read.main.instructions["start"]
+    assert (start.opcode, start.shape) == ("fusion", ArrayShape("bf16", (1, 8)))
+    assert not not_understood(read)
+    [one] = collectives(read)
+    assert one.parameter == "rows"
+
+
 def test_a_collective_between_slices_is_a_send_and_a_recv() -> None:
     told = (
         'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'

@@ -169,20 +169,33 @@ def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterato
         # One array cut into a piece for each device: the pieces are one communication.
         yield _one(program, value, op, operands, results, 0, differentiated)
         return
-    # A collective with JAX's name is of one array of the program, whatever made that; of several it has none,
-    # or those of all, but from the XLA for GPU of JAX 0.11 on.
-    of_all = (
-        op == "all_reduce" and _has_operands(instruction, op) and len(split_op_name(instruction.op_name)) > 1
-    )
-    flat = of_all or (op in ("all_reduce", "all_gather") and not instruction.op_name)
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
-        pieces = laid_end_to_end(program, operand) if flat else []
-        lengths = [piece.instruction.shapes[0].num_elements for piece in pieces]
-        for piece, length in zip(pieces, lengths, strict=True):
-            share = Fraction(length, sum(lengths))
-            yield _one(program, value, op, [operand], (result,), index, differentiated, (piece, share))
+        pieces = list(_end_to_end(program, instruction, op, operand))
+        length = sum(piece.instruction.shapes[0].num_elements for piece, _ in pieces)
+        for piece, name in pieces:
+            part = piece, Fraction(piece.instruction.shapes[0].num_elements, length), name
+            yield _one(program, value, op, [operand], (result,), index, differentiated, part)
         if not pieces:
             yield _one(program, value, op, [operand], (result,), index, differentiated)
+
+
+def _end_to_end(
+    program: Program, instruction: Instruction, op: Op, operand: TracedValue
+) -> Iterator[tuple[TracedValue, str]]:
+    """The tensors that are sent end to end in one array, each with its name where the instruction has it.
+
+    A collective with JAX's name is of one array of the program, whatever made that; of several it has none,
+    or in sums of the XLA for GPU from JAX 0.11 on, which lays them in a row, those of all in their order or
+    the one that all have.
+    """
+    op_name = instruction.op_name
+    in_a_row = op == "all_reduce" and len(operand.instruction.shapes[0].dims) == 1
+    if op not in ("all_reduce", "all_gather") or (op_name and not in_a_row):
+        return
+    pieces = laid_end_to_end(program, operand, by_compiler=bool(op_name))
+    names = split_op_name(op_name)
+    own = names if len(names) == len(pieces) else [""] * len(pieces)
+    yield from zip(pieces, own, strict=True)
 
 
 def _has_one_name_for_many(instruction: Instruction, op: Op) -> bool:
@@ -199,12 +212,12 @@ def _one(
     results: tuple[ArrayShape, ...],
     index: int,
     differentiated: bool,
-    piece: tuple[TracedValue, Fraction] | None = None,
+    piece: tuple[TracedValue, Fraction, str] | None = None,
 ) -> EmittedCollective:
-    """piece: the tensor, and its share of what is sent, where others are sent beside it in one array."""
+    """piece: of one array in which others are sent beside it the tensor, its share, and its name if known."""
     instruction = value.instruction
     sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
-    first, share = piece or (operands[0], _share_of_tile(program, operands[0]))
+    first, share, own_name = piece or (operands[0], _share_of_tile(program, operands[0]), "")
     origin = list(history(program, first, MOVED))
     groups = groups_of(instruction, program.num_devices)
     reduces = op == "all_reduce" and instruction.opcode != "send" and not piece
@@ -213,7 +226,7 @@ def _one(
     op_name, named = _fusion_name(fused) if fused else _op_name(value, index)
     operand_op_name = origin_name(program, first)
     if not op_name or piece or (named is instruction and _has_one_name_for_many(instruction, op)):
-        op_name = operand_op_name or op_name
+        op_name = own_name or operand_op_name or op_name
     if not scope_of(op_name) or is_of_call(op_name):
         reader = reader_name(program, _result(value, index))
         # An update reads what loops of the backward pass made: gradients are theirs.

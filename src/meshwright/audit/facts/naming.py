@@ -259,18 +259,21 @@ def _is_product(program: Program, instruction: Instruction, computation: Computa
     return multiplies(instruction, computation) or any(multiplies(*pair) for pair in inner)
 
 
-def laid_end_to_end(program: Program, value: TracedValue) -> list[TracedValue]:
+def laid_end_to_end(program: Program, value: TracedValue, *, by_compiler: bool = False) -> list[TracedValue]:
     """The tensors of which a flat array was made to sum them in one go; none where it is one tensor.
 
     XLA for GPU concatenates them. XLA for TPU takes the maximum of each padded with -inf:
 
         %all = maximum(pad(%a, -inf), padding=0_8), pad(%b, -inf), padding=8_0))
 
-    `value` may be that array, a slice of it, or what a sum made of it.
+    `value` may be that array, a slice of it, or what a sum made of it. by_compiler: only what the compiler
+    laid so, without a name of JAX.
     """
     *_, made = history(program, value, MOVED)
     while not made.instruction.op_name and (before := summed_operand(program, made)):
         *_, made = history(program, before, MOVED)
+    if by_compiler and made.instruction.op_name:
+        return []
     if made.instruction.opcode == "concatenate":
         pieces = [made.operand(i) for i in range(len(made.instruction.operands))]
     elif made.instruction.opcode == "maximum":

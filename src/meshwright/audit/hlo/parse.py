@@ -66,6 +66,9 @@ _RUN_BY = {
     "while": ("condition", "body"),
     "conditional": ("true_computation", "false_computation", "branch_computations"),
 }
+# XLA for GPU (from JAX 0.11 on) runs copies in and out of stacks of layers beside what else a loop does. They
+# are read as fusions that end where they start.
+_OF_ASYNC_FUSIONS = {"fusion-start": "fusion", "fusion-update": "opt-barrier", "fusion-done": "opt-barrier"}
 _INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 
 
@@ -316,10 +319,14 @@ def _instruction(line: str, frames: StackFrames) -> Instruction:
     fields = _attributes(attributes)
     metadata = {k: s or n for k, s, n in _METADATA.findall(fields.pop("metadata", ""))}
     file, line_number = frames.source(metadata)
+    kind = _OF_ASYNC_FUSIONS.get(opcode[1], opcode[1])
+    if kind == "fusion" and opcode[1] != kind:
+        assert isinstance(shape, tuple)
+        shape = shape[1]  # of (operands, result, contexts ...)
     return Instruction(
         name=start[2],
         shape=shape,
-        opcode=opcode[1],
+        opcode=kind,
         operands=() if plain else tuple(part.split()[-1].lstrip("%") for part in inside if part.strip()),
         attributes=fields,
         literal=",".join(inside) if plain else "",
