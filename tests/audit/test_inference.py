@@ -17,6 +17,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
+from meshwright.nn.inference import InferenceOps
 from meshwright.plan.serve.chosen import prefill_of
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan, load_plan, save_plan
@@ -108,6 +109,28 @@ def test_rows_of_a_quantised_table_travel_as_they_are_stored_beside_their_scales
     assert rows == [8 * TINY.d_model, 8 * 4]
     planned, compiled = (audit["memory"][f"{side}_by_cause"] for side in ("planned", "compiled"))
     assert planned["weights"] + planned["cache"] == pytest.approx(compiled["arguments"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "compute_dtype"),
+    [
+        ("fp8", "tensor=4", "f32"),
+        pytest.param("fp8", "fsdp=2,tensor=2", "bf16", marks=pytest.mark.slow),
+        pytest.param("int8", "data=2,tensor=2", "f32", marks=pytest.mark.slow),
+    ],
+)
+def test_activations_are_multiplied_in_the_type_of_the_weights(
+    dtype: str, text: str, compute_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a sum is split; and what is multiplied wider is found, although CPUs emulate fp8."""
+    words = {"weights_dtype": dtype, "matmul_dtype": dtype, "compute_dtype": compute_dtype}
+    plan = Plan(TINY, "cpu:4", Workload(16, 64, "generate"), Layout.parse(text, **words))
+    audit = audit_plan(plan, "cpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    monkeypatch.setattr(InferenceOps, "_is_narrow", lambda *_: False)
+    findings = audit_plan(plan, "cpu", use_cache=False)["findings"]
+    assert [one["kind"] for one in findings] == ["dtype"]
+    assert findings[0]["what"].endswith(f"run in a wider type than {dtype}")
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from meshwright.layout.precision import TILE
+from meshwright.layout.precision import EMULATED, TILE
 from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of
 from meshwright.nn.mesh import partition_spec, platform
 from meshwright.notation.einsum import Contraction, Einsum
@@ -95,10 +95,10 @@ def wide(x: Array | Kept) -> Array:
 def _in_lines(x: Array, narrow: str, scales: str) -> Rounded:
     """A block, with a scale for each row or each tile of one."""
     if scales == "rows":
-        return Rounded(*_rounded(x, (x.ndim - 1,), narrow))
+        return Rounded(*rounded(x, (x.ndim - 1,), narrow))
     length = x.shape[-1]
     filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % TILE)])
-    values, scale = _rounded(jnp.reshape(filled, (*x.shape[:-1], -1, TILE)), (x.ndim,), narrow)
+    values, scale = rounded(jnp.reshape(filled, (*x.shape[:-1], -1, TILE)), (x.ndim,), narrow)
     return Rounded(jnp.reshape(values, filled.shape)[..., :length], scale[..., 0])
 
 
@@ -156,7 +156,6 @@ def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[.
 
     The first may be Rounded, along what is summed over.
     """
-    emulated = dtype if platform() == "cpu" and narrow == "fp8" else None
 
     def cast(spec: str, one: Array, other: Array, _: bool) -> Array:
         operands = one.astype(jnp.float16), other.astype(jnp.float16)
@@ -165,19 +164,26 @@ def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[.
     def multiply(spec: str, one: Array | Rounded, other: Array, is_weight: bool) -> Array:
         einsum = Einsum.parse(spec)
         if scales == "tiles":
-            return _tiled_product(einsum, one, other, narrow, emulated, is_weight=is_weight)
-        return _product(einsum, one, other, narrow, emulated)
+            return _tiled_product(einsum, one, other, narrow, dtype, is_weight=is_weight)
+        return _product(einsum, one, other, narrow, dtype)
 
     return cast if narrow == "f16" else multiply
 
 
-def _product(einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, emulated: Any) -> Array:
+def as_multiplied(values: Array, narrow: str, dtype: Any) -> Array:
+    """Values of the type `narrow` as products have them: in `dtype`, which holds it, where there are none."""
+    if platform() != "cpu" or narrow != "fp8":
+        return values
+    with jax.named_scope(EMULATED):
+        return values.astype(dtype)
+
+
+def _product(einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, dtype: Any) -> Array:
     """The product in float32 of two blocks, each scaled along what is summed over."""
     values, scales = zip(
         _scaled(one, einsum.lhs, einsum, narrow), _scaled(other, einsum.rhs, einsum, narrow), strict=True
     )
-    if emulated is not None:
-        values = tuple(value.astype(emulated) for value in values)
+    values = tuple(as_multiplied(value, narrow, dtype) for value in values)
     sum_type = jnp.int32 if narrow == "int8" else jnp.float32
     summed = jnp.einsum(str(einsum), *values, preferred_element_type=sum_type).astype(jnp.float32)
     return summed * scales[0] * scales[1]
@@ -186,14 +192,14 @@ def _product(einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, em
 def _scaled(x: Array | Rounded, letters: str, einsum: Einsum, narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and its scales as they multiply the product."""
     along = tuple(dim for dim, letter in enumerate(letters) if letter in einsum.contracted)
-    values, scale = x if isinstance(x, Rounded) else _rounded(x, along, narrow)
+    values, scale = x if isinstance(x, Rounded) else rounded(x, along, narrow)
     kept = [letter for letter in letters if letter not in einsum.contracted]
     sizes = dict(zip(letters, values.shape, strict=True))
     turned = lax.transpose(jnp.squeeze(scale, along), [kept.index(one) for one in einsum.out if one in kept])
     return values, jnp.reshape(turned, [sizes[one] if one in kept else 1 for one in einsum.out])
 
 
-def _rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
+def rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and the scales of its lines or tiles, which have one number along them."""
     kind, largest = _TYPES[narrow]
     wide = x.astype(jnp.float32)
@@ -204,7 +210,7 @@ def _rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Arra
 
 
 def _tiled_product(
-    einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, emulated: Any, *, is_weight: bool
+    einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, dtype: Any, *, is_weight: bool
 ) -> Array:
     """`_product` with scales of tiles; is_weight: whether `other` is one, and has square tiles."""
     sum_type = jnp.int32 if narrow == "int8" else jnp.float32
@@ -213,7 +219,7 @@ def _tiled_product(
 
     def add(total: Array, block: Any) -> tuple[Array, None]:
         (x, s), (w, t) = block
-        x, w = (value if emulated is None else value.astype(emulated) for value in (x, w))
+        x, w = (as_multiplied(value, narrow, dtype) for value in (x, w))
         summed = jnp.einsum("erk,esk->ers", x, w, preferred_element_type=sum_type).astype(jnp.float32)
         return total + summed * s[:, :, None] * t[:, None, :], None
 
@@ -244,7 +250,7 @@ def _tiles(
     num, rows, _ = matrices.shape
     filled = _filled(matrices, high)
     tiles = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, TILE))
-    values, scale = _rounded(tiles, (2, 4), narrow)
+    values, scale = rounded(tiles, (2, 4), narrow)
     of_rows = jnp.broadcast_to(scale, (*tiles.shape[:4], 1))
     values, of_rows = (
         jnp.reshape(jnp.moveaxis(found, 3, 0), (tiles.shape[3], num, -1, found.shape[-1]))[:, :, :rows]

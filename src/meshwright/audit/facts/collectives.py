@@ -22,6 +22,7 @@ from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Pro
 from meshwright.audit.hlo.trace import COPIES, CallPath, TracedValue, history, places, run_count
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError
+from meshwright.layout.precision import EMULATED
 
 _DTYPES = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
 
@@ -214,7 +215,7 @@ def _one(
     operand_op_name = origin_name(program, first)
     if not op_name or piece or (named is instruction and _has_one_name_for_many(instruction, op)):
         op_name = operand_op_name or op_name
-    if not scope_of(op_name) or is_of_call(op_name):
+    if not scope_of(op_name) or (is_of_call(op_name) and not _is_made_in(op_name, operand_op_name)):
         reader = reader_name(program, _result(value, index))
         # An update reads what loops of the backward pass made: gradients are theirs.
         if reader and not (scope_of(op_name) and phase_of(reader, differentiated) == "update"):
@@ -385,15 +386,21 @@ def _since_cast(origin: list[TracedValue], phase: PassName, *, gathers: bool) ->
     return origin[: next(casts, len(origin)) + 1]
 
 
+def _is_made_in(op_name: str, operand_op_name: str) -> bool:
+    """Whether the devices of a `shard_map` of this name have made what is sent, partial sums to be added."""
+    return primitive_of(op_name) == "shard_map" and operand_op_name.startswith(f"{op_name}/")
+
+
 def _is_own_cast(instruction: Instruction, phase: PassName, *, gathers: bool) -> bool:
     """Whether a conversion is the program's own.
 
     A compiler's casts have no name, or that of a cast of another pass with which they were merged; those of
     sums and of products' operands also that of a reshape or a product. Before a gather that is the name of
-    the program's own cast, which was moved behind a reshape.
+    the program's own cast, which was moved behind a reshape. What a program emulates is no cast of its own.
     """
     if is_cast(instruction):
-        return phase_of(instruction.op_name, True) == phase
+        is_of_pass = phase_of(instruction.op_name, True) == phase
+        return is_of_pass and EMULATED not in scope_of(instruction.op_name)
     return gathers and instruction.opcode == "convert" and bool(instruction.op_name)
 
 
