@@ -10,6 +10,11 @@ from tests.nn.test_layouts import GPT, LATENT, SHARED, SHARED_BY_FOUR, TIED
 
 from meshwright.audit.audit import _in_whole_pages, audit_plan
 from meshwright.audit.beside_plan import _logits_bytes
+from meshwright.audit.compare.products import wider_products
+from meshwright.audit.compile.compile import compile_plan
+from meshwright.audit.compile.targets import choose_target
+from meshwright.audit.facts.products import products
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.cost.inference import inference_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
@@ -17,7 +22,6 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
-from meshwright.nn.inference import InferenceOps
 from meshwright.plan.serve.chosen import prefill_of
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan, load_plan, save_plan
@@ -120,17 +124,19 @@ def test_rows_of_a_quantised_table_travel_as_they_are_stored_beside_their_scales
     ],
 )
 def test_activations_are_multiplied_in_the_type_of_the_weights(
-    dtype: str, text: str, compute_dtype: str, monkeypatch: pytest.MonkeyPatch
+    dtype: str, text: str, compute_dtype: str
 ) -> None:
     """Also where a sum is split; and what is multiplied wider is found, although CPUs emulate fp8."""
     words = {"weights_dtype": dtype, "matmul_dtype": dtype, "compute_dtype": compute_dtype}
     plan = Plan(TINY, "cpu:4", Workload(16, 64, "generate"), Layout.parse(text, **words))
     audit = audit_plan(plan, "cpu", use_cache=False)
     assert (audit["verdict"], audit["findings"]) == ("match", [])
-    monkeypatch.setattr(InferenceOps, "_is_narrow", lambda *_: False)
-    findings = audit_plan(plan, "cpu", use_cache=False)["findings"]
-    assert [one["kind"] for one in findings] == ["dtype"]
-    assert findings[0]["what"].endswith(f"run in a wider type than {dtype}")
+    target = choose_target(plan.hardware, plan.layout, "cpu")
+    for matmul_dtype, count in ((dtype, 0), (None, 7 * TINY.num_layers + 1)):
+        one = replace(plan, layout=plan.layout.replace(matmul_dtype=matmul_dtype))
+        program = parse_hlo(compile_plan(one, target, lambda _: None).hlo)
+        asked = products(program), program, dtype, compute_dtype
+        assert len(wider_products(*asked, widened=True, differentiated=False)) == count
 
 
 @pytest.mark.slow

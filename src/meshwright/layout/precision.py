@@ -16,6 +16,8 @@ MATMUL_SCALES, SCALED_DTYPES = ("rows", "tiles"), ("fp8", "int8")
 EMULATED = "emulated"
 # Numbers of a tile, along each of its dimensions.
 TILE = 128
+# Numbers of fp4 that share a scale, along what is summed over; of a weight along both dimensions.
+FP4_BLOCK = 16
 # Inputs of an output that share a scale, of weights in int4 (nn/quantised.py).
 GROUP = 32
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")

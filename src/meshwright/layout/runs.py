@@ -3,6 +3,8 @@
 Everything can be planned. What nn/ does not run yet is named here, feature by feature.
 """
 
+from collections.abc import Collection
+
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.axes import AXES
@@ -49,7 +51,7 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         "offload=true": schedule.offload and is_inference,
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
-        not in (None, precision.compute_dtype, *SCALED_DTYPES, *([] if is_inference else ["f16"])),
+        not in (None, precision.compute_dtype, *SCALED_DTYPES, *([] if is_inference else ["f16", "fp4"])),
         # Products are narrow where both operands are: activations are cast to the type of the weights.
         f"matmul_dtype={precision.matmul_dtype} with weights_dtype={precision.weights_dtype}": is_inference
         and precision.matmul_dtype in SCALED_DTYPES
@@ -64,14 +66,17 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     return next((feature for feature, used in features.items() if used), None)
 
 
-def emulated(layout: Layout, kind: str) -> str | None:
-    """A sentence where chips of this kind have no products of the layout's type; None where they have."""
-    if layout.matmul_dtype != "fp8" or kind != "cpu":
+def emulated(layout: Layout, kind: str, dtypes: Collection[str] = ()) -> str | None:
+    """A sentence where products of the layout's type are emulated on chips of this kind; None where not.
+
+    dtypes: those that the chips have units for.
+    """
+    dtype = layout.matmul_dtype
+    if dtype in dtypes or not (dtype == "fp4" or (dtype == "fp8" and kind == "cpu")):
         return None
-    return (
-        "CPUs have no products of fp8: operands are rounded to it and multiplied in "
-        f"{layout.compute_dtype}, which saves no time"
-    )
+    who = "CPUs" if kind == "cpu" else "these chips"
+    how = f"operands are rounded to it and multiplied in {layout.compute_dtype}, which saves no time"
+    return f"{who} have no products of {dtype}: {how}"
 
 
 def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:

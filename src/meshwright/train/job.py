@@ -104,7 +104,8 @@ def prepare_job(
         notes += _plan_changes(written, chosen)
     if resume and not saved:
         notes.append(f"{checkpoints} holds no checkpoint yet: beginning at step 0")
-    if sentence := emulated(chosen.layout, load(chosen.hardware).chip.kind):
+    chip = load(chosen.hardware).chip
+    if sentence := emulated(chosen.layout, chip.kind, chip.flops_per_second):
         notes.append(sentence)
     if not chosen.planned:
         figures = None  # they are of what was changed above

@@ -376,6 +376,9 @@ def narrowest_dtype(program: Program, value: TracedValue) -> str:
 def uncast_dtype(program: Program, value: TracedValue, op_name: str) -> str:
     """The narrowest since the program's own last cast, in the pass of `op_name`."""
     origin = list(history(program, value, MOVED))
+    last = origin[-1]
+    if last.instruction.opcode == "multiply" and EMULATED in scope_of(last.instruction.op_name):
+        origin += history(program, last.operand(0), MOVED)  # the numbers; by the scales of their blocks
     origin = _since_cast(origin, phase_of(op_name, differentiated=True), gathers=False)
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
@@ -459,7 +462,7 @@ def _reduction(program: Program, instruction: Instruction) -> str | None:
 
 
 def _short(dtype: str) -> str:
-    return "fp8" if dtype.startswith("f8") else _DTYPES.get(dtype, dtype)
+    return next((f"fp{bits}" for bits in "84" if dtype.startswith(f"f{bits}")), _DTYPES.get(dtype, dtype))
 
 
 def bits_of(dtype: str) -> int:
@@ -472,4 +475,4 @@ def bits_of(dtype: str) -> int:
 
 
 def _hlo_dtype(dtype: str) -> str:
-    return {"fp8": "f8e4m3fn", "int8": "s8", "int4": "s4"}.get(dtype, dtype)
+    return {"fp8": "f8e4m3fn", "fp4": "f4e2m1fn", "int8": "s8", "int4": "s4"}.get(dtype, dtype)
