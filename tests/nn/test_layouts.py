@@ -407,13 +407,14 @@ def test_an_untrained_model_knows_nothing() -> None:
 def test_narrow_products_are_near(config: ModelConfig, matmul_dtype: str, text: str) -> None:
     """fp8 keeps 3 bits, 6% a rounding: the loss within 2%, a gradient's direction within 5%. f16 keeps 10.
 
-    fp4 keeps 1 bit, 11% a rounding: the loss within 4%, a gradient's direction within 20%.
+    fp4 keeps 1 bit, 11% a rounding and 15% a product, of which a gradient has a dozen one after another: the
+    loss within 4%, a gradient's direction within 30%.
     That a layout splits the rows that a scale is of changes less than the rounding does.
     """
     layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32", matmul_dtype=matmul_dtype)
     loss, gradients = Step(config, layout)()
     expected_loss, expected = _one_device(config)
-    far, near = (0.04, 0.8) if matmul_dtype == "fp4" else (0.02, 0.95)
+    far, near = (0.04, 0.7) if matmul_dtype == "fp4" else (0.02, 0.95)
     assert loss == pytest.approx(expected_loss, rel=far) and loss != expected_loss
     if config.moe:  # some tokens choose other experts after rounding, whose gradients have other directions
         return
