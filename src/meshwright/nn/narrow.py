@@ -179,6 +179,7 @@ def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[.
     def multiply(spec: str, one: Array | Rounded, other: Array, is_weight: bool) -> Array:
         einsum = Einsum.parse(spec)
         if narrow == "fp4":
+            assert not isinstance(one, Rounded), "nothing is kept in fp4"
             return _blocked_product(einsum, one, other, dtype, is_weight=is_weight)
         if scales == "tiles":
             return _tiled_product(einsum, one, other, narrow, dtype, is_weight=is_weight)
@@ -219,11 +220,17 @@ def _scaled(x: Array | Rounded, letters: str, einsum: Einsum, narrow: str) -> tu
 def rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and the scales of its lines or tiles, which have one number along them."""
     kind, largest = _TYPES[narrow]
-    wide = x.astype(jnp.float32)
-    # Of zeros any scale will do.
-    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=along, keepdims=True), 1e-30) / largest
-    values = wide / scale
+    scale = _largest(x, along) / largest
+    values = x.astype(jnp.float32) / scale
     return (jnp.round(values) if narrow == "int8" else values).astype(kind), scale
+
+
+def _largest(x: Array, along: tuple[int, ...]) -> Array:
+    """The largest magnitudes of lines or blocks, above 0, since of zeros any scale will do.
+
+    In x's own type up to here: XLA for GPU would write all magnitudes in float32.
+    """
+    return jnp.maximum(jnp.max(jnp.abs(x), axis=along, keepdims=True).astype(jnp.float32), 1e-30)
 
 
 def _tiled_product(
@@ -269,15 +276,14 @@ def _in_blocks(matrices: Array, high: int) -> tuple[Rounded, Array]:
     """matrices[e, r, k] in fp4, filled up along k, with scales of blocks of `high` by 16; that over these."""
     (kind, largest), (of_scales, most) = _TYPES["fp4"], _TYPES["fp8"]
     num, rows, _ = matrices.shape
-    filled = _filled(matrices.astype(jnp.float32), high, FP4_BLOCK)
+    filled = _filled(matrices, high, FP4_BLOCK)
     blocks = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, FP4_BLOCK))
-    of_blocks = jnp.max(jnp.abs(blocks), axis=(2, 4), keepdims=True) / largest
-    # Of zeros any scale will do.
-    _, exponent = jnp.frexp(jnp.maximum(jnp.max(of_blocks), 1e-30) / most)
+    of_blocks = _largest(blocks, (2, 4)) / largest
+    _, exponent = jnp.frexp(jnp.max(of_blocks) / most)
     scale = jnp.ldexp(jnp.float32(1), exponent)
     least = float(jnp.finfo(of_scales).smallest_subnormal)
     scales = jnp.clip(of_blocks / scale, least, most).astype(of_scales)
-    values = jnp.clip(blocks / (scales.astype(jnp.float32) * scale), -largest, largest)
+    values = jnp.clip(blocks.astype(jnp.float32) / (scales.astype(jnp.float32) * scale), -largest, largest)
     # XLA for CPU rounds to bfloat16 first, and so 2.501 to 2 (jax 0.10.2).
     step = jnp.where(jnp.abs(values) < 2, 0.5, jnp.where(jnp.abs(values) < 4, 1.0, 2.0))
     values = jnp.reshape((jnp.round(values / step) * step).astype(kind), filled.shape)
