@@ -220,17 +220,11 @@ def _scaled(x: Array | Rounded, letters: str, einsum: Einsum, narrow: str) -> tu
 def rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and the scales of its lines or tiles, which have one number along them."""
     kind, largest = _TYPES[narrow]
-    scale = _largest(x, along) / largest
-    values = x.astype(jnp.float32) / scale
+    wide = x.astype(jnp.float32)
+    # Of zeros any scale will do.
+    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=along, keepdims=True), 1e-30) / largest
+    values = wide / scale
     return (jnp.round(values) if narrow == "int8" else values).astype(kind), scale
-
-
-def _largest(x: Array, along: tuple[int, ...]) -> Array:
-    """The largest magnitudes of lines or blocks, above 0, since of zeros any scale will do.
-
-    In x's own type up to here: XLA for GPU would write all magnitudes in float32.
-    """
-    return jnp.maximum(jnp.max(jnp.abs(x), axis=along, keepdims=True).astype(jnp.float32), 1e-30)
 
 
 def _tiled_product(
@@ -278,7 +272,9 @@ def _in_blocks(matrices: Array, high: int) -> tuple[Rounded, Array]:
     num, rows, _ = matrices.shape
     filled = _filled(matrices, high, FP4_BLOCK)
     blocks = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, FP4_BLOCK))
-    of_blocks = _largest(blocks, (2, 4)) / largest
+    # In their own type: XLA for GPU would write all magnitudes in float32. Of zeros any scale will do.
+    magnitudes = jnp.max(jnp.abs(blocks), axis=(2, 4), keepdims=True).astype(jnp.float32)
+    of_blocks = jnp.maximum(magnitudes, 1e-30) / largest
     _, exponent = jnp.frexp(jnp.max(of_blocks) / most)
     scale = jnp.ldexp(jnp.float32(1), exponent)
     least = float(jnp.finfo(of_scales).smallest_subnormal)
