@@ -154,10 +154,13 @@ CASES = [
     Case("llama-3.2-1b", "h100:1x8", "fsdp=8,optimizer=adafactor", 16, 4096),
     Case("llama-3.2-1b", "h100:1x8", "fsdp=8,optimizer=muon", 16, 4096),
     Case("llama-3.2-1b", "h100:1x8", "fsdp=8,master_weights=true", 16, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=8,matmul_dtype=fp8", 16, 4096),
+    Case("llama-3.2-1b", "b200:1x8", "fsdp=8,matmul_dtype=fp4", 16, 4096),
     Case("gemma-2-2b", "h100:1x8", "fsdp=8,remat=full", 16, 4096),
     Case("gemma-3-1b", "h100:1x8", "fsdp=8,remat=full", 16, 4096),
     Case("qwen3-8b", "h100:1x8", "fsdp=4,tensor=2,sequence_parallel=true,remat=full", 16, 4096),
     Case("llama-3-8b", "h100:1x8", "tensor=8,weights_dtype=int8", 64, 4096, "generate"),
+    Case("llama-3-8b", "h100:1x8", "tensor=8,weights_dtype=fp8,matmul_dtype=fp8", 64, 4096, "generate"),
     Case("mistral-7b-v0.1", "h100:1x8", "fsdp=8,remat=full", 8, 8192),
     Case(
         "mixtral-8x7b",

@@ -46,8 +46,10 @@ MEANINGS = {
     "weights_dtype": "Dtype of stored weights; narrower than bf16 only in inference.",
     "compute_dtype": "Dtype of activations and of gathered weights.",
     "matmul_dtype": "Dtype of matmul operands, if not `compute_dtype`. Training supports fp8 and int8, with "
-    "scales, and f16, without: numbers beyond 65,504 overflow, cotangents under 6e-5 lose bits. CPUs "
-    "emulate fp8.",
+    "scales, and f16, without: numbers beyond 65,504 overflow, cotangents under 6e-5 lose bits. Inference "
+    "supports fp8 and int8 with `weights_dtype` the same: tokens have a scale on each device. CPUs emulate "
+    "fp8. fp4 is NVFP4, in training: blocks of 16 numbers (16 x 16 of a weight) have scales in fp8, rounded "
+    "to the nearest; chips other than NVIDIA's from Blackwell on emulate it.",
     "matmul_scales": "What shares a scale of fp8 and int8 operands in training: a row or column of a "
     "device's block, or a tile (128 elements of an activation, 128 x 128 of a weight, as in DeepSeek-V3). "
     "Plans price both the same.",

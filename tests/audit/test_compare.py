@@ -564,6 +564,27 @@ def test_moments_in_eight_bits_are_as_planned(layout: Layout) -> None:
     assert 0 <= memory["compiled_by_cause"]["arguments"] - state - tokens < 64
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        _layout(fsdp=4, tensor=2, matmul_dtype="fp4"),
+        *(
+            pytest.param(layout, marks=pytest.mark.slow)
+            for layout in (
+                _layout(fsdp=4, tensor=2, matmul_dtype="fp8"),
+                _layout(data=2, fsdp=2, tensor=2, sequence_parallel=True, remat="full", matmul_dtype="fp4"),
+                _layout(fsdp=4, tensor=2, compute_dtype="bf16", matmul_dtype="fp4"),
+                _layout(fsdp=8, matmul_dtype="fp8", saved_dtype="fp8", remat="matmuls"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_emulated_products_are_of_the_type_that_operands_were_rounded_to(layout: Layout) -> None:
+    audit = audit_plan(Plan(WIDE, "cpu:8", Workload(16, 64), layout), "cpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+
+
 def test_the_bytes_of_adafactor_s_mean_squares() -> None:
     """w_gate[L, D_fsdp, F_tensor] of 4 layers, 256 by 512: means over F, over D, and of the first over D."""
     plan = Plan(WIDE, "cpu:8", Workload(16, 64), _layout(data=2, fsdp=2, tensor=2, optimizer="adafactor"))

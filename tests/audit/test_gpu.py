@@ -11,7 +11,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright.audit.audit import audit_plan
-from meshwright.audit.compile.targets import is_installed
+from meshwright.audit.compile.compile import compile_plan
+from meshwright.audit.compile.targets import choose_target, is_installed
+from meshwright.audit.facts.products import products
+from meshwright.audit.hlo.op_names import scope_of
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -73,6 +77,34 @@ def test_a_prompt_s_keys_and_values_do_not_wait_for_the_end_of_the_step() -> Non
     assert (audit["verdict"], audit["findings"]) == ("match", [])
     assert audit["memory"]["compiled"] == pytest.approx(audit["memory"]["planned"], rel=0.15)
     assert audit["step_seconds"]["scheduled"] == pytest.approx(audit["step_seconds"]["planned"], rel=0.15)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", pytest.param("int8", marks=pytest.mark.slow)])
+def test_rows_are_multiplied_in_the_type_of_the_weights(dtype: str) -> None:
+    """By kernels of XLA's that read both operands so, which a program that widens them is told from."""
+    config = replace(load_model("llama-3-8b"), num_layers=1)
+    layout = Layout.of(tensor=8, weights_dtype=dtype, matmul_dtype=dtype)
+    plan = Plan(config, "h100:1x8", Workload(64, 4096, "generate"), layout)
+    audit = audit_plan(plan, "gpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=1e-4)
+    wide = replace(plan, layout=layout.replace(matmul_dtype=None))
+    target = choose_target(plan.hardware, layout, "gpu")
+    for one, is_narrow in ((plan, True), (wide, False)):
+        program = parse_hlo(compile_plan(one, target, lambda _: None).hlo)
+        found = [product for product in products(program) if "attention" not in scope_of(product.op_name)]
+        assert len(found) >= 5
+        assert all((product.bits(program, widened=False) == 8) is is_narrow for product in found)
+
+
+def test_blocks_of_fp4_are_multiplied_where_there_are_units() -> None:
+    """By cuDNN on a B200; an H100's program widens them, and its audit says so."""
+    config = replace(load_model("llama-3.2-1b"), num_layers=1, vocab_size=8192)
+    layout, workload = Layout.of(fsdp=4, tensor=2, matmul_dtype="fp4"), Workload(16, 1024)
+    for hardware, found in (("b200:1x8", []), ("h100:1x8", ["dtype"])):
+        audit = audit_plan(Plan(config, hardware, workload, layout), "gpu", use_cache=False)
+        assert [one["kind"] for one in audit["findings"] if one["kind"] != "memory"] == found
+        assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.01)
 
 
 def test_collectives_of_weights_run_beside_products() -> None:

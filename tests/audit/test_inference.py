@@ -10,6 +10,11 @@ from tests.nn.test_layouts import GPT, LATENT, SHARED, SHARED_BY_FOUR, TIED
 
 from meshwright.audit.audit import _in_whole_pages, audit_plan
 from meshwright.audit.beside_plan import _logits_bytes
+from meshwright.audit.compare.products import wider_products
+from meshwright.audit.compile.compile import compile_plan
+from meshwright.audit.compile.targets import choose_target
+from meshwright.audit.facts.products import products
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.cost.inference import inference_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
@@ -108,6 +113,30 @@ def test_rows_of_a_quantised_table_travel_as_they_are_stored_beside_their_scales
     assert rows == [8 * TINY.d_model, 8 * 4]
     planned, compiled = (audit["memory"][f"{side}_by_cause"] for side in ("planned", "compiled"))
     assert planned["weights"] + planned["cache"] == pytest.approx(compiled["arguments"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "compute_dtype"),
+    [
+        ("fp8", "tensor=4", "f32"),
+        pytest.param("fp8", "fsdp=2,tensor=2", "bf16", marks=pytest.mark.slow),
+        pytest.param("int8", "data=2,tensor=2", "f32", marks=pytest.mark.slow),
+    ],
+)
+def test_activations_are_multiplied_in_the_type_of_the_weights(
+    dtype: str, text: str, compute_dtype: str
+) -> None:
+    """Also where a sum is split; and what is multiplied wider is found, although CPUs emulate fp8."""
+    words = {"weights_dtype": dtype, "matmul_dtype": dtype, "compute_dtype": compute_dtype}
+    plan = Plan(TINY, "cpu:4", Workload(16, 64, "generate"), Layout.parse(text, **words))
+    audit = audit_plan(plan, "cpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    target = choose_target(plan.hardware, plan.layout, "cpu")
+    for matmul_dtype, count in ((dtype, 0), (None, 7 * TINY.num_layers + 1)):
+        one = replace(plan, layout=plan.layout.replace(matmul_dtype=matmul_dtype))
+        program = parse_hlo(compile_plan(one, target, lambda _: None).hlo)
+        asked = products(program), program, dtype, compute_dtype
+        assert len(wider_products(*asked, widened=True, differentiated=False)) == count
 
 
 @pytest.mark.slow

@@ -141,8 +141,8 @@ def test_pipelines_agree_with_one_device(layout: str) -> None:
 
 
 def test_a_layout_that_cannot_run_says_why() -> None:
-    with pytest.raises(AuditError, match=r"the tiny model does not run: .*matmul_dtype=fp4"):
-        check_numerics(_plan("llama-3-70b", "fsdp=64,matmul_dtype=fp4"))
+    with pytest.raises(AuditError, match=r"the tiny model does not run: .*kv_dtype=int8"):
+        check_numerics(_plan("llama-3-70b", "fsdp=64,kv_dtype=int8"))
 
 
 def test_a_missing_sum_is_found() -> None:

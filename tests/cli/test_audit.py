@@ -158,6 +158,14 @@ def test_the_phase_is_that_of_the_plan_or_the_option(asked: dict, option: str):
     assert asked["plan"].workload.phase == "generate"
 
 
+def test_weights_that_no_step_trains_are_audited_in_another_phase(asked: dict, capsys: pytest.CaptureFixture):
+    quantised = [*PLAN[:-1], "data=2,tensor=4,weights_dtype=fp8,matmul_dtype=fp8"]
+    assert main(["audit", *quantised]) == 2
+    assert "weights_dtype = 'fp8'; fits: f32, bf16 in training" in capsys.readouterr().err
+    assert main(["audit", *quantised, "--phase", "generate"]) == 0
+    assert (asked["plan"].workload.phase, asked["plan"].layout.matmul_dtype) == ("generate", "fp8")
+
+
 def test_both_phases_of_a_servers_plan_are_compiled(tmp_path: Path, capsys: pytest.CaptureFixture):
     plan = tmp_path / "serve.toml"
     asked = ["--model", "tiny", "--hardware", "cpu:2", "--prompt-tokens", "48", "--output-tokens", "16"]

@@ -277,6 +277,23 @@ def test_the_runner_is_made_as_the_server_was_asked(trained: Path, monkeypatch):
     assert options["host_bytes"] == 500_000  # the other half is of the other engine
 
 
+def test_matmuls_that_the_machine_has_not_are_said(trained: Path, plan: Path, monkeypatch):
+    def make(folder, config, layout, *_, **options):
+        raise Made(layout.matmul_dtype)
+
+    monkeypatch.setattr(serving, "JaxRunner", make)
+    found = load_plan(plan)
+    layout = found.layout.replace(weights_dtype="fp8", matmul_dtype="fp8")
+    found = replace(found, layout=layout, workload=replace(found.workload, phase="generate"))
+    with (
+        pytest.raises(Made) as made,
+        pytest.warns(UserWarning, match="CPUs have no products of fp8: operands are rounded to it"),
+        open_service(trained, Serving(plan=found), silent),
+    ):
+        pass
+    assert made.value.args == ("fp8",)
+
+
 @pytest.mark.parametrize("slots", [None, 4])
 def test_slots_that_are_asked_for_override_the_plan(
     slots: int | None, trained: Path, plan: Path, monkeypatch

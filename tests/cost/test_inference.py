@@ -70,6 +70,28 @@ def test_stored_weights_count_their_scales() -> None:
     assert weights("int8") == matrices + 4 * outputs + of_tables + 2 * norms
 
 
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_products_in_the_type_of_the_weights_cast_each_activation_once(dtype: str) -> None:
+    """LLaMA-3-8B: what q, k and v read, wo, the gates and w_out, in 2 bytes; written and read, 4 in all."""
+    config, tokens = PRESETS["llama-3-8b"], 512
+
+    def nodes(kind: str, matmul_dtype: str | None) -> list[Node]:
+        layout = Layout.of(weights_dtype=dtype, matmul_dtype=matmul_dtype)
+        graph = record_pass(config, layout.at("prefill"), Shape(1, tokens, tokens))
+        [layers] = [segment for segment in graph.segments if segment.count == 32]
+        return [node for node in layers.nodes if node.kind == kind]
+
+    casts = sum(work.hbm_bytes for node in nodes("cast", dtype) for work in node.forward)
+    assert casts == 4 * tokens * (4096 + 4096 + 4096 + 14336)
+    assert nodes("cast", None) == []
+    for matmul_dtype, is_widened in ((dtype, False), (None, True)):
+        products = nodes("matmul", matmul_dtype)
+        assert [work.widened for node in products for work in node.forward] == [is_widened] * 7
+    [w_out] = [node for node in nodes("matmul", dtype) if node.name == "w_out"]
+    of_weight = 4096 * 14336 + 4 * 4096
+    assert w_out.forward[0].hbm_bytes == of_weight + 2 * tokens * (14336 + 4096)
+
+
 def test_latents_have_no_heads_and_are_whole_over_tensor() -> None:
     config, layout = PRESETS["deepseek-v3"], Layout.of(data=2, tensor=8)
     graph = _generate(config, 4096, layout, sequences=16)

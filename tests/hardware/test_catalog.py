@@ -176,6 +176,7 @@ def test_a_type_without_units_computes_in_a_wider_one() -> None:
     assert chip("a100").flops("fp8") == chip("a100").flops("bf16")
     assert chip("h100").flops("int4") == chip("h100").flops("int8")
     assert chip("b300").flops("int4") == chip("b300").flops("int8") < chip("b300").flops("fp8")
+    assert chip("h100").flops("fp4") == chip("h100").flops("bf16") < chip("h100").flops("fp8")
     assert chip("v5e").flops("fp4") == chip("v5e").flops("fp8") == chip("v5e").flops("bf16")
     assert chip("tpu7x").flops("int8") == chip("tpu7x").flops("bf16")
     assert chip("cpu").flops("bf16") == chip("cpu").flops("f32")

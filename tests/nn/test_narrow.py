@@ -1,14 +1,15 @@
-"""Products of fp8 and int8 against the same in numpy, number by number."""
+"""Products of fp8, int8 and fp4 against the same in numpy, number by number."""
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 from meshwright.layout import Layout
 from meshwright.nn.grouped import FORWARD, OF_ROWS, OF_WEIGHTS
-from meshwright.nn.mesh import device_mesh
+from meshwright.nn.mesh import device_mesh, partition_spec
 from meshwright.nn.narrow import narrow_multiply, narrow_product
 
 LAYOUT = Layout.of(weights_dtype="f32", compute_dtype="f32")
@@ -93,11 +94,82 @@ def test_tiles_of_128_numbers_have_scales_of_their_own(kind: str, far: float) ->
         assert 1e-4 < np.abs(found - plain).max() / np.abs(plain).max() < far
 
 
+def in_blocks(x: np.ndarray, high: int) -> np.ndarray:
+    """What NVFP4 leaves of x[rows, sum] in blocks of `high` by 16, with a power of two over all scales."""
+    largest = np.abs(x).max() / 6 / 448
+    over_all = 2.0 ** (np.floor(np.log2(largest)) + 1)
+    found = np.empty_like(x)
+    for i in range(0, x.shape[0], high):
+        for j in range(0, x.shape[1], 16):
+            block = x[i : i + high, j : j + 16]
+            scale = np.float32(np.clip(np.abs(block).max() / 6 / over_all, 2.0**-9, 448))
+            scale = scale.astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.float32(over_all)
+            values = np.clip(block / scale, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+            found[i : i + high, j : j + 16] = values.astype(np.float32) * scale
+    return found
+
+
+def test_blocks_of_fp4_have_scales_of_fp8_under_one_of_all() -> None:
+    """In 16 by 16 of a weight, of which the last are not full; a block of little is not lost."""
+    random = np.random.default_rng(1)
+    x, w = (random.normal(size=shape).astype(np.float32) for shape in [(2, 75, 40), (40, 3, 24)])
+    d_y = random.normal(size=(2, 75, 3, 24)).astype(np.float32)
+    x[..., 16:32] *= 1e-3
+    w[:16] *= 1e3
+
+    def both(x: jax.Array, w: jax.Array) -> tuple:
+        y, pull_back = jax.vjp(lambda x, w: narrow_product(PLAN, jnp.float32, "fp4", x, w), x, w)
+        return y, *pull_back(jnp.asarray(d_y))
+
+    with jax.set_mesh(device_mesh(LAYOUT)):
+        y, d_x, d_w = (np.asarray(one) for one in jax.jit(both)(x, w))
+    flat_x, flat_w, flat_d = x.reshape(150, 40), w.reshape(40, 72), d_y.reshape(150, 72)
+    parts = [
+        (y.reshape(150, 72), flat_x, flat_w.T, 16),
+        (d_x.reshape(150, 40), flat_d, flat_w, 16),
+        (d_w.reshape(40, 72), flat_x.T, flat_d.T, 1),
+    ]
+    for found, lhs, rhs, high in parts:
+        expected = in_blocks(lhs, 1) @ in_blocks(rhs, high).T
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+        plain = lhs @ rhs.T
+        # A bit of mantissa: 11% of the root mean square of each operand.
+        assert 0.05 < np.linalg.norm(found - plain) / np.linalg.norm(plain) < 0.2
+
+
+def test_bfloat16_holds_numbers_of_fp4_and_their_scales() -> None:
+    """So products in it are those in float32, but for the order of sums."""
+    random = np.random.default_rng(2)
+    x, w = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in [(32, 64), (64, 48)])
+    wide, narrow = (
+        narrow_multiply(dtype, "fp4")("CI,IO->CO", x, w, True) for dtype in (jnp.float32, jnp.bfloat16)
+    )
+    np.testing.assert_allclose(narrow, wide, rtol=0, atol=1e-5 * np.abs(wide).max())
+
+
+def test_devices_with_other_shares_round_to_the_same_fp4() -> None:
+    """Their scales over all differ, by powers of two."""
+    x = RANDOM.normal(size=(8, 1, 64)).astype(np.float32) * 2.0 ** np.arange(-4, 4)[:, None, None]
+    w = RANDOM.normal(size=(64, 2, 8)).astype(np.float32)
+
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        return narrow_product(plan, jnp.float32, "fp4", x, w)
+
+    found = []
+    for layout in (LAYOUT, Layout.of(data=8, weights_dtype="f32", compute_dtype="f32")):
+        plan, mesh = layout.contraction("wq", "BTD,DNH->BTNH"), device_mesh(layout)
+        with jax.set_mesh(mesh):
+            split = jax.device_put(x, NamedSharding(mesh, partition_spec(plan.lhs)))
+            found.append(np.asarray(jax.jit(product)(split, jnp.asarray(w))))
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize(
     ("narrow", "bound"),
     # Half a step of int8 is 1/254 of the largest of a line, about 3 deviations: 0.7% of each operand. fp8
     # has 3 bits of mantissa: at most 6%, 2.6% on average of each.
-    [("int8", 0.02), ("fp8", 0.05)],
+    # fp4 has 1 bit: 11% of the root mean square of each.
+    [("int8", 0.02), ("fp8", 0.05), ("fp4", 0.18)],
 )
 @pytest.mark.parametrize("scales", ["rows", "tiles"])
 def test_blocks_of_experts_are_multiplied_narrow_forward_and_backward(

@@ -23,11 +23,11 @@ from meshwright.layout import Layout
 from meshwright.models.config import Window
 from meshwright.nn import native
 from meshwright.nn.attention import Scores
-from meshwright.nn.inference import layered
+from meshwright.nn.inference import layered, rows_product
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.paged import NOBODY, Rows
 from meshwright.nn.params import init_params
-from meshwright.nn.quantised import as_read, int8_product, quantise, widened
+from meshwright.nn.quantised import as_read, quantise, quantised_product, widened
 from meshwright.serve.programs import InferencePrograms, StepShape
 
 # Numbers of a row of whole steps, in one block of a panel and in several, and rows of a weight.
@@ -80,7 +80,7 @@ def test_it_quantises_rows_as_xla_does() -> None:
     x, w = _operands(8, 256, 64, jnp.int8)
 
     def by_xla(x: jax.Array) -> jax.Array:
-        return int8_product(lambda n: jnp.einsum("RI,OI->RO", n, w, preferred_element_type=jnp.int32), x, 1)
+        return quantised_product(rows_product, x, w)
 
     # XLA multiplies by the reciprocal of 127: a number on the border of two steps may fall to the other.
     step = 128 * np.abs(np.asarray(x, np.float32)).max() / 127

@@ -1,6 +1,7 @@
 """Quantised weights: made, multiplied on every layout, and read from checkpoints of other tools."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,17 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from safetensors.numpy import save_file
-from tests.nn.test_layouts import MIXTURE, TINY
+from tests.nn.test_layouts import LATENT, MIXTURE, OSS, TINY
 
 from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.nn.inference import layered
-from meshwright.nn.mesh import device_mesh
-from meshwright.nn.params import init_params
+from meshwright.nn.inference import InferenceOps, _in_order, _letters_there, layered
+from meshwright.nn.mesh import device_mesh, partition_spec
+from meshwright.nn.params import JAX_DTYPES, init_params
 from meshwright.nn.quantised import Quantised, as_read, quantise, widened
 from meshwright.nn.quantised_files import dequantised
 from meshwright.nn.weights import _opened
@@ -29,6 +31,7 @@ RANDOM = np.random.default_rng(0)
 B, S = 4, 8
 TOKENS = RANDOM.integers(0, TINY.vocab_size, (B, S)).astype(np.int32)
 # Half a step of each type: of int8 127 to the largest, of int4 7, of fp8 (e4m3) 3 bits of mantissa.
+SINKS = replace(OSS, sliding_window=None, global_every=0)
 HALF_A_STEP = {"int8": 0.5 / 127, "int4": 0.5 / 7, "fp8": 2**-4}
 
 
@@ -107,12 +110,78 @@ def test_so_are_products_of_experts(text: str, dtype: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+def _by_hand(x: np.ndarray, weight: Quantised, dtype: str) -> np.ndarray:
+    """Rows by a weight[O, I]: each row in the type, with a scale of its own, and what both stand for."""
+    scales = np.abs(x).max(1, keepdims=True) / {"int8": 127, "fp8": 448}[dtype]
+    values = np.round(x / scales) if dtype == "int8" else (x / scales).astype(ml_dtypes.float8_e4m3fn)
+    wide = np.asarray(weight.values, np.float64) * np.asarray(weight.scales, np.float64)[:, None]
+    return scales * values.astype(np.float64) @ wide.T
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("compute_dtype", ["f32", "bf16"])
+def test_activations_are_cast_to_the_type_of_the_weights(dtype: str, compute_dtype: str) -> None:
+    """Each device's share of a row has a scale of its own where a sum is split."""
+    x = RANDOM.normal(size=(3, 1, 64)).astype(JAX_DTYPES[compute_dtype])
+    x[1] *= 1e-6  # nothing is left of it, had it the scale of others
+    x[..., 32:] *= 100
+    layout = Layout.of(tensor=2, weights_dtype=dtype, compute_dtype=compute_dtype, matmul_dtype=dtype)
+    layout, mesh = layout.at("generate"), device_mesh(layout)
+    ops, row = InferenceOps(TINY, layout), np.asarray(x, np.float32)[:, 0]
+    for name, spec, parts in (("w_in", "BTD,DF->BTF", 1), ("w_out", "BTF,DF->BTD", 2)):
+        with jax.set_mesh(mesh):
+            plan = layout.contraction(name, spec)
+            w = quantise(jnp.asarray(RANDOM.normal(size=(48, 64)), jnp.float32), dtype, 1, 1)
+            here = partition_spec(plan.lhs)
+            there = _in_order(plan.rhs_reshard, _letters_there(plan)).given
+            values = jax.device_put(w.values, NamedSharding(mesh, partition_spec(there)))
+            read = Quantised(values, w.scales)
+            found = ops._einsum(name, plan, jax.device_put(x, NamedSharding(mesh, here)), read)
+        shares = zip(
+            np.split(row, parts, 1), np.split(np.asarray(w.values, np.float32), parts, 1), strict=True
+        )
+        expected = sum(_by_hand(some, Quantised(values, w.scales), dtype) for some, values in shares)
+        # Of bfloat16 the partial sums of two devices are rounded, and what they add up to.
+        off = 1e-5 if compute_dtype == "f32" else 2**-7
+        largest = np.abs(expected).max(1, keepdims=True)
+        assert (np.abs(np.asarray(found, np.float32)[:, 0] - expected) < off * largest).all()
+        wide = row.astype(np.float64) @ np.asarray(widened(w, jnp.float32), np.float64).T
+        assert (np.abs(expected - wide).max(1, keepdims=True) > 1e-3 * largest).all()
+
+
+# Half a step of int8 is 0.4% of the largest of a row, of fp8 (3 bits of mantissa) 6% of each number at most,
+# in every product of two layers and the head.
+FAR = {"int8": 0.05, "fp8": 0.15}
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "config"),
+    [
+        ("data=2,fsdp=2", "fp8", TINY),
+        pytest.param("data=2,fsdp=2", "int8", TINY, marks=pytest.mark.slow),
+        pytest.param("data=2,expert=2", "fp8", MIXTURE, marks=pytest.mark.slow),
+        pytest.param("data=2,fsdp=2", "fp8", LATENT, marks=pytest.mark.slow),
+        pytest.param("data=2,expert=2", "fp8", SINKS, marks=pytest.mark.slow),
+    ],
+)
+def test_narrow_products_are_those_of_one_device(text: str, dtype: str, config: ModelConfig) -> None:
+    found, alone = (_logits(one, dtype, dtype, config=config) for one in (text, "data=1"))
+    np.testing.assert_allclose(found, alone, rtol=0, atol=1e-5 * np.abs(alone).max())
+    wide = _logits("data=1", dtype, wide=True, config=config)
+    assert 0 < np.abs(alone - wide).max() < FAR[dtype] * np.abs(wide).max()
+
+
 @pytest.mark.slow
-def test_int8_activations_stay_near() -> None:
-    """Both operands are off by up to half of a 127th; over the sums of a layer that averages out to 1%."""
-    found, expected = _logits("data=1", "int8", "int8"), _logits("data=1", "int8", wide=True)
-    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
-    assert np.abs(found - expected).max() > 0
+@pytest.mark.parametrize("dtype", FAR)
+@pytest.mark.parametrize(
+    ("text", "config"), [("tensor=2", TINY), ("data=2,tensor=2", LATENT), ("expert=2,tensor=2", MIXTURE)]
+)
+def test_they_are_near_where_sums_are_split(text: str, dtype: str, config: ModelConfig) -> None:
+    found, wide = (
+        _logits(text, dtype, dtype, config=config),
+        _logits("data=1", dtype, wide=True, config=config),
+    )
+    assert 0 < np.abs(found - wide).max() < FAR[dtype] * np.abs(wide).max()
 
 
 # Checkpoints of other tools, each written by hand as its format says

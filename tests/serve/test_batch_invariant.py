@@ -30,12 +30,11 @@ NUM_TOKENS = 6
 # With the answer up to the context of 64: of one token, whole blocks and pages, and a token more.
 LENGTHS = (1, 16, 5, 17, 40, 3, 48, 15, 57)
 PROMPTS = [tuple(np.random.default_rng(i).integers(0, 64, n).tolist()) for i, n in enumerate(LENGTHS)]
-INT8 = {"weights_dtype": "int8", "matmul_dtype": "int8"}
 Answer = list[tuple[int, float]]
 
 
 def _runner(config: ModelConfig, dtype: str, *, chunk: int = 32, **how: Any) -> JaxRunner:
-    stored = INT8 if dtype == "int8" else {}
+    stored = {"weights_dtype": dtype, "matmul_dtype": dtype} if dtype in ("int8", "fp8") else {}
     layout = Layout.of(weights_dtype="bf16" if stored else dtype, compute_dtype="bf16" if stored else dtype)
     mesh = device_mesh(layout, jax.devices()[:1])
     params = init_params(config, layout, mesh, 0)
@@ -65,6 +64,7 @@ def _answers(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> list[Answer]
         pytest.param(TINY, "bf16", False, marks=pytest.mark.slow),
         pytest.param(TINY, "int8", True, marks=pytest.mark.slow),
         pytest.param(TINY, "int8", False, marks=pytest.mark.slow),
+        pytest.param(TINY, "fp8", True, marks=pytest.mark.slow),
         pytest.param(LOCAL, "f32", True, marks=pytest.mark.slow),
         pytest.param(LOCAL, "bf16", False, marks=pytest.mark.slow),
         pytest.param(GPT, "f32", True, marks=pytest.mark.slow),

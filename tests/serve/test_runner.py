@@ -486,6 +486,11 @@ _BY_POSITION = {"T": ["context"]}
             "expert, context and tensor; leave out sequence_parallel=true",
         ),
         (
+            "tensor=2,matmul_dtype=fp8,weights_dtype=int8",
+            "layout tensor=2,remat=none: inference splits over data, fsdp, expert, context and tensor; leave "
+            "out matmul_dtype=fp8 with weights_dtype=int8",
+        ),
+        (
             "tensor=8",
             "wk[L, D, K_tensor, H]: 4 KV heads (K) do not divide over tensor = 8;"
             " fits: tensor in {1, 2, 4}, or replicate: wk[L, D, K, H]",

@@ -84,9 +84,9 @@ def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], mes
     [
         (plan(vocab_size=256), DataError, "needs V >= 257 ids"),
         (
-            plan(Layout.of(matmul_dtype="fp4")),
+            plan(Layout.of(kv_dtype="int8")),
             LayoutError,
-            "matmul_dtype=fp4 can be planned",
+            "kv_dtype=int8 can be planned",
         ),
         (replace(plan(), workload=Workload(16, 32, "prefill")), PlanError, "training takes 'train'"),
     ],
@@ -170,9 +170,20 @@ def test_tensorboard_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: p
         prepare_job(plan(), None, tmp_path / "run", {"data": "stdlib", "tensorboard": True}, resume=False)
 
 
-def test_products_that_the_machine_has_not_are_said(tmp_path: Path):
-    narrow = plan(Layout.of(data=1, matmul_dtype="fp8"))
+@pytest.mark.parametrize(
+    ("dtype", "hardware", "who"),
+    [
+        ("fp8", "cpu:1", "CPUs have"),
+        ("fp4", "cpu:1", "CPUs have"),
+        ("fp8", "h100:1x1", None),
+        ("fp4", "h100:1x1", "these chips have"),
+        ("fp4", "b200:1x1", None),
+    ],
+)
+def test_products_that_the_machine_has_not_are_said(
+    dtype: str, hardware: str, who: str | None, tmp_path: Path
+):
+    narrow = replace(plan(Layout.of(data=1, matmul_dtype=dtype)), hardware=hardware)
     job = prepare_job(narrow, None, tmp_path / "run", {"data": "stdlib", "steps": 20}, resume=False)
-    assert job.notes == [
-        "CPUs have no products of fp8: operands are rounded to it and multiplied in bf16, which saves no time"
-    ]
+    said = "operands are rounded to it and multiplied in bf16, which saves no time"
+    assert job.notes == ([] if who is None else [f"{who} no products of {dtype}: {said}"])

@@ -75,12 +75,19 @@ def test_master_weights_move_where_bfloat16_stands_still() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("matmul_dtype", ["fp8", "int8"])
-def test_tiles_of_narrow_operands_train_as_bfloat16_does(matmul_dtype: str) -> None:
-    """Within 2% of the loss of bfloat16 at every step: a model of two tiles along D and three along F."""
+@pytest.mark.parametrize(
+    ("matmul_dtype", "scales", "far"), [("fp8", "tiles", 0.02), ("int8", "tiles", 0.02), ("fp4", None, 0.1)]
+)
+def test_blocks_of_narrow_operands_train_as_bfloat16_does(
+    matmul_dtype: str, scales: str | None, far: float
+) -> None:
+    """Near the loss of bfloat16 at every step: a model of two tiles along D and three along F.
+
+    With fp4, whose gradients have three quarters of the direction, it falls more slowly.
+    """
     config, slow = replace(TINY, d_model=256, d_ff=384), replace(OPTIMIZER, peak_learning_rate=2e-4)
     losses = []
-    for words in ({}, {"matmul_dtype": matmul_dtype, "matmul_scales": "tiles"}):
+    for words in ({}, {"matmul_dtype": matmul_dtype, "matmul_scales": scales}):
         layout = Layout.of(weights_dtype="f32", fsdp=2).replace(**words)
         step = CompiledStep(config, layout, Workload(16, 16), slow, chip_flops_per_second=1e11)
         state, found = step.init(0), []
@@ -90,4 +97,5 @@ def test_tiles_of_narrow_operands_train_as_bfloat16_does(matmul_dtype: str) -> N
         losses.append(found)
     plain, narrow = losses
     assert plain[-1] < 0.9 * plain[0]
-    assert narrow == pytest.approx(plain, rel=0.02) and narrow != plain
+    assert narrow == pytest.approx(plain, rel=far) and narrow != plain
+    assert narrow[-1] < 0.9 * narrow[0]

@@ -162,7 +162,8 @@ def _differences(
 ) -> list[Remark]:
     """The findings on collectives, products and their types, the costliest first."""
     computed, trains = list(products(program)), is_differentiated(program)
-    wide = wider_products(computed, program, planned.matmul_dtype, widened=on_cpu, differentiated=trains)
+    dtypes = planned.matmul_dtype, planned.attention_dtype
+    wide = wider_products(computed, program, *dtypes, widened=on_cpu, differentiated=trains)
     different = compare_products(
         planned.products, computed, differentiated=trains, edge=planned.attention_edge
     )

@@ -105,9 +105,7 @@ def audit(
         "--seq-len": seq_len,
         "--layout": layout,
     }
-    asked = _from_options(options) if plan is None else _from_file(plan, options)
-    if phase:
-        asked = replace(asked, workload=replace(asked.workload, phase=phase))
+    asked = _from_options(options, phase or "train") if plan is None else _from_file(plan, options, phase)
     with progress() as update:
         document = (audit_plan if phase else audit_phases)(
             asked, target, lambda what: update(what, None), use_cache=not no_cache, numerics=numerics
@@ -147,13 +145,14 @@ def _of_program(file: Path, hardware: str | None, mesh: str | None, given: dict[
     return audit_file(file, hardware, mesh)
 
 
-def _from_file(plan: Path, options: dict[str, Any]) -> Plan:
-    """The plan of a file. Raises PlanError for an option that describes another."""
+def _from_file(plan: Path, options: dict[str, Any], phase: str | None) -> Plan:
+    """The plan of a file, in a phase. Raises PlanError for an option that describes another."""
     refuse_beside(options, f"{plan} already gives these", otherwise=", or edit the plan")
-    return load_plan(plan)
+    found = load_plan(plan)
+    return replace(found, workload=replace(found.workload, phase=phase)) if phase else found
 
 
-def _from_options(options: dict[str, Any]) -> Plan:
+def _from_options(options: dict[str, Any], phase: str) -> Plan:
     """The plan that the options describe. Raises PlanError naming those that are missing."""
     if missing := [name for name, value in options.items() if value is None]:
         raise PlanError(f"name a plan.toml, or give {', '.join(missing)}")
@@ -164,7 +163,7 @@ def _from_options(options: dict[str, Any]) -> Plan:
     return Plan(
         model=config,
         hardware=hardware,
-        workload=Train(batch_tokens, seq_len).workload(config),
+        workload=replace(Train(batch_tokens, seq_len).workload(config), phase=phase),
         layout=Layout.parse(layout, **defaults),
     )
 

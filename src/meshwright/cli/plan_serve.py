@@ -82,7 +82,7 @@ def serve(
     weights_dtype: Annotated[
         str | None,
         typer.Option(
-            help="Dtypes of the weights to try: bf16,int8,int4. [default: bf16; f32 on cpu]",
+            help="Dtypes of the weights to try: bf16,fp8,int8,int4. [default: bf16; f32 on cpu]",
             metavar="DTYPE,...",
         ),
     ] = None,
@@ -95,7 +95,7 @@ def serve(
     matmul_dtype: Annotated[
         str | None,
         typer.Option(
-            help="Dtype of matmul operands, if activations are quantised: int8. [default: as computed]",
+            help="Dtype of matmul operands, if activations are quantised: int8, fp8. [default: as computed]",
             metavar="DTYPE",
         ),
     ] = None,

@@ -1,6 +1,7 @@
 """A checkpoint behind a running engine, for `mw serve` and `mw generate`. Imports JAX."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from meshwright.layout import Layout
 from meshwright.layout.fit import check_one_cache
 from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.precision import matmul_dtype_of
+from meshwright.layout.runs import emulated
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.nn import native
@@ -140,6 +142,8 @@ def _runner(
     if asked.kv_dtype:
         layout = layout.replace(kv_dtype=asked.kv_dtype)
     context = context_of(asked, config)
+    if sentence := emulated(layout, jax.default_backend()):
+        warnings.warn(sentence, stacklevel=2)
     check_serves(config, layout, asked.slots, context, batch_invariant=asked.batch_invariant)
     asked.check_prefix_cache()
     _check_hands_over(config, asked, layout)

@@ -18,10 +18,10 @@ class Lowering:
     and not of a kernel. wide_values: whether a kernel takes values as wide as keys, and pads others.
     whole_blocks: whether a kernel computes whole blocks of windows. scores_dtype: of scores that no kernel
     fuses with the products. head_tile: elements that the head dimension of queries, keys and values is padded
-    to a multiple of. wide_caps: whether capped logits lie in memory as float32, too. head_by_chunks: whether
-    logits are made by chunks of tokens, where the layout lets them. static_on: the platform on which a
-    program of static shapes multiplies the rows of experts, in whole blocks and with the room of a round;
-    None: of dynamic shapes.
+    to a multiple of. wide_logits: whether logits that are capped, or made of narrow operands, lie in memory
+    as float32, too. head_by_chunks: whether logits are made by chunks of tokens, where the layout lets them.
+    static_on: the platform on which a program of static shapes multiplies the rows of experts, in whole
+    blocks and with the room of a round; None: of dynamic shapes.
     """
 
     flash_attention: bool = True
@@ -30,7 +30,7 @@ class Lowering:
     whole_blocks: bool = False
     scores_dtype: str = "f32"
     head_tile: int = 1
-    wide_caps: bool = False
+    wide_logits: bool = False
     head_by_chunks: bool = False
     static_on: str | None = None
 
@@ -53,8 +53,9 @@ def training_lowering(
         # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
         scores_dtype=layout.compute_dtype if kind == "gpu" else "f32",
         head_tile=TPU_LANES if kernel_on == "tpu" else 1,
-        # XLA for GPU makes the gradient of a cap, and keeps it for both products that read it.
-        wide_caps=kind == "gpu" and hardware.software.is_ours,
+        # XLA for GPU makes the gradient of a cap, and keeps it for both products that read it. A product of
+        # narrow operands it leaves in float32, in which scales multiply it.
+        wide_logits=kind == "gpu" and hardware.software.is_ours,
         head_by_chunks=kind == "cpu",
         static_on=kind if has_static_rows(hardware, layout) else None,
     )

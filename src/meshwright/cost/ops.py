@@ -792,7 +792,8 @@ class SymbolicOps(Recorder):
         """The logits that there are at once, of a chunk of tokens or of all, and their float32 copy."""
         copy = self.value(logits.array.replace(name="probabilities"), "f32")
         if self.lowering.flash_attention and not self.lowering.head_by_chunks:
-            return logits, (copy,) if is_capped and self.lowering.wide_caps else ()
+            is_narrow = self.layout.matmul_dtype not in (None, self.layout.compute_dtype)
+            return logits, (copy,) if self.lowering.wide_logits and (is_capped or is_narrow) else ()
         [group] = self.layout.contractions(head)
         by_chunks = all(takes_chunks(plan, group.reshard) for plan in group.plans.values())
         if not (self.lowering.head_by_chunks and by_chunks):

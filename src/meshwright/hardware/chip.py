@@ -349,7 +349,12 @@ class Chip:
 
 
 def _holds(wider: str, dtype: str) -> bool:
-    """Whether products in `dtype` can be taken in `wider`: f16 in bf16, fp8 in bf16, int4 in int8 or bf16."""
+    """Whether products in `dtype` can be taken in `wider`: f16 in bf16, fp8 in bf16, int4 in int8 or bf16.
+
+    A number of fp4 and the scale of its block have more bits together than fp8 has.
+    """
+    if (wider, dtype) == ("fp8", "fp4"):
+        return False
     if _is_integer(wider) == _is_integer(dtype):
         return dtype_bytes(wider) >= dtype_bytes(dtype)
     return _is_integer(dtype) and dtype_bytes(wider) > dtype_bytes(dtype)

@@ -22,8 +22,9 @@ LAYOUTS: Mapping[str, str] = {
     "pipe, schedule lanes": "pipe=2,microbatches=2,schedule=lanes",
     "pipe, other schedules (on one host)": "pipe=2,microbatches=2",
     "offload": "data=2,offload=true",
-    "fp8 or int8 matmuls": "data=2,matmul_dtype=fp8",
+    "fp8, fp4 or int8 matmuls": "data=2,matmul_dtype=fp8",
     "int8 or int4 weights": "tensor=2,weights_dtype=int8",
+    "fp8 or int8 weights and matmuls": "tensor=2,weights_dtype=fp8,matmul_dtype=fp8",
 }
 PHASES: Mapping[str, str] = {"train": "training", "prefill": "prefill", "generate": "generation"}
 

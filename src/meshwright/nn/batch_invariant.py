@@ -28,7 +28,10 @@ class BatchInvariantOps(InferenceOps):
     """`InferenceOps` in tiles of rows."""
 
     def _by_xla(self, spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
-        return einsum_of_rows(_tiled_product, spec, x, w, out_sharding)
+        return einsum_of_rows(self._rows, spec, x, w, out_sharding)
+
+    def _rows(self, x: Array, w: Array) -> Array:
+        return in_tiles(lambda tile: rows_product(tile, w), x)
 
     def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
         return _by_token(partial(jnp.einsum, spec), x, weights=(w,))
@@ -64,10 +67,6 @@ class BatchInvariantOps(InferenceOps):
     def softcap(self, name: str, logits: Array, cap: float) -> Array:
         with jax.named_scope(name):
             return _by_token(lambda x: softcap(x, cap).astype(x.dtype), logits)
-
-
-def _tiled_product(x: Array, w: Array) -> Array:
-    return in_tiles(lambda tile: rows_product(tile, w), x)
 
 
 def _by_token(compute: Callable[..., Array], *arrays: Any, weights: Sequence[Any] = ()) -> Array:

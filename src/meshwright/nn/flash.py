@@ -54,14 +54,14 @@ def flash_kernels(
     # The TPU's kernel has chunks of a row of tokens, and those of documents begin where these do.
     if has_documents and (kind != "tpu" or has_chunks(config, q.shape[1])):
         return None
-    if why_no_flash(kind, _capability() if kind == "gpu" else None, config, layout, q.shape[1]):
+    if why_no_flash(kind, capability() if kind == "gpu" else None, config, layout, q.shape[1]):
         return None
     kernel = {"tpu": splash, "gpu": cudnn}[kind]
     seen = [None if one and one.chunked and one.size >= q.shape[1] else one for one in windows]
     return [partial(kernel, layout=layout, window=window, how=how) for window in seen]
 
 
-def _capability() -> float | None:
+def capability() -> float | None:
     """The compute capability that JAX lets kernels ask for; None where it has no CUDA."""
     return next((one for one in _CAPABILITIES if cudnn_attention.check_compute_capability(str(one))), None)
 

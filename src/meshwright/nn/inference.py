@@ -40,8 +40,8 @@ from meshwright.nn.quantised import (
     Quantised,
     group_size,
     in_pairs,
-    int8_product,
     quantise,
+    quantised_product,
     widened,
 )
 from meshwright.nn.rows import einsum_of_rows
@@ -104,17 +104,25 @@ class InferenceOps(JaxOps):
             return apply_reshard(plan.out_reshard, y)
 
     def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels) -> Array:
-        """The product of operands as computed on, of int8 weights with x in int8, summed in float32."""
+        """The product of operands as computed on, of weights in int8 and fp8 with x in that type."""
         there = partition_spec(plan.product)
         if isinstance(w, Panels):
             return einsum_of_rows(native.product, spec, x, w.numbers, there)
-        if w.dtype == jnp.int8:
-            return int8_product(lambda narrow: self._by_xla(spec, narrow, w, there), x)
+        if w.dtype in QUANTISED_DTYPES.values():
+            return einsum_of_rows(partial(quantised_product, self._rows), spec, x, w, there)
         return self._by_xla(spec, x, w, there)
 
     def _by_xla(self, spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
-        """The einsum, summed in float32, of int8 in int32."""
+        """The einsum, summed in float32."""
         return _product(spec, x, w, out_sharding)
+
+    def _rows(self, x: Array, w: Array) -> Array:
+        """`rows_product` of the rows that a device has."""
+        return rows_product(x, w)
+
+    def _is_narrow(self, values: Array) -> bool:
+        """Whether activations are cast to the type of a weight's values."""
+        return QUANTISED_DTYPES.get(self.layout.matmul_dtype or "") == values.dtype
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
         """The weights of experts where the products of rows read them, as they are stored."""
@@ -129,8 +137,8 @@ class InferenceOps(JaxOps):
             return rows_product(x, weight.astype(self.dtype)).astype(self.dtype)
         if weight.is_grouped:
             return rows_product(x, widened(weight, self.dtype)).astype(self.dtype)
-        if self.layout.matmul_dtype == "int8" and weight.values.dtype == jnp.int8:
-            y = int8_product(lambda rows: rows_product(rows, weight.values), x, num_rows=1)
+        if self._is_narrow(weight.values):
+            y = quantised_product(rows_product, x, weight.values)
         else:
             y = rows_product(x, weight.values.astype(self.dtype))
         return (y * weight.scales[None]).astype(self.dtype)
@@ -140,9 +148,7 @@ class InferenceOps(JaxOps):
         einsum, values = plan.einsum, weight.values
         if not isinstance(values, Panels):
             values = apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), values)
-            sums_locally = not plan.product.unreduced and not plan.lhs_computed.axes_of(einsum.lhs[-1])
-            is_narrow = self.layout.matmul_dtype == "int8" and values.dtype == jnp.int8 and sums_locally
-            values = values if is_narrow else values.astype(self.dtype)
+            values = values if self._is_narrow(values) else values.astype(self.dtype)
         y = self._product(plan, spec, x, values)
         y = apply_reshard(plan.out_reshard, y.astype(self.dtype)).astype(jnp.float32)
         kept = [letter for letter in _letters_there(plan) if letter in einsum.out]
@@ -305,25 +311,25 @@ class InferenceOps(JaxOps):
 
 
 def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
-    """The einsum as `InferenceOps` has it of XLA.
-
-    XLA for CPU takes its fast path for both bf16 and int8 from two rows on.
-    """
-    is_narrow = x.dtype in (jnp.bfloat16, jnp.int8)
-    if x.shape[:2] == (1, 1) and spec.startswith("B") and is_narrow and platform() == "cpu":
+    """The einsum as `InferenceOps` has it of XLA."""
+    if x.shape[:2] == (1, 1) and spec.startswith("B") and _is_slow_alone(x):
         return _product(spec, jnp.concatenate([x, x]), w, out_sharding)[:1]
     if spec.startswith("B") and w.ndim > 2:
         return _of_flat_weight(spec, x, w, out_sharding)
-    return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=_sums(x))
+    return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=jnp.float32)
 
 
 def rows_product(x: Array, w: Array) -> Array:
     """y[C, O] = x[C, I] by w[O, I], summed in float32, of int8 in int32."""
-    return jnp.einsum("CI,OI->CO", x, w, preferred_element_type=_sums(x))
+    if len(x) == 1 and _is_slow_alone(x):
+        return rows_product(jnp.concatenate([x, x]), w)[:1]
+    sums = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
+    return jnp.einsum("CI,OI->CO", x, w, preferred_element_type=sums)
 
 
-def _sums(x: Array) -> Any:
-    return jnp.int32 if x.dtype == jnp.int8 else jnp.float32
+def _is_slow_alone(x: Array) -> bool:
+    """Whether XLA for CPU takes its fast path from two rows on, as it does for both bf16 and int8."""
+    return x.dtype in (jnp.bfloat16, jnp.int8) and platform() == "cpu"
 
 
 def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
@@ -338,7 +344,7 @@ def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) 
     *rows, inner = *_split_of(x)[:2], _split_of(x)[2]
     x = jnp.reshape(x, (*x.shape[:2], -1), out_sharding=_spec_like(x, *rows, inner))
     through = PartitionSpec(*out_sharding.partitions[:2], first, unreduced=out_sharding.unreduced)
-    y = jnp.einsum("BTI,OI->BTO", x, flat, out_sharding=through, preferred_element_type=_sums(x))
+    y = jnp.einsum("BTI,OI->BTO", x, flat, out_sharding=through, preferred_element_type=jnp.float32)
     shape = (*y.shape[:2], *w.shape[: len(kept)])
     return y if len(kept) == 1 else jnp.reshape(y, shape, out_sharding=out_sharding)
 
@@ -562,9 +568,8 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
     used = layout.rules.used.split(stored.name, "".join(stored.dims))
     if used.axes != stored.axes:
         return False
-    is_whole = not any(used.axes_of(letter) for letter in param.fan_in)
     if dtype == "int8":
-        is_read = layout.matmul_dtype == "int8" and is_whole
+        is_read = layout.matmul_dtype == "int8"
     else:
         is_read = dtype == layout.compute_dtype or (dtype, layout.compute_dtype) == ("bf16", "f32")
     if not is_read:

@@ -1,13 +1,22 @@
-"""Products in training whose operands are fp8 or int8, with scales for rows and columns or for tiles; or f16.
+"""Products in training of fp8 or int8, with scales for rows and columns or for tiles, of fp4, or of f16.
 
     rows    y[i, j] = s[i] t[j] sum_k x[i, k] w[k, j]              s[i] = max_k |x[i, k]| / largest
     tiles   y[i, j] = sum_b s[i, b] t[b, j / 128] sum_k x[i, k] w[k, j]      k of the 128 of block b
+    fp4     y[i, j] = u v sum_b s[i, b] t[b, j / 16] sum_k x[i, k] w[k, j]   k of the 16 of block b
 
 Of every product, forward and backward, each operand is scaled along what is summed over, by a device on its
 own block: no scale travels. With rows a scale is of as many numbers as a device's share of the sum has. With
 tiles it is of 128 numbers of an activation or a gradient, and of 128 x 128 of a weight (DeepSeek-V3,
 arXiv:2412.19437, section 3.3.2); the sums of 128 products are scaled and added in float32. Sums are float32
 (of int8 int32). The largest number of fp8 (e4m3, Micikevicius et al., arXiv:2209.05433) is 448.
+
+fp4 is NVFP4 (arXiv:2509.25149): numbers of e2m1, whose largest is 6, in blocks of 16 of an activation or a
+gradient and 16 x 16 of a weight, with scales of e4m3 over one float32 scale (u, v) of the device's whole
+operand. That one is a power of two, which float32 multiplies by exactly: so devices with other shares of an
+operand round alike, but where a block's largest number is under 2^-13 of the operand's. Numbers are rounded
+to the nearest; the paper's recipe has besides stochastic rounding of gradients, Hadamard transforms, and some
+products that stay in bfloat16. GPUs from Blackwell on multiply blocks by cuDNN. On other chips what numbers
+and scales of blocks stand for is multiplied in the type of activations, which holds it exactly.
 
 What the backward pass keeps of an activation may be narrow as well (section 3.3.3 there): `Kept`, of whose
 values and scales a product is made, and of which all that reads it has what is left after the rounding.
@@ -20,7 +29,7 @@ CPUs have no products of fp8: there its values, which the type of activations ho
 that. Chips without units for a type do as their compiler does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -31,12 +40,18 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from meshwright.layout.precision import TILE
+from meshwright.layout.precision import EMULATED, FP4_BLOCK, TILE
 from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of
+from meshwright.nn.flash import capability
 from meshwright.nn.mesh import partition_spec, platform
 from meshwright.notation.einsum import Contraction, Einsum
 
-_TYPES: dict[str, tuple[Any, float]] = {"fp8": (jnp.float8_e4m3fn, 448.0), "int8": (jnp.int8, 127.0)}
+_TYPES: dict[str, tuple[Any, float]] = {
+    "fp8": (jnp.float8_e4m3fn, 448.0),
+    "int8": (jnp.int8, 127.0),
+    "fp4": (jnp.float4_e2m1fn, 6.0),
+}
+_WITH_FP4 = 10.0  # compute capability
 
 
 class Rounded(NamedTuple):
@@ -95,10 +110,10 @@ def wide(x: Array | Kept) -> Array:
 def _in_lines(x: Array, narrow: str, scales: str) -> Rounded:
     """A block, with a scale for each row or each tile of one."""
     if scales == "rows":
-        return Rounded(*_rounded(x, (x.ndim - 1,), narrow))
+        return Rounded(*rounded(x, (x.ndim - 1,), narrow))
     length = x.shape[-1]
     filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % TILE)])
-    values, scale = _rounded(jnp.reshape(filled, (*x.shape[:-1], -1, TILE)), (x.ndim,), narrow)
+    values, scale = rounded(jnp.reshape(filled, (*x.shape[:-1], -1, TILE)), (x.ndim,), narrow)
     return Rounded(jnp.reshape(values, filled.shape)[..., :length], scale[..., 0])
 
 
@@ -156,7 +171,6 @@ def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[.
 
     The first may be Rounded, along what is summed over.
     """
-    emulated = dtype if platform() == "cpu" and narrow == "fp8" else None
 
     def cast(spec: str, one: Array, other: Array, _: bool) -> Array:
         operands = one.astype(jnp.float16), other.astype(jnp.float16)
@@ -164,20 +178,30 @@ def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[.
 
     def multiply(spec: str, one: Array | Rounded, other: Array, is_weight: bool) -> Array:
         einsum = Einsum.parse(spec)
+        if narrow == "fp4":
+            assert not isinstance(one, Rounded), "nothing is kept in fp4"
+            return _blocked_product(einsum, one, other, dtype, is_weight=is_weight)
         if scales == "tiles":
-            return _tiled_product(einsum, one, other, narrow, emulated, is_weight=is_weight)
-        return _product(einsum, one, other, narrow, emulated)
+            return _tiled_product(einsum, one, other, narrow, dtype, is_weight=is_weight)
+        return _product(einsum, one, other, narrow, dtype)
 
     return cast if narrow == "f16" else multiply
 
 
-def _product(einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, emulated: Any) -> Array:
+def as_multiplied(values: Array, narrow: str, dtype: Any) -> Array:
+    """Values of the type `narrow` as products have them: in `dtype`, which holds it, where there are none."""
+    if platform() != "cpu" or narrow != "fp8":
+        return values
+    with jax.named_scope(EMULATED):
+        return values.astype(dtype)
+
+
+def _product(einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, dtype: Any) -> Array:
     """The product in float32 of two blocks, each scaled along what is summed over."""
     values, scales = zip(
         _scaled(one, einsum.lhs, einsum, narrow), _scaled(other, einsum.rhs, einsum, narrow), strict=True
     )
-    if emulated is not None:
-        values = tuple(value.astype(emulated) for value in values)
+    values = tuple(as_multiplied(value, narrow, dtype) for value in values)
     sum_type = jnp.int32 if narrow == "int8" else jnp.float32
     summed = jnp.einsum(str(einsum), *values, preferred_element_type=sum_type).astype(jnp.float32)
     return summed * scales[0] * scales[1]
@@ -186,14 +210,14 @@ def _product(einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, em
 def _scaled(x: Array | Rounded, letters: str, einsum: Einsum, narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and its scales as they multiply the product."""
     along = tuple(dim for dim, letter in enumerate(letters) if letter in einsum.contracted)
-    values, scale = x if isinstance(x, Rounded) else _rounded(x, along, narrow)
+    values, scale = x if isinstance(x, Rounded) else rounded(x, along, narrow)
     kept = [letter for letter in letters if letter not in einsum.contracted]
     sizes = dict(zip(letters, values.shape, strict=True))
     turned = lax.transpose(jnp.squeeze(scale, along), [kept.index(one) for one in einsum.out if one in kept])
     return values, jnp.reshape(turned, [sizes[one] if one in kept else 1 for one in einsum.out])
 
 
-def _rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
+def rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and the scales of its lines or tiles, which have one number along them."""
     kind, largest = _TYPES[narrow]
     wide = x.astype(jnp.float32)
@@ -204,7 +228,7 @@ def _rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Arra
 
 
 def _tiled_product(
-    einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, emulated: Any, *, is_weight: bool
+    einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, dtype: Any, *, is_weight: bool
 ) -> Array:
     """`_product` with scales of tiles; is_weight: whether `other` is one, and has square tiles."""
     sum_type = jnp.int32 if narrow == "int8" else jnp.float32
@@ -213,19 +237,62 @@ def _tiled_product(
 
     def add(total: Array, block: Any) -> tuple[Array, None]:
         (x, s), (w, t) = block
-        x, w = (value if emulated is None else value.astype(emulated) for value in (x, w))
-        summed = jnp.einsum("erk,esk->ers", x, w, preferred_element_type=sum_type).astype(jnp.float32)
+        x, w = (as_multiplied(value, narrow, dtype) for value in (x, w))
+        summed = _of_matrices(x, w, sum_type).astype(jnp.float32)
         return total + summed * s[:, :, None] * t[:, None, :], None
 
     rows, columns = first[0].shape[2], second[0].shape[2]
     nothing = jnp.zeros((first[0].shape[1], rows, columns), jnp.float32)
     total, _ = lax.scan(add, nothing, (first, second))
     shape = one.values.shape if isinstance(one, Rounded) else one.shape
-    sizes = dict(zip(einsum.lhs + einsum.rhs, (*shape, *other.shape), strict=True))
-    shared, own, others = _shared(einsum.lhs, einsum), _free(einsum.lhs, einsum), _free(einsum.rhs, einsum)
-    made = shared + own + others
+    return _as_product(total, einsum, shape, other.shape)
+
+
+def _blocked_product(einsum: Einsum, one: Array, other: Array, dtype: Any, *, is_weight: bool) -> Array:
+    """`_product` of fp4; is_weight: whether `other` is one, and has square blocks."""
+    first, scale = _in_blocks(_matrices(one, einsum.lhs, einsum), 1)
+    second, of_other = _in_blocks(_matrices(other, einsum.rhs, einsum), FP4_BLOCK if is_weight else 1)
+    if platform() == "gpu" and (capability() or 0) >= _WITH_FP4:
+        operands = first.values, second.values, first.scales, second.scales
+        y = jax.nn.scaled_matmul(*operands, preferred_element_type=jnp.float32)
+    else:
+        y = _of_matrices(_held(first, dtype), _held(second, dtype), jnp.float32)
+    return _as_product(y * (scale * of_other), einsum, one.shape, other.shape)
+
+
+def _held(blocks: Rounded, dtype: Any) -> Array:
+    """What numbers of fp4 stand for, in `dtype`, which holds it: with its scale each has 6 bits."""
+    with jax.named_scope(EMULATED):
+        return blocks.values.astype(dtype) * jnp.repeat(blocks.scales, FP4_BLOCK, axis=-1).astype(dtype)
+
+
+def _in_blocks(matrices: Array, high: int) -> tuple[Rounded, Array]:
+    """matrices[e, r, k] in fp4, filled up along k, with scales of blocks of `high` by 16; that over these."""
+    (kind, largest), (of_scales, most) = _TYPES["fp4"], _TYPES["fp8"]
+    num, rows, _ = matrices.shape
+    filled = _filled(matrices, high, FP4_BLOCK)
+    blocks = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, FP4_BLOCK))
+    # In their own type: XLA for GPU would write all magnitudes in float32. Of zeros any scale will do.
+    magnitudes = jnp.max(jnp.abs(blocks), axis=(2, 4), keepdims=True).astype(jnp.float32)
+    of_blocks = jnp.maximum(magnitudes, 1e-30) / largest
+    _, exponent = jnp.frexp(jnp.max(of_blocks) / most)
+    scale = jnp.ldexp(jnp.float32(1), exponent)
+    least = float(jnp.finfo(of_scales).smallest_subnormal)
+    scales = jnp.clip(of_blocks / scale, least, most).astype(of_scales)
+    values = jnp.clip(blocks.astype(jnp.float32) / (scales.astype(jnp.float32) * scale), -largest, largest)
+    # XLA for CPU rounds to bfloat16 first, and so 2.501 to 2 (jax 0.10.2).
+    step = jnp.where(jnp.abs(values) < 2, 0.5, jnp.where(jnp.abs(values) < 4, 1.0, 2.0))
+    values = jnp.reshape((jnp.round(values / step) * step).astype(kind), filled.shape)
+    of_rows = jnp.broadcast_to(scales, (*blocks.shape[:4], 1))
+    return Rounded(values[:, :rows], jnp.reshape(of_rows, (num, filled.shape[1], -1))[:, :rows]), scale
+
+
+def _as_product(y: Array, einsum: Einsum, *shapes: Sequence[int]) -> Array:
+    """A product[e, r, s] of `_matrices` of operands of these shapes, as the einsum has it."""
+    sizes = dict(zip(einsum.lhs + einsum.rhs, (size for shape in shapes for size in shape), strict=True))
+    made = _shared(einsum.lhs, einsum) + _free(einsum.lhs, einsum) + _free(einsum.rhs, einsum)
     return jnp.transpose(
-        jnp.reshape(total, [sizes[letter] for letter in made]), [made.index(one) for one in einsum.out]
+        jnp.reshape(y, [sizes[letter] for letter in made]), [made.index(one) for one in einsum.out]
     )
 
 
@@ -244,13 +311,23 @@ def _tiles(
     num, rows, _ = matrices.shape
     filled = _filled(matrices, high)
     tiles = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, TILE))
-    values, scale = _rounded(tiles, (2, 4), narrow)
+    values, scale = rounded(tiles, (2, 4), narrow)
     of_rows = jnp.broadcast_to(scale, (*tiles.shape[:4], 1))
     values, of_rows = (
         jnp.reshape(jnp.moveaxis(found, 3, 0), (tiles.shape[3], num, -1, found.shape[-1]))[:, :, :rows]
         for found in (values, of_rows)
     )
     return values, of_rows[..., 0]
+
+
+def _of_matrices(x: Array, w: Array, sum_type: Any) -> Array:
+    """y[e, r, s] of x[e, r, k] and w[e, s, k].
+
+    Of one as such: what XLA makes of a product of one in a batch has no name (jax 0.10.2).
+    """
+    if len(x) == 1:
+        return jnp.einsum("rk,sk->rs", x[0], w[0], preferred_element_type=sum_type)[None]
+    return jnp.einsum("erk,esk->ers", x, w, preferred_element_type=sum_type)
 
 
 def _matrices(x: Array, letters: str, einsum: Einsum) -> Array:
@@ -261,9 +338,9 @@ def _matrices(x: Array, letters: str, einsum: Einsum) -> Array:
     return jnp.reshape(ordered, [prod(sizes[letter] for letter in part) for part in parts])
 
 
-def _filled(matrices: Array, high: int) -> Array:
-    """Matrices [e, r, length], filled up with zeros to whole tiles of `high` by 128."""
-    return jnp.pad(matrices, ((0, 0), (0, -matrices.shape[1] % high), (0, -matrices.shape[2] % TILE)))
+def _filled(matrices: Array, high: int, wide: int = TILE) -> Array:
+    """Matrices [e, r, length], filled up with zeros to whole tiles of `high` by `wide`."""
+    return jnp.pad(matrices, ((0, 0), (0, -matrices.shape[1] % high), (0, -matrices.shape[2] % wide)))
 
 
 def _shared(letters: str, einsum: Einsum) -> str:

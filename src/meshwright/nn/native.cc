@@ -329,7 +329,7 @@ struct Int8 {
     return ToFloats(Add(AsInts(sum), All(-row.excess))) * All(row.scale);
   }
 
-  // As `int8_product` of quantised.py has it: x / scale, rounded to even.
+  // As `quantised_product` of quantised.py has it: x / scale, rounded to even.
   template <typename X>
   static Row Prepare(const X* from, int64_t size, int32_t* to) {
     Floats most = All(0.0f);

@@ -126,7 +126,7 @@ def product(x: Array, w: Array) -> Array:
 
     Beside w in bf16 or int8, x is f32 or bf16; bf16 is widened where x is f32 or the processor has no product
     of it. A row of the result does not depend on the others, and takes no time where that of x is all zeros.
-    With int8 it is `quantised.int8_product` of the row, but that XLA may multiply by the reciprocal of 127
+    With int8 it is `quantised_product` of the row, but that XLA may multiply by the reciprocal of 127
     for its scale.
     """
     y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)

@@ -8,8 +8,9 @@ So on CPUs two inputs share a byte of values i8[F, D / 2], the first of them its
 
 Scales are float32 and symmetric: the largest magnitude that one stands for is the type's largest number. A
 scale for each output is multiplied behind the product, so that no widened copy of a weight is kept; groups
-are widened before it. With `matmul_dtype=int8` activations are int8 too, with one scale per token, and
-products are sums of int32 (LLM.int8(), Dettmers et al., 2022).
+are widened before it. Where `matmul_dtype` is the type of the weights, int8 or fp8, activations are cast to
+it too, each device's share of a token with a scale of its own, and products of int8 are summed in int32
+(LLM.int8(), Dettmers et al., 2022), of fp8 in float32.
 
 What is quantised, and of int4 the tables as int8: `Layout.stored_dtype`.
 """
@@ -23,11 +24,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec, reshard
+from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
 from meshwright.layout.precision import DTYPES, GROUP
 from meshwright.nn.mesh import platform
+from meshwright.nn.narrow import as_multiplied, rounded
 
 QUANTISED_DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 7.0}
@@ -124,12 +126,9 @@ def _in_groups(w: Array, group: int) -> Array:
     return jnp.reshape(w, shape, out_sharding=PartitionSpec(*spec.partitions, None))
 
 
-def int8_product(product: Callable[[Array], Array], x: Array, num_rows: int = 2) -> Array:
-    """`product`, i32 of int8, of x, which has a scale for each of its first `num_rows` dimensions."""
-    if (spec := jax.typeof(x).sharding.spec).reduced:  # which is of cotangents, and no reduction takes it
-        x = reshard(x, PartitionSpec(*spec.partitions))
-    wide = x.astype(jnp.float32)
-    largest = jnp.max(jnp.abs(wide), axis=tuple(range(num_rows, x.ndim)), keepdims=True)
-    scales = jnp.maximum(largest / _LARGEST["int8"], 1e-30)
-    y = product(jnp.round(wide / scales).astype(jnp.int8))
-    return y.astype(jnp.float32) * jnp.reshape(scales, (*x.shape[:num_rows], *(1,) * (y.ndim - num_rows)))
+def quantised_product(product: Callable[[Array, Array], Array], x: Array, w: Array) -> Array:
+    """y f32[R, O] of x[R, I] by w[O, I] in int8 or fp8: `product` of rows in that type, times the scales."""
+    narrow = next(name for name, dtype in QUANTISED_DTYPES.items() if dtype == w.dtype)
+    values, scales = rounded(x, (1,), narrow)
+    y = product(*(as_multiplied(one, narrow, x.dtype) for one in (values, w)))
+    return y.astype(jnp.float32) * scales

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.errors import CheckpointError, MeshwrightError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout.fit import check_stacks, check_updates
-from meshwright.layout.runs import check_runs
+from meshwright.layout.runs import check_runs, emulated
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.nn import checkpoint_files
@@ -104,21 +104,12 @@ def prepare_job(
         notes += _plan_changes(written, chosen)
     if resume and not saved:
         notes.append(f"{checkpoints} holds no checkpoint yet: beginning at step 0")
-    notes += _emulated(chosen)
+    chip = load(chosen.hardware).chip
+    if sentence := emulated(chosen.layout, chip.kind, chip.flops_per_second):
+        notes.append(sentence)
     if not chosen.planned:
         figures = None  # they are of what was changed above
     return TrainingJob(chosen, figures, folder, settings, bool(saved), notes, profile)
-
-
-def _emulated(plan: Plan) -> list[str]:
-    """A sentence where the machine has not the products of the plan's type."""
-    layout = plan.layout
-    if layout.matmul_dtype != "fp8" or load(plan.hardware).chip.kind != "cpu":
-        return []
-    return [
-        "CPUs have no products of fp8: operands are rounded to it and multiplied in "
-        f"{layout.compute_dtype}, which saves no time"
-    ]
 
 
 def _check_plan(plan: Plan) -> None:

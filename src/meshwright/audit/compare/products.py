@@ -99,25 +99,33 @@ def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def wider_products(
-    found: Iterable[Product], program: Program, dtype: str, *, widened: bool, differentiated: bool
+    found: Iterable[Product],
+    program: Program,
+    dtype: str,
+    attention_dtype: str,
+    *,
+    widened: bool,
+    differentiated: bool,
 ) -> list[Product]:
-    """The products whose operands are wider than `dtype`.
+    """The products whose operands are wider than `dtype`, those of attention than `attention_dtype`.
 
     The gradients of scores may be float32, and the optimizer's products are. What attention multiplies
     forward is asked of training steps by XLA:CPU alone: others leave out casts within a fusion, or run a
     kernel; pages are float32 on CPUs.
     """
 
-    def may_be_wider(one: Product) -> bool:
+    def planned_dtype(one: Product) -> str | None:
         if differentiated and phase_of(one.op_name, differentiated=True) == UPDATE:
-            return True
+            return None
+        if "attention" not in scope_of(one.op_name):
+            return dtype
         is_forward = phase_of(one.op_name, differentiated=False) == "forward"
-        return "attention" in scope_of(one.op_name) and not (widened and is_forward and differentiated)
+        return attention_dtype if widened and is_forward and differentiated else None
 
     return [
         one
         for one in found
-        if not may_be_wider(one) and one.bits(program, widened=widened) > 8 * dtype_bytes(dtype)
+        if (planned := planned_dtype(one)) and one.bits(program, widened=widened) > 8 * dtype_bytes(planned)
     ]
 
 

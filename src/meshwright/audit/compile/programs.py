@@ -35,8 +35,9 @@ class PlannedStep:
     """The planned side of an audit; FLOPs are a device's, memory is bytes on one chip, by cause.
 
     products: FLOPs by tensor and pass (forward, recompute, backward). state_bytes: of what enters the step
-    and stays: weights, moments, caches. matmul_dtype: of the operands of products. layer_saved_bytes: what
-    layers keep of one microbatch for the backward pass; None where they differ, have experts or are staged.
+    and stays: weights, moments, caches. matmul_dtype: of the operands of products, attention_dtype: of those
+    of attention. layer_saved_bytes: what layers keep of one microbatch for the backward pass; None where they
+    differ, have experts or are staged.
     update: of the optimizer; None in inference, and where the optimizer's operations are not counted.
     operations: the names of all operations of the forward pass, and of all that is sent; elementwise:
     of those that are so. split_weights: by axis, how many gradients it splits. attention_edge: the share of
@@ -56,6 +57,7 @@ class PlannedStep:
     elementwise: frozenset[str] = frozenset()
     split_weights: Mapping[str, int] = field(default_factory=dict)
     attention_edge: float = 0.0
+    attention_dtype: str = "bf16"
 
     @property
     def state_bytes(self) -> int:
@@ -141,6 +143,7 @@ def planned_step(
         operations=graph.fused | {node.name for node in nodes} | {one.tensor for one in cost.collectives},
         split_weights=_split_weights(plan, stage),
         attention_edge=min(1.0, BLOCK / workload.seq_len),
+        attention_dtype=layout.compute_dtype,
     )
 
 

@@ -22,6 +22,7 @@ from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Pro
 from meshwright.audit.hlo.trace import COPIES, CallPath, TracedValue, history, places, run_count
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError
+from meshwright.layout.precision import EMULATED
 
 _DTYPES = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
 
@@ -227,7 +228,7 @@ def _one(
     operand_op_name = origin_name(program, first)
     if not op_name or piece or (named is instruction and _has_one_name_for_many(instruction, op)):
         op_name = own_name or operand_op_name or op_name
-    if not scope_of(op_name) or is_of_call(op_name):
+    if not scope_of(op_name) or (is_of_call(op_name) and not _is_made_in(op_name, operand_op_name)):
         reader = reader_name(program, _result(value, index))
         # An update reads what loops of the backward pass made: gradients are theirs.
         if reader and not (scope_of(op_name) and phase_of(reader, differentiated) == "update"):
@@ -388,6 +389,9 @@ def narrowest_dtype(program: Program, value: TracedValue) -> str:
 def uncast_dtype(program: Program, value: TracedValue, op_name: str) -> str:
     """The narrowest since the program's own last cast, in the pass of `op_name`."""
     origin = list(history(program, value, MOVED))
+    last = origin[-1]
+    if last.instruction.opcode == "multiply" and EMULATED in scope_of(last.instruction.op_name):
+        origin += history(program, last.operand(0), MOVED)  # the numbers; by the scales of their blocks
     origin = _since_cast(origin, phase_of(op_name, differentiated=True), gathers=False)
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
@@ -398,15 +402,21 @@ def _since_cast(origin: list[TracedValue], phase: PassName, *, gathers: bool) ->
     return origin[: next(casts, len(origin)) + 1]
 
 
+def _is_made_in(op_name: str, operand_op_name: str) -> bool:
+    """Whether the devices of a `shard_map` of this name have made what is sent, partial sums to be added."""
+    return primitive_of(op_name) == "shard_map" and operand_op_name.startswith(f"{op_name}/")
+
+
 def _is_own_cast(instruction: Instruction, phase: PassName, *, gathers: bool) -> bool:
     """Whether a conversion is the program's own.
 
     A compiler's casts have no name, or that of a cast of another pass with which they were merged; those of
     sums and of products' operands also that of a reshape or a product. Before a gather that is the name of
-    the program's own cast, which was moved behind a reshape.
+    the program's own cast, which was moved behind a reshape. What a program emulates is no cast of its own.
     """
     if is_cast(instruction):
-        return phase_of(instruction.op_name, True) == phase
+        is_of_pass = phase_of(instruction.op_name, True) == phase
+        return is_of_pass and EMULATED not in scope_of(instruction.op_name)
     return gathers and instruction.opcode == "convert" and bool(instruction.op_name)
 
 
@@ -465,7 +475,7 @@ def _reduction(program: Program, instruction: Instruction) -> str | None:
 
 
 def _short(dtype: str) -> str:
-    return "fp8" if dtype.startswith("f8") else _DTYPES.get(dtype, dtype)
+    return next((f"fp{bits}" for bits in "84" if dtype.startswith(f"f{bits}")), _DTYPES.get(dtype, dtype))
 
 
 def bits_of(dtype: str) -> int:
@@ -478,4 +488,4 @@ def bits_of(dtype: str) -> int:
 
 
 def _hlo_dtype(dtype: str) -> str:
-    return {"fp8": "f8e4m3fn", "int8": "s8", "int4": "s4"}.get(dtype, dtype)
+    return {"fp8": "f8e4m3fn", "fp4": "f4e2m1fn", "int8": "s8", "int4": "s4"}.get(dtype, dtype)

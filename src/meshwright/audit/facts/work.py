@@ -163,7 +163,7 @@ def _kernel_operands(call: TracedValue) -> list[ArrayShape]:
     return [instructions[name].shapes[0] for name in call.instruction.operands]
 
 
-MATMUL_TARGETS = ("__onednn$matmul", "__cublas$gemm", "__cublas$lt$matmul")
+MATMUL_TARGETS = ("__onednn$matmul", "__cublas$gemm", "__cublas$lt$matmul", "__cudnn$blockScaledDot")
 
 
 def multiplies(instruction: Instruction, computation: Computation) -> bool:
