@@ -85,7 +85,11 @@ def _attended(config: ModelConfig, q: Array, k: Array, v: Array, window: Window 
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1), v)
 
 
-@pytest.mark.parametrize("config", [SHARED, SHARED_BY_FOUR], ids=lambda config: config.name)
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(SHARED, marks=pytest.mark.slow), SHARED_BY_FOUR],
+    ids=lambda config: config.name,
+)
 def test_loss_and_gradients_are_those_written_out(config: ModelConfig) -> None:
     """Differences seen are at most 2e-6 of a tensor's largest entry."""
     params = on_the_host(config)
