@@ -13,7 +13,7 @@ from meshwright.nn.embedding import embed
 from meshwright.nn.mesh import array_type, device_mesh
 from meshwright.testing import assert_collectives
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 L = TINY.num_layers
 # wq, wk, wv, wo, w_gate, w_in, w_out of a layer, and both tables; two norms of a layer, and the last.

@@ -21,7 +21,7 @@ from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.routes import choices_of, met_gates
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 B, T, D, E = 2, 6, 4, 8
 LOGITS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)

@@ -32,6 +32,8 @@ from meshwright.models.count import count_params, forward_flops, kv_bytes_per_to
 from meshwright.models.parameters import parameters
 from meshwright.nn.params import flatten
 
+pytestmark = pytest.mark.sampled(4)
+
 
 def reference_loss(config: ModelConfig, params: dict[str, Any], rows: np.ndarray) -> Array:
     """The mean cross-entropy of the tokens after each."""

@@ -10,7 +10,7 @@ from meshwright.layout import Layout
 from meshwright.plan.given import equal
 from meshwright.plan.train import Search, price, search
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(6)
 
 # Prices of one layout by two paths differ by rounding alone.
 _ROUNDING = 1e-6

@@ -34,6 +34,8 @@ from meshwright.train.optimizer import OptimizerConfig, make_optimizer
 from meshwright.train.staged import training_step
 from meshwright.train.step import CompiledStep
 
+pytestmark = pytest.mark.sampled(4)
+
 OPTIMIZER = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=20)
 # Rows of two blocks, so that those of half of a row are the same; experts' too.
 WIDE = replace(TINY, d_model=256, d_ff=256, vocab_size=256)
