@@ -13,14 +13,14 @@ ALL = "all"
 def of_tonight(items: Sequence[pytest.Item], seed: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Tests that run and tests that wait for another night, each in their order.
 
-    A test marked `sampled(n)` runs one of n of its slow cases, at least one, drawn by the seed and its name:
-    all workers of a run draw the same. A case of `make test` always runs.
+    Of a file's slow cases that are marked `sampled(n)` one of n runs, at least one, drawn by the seed and
+    the file's name: all workers of a run draw the same. A case of `make test` always runs.
     """
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if (mark := item.get_closest_marker("sampled")) and item.get_closest_marker("slow"):
             [one_of] = mark.args
-            cases.setdefault((item.nodeid.partition("[")[0], one_of), []).append(item)
+            cases.setdefault((item.nodeid.partition("::")[0], one_of), []).append(item)
     left: set[str] = set()
     for (name, one_of), some in cases.items():
         number = len(some) - ceil(len(some) / one_of)

@@ -17,7 +17,7 @@ def _names(items: list[Any]) -> list[str]:
 
 def test_one_of_so_many_slow_cases_runs_and_all_others_do() -> None:
     slow = _items("file.py::long", 10, slow=(), sampled=(4,))
-    alone = _items("file.py::alone", 1, slow=(), sampled=(4,))
+    alone = _items("other.py::alone", 1, slow=(), sampled=(4,))
     others = [*_items("file.py::quick", 3, sampled=(4,)), *_items("file.py::whole", 5, slow=())]
     run, left = of_tonight([*slow, *alone, *others], "20261126")
     assert len(left) == 7 and set(_names(left)) < set(_names(slow))

@@ -25,7 +25,7 @@ from meshwright.models.presets import load_model
 from meshwright.notation.mesh import Mesh
 from meshwright.plan_file import Plan
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(4)
 
 
 def _planned(

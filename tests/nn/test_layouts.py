@@ -22,7 +22,7 @@ from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import flatten, init_params, shardings
 
-pytestmark = pytest.mark.sampled(6)
+pytestmark = pytest.mark.sampled(5)
 
 TOLERANCE = 5e-6
 TINY = ModelConfig(

@@ -20,7 +20,7 @@ from meshwright.nn.params import init_params
 from meshwright.serve import programs
 from meshwright.serve.programs import InferencePrograms, workload_step
 
-pytestmark = pytest.mark.sampled(6)
+pytestmark = pytest.mark.sampled(5)
 
 B, S = 8, 16
 FEW = replace(TINY, num_kv_heads=2)

@@ -32,7 +32,7 @@ from meshwright.serve.programs import InferencePrograms
 from meshwright.serve.runner import JaxRunner, score_lengths
 from meshwright.serve.sequence import EngineError, Event, Request, SamplingParams
 
-pytestmark = pytest.mark.sampled(6)
+pytestmark = pytest.mark.sampled(5)
 
 CONTEXT, NUM_SLOTS, PAGE = 40, 2, 8
 # As in tests/nn/test_weights.py, where its reason stands.

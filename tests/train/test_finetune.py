@@ -34,7 +34,7 @@ from meshwright.train.staged import training_step
 from meshwright.train.step import CompiledStep
 from meshwright.train.tokenizer import train_tokenizer
 
-pytestmark = pytest.mark.sampled(8)
+pytestmark = pytest.mark.sampled(5)
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

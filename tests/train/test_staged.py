@@ -50,7 +50,7 @@ from meshwright.nn.checkpoint import by_name
 from meshwright.nn.params import flatten, joined
 from meshwright.train.staged import StagedStep, training_step
 
-pytestmark = pytest.mark.sampled(6)
+pytestmark = pytest.mark.sampled(4)
 
 DEEP = replace(TINY, num_layers=4)
 
