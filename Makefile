@@ -30,7 +30,7 @@ help:
 	@echo 'make test-audit  audits by the TPU compiler, which needs no TPU, in an environment of their own'
 	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
 	@echo 'make test-next  the tests on the newest JAX and the newest Python here, in an environment of their own'
-	@echo 'make nightly   make test, the slow tests too, on random examples'
+	@echo 'make nightly   make test, slow tests too, on random examples; a share of the longest lists (SEED=all: all)'
 	@echo 'make docs      the documentation as static files in build/site, with every link checked'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
 	@echo 'make screenshot docs/report.png from REPORT=runs/demo/report.html (needs Chromium)'
@@ -73,8 +73,12 @@ test-next:
 	  print(f"== jax {jax.__version__} on Python {platform.python_version()}")'
 	@$(call tests,$(NEXT))
 
+# Of the longest lists of slow tests a share, another each day. A night is run again by its SEED.
+TODAY := $(shell date +%Y%m%d)
+SEED ?= $(TODAY)
 nightly: $(DEV)/.installed
-	@HYPOTHESIS_PROFILE=random $(MAKE) --no-print-directory check SELECT=
+	@echo "== slow tests that are sampled: of SEED=$(SEED)"
+	@HYPOTHESIS_PROFILE=random NIGHTLY_SEED=$(SEED) $(MAKE) --no-print-directory check SELECT=
 
 docs: $(DEV)/.installed
 	@echo '== mkdocs' && NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --quiet --strict $(ARGS) && echo 'wrote build/site'
@@ -93,7 +97,8 @@ tests:
 	@$(call tests,$(DEV))
 
 # $(call tests,ENV): the tests in a virtual environment.
-tests = echo '== pytest, $(WORKERS) workers' && $(1)/bin/pytest -q -n $(WORKERS) --dist loadscope $(SELECT) $(ARGS)
+tests = echo '== pytest, $(WORKERS) workers' && \
+  $(1)/bin/pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(SELECT) $(ARGS)
 
 .venv/.installed: requirements.lock pyproject.toml
 	@$(call environment,.venv,requirements.lock)

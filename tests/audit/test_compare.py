@@ -25,6 +25,8 @@ from meshwright.models.presets import load_model
 from meshwright.notation.mesh import Mesh
 from meshwright.plan_file import Plan
 
+pytestmark = pytest.mark.sampled(4)
+
 
 def _planned(
     op: str, axes: str, tensor: str = "wq", size: int = 4096, direction: str = "backward"
@@ -494,7 +496,7 @@ def _layout(**values: object) -> Layout:
         pytest.param(
             _layout(data=4, tensor=2, sequence_parallel=True, compute_dtype="bf16"), marks=pytest.mark.slow
         ),
-        _layout(data=2, fsdp=2, tensor=2, optimizer="adafactor"),
+        pytest.param(_layout(data=2, fsdp=2, tensor=2, optimizer="adafactor"), marks=pytest.mark.slow),
         pytest.param(_layout(fsdp=8, optimizer="adafactor", compute_dtype="bf16"), marks=pytest.mark.slow),
         pytest.param(_layout(data=8, optimizer="muon"), marks=pytest.mark.slow),
         _layout(data=2, fsdp=2, tensor=2, optimizer="muon"),

@@ -11,7 +11,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan_file import Plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(5)]
 
 # Two periods of local and global layers. XLA unrolls a loop of one, and then its CSE saves the scores that
 # the backward pass would compute again: 6% of the FLOPs of LOCAL's three layers.

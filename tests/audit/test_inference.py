@@ -28,6 +28,8 @@ from meshwright.plan_file import Plan, load_plan, save_plan
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
+pytestmark = pytest.mark.sampled(4)
+
 TINY = load_model("tiny")
 FEW = replace(TINY, num_kv_heads=2)
 # Windows of a page, and no page more.

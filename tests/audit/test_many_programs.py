@@ -11,6 +11,8 @@ from tests.audit.foreign_programs import EDITS, FAMILIES, Foreign, foreign, prod
 from meshwright.audit.foreign import audit_file
 from meshwright.errors import AuditError
 
+pytestmark = pytest.mark.sampled(4)
+
 NUM_PROGRAMS = 200
 # Edits of each program, and the seeds of those that are made in every run.
 _EDITS_EACH = 4

@@ -19,6 +19,8 @@ from meshwright.audit.audit import judged
 from meshwright.audit.compile.compile import CompiledProgram
 from meshwright.audit.compile.targets import Target
 
+pytestmark = pytest.mark.sampled(16)
+
 # By a fixed seed: some that take no compile of their own, and one that does.
 _CHANCE = random.Random(1)
 SAMPLE = [*_CHANCE.sample([*EDITS], 2), _CHANCE.choice([kind for kind in KINDS if kind not in EDITS])]

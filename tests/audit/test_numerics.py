@@ -14,6 +14,8 @@ from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan_file import Plan
 
+pytestmark = pytest.mark.sampled(3)
+
 
 def _plan(model: str, layout: str) -> Plan:
     return Plan(load_model(model), "v5p:16x16x16", Workload(1024, 4096), Layout.parse(layout))

@@ -20,6 +20,8 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.space import SEARCHED_REMATS, Space
 from meshwright.plan_file import Plan
 
+pytestmark = pytest.mark.sampled(4)
+
 SLOW = pytest.mark.slow
 DEEP_LOCAL = replace(LOCAL, num_layers=4)
 IN_FLOAT32 = {"weights_dtype": "f32", "compute_dtype": "f32"}

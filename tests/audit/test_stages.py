@@ -22,6 +22,8 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan_file import Plan
 
+pytestmark = pytest.mark.sampled(4)
+
 SLOW = pytest.mark.slow
 DEEP = replace(TINY, num_layers=4)
 CPU = Target("cpu")

@@ -13,6 +13,8 @@ from meshwright.nn.embedding import embed
 from meshwright.nn.mesh import array_type, device_mesh
 from meshwright.testing import assert_collectives
 
+pytestmark = pytest.mark.sampled(4)
+
 L = TINY.num_layers
 # wq, wk, wv, wo, w_gate, w_in, w_out of a layer, and both tables; two norms of a layer, and the last.
 MATRICES, TABLES, NORMS = 7 * L, 2, 2 * L + 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ from meshwright.nn.experts import combine, dispatch, gates_of, router_losses, ro
 from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.routes import choices_of, met_gates
+
+pytestmark = pytest.mark.sampled(5)
 
 B, T, D, E = 2, 6, 4, 8
 LOGITS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
@@ -180,7 +183,7 @@ def test_experts_are_a_loop_over_tokens_and_their_experts(
         for module in (routes_module, crossing_module):
             monkeypatch.setattr(module, "sends_what_there_is", lambda: True)
         monkeypatch.setattr(lax, "ragged_all_to_all", by_the_book)
-    _assert_as_a_loop(text, MoE(E, 2, 3), load)
+    _assert_as_a_loop(text, MoE(E, 2, 3), load, is_ragged=is_ragged)
 
 
 @pytest.mark.slow
@@ -201,16 +204,16 @@ def test_the_same_tokens_go_past_full_experts_where_they_cross_once(capacity: fl
     _assert_close(found, _of_chosen(_through(each, MoE(E, 2, 3), *given), given))
 
 
-def _assert_as_a_loop(text: str, moe: MoE, load: str) -> None:
+def _assert_as_a_loop(text: str, moe: MoE, load: str, *, is_ragged: bool = False) -> None:
     """Two products of 16 sequences of 4 tokens, as those that a loop over tokens and experts computes."""
-
-    def by_loop(x: jax.Array, gates: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-        h = jnp.einsum("BTD,EDM->BTEM", x, first)
-        return jnp.einsum("BTE,BTEM,EMD->BTD", gates, h, second)
-
     given = _arrays(moe, load)
-    found = _through(Layout.parse(text).replace(**FLOAT32), moe, *given)
-    _assert_close(found, _of_chosen(_with_gradients(by_loop, *given), given))
+    found = _through(Layout.parse(text).replace(**FLOAT32), moe, *given, is_ragged=is_ragged)
+    _assert_close(found, _of_chosen(_with_gradients(_by_loop)(*given), given))
+
+
+def _by_loop(x: jax.Array, gates: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    h = jnp.einsum("BTD,EDM->BTEM", x, first)
+    return jnp.einsum("BTE,BTEM,EMD->BTD", gates, h, second)
 
 
 def _of_chosen(expected: tuple[Any, Any], given: Sequence[np.ndarray]) -> tuple[Any, Any]:
@@ -232,7 +235,24 @@ def _arrays(moe: MoE, load: str) -> list[np.ndarray]:
     return [target, x, gates, *weights]
 
 
-def _through(layout: Layout, moe: MoE, *given: np.ndarray) -> tuple[Any, Any]:
+def _through(layout: Layout, moe: MoE, *given: np.ndarray, is_ragged: bool = False) -> tuple[Any, Any]:
+    mesh = device_mesh(layout)
+    arrays = [layout.activation(*one) for one in (("target", "BTD"), ("x", "BTD"), ("gates", "BTE"))]
+    arrays += [layout.weight(name, spec[4:7]) for name, spec in SPECS.items()]
+    placed = [
+        jax.device_put(value, named_sharding(array, mesh)) for value, array in zip(given, arrays, strict=True)
+    ]
+    with jax.set_mesh(mesh):
+        return _with_gradients(_experts(layout, moe, is_ragged))(*placed)
+
+
+@cache
+def _experts(layout: Layout, moe: MoE, is_ragged: bool) -> Callable[..., jax.Array]:
+    """The experts of a layout: one function of all loads, so that it is compiled once.
+
+    is_ragged: whether a test has `ragged_all_to_all` in place, which makes it another program.
+    """
+
     def run(x: jax.Array, gates: jax.Array, *weights: jax.Array) -> jax.Array:
         ops = JaxOps(replace(MIXTURE, moe=moe), layout)
 
@@ -243,23 +263,24 @@ def _through(layout: Layout, moe: MoE, *given: np.ndarray) -> tuple[Any, Any]:
 
         return ops.experts(block, dict(zip(SPECS, weights, strict=True)), x, gates)
 
-    mesh = device_mesh(layout)
-    arrays = [layout.activation(*one) for one in (("target", "BTD"), ("x", "BTD"), ("gates", "BTE"))]
-    arrays += [layout.weight(name, spec[4:7]) for name, spec in SPECS.items()]
-    placed = [
-        jax.device_put(value, named_sharding(array, mesh)) for value, array in zip(given, arrays, strict=True)
-    ]
-    with jax.set_mesh(mesh):
-        return _with_gradients(run, *placed)
+    return run
 
 
-def _with_gradients(f: Callable[..., jax.Array], *given: Any) -> tuple[Any, Any]:
+@cache
+def _with_gradients(f: Callable[..., jax.Array]) -> Callable[..., tuple[Any, Any]]:
+    """The output of `f` and the gradients of its sum with a target, by all that follows the target."""
+
     def loss(target: jax.Array, *given: jax.Array) -> tuple[jax.Array, jax.Array]:
         out = f(*given)
         return jnp.sum(out * target), out
 
-    (_, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(1, 2, 3, 4), has_aux=True))(*given)
-    return out, gradients
+    compiled = jax.jit(jax.value_and_grad(loss, argnums=(1, 2, 3, 4), has_aux=True))
+
+    def run(*given: Any) -> tuple[Any, Any]:
+        (_, out), gradients = compiled(*given)
+        return out, gradients
+
+    return run
 
 
 def _assert_close(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:

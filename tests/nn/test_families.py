@@ -12,6 +12,8 @@ from tests.nn.test_weights import TOKENS, assert_same, f32, load, logits
 
 from meshwright.nn.weights import save_hf
 
+pytestmark = pytest.mark.sampled(4)
+
 # Of the largest logit: float32 products in another order, layer upon layer, differ by up to 5e-6 of it.
 # A window, cap, query scale or theta left out moves them by half of it or more, another gelu by 6e-5.
 TOLERANCE = 1e-5

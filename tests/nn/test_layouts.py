@@ -22,6 +22,8 @@ from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import flatten, init_params, shardings
 
+pytestmark = pytest.mark.sampled(5)
+
 TOLERANCE = 5e-6
 TINY = ModelConfig(
     name="tiny",

@@ -27,6 +27,8 @@ from meshwright.nn.quantised_files import dequantised
 from meshwright.nn.weights import _opened
 from meshwright.serve.programs import workload_step
 
+pytestmark = pytest.mark.sampled(4)
+
 RANDOM = np.random.default_rng(0)
 B, S = 4, 8
 TOKENS = RANDOM.integers(0, TINY.vocab_size, (B, S)).astype(np.int32)

@@ -41,6 +41,8 @@ from meshwright.nn.rope import apply_rope
 from meshwright.nn.stack import KindInLoop
 from meshwright.notation.einsum import Einsum
 
+pytestmark = pytest.mark.sampled(4)
+
 NARROW = {"weights_dtype": "f32", "compute_dtype": "f32", "matmul_dtype": "fp8", "saved_dtype": "fp8"}
 
 # Numbers

@@ -32,6 +32,8 @@ from meshwright.models.count import count_params, forward_flops, kv_bytes_per_to
 from meshwright.models.parameters import parameters
 from meshwright.nn.params import flatten
 
+pytestmark = pytest.mark.sampled(4)
+
 
 def reference_loss(config: ModelConfig, params: dict[str, Any], rows: np.ndarray) -> Array:
     """The mean cross-entropy of the tokens after each."""
@@ -85,7 +87,11 @@ def _attended(config: ModelConfig, q: Array, k: Array, v: Array, window: Window 
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1), v)
 
 
-@pytest.mark.parametrize("config", [SHARED, SHARED_BY_FOUR], ids=lambda config: config.name)
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(SHARED, marks=pytest.mark.slow), SHARED_BY_FOUR],
+    ids=lambda config: config.name,
+)
 def test_loss_and_gradients_are_those_written_out(config: ModelConfig) -> None:
     """Differences seen are at most 2e-6 of a tensor's largest entry."""
     params = on_the_host(config)

@@ -10,6 +10,8 @@ from meshwright.layout import Layout
 from meshwright.plan.given import equal
 from meshwright.plan.train import Search, price, search
 
+pytestmark = pytest.mark.sampled(6)
+
 # Prices of one layout by two paths differ by rounding alone.
 _ROUNDING = 1e-6
 _DTYPES = ("matmul_dtype", "gradients_dtype", "optimizer_dtype", "master_weights")

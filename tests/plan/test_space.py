@@ -45,7 +45,16 @@ def _sample(
             "gemma-2-9b", "v5p:2x4x4", Workload(32, 8192), Layout.of(), "", id="windows and a torus"
         ),
         pytest.param("gemma-2b", "v5e:2x4", Workload(16, 8192), Layout.of(), "tensor=1", id="one KV head"),
-        pytest.param("mixtral-8x7b", "h100:2x8", Workload(64, 4096), Layout.of(), "", id="experts"),
+        pytest.param("mixtral-8x7b", "h100:1x8", Workload(64, 4096), Layout.of(), "context=1", id="experts"),
+        pytest.param(
+            "mixtral-8x7b",
+            "h100:2x8",
+            Workload(64, 4096),
+            Layout.of(),
+            "",
+            id="experts on two hosts",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "deepseek-v2-lite",
             "h100:1x8",

@@ -229,7 +229,9 @@ NO_STAGES = parse_conditions("pipe=1")
 class TestBatch:
     """The batch that is planned."""
 
-    def _found(self, num_sequences: int, hardware: str = "v5e:4x8", **options) -> Search:
+    @staticmethod
+    @cache
+    def _found(num_sequences: int, hardware: str = "v5e:4x8", **options) -> Search:
         return search(
             load_model("llama-3-8b"),
             load(hardware),
@@ -239,7 +241,9 @@ class TestBatch:
             **options,
         )
 
-    @pytest.mark.parametrize("num_sequences", [96, 97, 100, 128])
+    @pytest.mark.parametrize(
+        "num_sequences", [*(pytest.param(n, marks=pytest.mark.slow) for n in (96, 100)), 97, 128]
+    )
     def test_every_candidate_takes_whole_sequences(self, num_sequences: int) -> None:
         found = self._found(num_sequences)
         for candidate in found.candidates:
@@ -330,10 +334,17 @@ def test_what_is_runnable_has_stages_in_lanes_alone() -> None:
     assert any(candidate.layout.pipe > 1 for candidate in found.candidates)
 
 
-@pytest.mark.parametrize("model", ["llama-3-8b", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)])
-def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "machine"),
+    [
+        ("llama-3-8b", "h100:1x4"),
+        pytest.param("llama-3-8b", "h100:1x8", marks=pytest.mark.slow),
+        pytest.param("mixtral-8x7b", "h100:1x8", marks=pytest.mark.slow),
+    ],
+)
+def test_no_layout_that_is_passed_over_would_have_ranked(model: str, machine: str) -> None:
     """Every layout priced, against those that the search found by bounds alone."""
-    config, hardware, workload = load_model(model), load("h100:1x8"), Workload(32, 2048)
+    config, hardware, workload = load_model(model), load(machine), Workload(32, 2048)
     found = search(
         config,
         hardware,

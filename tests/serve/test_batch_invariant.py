@@ -26,6 +26,8 @@ from meshwright.serve.engine import Engine
 from meshwright.serve.runner import JaxRunner
 from meshwright.serve.sequence import Request, SamplingParams
 
+pytestmark = pytest.mark.sampled(4)
+
 NUM_TOKENS = 6
 # With the answer up to the context of 64: of one token, whole blocks and pages, and a token more.
 LENGTHS = (1, 16, 5, 17, 40, 3, 48, 15, 57)

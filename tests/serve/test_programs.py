@@ -20,6 +20,8 @@ from meshwright.nn.params import init_params
 from meshwright.serve import programs
 from meshwright.serve.programs import InferencePrograms, workload_step
 
+pytestmark = pytest.mark.sampled(5)
+
 B, S = 8, 16
 FEW = replace(TINY, num_kv_heads=2)
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (B, S), dtype=np.int32)

@@ -32,6 +32,8 @@ from meshwright.serve.programs import InferencePrograms
 from meshwright.serve.runner import JaxRunner, score_lengths
 from meshwright.serve.sequence import EngineError, Event, Request, SamplingParams
 
+pytestmark = pytest.mark.sampled(5)
+
 CONTEXT, NUM_SLOTS, PAGE = 40, 2, 8
 # As in tests/nn/test_weights.py, where its reason stands.
 TOLERANCE = 2e-5
@@ -212,15 +214,15 @@ def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypa
     assert {(shape.generate, shape.pages) for shape in used if not shape.blocks} >= {(1, 2), (2, 0)}
 
 
-@pytest.mark.parametrize("words", [{"weights_dtype": "f32"}, {"weights_dtype": "int8"}])
-def test_weights_of_one_input_may_lie_as_one(reference, monkeypatch, words):
+@pytest.mark.parametrize("dtype", [pytest.param("f32", marks=pytest.mark.slow), "int8"])
+def test_weights_of_one_input_may_lie_as_one(reference, monkeypatch, dtype):
     """As on GPUs, which also choose tokens by a program for what their rows need."""
     drawn = SamplingParams(temperature=1.0, top_p=0.9, seed=1, top_logprobs=2)
     asked = [greedy(PROMPTS[0]), Request(tuple(PROMPTS[1]), NUM_TOKENS, drawn)]
-    wanted = events_of(make_runner(reference[0], 1, with_native=False, **words), *asked)
+    wanted = events_of(make_runner(reference[0], 1, with_native=False, weights_dtype=dtype), *asked)
     monkeypatch.setattr(inference, "_joins_weights", lambda _: True)
     monkeypatch.setattr(InferencePrograms, "has_choice_by_needs", True)
-    runner = make_runner(reference[0], 1, with_native=False, **words)
+    runner = make_runner(reference[0], 1, with_native=False, weights_dtype=dtype)
     first: Any = runner._params["layers"][0]
     assert isinstance(first["wq"], inference.Joined) and isinstance(first["w_gate"], inference.Joined)
     found = events_of(runner, *asked)

@@ -23,6 +23,8 @@ from meshwright.train.rows import BEGINS, UNCOUNTED
 from meshwright.train.staged import StagedStep, training_step
 from meshwright.train.step import CompiledStep
 
+pytestmark = pytest.mark.sampled(4)
+
 TOLERANCE = 5e-6
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (16, 17), dtype=np.int32)
 

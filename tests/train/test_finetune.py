@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
 from meshwright.train.staged import training_step
 from meshwright.train.step import CompiledStep
 from meshwright.train.tokenizer import train_tokenizer
+
+pytestmark = pytest.mark.sampled(5)
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -270,6 +273,7 @@ SMALL = replace(MODEL, num_layers=4, d_model=32, d_ff=48, vocab_size=96)
 ROWS = np.random.default_rng(0).integers(0, SMALL.vocab_size, (8, 17)).astype(np.int32)
 
 
+@cache
 def _updated(config: ModelConfig, text: str, masked: bool = False) -> tuple[list[float], dict[str, Any]]:
     """Loss, norm and validation loss over three updates, and by how much these move the parameters.
 

@@ -16,6 +16,8 @@ from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs, why_not
 from meshwright.models.config import ModelConfig, MoE
 
+pytestmark = pytest.mark.sampled(4)
+
 DEEP = replace(TINY, num_layers=4)
 EXPERTS = MoE(num_experts=8, experts_per_token=2, d_ff=16, router_bias=True, expert_bias=True)
 MIXTURE = replace(OSS, moe=EXPERTS)

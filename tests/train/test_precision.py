@@ -15,6 +15,8 @@ from meshwright.layout.workload import Workload
 from meshwright.train.optimizer import OptimizerConfig, make_optimizer
 from meshwright.train.step import CompiledStep, Mastered, TrainState
 
+pytestmark = pytest.mark.sampled(4)
+
 OPTIMIZER = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=20)
 
 

@@ -10,6 +10,8 @@ from tests.train.test_lanes import MIXTURE as ALIKE
 from meshwright.layout import Layout
 from meshwright.models.config import MoE
 
+pytestmark = pytest.mark.sampled(4)
+
 PLAIN = replace(TINY, name="plain mixture", moe=MoE(num_experts=8, experts_per_token=2, d_ff=16))
 # Large, so that what is wrong with them is not lost in the gradients of the cross-entropy.
 LOSSES = 1.0, 0.5

@@ -50,6 +50,8 @@ from meshwright.nn.checkpoint import by_name
 from meshwright.nn.params import flatten, joined
 from meshwright.train.staged import StagedStep, training_step
 
+pytestmark = pytest.mark.sampled(4)
+
 DEEP = replace(TINY, num_layers=4)
 
 
@@ -187,17 +189,13 @@ def _updates(step: Any, state: Any = None, num_updates: int = 3) -> list[float]:
     return [*figures, float(step.evaluate(state, TOKENS))]
 
 
+@pytest.mark.slow  # three updates of adapters, with their norm, are made in every run: test_finetune.py
 @pytest.mark.parametrize(
     "text",
     [
         "pipe=2,data=2,microbatches=4,schedule=zb-h1",
-        *(
-            pytest.param(text, marks=pytest.mark.slow)
-            for text in (
-                "pipe=2,data=2,zero=1,microbatches=4,schedule=zb-v",
-                "pipe=2,tensor=2,microbatches=4,schedule=dualpipe",
-            )
-        ),
+        "pipe=2,data=2,zero=1,microbatches=4,schedule=zb-v",
+        "pipe=2,tensor=2,microbatches=4,schedule=dualpipe",
     ],
 )
 def test_three_updates_equal_one_device(text: str) -> None:

@@ -17,6 +17,8 @@ from meshwright.nn.loss import NOT_COUNTED, nats_of
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
+pytestmark = pytest.mark.sampled(4)
+
 _CONFIG = load_model("tiny")
 _TOKENS = np.random.default_rng(0).integers(0, _CONFIG.vocab_size, (16, 65)).astype(np.int32)
 

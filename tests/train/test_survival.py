@@ -14,6 +14,8 @@ from tests.train.processes import Runs, exact_lines
 from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.nn.checkpoint_files import steps
 
+pytestmark = pytest.mark.sampled(3)
+
 NUM_STEPS = 24
 OPTIONS = ("--steps", str(NUM_STEPS), "--checkpoint-every", "4")
 
