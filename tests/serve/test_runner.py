@@ -15,6 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from tests.nn import hf_models
+from tests.serve.answers import (
+    CONTEXT,
+    NUM_SLOTS,
+    NUM_TOKENS,
+    PAGE,
+    PROMPTS,
+    events_of,
+    generate,
+    greedy,
+    layout,
+)
 
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
@@ -30,22 +41,12 @@ from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
 from meshwright.serve.programs import InferencePrograms
 from meshwright.serve.runner import JaxRunner, score_lengths
-from meshwright.serve.sequence import EngineError, Event, Request, SamplingParams
+from meshwright.serve.sequence import EngineError, Request, SamplingParams
 
 pytestmark = pytest.mark.sampled(5)
 
-CONTEXT, NUM_SLOTS, PAGE = 40, 2, 8
 # As in tests/nn/test_weights.py, where its reason stands.
 TOLERANCE = 2e-5
-# A prompt that fills its blocks, one that passes them by a token, short ones, and one so long that little
-# room is left.
-PROMPT_LENGTHS = (1, 16, 5, 17, 32, 3, 9)
-PROMPTS = [np.random.default_rng(n).integers(0, 64, n).tolist() for n in PROMPT_LENGTHS]
-NUM_TOKENS = 8
-
-
-def layout(tensor: int, dtype: str = "f32") -> Layout:
-    return Layout.of(tensor=tensor, weights_dtype=dtype, compute_dtype=dtype)
 
 
 def make_runner(
@@ -112,26 +113,6 @@ def answers(reference) -> list[list[int]]:
 )
 def runner(reference, request: pytest.FixtureRequest) -> JaxRunner:
     return make_runner(reference[0], request.param)
-
-
-def greedy(prompt: list[int], max_tokens: int = NUM_TOKENS) -> Request:
-    return Request(tuple(prompt), max_tokens, SamplingParams(temperature=0.0), frozenset())
-
-
-def generate(runner: JaxRunner, *requests: Request, **how: Any) -> list[list[int]]:
-    """The answers to the requests, all sent at once."""
-    return [[event.token for event in events] for events in events_of(runner, *requests, **how)]
-
-
-def events_of(runner: JaxRunner, *requests: Request, **how: Any) -> list[list[Event]]:
-    async def one(engine: Engine, request: Request) -> list[Event]:
-        return [event async for event in engine.submit(request)]
-
-    async def main(engine: Engine) -> list[list[Event]]:
-        return await asyncio.gather(*(one(engine, request) for request in requests))
-
-    with Engine(runner, **how) as engine:
-        return asyncio.run(main(engine))
 
 
 @pytest.mark.parametrize(

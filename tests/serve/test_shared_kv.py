@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.nn.test_layouts import SHARED, SHARED_BY_FOUR
 from tests.nn.test_shared_kv import reference_logits
-from tests.serve.test_runner import CONTEXT, NUM_SLOTS, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
+from tests.serve.answers import CONTEXT, NUM_SLOTS, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 
 from meshwright.cost.inference import cache_bytes
 from meshwright.layout import Layout
