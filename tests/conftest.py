@@ -90,6 +90,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
 
 
+@pytest.fixture(autouse=True)
+def same_flags() -> Iterator[None]:
+    """XLA_FLAGS as they were: a command sets them for its own process, and this one runs many."""
+    flags = os.environ["XLA_FLAGS"]
+    yield
+    os.environ["XLA_FLAGS"] = flags
+
+
 @pytest.fixture
 def strict_dtypes() -> Iterator[None]:
     """JAX refuses to promote dtypes implicitly: `pytestmark = pytest.mark.usefixtures("strict_dtypes")`."""
