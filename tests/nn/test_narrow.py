@@ -28,19 +28,23 @@ def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize(("kind", "far"), [("fp8", 0.1), ("int8", 0.02)])
-def test_each_operand_is_scaled_along_what_is_summed_over(kind: str, far: float) -> None:
-    d_y = np.cos(np.arange(2 * 3 * 2 * 5)).reshape(2, 3, 2, 5).astype(np.float32)
-
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
-        return narrow_product(PLAN, jnp.float32, kind, x, w)
+def product_and_gradients(
+    kind: str, scales: str, x: np.ndarray, w: np.ndarray, d_y: np.ndarray
+) -> list[np.ndarray]:
+    """y, and from its cotangent d_y those of x and w."""
 
     def both(x: jax.Array, w: jax.Array) -> tuple:
-        y, pull_back = jax.vjp(product, x, w)
+        y, pull_back = jax.vjp(lambda x, w: narrow_product(PLAN, jnp.float32, kind, x, w, scales), x, w)
         return y, *pull_back(jnp.asarray(d_y))
 
     with jax.set_mesh(device_mesh(LAYOUT)):
-        found = jax.jit(both)(X, W)
+        return [np.asarray(one) for one in jax.jit(both)(x, w)]
+
+
+@pytest.mark.parametrize(("kind", "far"), [("fp8", 0.1), ("int8", 0.02)])
+def test_each_operand_is_scaled_along_what_is_summed_over(kind: str, far: float) -> None:
+    d_y = np.cos(np.arange(2 * 3 * 2 * 5)).reshape(2, 3, 2, 5).astype(np.float32)
+    found = product_and_gradients(kind, "rows", X, W, d_y)
     parts = [
         ("btd,dnh->btnh", (X, (2,)), (W, (0,))),
         ("btnh,dnh->btd", (d_y, (2, 3)), (W, (1, 2))),
@@ -72,15 +76,7 @@ def test_tiles_of_128_numbers_have_scales_of_their_own(kind: str, far: float) ->
     x[..., 128:] *= 1e-4  # lost to fp8, had a row one scale
     w[128:] *= 1e4
 
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
-        return narrow_product(PLAN, jnp.float32, kind, x, w, "tiles")
-
-    def both(x: jax.Array, w: jax.Array) -> tuple:
-        y, pull_back = jax.vjp(product, x, w)
-        return y, *pull_back(jnp.asarray(d_y))
-
-    with jax.set_mesh(device_mesh(LAYOUT)):
-        y, d_x, d_w = (np.asarray(one) for one in jax.jit(both)(x, w))
+    y, d_x, d_w = product_and_gradients(kind, "tiles", x, w, d_y)
     flat_x, flat_w, flat_d = x.reshape(150, 160), w.reshape(160, 144), d_y.reshape(150, 144)
     parts = [
         (y.reshape(150, 144), flat_x, flat_w.T, 128),
@@ -117,12 +113,7 @@ def test_blocks_of_fp4_have_scales_of_fp8_under_one_of_all() -> None:
     x[..., 16:32] *= 1e-3
     w[:16] *= 1e3
 
-    def both(x: jax.Array, w: jax.Array) -> tuple:
-        y, pull_back = jax.vjp(lambda x, w: narrow_product(PLAN, jnp.float32, "fp4", x, w), x, w)
-        return y, *pull_back(jnp.asarray(d_y))
-
-    with jax.set_mesh(device_mesh(LAYOUT)):
-        y, d_x, d_w = (np.asarray(one) for one in jax.jit(both)(x, w))
+    y, d_x, d_w = product_and_gradients("fp4", "rows", x, w, d_y)
     flat_x, flat_w, flat_d = x.reshape(150, 40), w.reshape(40, 72), d_y.reshape(150, 72)
     parts = [
         (y.reshape(150, 72), flat_x, flat_w.T, 16),

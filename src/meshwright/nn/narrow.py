@@ -46,7 +46,8 @@ from meshwright.nn.flash import capability
 from meshwright.nn.mesh import partition_spec, platform
 from meshwright.notation.einsum import Contraction, Einsum
 
-_TYPES: dict[str, tuple[Any, float]] = {
+# Each with its largest number.
+TYPES: dict[str, tuple[Any, float]] = {
     "fp8": (jnp.float8_e4m3fn, 448.0),
     "int8": (jnp.int8, 127.0),
     "fp4": (jnp.float4_e2m1fn, 6.0),
@@ -219,7 +220,7 @@ def _scaled(x: Array | Rounded, letters: str, einsum: Einsum, narrow: str) -> tu
 
 def rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and the scales of its lines or tiles, which have one number along them."""
-    kind, largest = _TYPES[narrow]
+    kind, largest = TYPES[narrow]
     wide = x.astype(jnp.float32)
     # Of zeros any scale will do.
     scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=along, keepdims=True), 1e-30) / largest
@@ -268,7 +269,7 @@ def _held(blocks: Rounded, dtype: Any) -> Array:
 
 def _in_blocks(matrices: Array, high: int) -> tuple[Rounded, Array]:
     """matrices[e, r, k] in fp4, filled up along k, with scales of blocks of `high` by 16; that over these."""
-    (kind, largest), (of_scales, most) = _TYPES["fp4"], _TYPES["fp8"]
+    (kind, largest), (of_scales, most) = TYPES["fp4"], TYPES["fp8"]
     num, rows, _ = matrices.shape
     filled = _filled(matrices, high, FP4_BLOCK)
     blocks = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, FP4_BLOCK))

@@ -44,7 +44,7 @@ from meshwright.nn.attention import Scores
 from meshwright.nn.elementwise import softcap
 from meshwright.nn.mesh import array_type, partition_spec, platform
 from meshwright.nn.params import JAX_DTYPES
-from meshwright.nn.quantised import QUANTISED_DTYPES, Quantised, quantise
+from meshwright.nn.quantised import QUANTISED_DTYPES, Quantised, name_of, quantise
 from meshwright.nn.rows import in_tiles
 from meshwright.notation.array import Axes, ShardedArray
 
@@ -290,7 +290,7 @@ def _spec_of(pool: Pool, values: PartitionSpec) -> Any:
 def _as_stored(x: Array, pool: Pool) -> Pool:
     if not isinstance(pool, Quantised):
         return x
-    name = next(name for name, dtype in QUANTISED_DTYPES.items() if dtype == pool.values.dtype)
+    name = name_of(pool.values.dtype)
     return quantise(x, name, 1, 1)
 
 

@@ -27,12 +27,13 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
-from meshwright.layout.precision import DTYPES, GROUP
+from meshwright.layout.precision import DTYPES, GROUP, SCALED_DTYPES
 from meshwright.nn.mesh import platform
-from meshwright.nn.narrow import as_multiplied, rounded
+from meshwright.nn.narrow import TYPES, as_multiplied, rounded
 
-QUANTISED_DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-_LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 7.0}
+QUANTISED_DTYPES = {name: TYPES[name][0] for name in SCALED_DTYPES}
+# The largest number that a scale brings the largest magnitude to.
+LARGEST = {name: TYPES[name][1] for name in SCALED_DTYPES} | {"int4": 7.0}
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=[])
@@ -61,6 +62,11 @@ def in_pairs(platform: str) -> bool:
     return platform == "cpu"
 
 
+def name_of(dtype: Any) -> str:
+    """Our name of one of QUANTISED_DTYPES."""
+    return next(name for name, one in QUANTISED_DTYPES.items() if one == dtype)
+
+
 def as_read(layout: Layout) -> Layout:
     """The layout that a checkpoint is read with: in compute_dtype what is quantised thereafter."""
     return layout if layout.weights_dtype in DTYPES else layout.replace(weights_dtype=layout.compute_dtype)
@@ -83,7 +89,7 @@ def quantise(w: Array, dtype: str, num_summed: int, group: int) -> Quantised:
         axes: tuple[int, ...] = (wide.ndim - 1,)
     else:
         axes = tuple(range(w.ndim - num_summed, w.ndim))
-    scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=axes, keepdims=True) / _LARGEST[dtype], 1e-30)
+    scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=axes, keepdims=True) / LARGEST[dtype], 1e-30)
     scaled = wide / scales
     values = scaled if dtype == "fp8" else jnp.round(scaled)
     if dtype == "int4":
@@ -128,7 +134,7 @@ def _in_groups(w: Array, group: int) -> Array:
 
 def quantised_product(product: Callable[[Array, Array], Array], x: Array, w: Array) -> Array:
     """y f32[R, O] of x[R, I] by w[O, I] in int8 or fp8: `product` of rows in that type, times the scales."""
-    narrow = next(name for name, dtype in QUANTISED_DTYPES.items() if dtype == w.dtype)
+    narrow = name_of(w.dtype)
     values, scales = rounded(x, (1,), narrow)
     y = product(*(as_multiplied(one, narrow, x.dtype) for one in (values, w)))
     return y.astype(jnp.float32) * scales

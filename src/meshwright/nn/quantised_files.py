@@ -11,8 +11,9 @@ gives the weights back under their names.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column each nibble of an int32 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight of float32, made when it is indexed, with the methods of a safetensors slice."""
+    """A weight of float32, made when it is indexed, with the methods of a safetensors slice.
+
+    read: what an index gives of it.
+    """
 
     shape: tuple[int, ...]
-    make: Any
+    read: Callable[[Any], np.ndarray]
 
     def get_shape(self) -> list[int]:
         return list(self.shape)
@@ -40,34 +44,7 @@ class _Weight:
         return "F32"
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        return self.make()[index]
-
-
-@dataclass(frozen=True)
-class _Mxfp4:
-    """A weight [E, in, out] of float32: of the experts and outputs that are indexed alone it is made.
-
-    blocks: u8[E, out, in / 32, 16], of which a byte holds two inputs in e2m1, the lower bits first. scales:
-    u8[E, out, in / 32], powers of two with a bias of 127.
-    """
-
-    blocks: Any
-    scales: Any
-
-    def get_shape(self) -> list[int]:
-        experts, num_out, groups, width = self.blocks.get_shape()
-        return [experts, 2 * groups * width, num_out]
-
-    def get_dtype(self) -> str:
-        return "F32"
-
-    def __getitem__(self, index: tuple[slice, slice, slice]) -> np.ndarray:
-        experts, inputs, outputs = index
-        packed, scales = self.blocks[experts, outputs], self.scales[experts, outputs]
-        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-        values = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-        wide = np.ldexp(values, scales.astype(np.int32)[..., None] - 127)
-        return wide.reshape(*wide.shape[:2], -1).swapaxes(1, 2)[:, inputs]
+        return self.read(index)
 
 
 @dataclass(frozen=True)
@@ -161,7 +138,9 @@ class _Reader:
                     f"checkpoint {self._folder}: {blocks} is {of_blocks} and {scales} {of_scales}; "
                     "fits: [E, out, in / 32, 16] and [E, out, in / 32]"
                 )
-            found[weight] = _Mxfp4(found.pop(blocks), found.pop(scales))
+            experts, num_out, groups = of_scales
+            read = partial(_of_blocks, found.pop(blocks), found.pop(scales))
+            found[weight] = _Weight((experts, 32 * groups, num_out), read)
         return found
 
     def gptq(self, layer: str) -> _Weight:
@@ -171,14 +150,14 @@ class _Reader:
         num_in, num_out = packed[0] * 32 // bits, packed[1]
         plus = 0 if self._config.get("checkpoint_format") == "gptq_v2" else 1
 
-        def make() -> np.ndarray:
+        def read(index: Any) -> np.ndarray:
             q = _unpacked(self._read(f"{layer}.qweight"), bits, axis=0)
             zeros = _unpacked(self._read(f"{layer}.qzeros"), bits, axis=1)[:, :num_out] + plus
             groups = self._groups(layer, "g_idx", num_in, scales[0])
             scale = self._read(f"{layer}.scales").astype(np.float32)
-            return ((q - zeros[groups]) * scale[groups]).T
+            return ((q - zeros[groups]) * scale[groups]).T[index]
 
-        return _Weight((num_out, num_in), make)
+        return _Weight((num_out, num_in), read)
 
     def awq(self, layer: str) -> _Weight:
         """w[in, out] = scales[g, out] * (q[in, out] - zeros[g, out]), eight outputs of an int32 each."""
@@ -186,13 +165,13 @@ class _Reader:
         packed, scales = self._shape(f"{layer}.qweight"), self._shape(f"{layer}.scales")
         num_in, num_out = packed[0], packed[1] * 32 // bits
 
-        def make() -> np.ndarray:
+        def read(index: Any) -> np.ndarray:
             q, zeros = (_awq(self._read(f"{layer}.{part}")) for part in ("qweight", "qzeros"))
             groups = np.arange(num_in) // (num_in // scales[0])
             scale = self._read(f"{layer}.scales").astype(np.float32)
-            return ((q - zeros[groups]) * scale[groups]).T
+            return ((q - zeros[groups]) * scale[groups]).T[index]
 
-        return _Weight((num_out, num_in), make)
+        return _Weight((num_out, num_in), read)
 
     def compressed(self, layer: str) -> _Weight:
         """w[out, in] = scale * (q - zero) with scales of the tensor, of outputs, of groups or of blocks."""
@@ -201,15 +180,15 @@ class _Reader:
         scale = f"{layer}.weight_scale_inv" if f"{layer}.weight_scale_inv" in self._stored else None
         shape = self._shape(f"{layer}.weight")
 
-        def make() -> np.ndarray:
+        def read(index: Any) -> np.ndarray:
             q = self._read(f"{layer}.weight").astype(np.float32)
             zero = f"{layer}.weight_zero_point"
             if zero in self._stored:
                 q = q - _spread(self._read(zero).astype(np.float32), shape, self._block(scale))
             scales = self._read(scale or f"{layer}.weight_scale").astype(np.float32)
-            return q * _spread(scales, shape, self._block(scale))
+            return (q * _spread(scales, shape, self._block(scale)))[index]
 
-        return _Weight((shape[0], shape[1]), make)
+        return _Weight((shape[0], shape[1]), read)
 
     def _packed(self, layer: str) -> _Weight:
         """Integers of few bits, an output's in the int32s of its row, moved up by half of their range."""
@@ -217,16 +196,16 @@ class _Reader:
         num_out, num_in = (int(size) for size in self._read(f"{layer}.weight_shape"))
         half = 1 << (bits - 1)
 
-        def make() -> np.ndarray:
+        def read(index: Any) -> np.ndarray:
             q = _unpacked(self._read(f"{layer}.weight_packed"), bits, axis=1)[:, :num_in] - half
             scales = self._read(f"{layer}.weight_scale").astype(np.float32)
             groups = self._groups(layer, "weight_g_idx", num_in, scales.shape[1])
             if f"{layer}.weight_zero_point" in self._stored:
                 zeros = _unpacked(self._read(f"{layer}.weight_zero_point"), bits, axis=0)[:num_out] - half
                 q = q - zeros[:, groups]
-            return q * scales[:, groups]
+            return (q * scales[:, groups])[index]
 
-        return _Weight((num_out, num_in), make)
+        return _Weight((num_out, num_in), read)
 
     def _groups(self, layer: str, name: str, num_in: int, num_groups: int) -> np.ndarray:
         """The group of each input: as listed, else one after another."""
@@ -256,6 +235,19 @@ class _Reader:
     def _read(self, name: str) -> np.ndarray:
         shape = self._shape(name)
         return np.asarray(self._stored[name][tuple(slice(size) for size in shape)])
+
+
+def _of_blocks(blocks: Any, scales: Any, index: tuple[slice, slice, slice]) -> np.ndarray:
+    """What is indexed of a weight [E, in, out] in mxfp4, made of these experts and outputs alone.
+
+    blocks: u8[E, out, in / 32, 16], of which a byte holds two inputs in e2m1, the lower bits first. scales:
+    u8[E, out, in / 32], powers of two with a bias of 127.
+    """
+    experts, inputs, outputs = index
+    packed, exponents = blocks[experts, outputs], scales[experts, outputs].astype(np.int32) - 127
+    codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    wide = np.ldexp(codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32), exponents[..., None])
+    return wide.reshape(*wide.shape[:2], -1).swapaxes(1, 2)[:, inputs]
 
 
 def _num_bits(config: Mapping[str, Any]) -> Any:

@@ -26,12 +26,12 @@ from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.nn.inference import layered
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import flatten
+from meshwright.nn.quantised import LARGEST
 from meshwright.nn.weights import load_hf, save_hf
 from meshwright.serve.load import ModelFolder, load_model_folder
 from meshwright.serve.programs import InferencePrograms
 
 _WINDOW = 512  # tokens that are scored together
-_LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 7.0}
 _FORMATS = {"int8": "int-quantized", "fp8": "float-quantized", "int4": "pack-quantized"}
 _KEPT = ("embed", "lm_head", "wte", "wpe", "gate.weight", "router")
 
@@ -135,7 +135,7 @@ def compressed(name: str, weight: np.ndarray, dtype: str, group: int) -> dict[st
     """The tensors of weight[out, in] in compressed-tensors' form."""
     width = group if dtype == "int4" else weight.shape[1]
     wide = weight.astype(np.float32).reshape(weight.shape[0], -1, width)
-    scales = np.maximum(np.abs(wide).max(-1) / _LARGEST[dtype], 1e-30)
+    scales = np.maximum(np.abs(wide).max(-1) / LARGEST[dtype], 1e-30)
     scaled = (wide / scales[..., None]).reshape(weight.shape)
     scale = {f"{name}_scale": scales.astype(np.float32)}
     if dtype == "fp8":

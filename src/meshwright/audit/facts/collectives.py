@@ -171,7 +171,7 @@ def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterato
         yield _one(program, value, op, operands, results, 0, differentiated)
         return
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
-        pieces = list(_end_to_end(program, instruction, op, operand))
+        pieces = _end_to_end(program, instruction, op, operand)
         length = sum(piece.instruction.shapes[0].num_elements for piece, _ in pieces)
         for piece, name in pieces:
             part = piece, Fraction(piece.instruction.shapes[0].num_elements, length), name
@@ -182,7 +182,7 @@ def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterato
 
 def _end_to_end(
     program: Program, instruction: Instruction, op: Op, operand: TracedValue
-) -> Iterator[tuple[TracedValue, str]]:
+) -> list[tuple[TracedValue, str]]:
     """The tensors that are sent end to end in one array, each with its name where the instruction has it.
 
     A collective with JAX's name is of one array of the program, whatever made that; of several it has none,
@@ -192,11 +192,11 @@ def _end_to_end(
     op_name = instruction.op_name
     in_a_row = op == "all_reduce" and len(operand.instruction.shapes[0].dims) == 1
     if op not in ("all_reduce", "all_gather") or (op_name and not in_a_row):
-        return
+        return []
     pieces = laid_end_to_end(program, operand, by_compiler=bool(op_name))
     names = split_op_name(op_name)
     own = names if len(names) == len(pieces) else [""] * len(pieces)
-    yield from zip(pieces, own, strict=True)
+    return list(zip(pieces, own, strict=True))
 
 
 def _has_one_name_for_many(instruction: Instruction, op: Op) -> bool:

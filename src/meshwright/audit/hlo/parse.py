@@ -319,14 +319,12 @@ def _instruction(line: str, frames: StackFrames) -> Instruction:
     fields = _attributes(attributes)
     metadata = {k: s or n for k, s, n in _METADATA.findall(fields.pop("metadata", ""))}
     file, line_number = frames.source(metadata)
-    kind = _OF_ASYNC_FUSIONS.get(opcode[1], opcode[1])
-    if kind == "fusion" and opcode[1] != kind:
-        assert isinstance(shape, tuple)
+    if opcode[1] == "fusion-start" and not isinstance(shape, ArrayShape):
         shape = shape[1]  # of (operands, result, contexts ...)
     return Instruction(
         name=start[2],
         shape=shape,
-        opcode=kind,
+        opcode=_OF_ASYNC_FUSIONS.get(opcode[1], opcode[1]),
         operands=() if plain else tuple(part.split()[-1].lstrip("%") for part in inside if part.strip()),
         attributes=fields,
         literal=",".join(inside) if plain else "",
