@@ -12,10 +12,13 @@ does to them is its list of effects. The second command prints what differs and 
     searches     `mw plan train`: the layout that ranks first, with the same figures
     collectives  what is derived of those single layouts and of prefill and generation: how often a step
                  runs each operation, by tensor, axes and bytes
-    programs     SHA-256 of the optimised HLO of the layouts of the audit matrix, cut down to eight virtual
-                 CPU devices and tiny models; without source lines, scopes and the compiler's own names
+    documents    the JSON of other commands (`mw plan serve`, `mw model`, `mw shard`, `mw validate`, ...),
+                 key by key, and the help of every command; without the seconds that a search took
+    programs     SHA-256 of the optimised HLO of the layouts of the audit matrix and of every schedule,
+                 optimizer, mixer of tokens and dtype, cut down to eight virtual CPU devices and tiny
+                 models; without source lines, scopes and the compiler's own names
 
-Every batch divides. It takes about five minutes on two cores, most of it to compile. Both checkouts are
+Every batch divides. It takes about ten minutes on two cores, most of it to compile. Both checkouts are
 run by the interpreter that runs this file, so JAX and its compiler are the same.
 """
 
@@ -123,6 +126,12 @@ INFERENCE = [
         ("deepseek-v3", "h200:2x8", 64, 4096, "tensor=16"),
     ]
 ]
+PHASES = ("prefill", "generate")
+TABLES = Path(__file__).parent / "published"
+NAMES = "llama-3-8b llama-2-13b gemma-2-9b gemma-3-27b mixtral-8x7b qwen3-30b-a3b deepseek-v3 gpt-oss-120b"
+NAMES = [*NAMES.split(), "llama-4-scout", "phi-3-mini", "gpt-3-175b", "mistral-7b"]
+HELPED = "plan train,plan serve,train,serve,generate,audit,tune,validate,bench serve,model,shard,launch"
+HELPED = HELPED.split(",")
 TINY = {"d_model": 64, "d_ff": 128, "num_heads": 8, "num_kv_heads": 8, "d_head": 8, "vocab_size": 128}
 MODELS = {
     "llama": {"num_layers": 2, "tied_embeddings": False},
@@ -173,7 +182,98 @@ PROGRAMS = [
     *((model, phase, "data=4,tensor=2") for model in MODELS for phase in ("prefill", "generate")),
     *(("llama", phase, "tensor=8") for phase in ("prefill", "generate")),
 ]
-PARTS = ("plans", "searches", "collectives", "programs")
+MODELS |= {
+    "mixture": MODELS["llama"] | {"num_experts": 8, "top_k": 2, "d_ff": 32},
+    "latent": MODELS["llama"]
+    | {
+        "q_latent": 32,
+        "kv_latent": 16,
+        "d_rope": 8,
+        "d_head": 16,
+        "d_value": 8,
+        "num_experts": 8,
+        "top_k": 2,
+        "num_shared_experts": 1,
+        "num_dense_layers": 1,
+        "d_ff_dense": 64,
+        "d_ff": 32,
+    },
+    "grouped": MODELS["llama"] | {"num_kv_heads": 2},
+}
+PROGRAMS += [
+    *(("grouped", phase, "tensor=4,kv_replicas=2") for phase in ("train", "prefill", "generate")),
+    ("llama", "train", "fsdp=2,context=4,context_method=ring"),
+    ("llama", "train", "fsdp=2,context=4,context_method=ulysses"),
+    ("llama", "train", "data=2,tensor=2,tensor2=2"),
+    ("llama", "train", "data=2,pipe=2,tensor=2,microbatches=4,schedule=lanes"),
+    ("llama", "train", "data=4,pipe=2,microbatches=4,schedule=lanes"),
+    ("llama", "train", "fsdp=4,pipe=2,microbatches=4,schedule=lanes,zero=1"),
+    *(("mixture", "train", f"fsdp=8,expert={degree}") for degree in (2, 4, 8)),
+    ("mixture", "train", "fsdp=4,expert=2,tensor=2,sequence_parallel=true,remat=full"),
+    ("mixture", "train", "fsdp=8,expert=4,capacity=1.25"),
+    ("mixture", "train", "fsdp=8,expert=4,expert_nodes=2,dispatch=once"),
+    ("latent", "train", "fsdp=4,tensor=2"),
+    ("latent", "train", "fsdp=8,expert=4,remat=full"),
+    *((model, phase, "data=2,tensor=4") for model in ("mixture", "latent") for phase in PHASES),
+    *(("llama", phase, f"tensor=8,weights_dtype={dtype}") for dtype in ("int8", "int4") for phase in PHASES),
+    ("llama", "generate", "tensor=8,kv_dtype=int8"),
+    *(("llama", "train", f"fsdp=8,optimizer={name}") for name in ("adafactor", "lion", "muon")),
+    ("llama", "train", "fsdp=8,optimizer_dtype=bf16,master_weights=true,weights_dtype=bf16"),
+    *(("llama", "train", f"fsdp=8,matmul_dtype={dtype}") for dtype in ("int8", "fp8", "fp4")),
+]
+STEPS = """
+plan serve --model llama-3-8b --hardware v5e:4x4 --phase generate --batch 32 --context 8k
+plan serve --model llama-3-70b --hardware h100:1x8 --phase prefill --prompt-tokens 8k
+plan serve --model deepseek-v3 --hardware h200:1x8 --phase generate --batch 16 --context 4k
+plan train --model llama-3-8b --hardware h100 --batch-tokens 4Mi --seq-len 8192 --smallest
+"""
+PROMPTS = ["--prompt-tokens", "8k", "--output-tokens", "512"]
+ON_V5E = ["--mesh", "X=4,Y=2", "--dims", "I=512,J=4096,K=4096", "--hardware", "v5e:4x2"]
+ON_V4P = ["--mesh", "X=4,Y=4,Z=4", "--dims", "B=1024,D=4096", "--dtype", "bf16", "--hardware", "v4p:4x4x4"]
+DOCUMENTS = [
+    *(line.split() for line in STEPS.strip().splitlines()),
+    ["plan", "serve", "--model", "llama-3-70b", "--hardware", "v5e,h100", *PROMPTS, "--tpot", "0.03"],
+    ["plan", "serve", "--model", "mixtral-8x7b", "--hardware", "h100:1x8", *PROMPTS, "--paged"],
+    ["plan", "serve", "--model", "deepseek-v3", "--hardware", "h200:2x8", *PROMPTS, "--weights-dtype", "fp8"],
+    ["plan", "serve", "--model", "gemma-3-27b", "--hardware", "v5e:4x4", *PROMPTS, "--explain"],
+    ["plan", "serve", "--model", "llama-3-8b", "--hardware", "h100:1x8", "--lengths", "sharegpt", "--paged"],
+    ["plan", "serve", "--model", "llama-3-8b", "--hardware", "a100-80gb:1x4", *PROMPTS, "--chunk", "512"],
+    ["plan", "serve", "--model", "llama-3-8b", "--hardware", "v5e:2x2", *PROMPTS, "--ideal"],
+    ["plan", "serve", "--model", "llama-3-8b", "--hardware", "h100:1x1", *PROMPTS, "--drafts", "4"],
+    *(
+        f"plan train --model {model} --hardware {hardware} --batch-tokens 4Mi --seq-len 4096 {rest}".split()
+        for model, hardware, rest in [
+            ("llama-3-70b", "h100:16x8", "--explain --tokens 2000000000000 --critical-batch 16M"),
+            ("llama-3-8b", "v5p:4x4x4", "--explain --any --top 50"),
+            ("mixtral-8x7b", "h100:8x8", "--software megatron --explain"),
+            ("llama-3-8b", "h100:4x8", "--software pytorch-eager --given tensor<=2 --top 30"),
+            ("llama-3-8b", "a100-80gb:4x8", "--software deepspeed --given zero=3"),
+            (
+                "gpt-3-175b",
+                "a100-80gb:32x8",
+                "--software megatron-te --any --given pipe>=2 --set max_seq_len=4096",
+            ),
+            ("llama-3-8b", "h100:1x1", "--explain"),
+            ("qwen3-30b-a3b", "b200:2x8", "--set lora_rank=16"),
+        ]
+    ),
+    *(["model", name, "--seq-len", "8k"] for name in NAMES),
+    *(["support", name] for name in ("llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gemma-3-27b")),
+    ["hardware"],
+    *(["hardware", name] for name in ("h100", "v5p", "cpu", "mi300x", "gb200-nvl72")),
+    ["shard", "A[I_X, J] . B[J_X, K] -> C[I_X, K]", "--mesh", "X=4,Y=2", "--dims", "I=1024,J=4096,K=4096"],
+    ["shard", "A[I, J_X] . B[J_X, K_Y] -> C[I, K_Y]", *ON_V5E, "--backward"],
+    ["collective", "AllGather_X([B_X, D_Y])", *ON_V4P],
+    ["collective", "AllReduce_Z([B_X, D_Y]{U_Z})", *ON_V4P],
+    *(
+        ["validate", f"{TABLES}/{name}"]
+        for name in ("training.csv", "nanotron.csv", "aleph-alpha-failed.csv")
+    ),
+    *([*command.split(), "--help"] for command in HELPED),
+]
+# Keys whose values are of the machine that runs this.
+_OF_THIS_RUN = re.compile(r"(^|/)(search/seconds|compile_seconds)$")
+PARTS = ("plans", "searches", "collectives", "documents", "programs")
 
 
 # What is recorded: by case, figures by name
@@ -249,10 +349,46 @@ def collectives() -> Iterator[tuple[str, dict]]:
         yield name(model, hardware, sequences, seq_len, layout, phase), counts
 
 
+def documents() -> Iterator[tuple[str, dict]]:
+    """The JSON document of each command, flat: a figure by its path in the document."""
+    from contextlib import redirect_stderr, redirect_stdout
+    from io import StringIO
+
+    from meshwright.cli.main import main
+
+    for command in DOCUMENTS:
+        out, err = StringIO(), StringIO()
+        has_json = "--help" not in command
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main([*command, "--json"] if has_json else command)
+        found: dict[str, object] = {"exit": code}
+        if not has_json or code > 1 or not out.getvalue():
+            found |= {
+                f"line {at}": line for at, line in enumerate((out.getvalue() + err.getvalue()).splitlines())
+            }
+        else:
+            found |= dict(flat(json.loads(out.getvalue())))
+        yield " ".join(word.removeprefix(f"{TABLES}/") for word in command), found
+
+
+def flat(document: object, path: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(document, dict):
+        items = document.items()
+    elif isinstance(document, list):
+        items = enumerate(document)
+    else:
+        if not _OF_THIS_RUN.search(path):
+            yield path, document
+        return
+    for key, value in items:
+        yield from flat(value, f"{path}/{key}" if path else str(key))
+
+
 def programs() -> Iterator[tuple[str, dict]]:
     """The optimised program of each case, as a hash, and how many instructions it has."""
     import jax
 
+    from meshwright.errors import MeshwrightError
     from meshwright.layout import Layout
     from meshwright.layout.workload import Workload
     from meshwright.models.config import ModelConfig
@@ -263,13 +399,23 @@ def programs() -> Iterator[tuple[str, dict]]:
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
     for model, phase, text in PROGRAMS:
         config = ModelConfig(name=model, max_seq_len=64, **TINY | MODELS[model])
-        layout = Layout.parse(f"weights_dtype=f32,compute_dtype=f32,{text}")
+        dtypes = {"weights_dtype": "f32", "compute_dtype": "f32"}
+        layout = Layout.parse(text, **dtypes)
         workload = Workload(16, 32, phase)
-        if phase == "train":
-            step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
-            jitted, arguments, mesh = step.jitted, (step.abstract_state(), step.abstract_tokens()), step.mesh
-        else:
-            jitted, arguments, mesh = workload_step(config, layout, workload, phase)
+        try:
+            layout.check(config, workload.num_sequences, workload.seq_len)
+            if phase == "train":
+                step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
+                jitted, arguments, mesh = (
+                    step.jitted,
+                    (step.abstract_state(), step.abstract_tokens()),
+                    step.mesh,
+                )
+            else:
+                jitted, arguments, mesh = workload_step(config, layout, workload, phase)
+        except MeshwrightError as error:
+            yield f"{model} {phase} {text}", {"refused": str(error)}
+            continue
         with jax.set_mesh(mesh):
             hlo = anonymous(jitted.lower(*arguments).compile().as_text())
         digest = hashlib.sha256(hlo.encode()).hexdigest()
@@ -343,7 +489,8 @@ def main() -> None:
     parser.add_argument("--inside", choices=PARTS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
-        for item in {"collectives": collectives, "programs": programs}[asked.inside]():
+        parts = {"collectives": collectives, "documents": documents, "programs": programs}
+        for item in parts[asked.inside]():
             print(json.dumps(item), flush=True)
         return
     after = recorded(asked.src.resolve(), asked.only or list(PARTS))
