@@ -40,8 +40,8 @@ from engine import some_tokens, times_of
 
 from meshwright.audit.compile.compile import memory_by_cause
 from meshwright.audit.numerics import numerics_report, tiny_model
-from meshwright.bench.inference import steps
-from meshwright.cost.inference import pass_cost
+from meshwright.bench.serving_steps import steps
+from meshwright.cost.serving_step import pass_cost
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
@@ -51,13 +51,13 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token, kv_read_bytes
 from meshwright.models.hf import from_hf
 from meshwright.models.presets import load_model
-from meshwright.nn.mesh import device_mesh
+from meshwright.nn.files.weights import load_hf
 from meshwright.nn.params import init_params
-from meshwright.nn.weights import load_hf
+from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan.train import price
-from meshwright.serve.engine import Engine
-from meshwright.serve.runner import JaxRunner
-from meshwright.serve.sequence import GREEDY, Request
+from meshwright.serve.device.runner import JaxRunner
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.sequence import GREEDY, Request
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 

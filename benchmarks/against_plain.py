@@ -30,7 +30,7 @@ from plain import RATE, PlainStep, plain_weights  # noqa: E402
 from meshwright.layout import Layout  # noqa: E402
 from meshwright.layout.workload import Workload  # noqa: E402
 from meshwright.models.config import ModelConfig  # noqa: E402
-from meshwright.nn.mesh import partition_spec  # noqa: E402
+from meshwright.nn.start.device_mesh import partition_spec  # noqa: E402
 from meshwright.train.optimizer import OptimizerConfig  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 

@@ -42,9 +42,9 @@ def main() -> None:
     options = _options()
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={options.devices}"
-    from meshwright.bench import collectives
-    from meshwright.bench.devices import local_hardware
-    from meshwright.bench.model import predicted, with_collectives
+    from meshwright.bench import collective_times
+    from meshwright.bench.all_devices import local_hardware
+    from meshwright.bench.measured_hardware import predicted, with_collectives
     from meshwright.bench.sizes import CALIBRATION, group_mesh
     from meshwright.bench.timing import run_together
     from meshwright.notation.mesh import Mesh
@@ -54,8 +54,8 @@ def main() -> None:
     load = os.getloadavg()[0]
     fitted, held = run_together(
         [
-            collectives.prepare(group_mesh(options.devices), None, CALIBRATION),
-            collectives.prepare(held_mesh, None, HELD_OUT_SIZES),
+            collective_times.prepare(group_mesh(options.devices), None, CALIBRATION),
+            collective_times.prepare(held_mesh, None, HELD_OUT_SIZES),
         ],
         options.rounds,
     )

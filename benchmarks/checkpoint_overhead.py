@@ -19,7 +19,7 @@ use_cpu_devices(1)
 import jax  # noqa: E402 - the devices are fixed when JAX starts
 
 from meshwright.layout import Layout  # noqa: E402
-from meshwright.train.data import Corpus  # noqa: E402
+from meshwright.train.corpus import Corpus  # noqa: E402
 from meshwright.train.loop import Rhythm  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 

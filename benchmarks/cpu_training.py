@@ -36,7 +36,7 @@ from meshwright.layout import Layout  # noqa: E402
 from meshwright.layout.workload import Workload  # noqa: E402
 from meshwright.models.config import ModelConfig  # noqa: E402
 from meshwright.models.count import count_params  # noqa: E402
-from meshwright.nn.cpu import multiplies_bf16  # noqa: E402
+from meshwright.native.processor import multiplies_bf16  # noqa: E402
 from meshwright.train.optimizer import OptimizerConfig  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 

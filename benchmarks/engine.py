@@ -46,16 +46,16 @@ from training import machine
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.nn.compiled import keep_compiled
-from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
-from meshwright.serve.engine import Engine
+from meshwright.nn.start.compiled_cache import keep_compiled
+from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.serve.device.runner import JaxRunner
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.scheduler import Mode
+from meshwright.serve.engine.sequence import Request, SamplingParams
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.server import bind, run
-from meshwright.serve.runner import JaxRunner
-from meshwright.serve.scheduler import Mode
-from meshwright.serve.sequence import Request, SamplingParams
-from meshwright.serve.tokenizer import Tokenizer
+from meshwright.serve.text.tokenizer import Tokenizer
 
 CONFIG = ModelConfig("llama-134m", 12, 768, 2048, 12, 12, 64, 32_000, 2048)
 SMALL = ModelConfig("llama-5m", 4, 256, 704, 4, 4, 64, 8_000, 32_768)

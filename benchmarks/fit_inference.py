@@ -29,18 +29,18 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.collectives import collective_seconds
-from meshwright.cost.inference import record_pass
 from meshwright.cost.passes import Dtypes
 from meshwright.cost.recorder import Shape
+from meshwright.cost.serving_step import record_pass
 from meshwright.cost.step import at_step_rates
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
-from meshwright.plan.validate import inference
-from meshwright.plan.validate.inference import ServedCase, engine_of, reproduce_inference
-from meshwright.plan.validate.out_of_sample import OF_SERVING
-from meshwright.plan.validate.published import InferenceRow, read_rows
-from meshwright.plan.validate.score import quantile
+from meshwright.validate import static_batches
+from meshwright.validate.out_of_sample import OF_SERVING
+from meshwright.validate.published import InferenceRow, read_rows
+from meshwright.validate.score import quantile
+from meshwright.validate.static_batches import ServedCase, engine_of, reproduce_inference
 
 # Figure: (guess, spread of its logarithm).
 PRIORS = {
@@ -316,7 +316,7 @@ def main() -> None:
             }
             for kind, one in fitted.items()
         }
-        write_engines({**inference.engines(), **engines})
+        write_engines({**static_batches.engines(), **engines})
     if arguments.write and not arguments.kind:
         write_outside(outside)
 
@@ -351,25 +351,25 @@ def leave_out(families: dict[str, list[Recorded]]) -> list[tuple[Recorded, float
 
 
 def write_outside(outside: Sequence[tuple[Recorded, float]]) -> None:
-    """plan/validate/serving_out_of_sample.csv, which `mw validate` reads."""
+    """validate/serving_out_of_sample.csv, which `mw validate` reads."""
     lines = ["id,value,log_error", *(f"{one.row.id},{one.row.value!r},{off:.4g}" for one, off in outside)]
-    (Path(inference.__file__).parent / OF_SERVING).write_text("\n".join(lines) + "\n")
+    (Path(static_batches.__file__).parent / OF_SERVING).write_text("\n".join(lines) + "\n")
 
 
 def write_engines(engines: dict[str, dict[str, dict[str, float]]]) -> None:
-    """plan/validate/engines.toml, the figures of each engine on each kind of chip."""
+    """validate/engines.toml, the figures of each engine on each kind of chip."""
     lines = ["# What engines reach in inference, by kind of chip: benchmarks/fit_inference.py.", ""]
     for kind, found in engines.items():
         for engine, figures in found.items():
             lines += [f"[{kind}.{engine}]"]
             lines += [f'"{name}" = {figures[name]:.3g}' for name in OF_ENGINES if name in NAMES[kind]]
             lines.append("")
-    (Path(inference.__file__).parent / "engines.toml").write_text("\n".join(lines))
+    (Path(static_batches.__file__).parent / "engines.toml").write_text("\n".join(lines))
 
 
 def write(name: str, figures: dict[str, float], num_rows: int, kind: str) -> None:
     """The [inference] table of a chip's file, in place of the one that it has."""
-    path = Path(catalog.__file__).parent / "catalog" / f"{name}.toml"
+    path = Path(catalog.__file__).parent / "chips" / f"{name}.toml"
     text = re.sub(r"\[inference(\.\w+)?\]\n.*?\n\n", "", path.read_text(), flags=re.DOTALL)
     source = f"benchmarks/fit_inference.py on {num_rows} published rows of all {kind.upper()}s"
     single = {key: value for key, value in figures.items() if "." not in key and key in NAMES[kind]}

@@ -2,7 +2,7 @@
 
     python benchmarks/fit_published.py > benchmarks/results/fit_published.json
     ... --leave-out    besides, every source and every panel predicted with figures fitted on the others
-    ... --write        writes the [step] tables of hardware/catalog/*.toml and the factors of software/*.toml
+    ... --write        writes the [step] tables of hardware/chips/*.toml and the factors of programs/*.toml
 
 A figure of a family of chips under a software is that of its kind (GPU or TPU), plus a deviation of the
 family and one of the software, all in logits (seconds: in logarithms), each with a prior: what the rows of a
@@ -39,8 +39,8 @@ from meshwright.cost.graph import Graph, Transfer
 from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
+from meshwright.cost.pipeline.stages import depth_counts, stage_counts
 from meshwright.cost.recorder import Shape
-from meshwright.cost.stages import depth_counts, stage_counts
 from meshwright.cost.state import StageState
 from meshwright.cost.step import (
     TimedPass,
@@ -57,19 +57,21 @@ from meshwright.cost.step import (
 )
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
-from meshwright.hardware.chip import StepEfficiency, Switch
-from meshwright.hardware.software import DEFAULT, Software, software_names
+from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.plan.spread import quantile
-from meshwright.plan.validate.choice import Mix, mixes
-from meshwright.plan.validate.published import MEMORY, STEP, PublishedRow, read_rows
-from meshwright.plan.validate.reproduce import Case, reproduce
-from meshwright.plan.validate.score import Prediction, heldable, panel_of, rankings
+from meshwright.programs.efficiency import StepEfficiency
+from meshwright.programs.program import DEFAULT, Software, software_names
+from meshwright.validate.choice import Mix, mixes
+from meshwright.validate.published import MEMORY, STEP, PublishedRow, read_rows
+from meshwright.validate.reproduce import Case, reproduce
+from meshwright.validate.score import Prediction, heldable, panel_of, rankings
 
 HERE = Path(__file__).parent
 TABLES = (HERE / "published/training.csv", HERE / "published/nanotron.csv")
-CATALOG = HERE.parent / "src/meshwright/hardware/catalog"
+CATALOG = HERE.parent / "src/meshwright/hardware/chips"
+PROGRAMS = HERE.parent / "src/meshwright/programs"
 OUT_OF_SAMPLE = HERE.parent / "src/meshwright/plan/out_of_sample.csv"
 # The chips of one design; every other chip is a family of its own.
 FAMILIES = {
@@ -613,7 +615,7 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
     for name in software_names():
         count = sum(row.software == name and row.kind == "gpu" for row in rows)
         if name != DEFAULT and count:
-            file = CATALOG / "software" / f"{name}.toml"
+            file = PROGRAMS / f"{name}.toml"
             file.write_text(software_text(model, x, name, count, file.read_text()), encoding="utf-8")
 
 

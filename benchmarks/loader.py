@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from training import machine
 
-from meshwright.train.data import Batches, Corpus
+from meshwright.train.corpus import Batches, Corpus
 
 NUM_ROWS, SEQ_LEN, BATCH, NUM_BATCHES = 100_000, 2048, 8, 400
 TARGET = 100_000

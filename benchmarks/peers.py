@@ -55,12 +55,12 @@ def ours(folder: Path, dtype: str) -> Answer:
     from meshwright.cli.serving import served_dtypes
     from meshwright.layout import Layout
     from meshwright.models.files import read_model
-    from meshwright.nn.compiled import keep_compiled
-    from meshwright.nn.mesh import device_mesh
-    from meshwright.nn.weights import load_hf
-    from meshwright.serve.engine import Engine
-    from meshwright.serve.runner import JaxRunner
-    from meshwright.serve.sequence import Request
+    from meshwright.nn.files.weights import load_hf
+    from meshwright.nn.start.compiled_cache import keep_compiled
+    from meshwright.nn.start.device_mesh import device_mesh
+    from meshwright.serve.device.runner import JaxRunner
+    from meshwright.serve.engine.engine import Engine
+    from meshwright.serve.engine.sequence import Request
 
     keep_compiled()
     config = read_model(folder)

@@ -4,11 +4,12 @@
 
 Eight stages on eight virtual CPU devices share this machine's cores, so that their overlap cannot be timed.
 Instead every program of every stage is timed alone (the median of its runs), and the loop that trains
-(nn/dispatch.py) then runs a step in which each stage has a clock of its own: a program begins when its stage
-is free and its inputs are there, and takes its measured seconds. The bubble is the share of the stages' time
-in which they idle until the last pass ends. Simulated: cost/pipeline/simulate.py with the same table and, as
-calibration, the measured seconds of F, B and W at every depth; a whole backward pass and a joined pair take
-their sums there, while the loop has programs of their own for them. `lanes` is one program and has no loop.
+(nn/pipeline/controller.py) then runs a step in which each stage has a clock of its own: a program begins
+when its stage is free and its inputs are there, and takes its measured seconds. The bubble is the share of
+the stages' time in which they idle until the last pass ends. Simulated: cost/pipeline/simulate.py with the
+same table and, as calibration, the measured seconds of F, B and W at every depth; a whole backward pass and
+a joined pair take their sums there, while the loop has programs of their own for them. `lanes` is one
+program and has no loop.
 """
 
 import argparse
@@ -33,13 +34,13 @@ from meshwright.cost.pipeline import PassSeconds, Times
 from meshwright.cost.pipeline.simulate import simulate
 from meshwright.files import write_whole
 from meshwright.layout import Layout
-from meshwright.layout.pipeline import SCHEDULES
-from meshwright.layout.pipeline.table import Place
+from meshwright.layout.pipelines import SCHEDULES
+from meshwright.layout.pipelines.table import Place
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.nn.dispatch import OnDevices
+from meshwright.nn.pipeline.controller import OnDevices
 from meshwright.train.optimizer import OptimizerConfig
-from meshwright.train.staged import StagedStep
+from meshwright.train.stage_step import StagedStep
 
 RESULTS = Path(__file__).parent / "results/pipeline_bubble.json"
 STAGES, MICROBATCHES, SEQ_LEN, NUM_TIMED = 8, 16, 128, 3

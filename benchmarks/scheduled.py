@@ -16,13 +16,13 @@ from statistics import median
 from meshwright.audit.audit import judged
 from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import choose_target
-from meshwright.audit.facts.schedule import TPU_SHARE
+from meshwright.audit.facts.timeline import TPU_SHARE
 from meshwright.files import write_whole
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.plan.validate.published import PublishedRow, read_rows
-from meshwright.plan.validate.reproduce import reproduce
 from meshwright.plan_file import Plan
+from meshwright.validate.published import PublishedRow, read_rows
+from meshwright.validate.reproduce import reproduce
 
 RESULTS = Path(__file__).parent / "results/scheduled.json"
 ROWS = ("T0467", "T0469", "T0533")

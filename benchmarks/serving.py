@@ -31,13 +31,13 @@ from training import machine
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.nn.compiled import keep_compiled
-from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
-from meshwright.nn.quantised import as_read
-from meshwright.serve.engine import Engine
-from meshwright.serve.runner import JaxRunner
-from meshwright.serve.sequence import Request, SamplingParams
+from meshwright.nn.products.quantised import as_read
+from meshwright.nn.start.compiled_cache import keep_compiled
+from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.serve.device.runner import JaxRunner
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.sequence import Request, SamplingParams
 
 CONFIG = ModelConfig("llama-134m", 12, 768, 2048, 12, 12, 64, 32_000, 2048)
 NUM_SLOTS, CONTEXT = 16, 640

@@ -15,17 +15,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.bench.serve import traffic
-from meshwright.bench.serve.drive import Load
-from meshwright.bench.serve.padded import PaddedSteps
-from meshwright.bench.serve.planned_server import simulated_figures
-from meshwright.bench.serve.simulate import Planned, simulate_server
-from meshwright.bench.serve.summary import LatencyTargets
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
+from meshwright.load import traffic
+from meshwright.load.drive import Load
+from meshwright.load.padded import PaddedSteps
+from meshwright.load.percentiles import LatencyTargets
+from meshwright.load.planned_server import simulated_figures
+from meshwright.load.simulator import Planned, simulate_server
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds
-from meshwright.serve.batch import Limits
+from meshwright.serve.engine.batch import Limits
 
 RATE, PROMPT, ANSWER, CONTEXT, SLOTS, HOUR = 100.0, 512, 128, 1024, 512, 3600
 

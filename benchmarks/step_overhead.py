@@ -20,7 +20,7 @@ use_cpu_devices(NUM_DEVICES)
 import jax  # noqa: E402 - the devices are fixed when JAX starts
 
 from meshwright.layout import Layout  # noqa: E402
-from meshwright.train.data import Batches, Corpus  # noqa: E402
+from meshwright.train.corpus import Batches, Corpus  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.train.processes import Runs, exact_lines  # noqa: E402
 
-from meshwright.nn import checkpoint_files as files  # noqa: E402
+from meshwright.nn.files import checkpoint_files as files  # noqa: E402
 
 CHECKPOINT_EVERY = 10
 # A run is killed at any moment up to this many times the time that a new one takes to its first checkpoint.

@@ -17,7 +17,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 
 if TYPE_CHECKING:
-    from meshwright.train.data import Corpus
+    from meshwright.train.corpus import Corpus
     from meshwright.train.step import CompiledStep
 
 
@@ -30,7 +30,7 @@ def use_cpu_devices(number: int) -> None:
 @contextmanager
 def demo(layout: Layout, num_sequences: int) -> Iterator[tuple["CompiledStep", "Corpus"]]:
     """The demo model's step for so many sequences of 256 tokens, and the standard library's source."""
-    from meshwright.train.data import prepare_corpus
+    from meshwright.train.corpus import prepare_corpus
     from meshwright.train.optimizer import OptimizerConfig
     from meshwright.train.step import CompiledStep
 

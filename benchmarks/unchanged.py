@@ -182,26 +182,19 @@ PROGRAMS = [
     *((model, phase, "data=4,tensor=2") for model in MODELS for phase in ("prefill", "generate")),
     *(("llama", phase, "tensor=8") for phase in ("prefill", "generate")),
 ]
+_MOE = {"num_experts": 8, "experts_per_token": 2, "d_ff": 32}
 MODELS |= {
-    "mixture": MODELS["llama"] | {"num_experts": 8, "top_k": 2, "d_ff": 32},
+    "mixture": MODELS["llama"] | {"moe": _MOE},
     "latent": MODELS["llama"]
     | {
-        "q_latent": 32,
-        "kv_latent": 16,
-        "d_rope": 8,
-        "d_head": 16,
-        "d_value": 8,
-        "num_experts": 8,
-        "top_k": 2,
-        "num_shared_experts": 1,
-        "num_dense_layers": 1,
-        "d_ff_dense": 64,
-        "d_ff": 32,
+        "d_head": 12,
+        "mla": {"kv_rank": 16, "nope_dim": 8, "rope_dim": 4, "value_dim": 8, "q_rank": 24},
+        "moe": _MOE | {"num_shared_experts": 1, "num_dense_layers": 1},
     },
     "grouped": MODELS["llama"] | {"num_kv_heads": 2},
 }
 PROGRAMS += [
-    *(("grouped", phase, "tensor=4,kv_replicas=2") for phase in ("train", "prefill", "generate")),
+    *(("grouped", phase, "data=2,tensor=2,kv_replicas=2") for phase in ("train", "prefill", "generate")),
     ("llama", "train", "fsdp=2,context=4,context_method=ring"),
     ("llama", "train", "fsdp=2,context=4,context_method=ulysses"),
     ("llama", "train", "data=2,tensor=2,tensor2=2"),
@@ -325,7 +318,7 @@ def here(part: str, src: Path) -> Iterator[tuple[str, dict]]:
 
 def collectives() -> Iterator[tuple[str, dict]]:
     """How often a step runs each collective, by what it is."""
-    from meshwright.audit.compile.programs import planned_step
+    from meshwright.audit.compile.planned_program import planned_step
     from meshwright.errors import MeshwrightError
     from meshwright.hardware.catalog import load
     from meshwright.layout import Layout
@@ -391,14 +384,16 @@ def programs() -> Iterator[tuple[str, dict]]:
     from meshwright.errors import MeshwrightError
     from meshwright.layout import Layout
     from meshwright.layout.workload import Workload
-    from meshwright.models.config import ModelConfig
-    from meshwright.serve.programs import workload_step
+    from meshwright.models.config import MLA, ModelConfig, MoE
+    from meshwright.serve.device.programs import workload_step
     from meshwright.train.optimizer import OptimizerConfig
     from meshwright.train.step import CompiledStep
 
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
     for model, phase, text in PROGRAMS:
-        config = ModelConfig(name=model, max_seq_len=64, **TINY | MODELS[model])
+        shape = TINY | MODELS[model]
+        shape |= {key: kind(**shape[key]) for key, kind in (("moe", MoE), ("mla", MLA)) if key in shape}
+        config = ModelConfig(name=model, max_seq_len=64, **shape)
         dtypes = {"weights_dtype": "f32", "compute_dtype": "f32"}
         layout = Layout.parse(text, **dtypes)
         workload = Workload(16, 32, phase)

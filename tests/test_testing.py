@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from meshwright.audit.checks import check_bounds, parse_bound
 from meshwright.audit.foreign import read_program
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.errors import AuditError
 from meshwright.hardware.catalog import load
 from meshwright.notation.mesh import Mesh

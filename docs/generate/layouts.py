@@ -2,7 +2,7 @@
 
 from meshwright.layout.axes import AXES
 from meshwright.layout.layout import Layout
-from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.precision import FITS
 from meshwright.layout.schedule import DISPATCHES, REMATS
 from meshwright.layout.short import OPTIONS, WORDS

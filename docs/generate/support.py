@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from meshwright.layout.support import LAYOUTS, PHASES, phases_of
+from meshwright.layout.examples import LAYOUTS, PHASES, phases_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS

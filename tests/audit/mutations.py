@@ -24,13 +24,13 @@ from meshwright.audit.facts.groups import parse_groups
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.presets import load_model
-from meshwright.nn.contract import local_product
-from meshwright.nn.execute import apply_reshard
 from meshwright.nn.gradients import gathered, shards
 from meshwright.nn.ops import MATMUL, JaxOps
+from meshwright.nn.products.contract import local_product
+from meshwright.nn.products.execute import apply_reshard
 from meshwright.notation.einsum import Contraction
 from meshwright.plan_file import Plan
-from meshwright.serve.programs import workload_step
+from meshwright.serve.device.programs import workload_step
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep, TrainState
 

@@ -13,9 +13,9 @@ from tests.notation.test_einsum import specs
 
 from meshwright.audit.compare.unnamed import Pair, derived, match
 from meshwright.audit.shard.execution import emitted_by
-from meshwright.nn.blocks import max_abs_error, put
-from meshwright.nn.execute import contract, run_steps
-from meshwright.nn.mesh import explicit_mesh
+from meshwright.nn.products.execute import contract, run_steps
+from meshwright.nn.sharded_arrays import max_abs_error, put
+from meshwright.nn.start.device_mesh import explicit_mesh
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
 from meshwright.notation.einsum import Contraction, Einsum, contraction, cotangent

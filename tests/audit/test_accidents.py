@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.audit.foreign import audit_program
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.notation.mesh import Mesh
 
 HEAD = """\

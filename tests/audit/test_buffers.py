@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from meshwright.audit.compile.compile import compile_plan, program_text
-from meshwright.audit.compile.programs import planned_step
+from meshwright.audit.compile.planned_program import planned_step
 from meshwright.audit.compile.targets import choose_target
 from meshwright.audit.facts.buffers import buffer_peak, layer_saved_bytes
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload

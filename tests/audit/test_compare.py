@@ -7,14 +7,14 @@ import pytest
 from meshwright.audit.audit import audit_plan
 from meshwright.audit.compare.findings import kept_findings, weight_findings
 from meshwright.audit.compare.line_up import line_up, weighed
-from meshwright.audit.compare.rules import Side
-from meshwright.audit.compile.programs import planned_step
-from meshwright.audit.facts.collectives import EmittedCollective
+from meshwright.audit.compare.rewrites import Side
+from meshwright.audit.compile.planned_program import planned_step
+from meshwright.audit.facts.communication import EmittedCollective
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.groups import DeviceGroups
-from meshwright.audit.facts.prices import step_prices
+from meshwright.audit.facts.seconds import step_prices
 from meshwright.audit.hlo.op_names import phase_of
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.hlo.trace import CallPath, TracedValue
 from meshwright.cost.priced import PricedCollective
 from meshwright.errors import AuditError

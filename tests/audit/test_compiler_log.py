@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import meshwright
 from meshwright.audit.audit import audit_plan
 from meshwright.audit.compile.compile import captured_stderr, warning_lines
-from meshwright.audit.remarks.compiler import compiler_warnings
+from meshwright.audit.remarks.compiler_log import compiler_warnings
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model

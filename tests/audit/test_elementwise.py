@@ -13,7 +13,7 @@ from meshwright.audit.compare.findings import (
     unplanned_findings,
     update_findings,
 )
-from meshwright.audit.compile.programs import PlannedStep, PlannedUpdate
+from meshwright.audit.compile.planned_program import PlannedStep, PlannedUpdate
 from meshwright.audit.facts.elementwise import (
     ScopedArithmetic,
     UpdateArithmetic,
@@ -22,8 +22,8 @@ from meshwright.audit.facts.elementwise import (
     transcendentals,
     update_arithmetic,
 )
-from meshwright.audit.facts.prices import Prices
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.notation.mesh import Mesh
 
 UNPRICED = Prices(Mesh({}), None, None)

@@ -8,7 +8,7 @@ import jax
 import pytest
 from tests.audit.test_searched import searched
 from tests.nn.test_layouts import MIXTURE
-from tests.train.test_lanes import MIXTURE as ALIKE
+from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
 from meshwright.cost.lowering import Lowering
 from meshwright.cost.ops import SymbolicOps
@@ -16,9 +16,9 @@ from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.nn.crossing import crossings_of, gates_at_nodes
-from meshwright.nn.mesh import device_mesh, named_sharding
-from meshwright.nn.routes import choices_of, met_gates
+from meshwright.nn.experts.dropless import choices_of, met_gates
+from meshwright.nn.experts.node_dispatch import crossings_of, gates_at_nodes
+from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 
 WORK = Workload(64, 64)
 

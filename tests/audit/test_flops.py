@@ -6,7 +6,7 @@ from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.products import dot_flops, products, smaller_branches
 from meshwright.audit.facts.work import InstructionSeconds
 from meshwright.audit.foreign import audit_program
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.hlo.trace import TracedValue, places
 from meshwright.hardware.catalog import load
 from meshwright.models.transformer import at_most_blocks, more_rounds

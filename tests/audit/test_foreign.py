@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import meshwright
 from meshwright.audit.facts.groups import DeviceGroups, inferred_mesh
 from meshwright.audit.foreign import audit_file, audit_program
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.errors import AuditError, HardwareError
 from meshwright.notation.mesh import Mesh
 

@@ -15,7 +15,7 @@ from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import choose_target, is_installed
 from meshwright.audit.facts.products import products
 from meshwright.audit.hlo.op_names import scope_of
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -108,7 +108,7 @@ def test_blocks_of_fp4_are_multiplied_where_there_are_units() -> None:
 
 
 def test_collectives_of_weights_run_beside_products() -> None:
-    """As plans hide them: by what `nn/compiler.py` asks for."""
+    """As plans hide them: by what `nn/start/compiler_options.py` asks for."""
     layout = Layout.of(fsdp=8, remat="full", compute_dtype="bf16", weights_dtype="bf16")
     audit = audit_plan(Plan(load_model("llama-3-8b"), "h100:8", Workload(8, 4096), layout), "gpu")
     weights = ("wq", "wo", "w_gate", "w_in", "w_out")

@@ -19,7 +19,7 @@ from meshwright.audit.facts.groups import (
     parse_pairs,
     tiles_of,
 )
-from meshwright.audit.hlo.parse import ArrayShape, Instruction
+from meshwright.audit.hlo.read import ArrayShape, Instruction
 from meshwright.errors import AuditError
 from meshwright.notation.mesh import Mesh
 

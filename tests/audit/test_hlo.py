@@ -2,10 +2,10 @@
 
 import pytest
 
-from meshwright.audit.facts.collectives import EmittedCollective, collectives
+from meshwright.audit.facts.communication import EmittedCollective, collectives
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
-from meshwright.audit.hlo.parse import ArrayShape, parse_hlo
+from meshwright.audit.hlo.read import ArrayShape, parse_hlo
 from meshwright.errors import AuditError
 
 SUM = """%sum (a: f32[], b: f32[]) -> f32[] {

@@ -10,19 +10,19 @@ from tests.nn.test_layouts import GPT, LATENT, SHARED, SHARED_BY_FOUR, TIED
 
 from meshwright.audit.audit import _in_whole_pages, audit_plan
 from meshwright.audit.beside_plan import _logits_bytes
-from meshwright.audit.compare.products import wider_products
+from meshwright.audit.compare.flops import wider_products
 from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import choose_target
 from meshwright.audit.facts.products import products
-from meshwright.audit.hlo.parse import parse_hlo
-from meshwright.cost.inference import inference_cost
+from meshwright.audit.hlo.read import parse_hlo
+from meshwright.cost.serving_step import inference_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
-from meshwright.plan.serve.chosen import prefill_of
+from meshwright.plan.serve.serving_plan import prefill_of
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan, load_plan, save_plan
 from meshwright.train.optimizer import OptimizerConfig

@@ -2,10 +2,10 @@
 
 import pytest
 
-from meshwright.audit.facts.collectives import collectives
+from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import on_mesh
-from meshwright.audit.facts.schedule import ProgramSchedule, overlaps
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.facts.timeline import ProgramSchedule, overlaps
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.notation.mesh import Mesh
 
 HEAD = """HloModule test, is_scheduled=true, num_partitions=4

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from tests.nn.test_layouts import GPT, LATENT, LOCAL, MIXTURE, OSS, TIED, TINY
-from tests.train.test_lanes import MIXTURE as ALIKE
+from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
 from meshwright.audit.audit import audit_plan
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import SEARCHED_REMATS, Space

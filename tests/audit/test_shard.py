@@ -7,14 +7,14 @@ from tests.audit.proofs import MESH, SIZES, planned, random
 
 from meshwright.audit.compare.unnamed import derived, match
 from meshwright.audit.shard.execution import emitted_by, execute
-from meshwright.audit.shard.run import ShardJob, run_contraction, run_reshard, run_strategy
+from meshwright.audit.shard.on_devices import ShardJob, run_contraction, run_reshard, run_strategy
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import ContractionQuestion
 from meshwright.errors import AuditError
 from meshwright.hardware.catalog import load
-from meshwright.nn.blocks import put
-from meshwright.nn.execute import contract
-from meshwright.nn.mesh import explicit_mesh
+from meshwright.nn.products.execute import contract
+from meshwright.nn.sharded_arrays import put
+from meshwright.nn.start.device_mesh import explicit_mesh
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import Einsum, EinsumSide
 from meshwright.notation.mesh import Mesh

@@ -6,11 +6,11 @@ import pytest
 from tests.audit.hlo_text import HEAD
 
 from meshwright.audit.compare.line_up import line_up
-from meshwright.audit.compare.rules import Side
-from meshwright.audit.facts.collectives import EmittedCollective, collectives
+from meshwright.audit.compare.rewrites import Side
+from meshwright.audit.facts.communication import EmittedCollective, collectives
 from meshwright.audit.facts.emitted import on_mesh
-from meshwright.audit.facts.prices import step_prices
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.facts.seconds import step_prices
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.catalog import load
 from meshwright.notation.mesh import Mesh

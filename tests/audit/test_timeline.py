@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.audit.facts.collectives import collectives
+from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import on_mesh
-from meshwright.audit.facts.prices import Prices, step_prices
-from meshwright.audit.facts.schedule import TPU_SHARE, StepTimeline, program_timeline
+from meshwright.audit.facts.seconds import Prices, step_prices
+from meshwright.audit.facts.timeline import TPU_SHARE, StepTimeline, program_timeline
 from meshwright.audit.facts.work import clock_hertz
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.hardware.catalog import load
 from meshwright.notation.mesh import Mesh
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from meshwright.audit.compare.findings import compare_memory
-from meshwright.audit.compare.products import compare_products
-from meshwright.audit.compile.programs import PlannedStep
+from meshwright.audit.compare.flops import compare_products
+from meshwright.audit.compile.planned_program import PlannedStep
 from meshwright.audit.facts.products import Product
-from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction
+from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction
 from meshwright.audit.hlo.trace import CallPath, TracedValue
 
 PLANNED = {

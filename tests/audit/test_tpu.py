@@ -29,12 +29,12 @@ import json, sys
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P, reshard
-from meshwright.audit.facts.collectives import collectives
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.facts.communication import collectives
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.compile.targets import choose_target, target_mesh
 from meshwright.layout import Layout
-from meshwright.nn.mesh import partition_spec
-from meshwright.nn.scatter import reduce_scatter
+from meshwright.nn.start.device_mesh import partition_spec
+from meshwright.nn.products.scatter import reduce_scatter
 
 layout = Layout.of(fsdp=64, tensor=4)
 mesh = target_mesh(choose_target("v5p:8x8x4", layout, "tpu"), layout)
@@ -129,7 +129,7 @@ def test_generation_reads_its_pages_by_a_kernel(model: str, context: int) -> Non
 
 
 def test_gathers_of_weights_run_beside_products() -> None:
-    """As plans hide them: by what `nn/compiler.py` asks for, without which none does on v5p."""
+    """As plans hide them: by what `nn/start/compiler_options.py` asks for, without which none does on v5p."""
     layout = Layout.of(data=2, fsdp=4, remat="full", compute_dtype="bf16", weights_dtype="bf16")
     plan = Plan(load_model("llama-3.2-1b"), "v5p:2x2x2", Workload(8, 2048), layout)
     weights = ("wq", "wo", "w_gate", "w_in", "w_out")

@@ -13,8 +13,8 @@ from tests.audit.proofs import MESH, Case, arrays_of, cases, least_sizes, planne
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.shard.execution import emitted_by
 from meshwright.audit.shard.windowed import windowed_contract, windowed_step
-from meshwright.nn.blocks import max_abs_error, put
-from meshwright.nn.mesh import explicit_mesh
+from meshwright.nn.sharded_arrays import max_abs_error, put
+from meshwright.nn.start.device_mesh import explicit_mesh
 from meshwright.notation.collective import Collective, ReshardOp
 from meshwright.notation.einsum import ChosenSteps, Contraction, EinsumSide, cotangent
 from meshwright.notation.mesh import Mesh

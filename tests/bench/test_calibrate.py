@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.bench import calibrate, inference, matmul, step, timing
-from meshwright.bench.devices import local_hardware
-from meshwright.bench.fit import fit_line
+from meshwright.bench import calibrate, matmul, serving_steps, timing, train_step
+from meshwright.bench.all_devices import local_hardware
+from meshwright.bench.regression import fit_line
 from meshwright.errors import DeviceError
 from meshwright.hardware.catalog import dump_toml, load
-from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory, StepEfficiency, Switch
+from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory, Switch
 from meshwright.hardware.description import read_chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
+from meshwright.programs.efficiency import StepEfficiency
 
 NO_TIME = timing.Timing(0.0, 0.0)
 SIZES = [4096, 65_536, 1_048_576, 8_388_608] * 3
@@ -27,7 +28,7 @@ QUICK = calibrate.Sizes(
     matmuls=(matmul.MatmulShape(64, 64, 64),),
     arrays=(65_536,),
     model=replace(load_model("tiny"), max_seq_len=32),
-    served=inference.no_model(),
+    served=serving_steps.no_model(),
 )
 
 
@@ -76,10 +77,10 @@ def _with_memory(bandwidth: float, **shares: float) -> Hardware:
     return replace(hardware, chip=chip)
 
 
-def _step_in(dtype: str, hardware: Hardware) -> step.MeasuredStep:
+def _step_in(dtype: str, hardware: Hardware) -> train_step.MeasuredStep:
     """The step as it would be measured on `hardware`."""
     layout = Layout.of(data=8, compute_dtype=dtype)
-    asked = step.MeasuredStep(load_model("demo"), layout, Workload(8, 64), NO_TIME)
+    asked = train_step.MeasuredStep(load_model("demo"), layout, Workload(8, 64), NO_TIME)
     return replace(asked, timing=timing.Timing(asked.price(hardware), 0.0))
 
 
@@ -87,16 +88,16 @@ def _step_in(dtype: str, hardware: Hardware) -> step.MeasuredStep:
 def test_the_bandwidth_of_a_step_is_found_again(bandwidth: float) -> None:
     true = _with_memory(bandwidth, bf16=0.5)
     steps = [_step_in("f32", true), _step_in("bf16", true)]
-    chip = step.with_effective_memory(steps, _with_memory(1e10)).chip
+    chip = train_step.with_effective_memory(steps, _with_memory(1e10)).chip
     assert chip.hbm_bytes_per_second == pytest.approx(bandwidth, rel=1e-6)
     assert chip.step.memory_by_dtype == {"bf16": pytest.approx(0.5, rel=1e-6)}
 
 
 def test_a_step_faster_than_its_price_streams() -> None:
-    fast = step.MeasuredStep(
+    fast = train_step.MeasuredStep(
         load_model("demo"), Layout.of(data=8, compute_dtype="f32"), Workload(8, 64), NO_TIME
     )
-    chip = step.with_effective_memory([fast], _with_memory(1e10)).chip
+    chip = train_step.with_effective_memory([fast], _with_memory(1e10)).chip
     assert chip.hbm_bytes_per_second == pytest.approx(1e10)
 
 
@@ -159,19 +160,19 @@ def test_what_steps_of_a_server_reach_is_found_again(
     Beside a prompt of 256 tokens, and one of 64, are the rows of 8 slots, if padding takes time.
     """
     true = _with_inference(launch, kernel, memory, matmul, packed, cache, elementwise)
-    config, layout = inference.served_model(), Layout.of(weights_dtype="f32", compute_dtype="f32")
-    asked = inference.MeasuredSteps(
+    config, layout = serving_steps.served_model(), Layout.of(weights_dtype="f32", compute_dtype="f32")
+    asked = serving_steps.MeasuredSteps(
         config, layout, launch, 0.0, 0.0, 0.0, 0.0, 0.0, multiplies_padding=padded
     )
     prompt = 264 if padded else 256
     points = {"one": (1, 1, 16), "prompt": (1, prompt, prompt), "many": (8, 1, 16), "long": (8, 1, 448)}
-    deep = replace(asked, config=inference.deep_model())
+    deep = replace(asked, config=serving_steps.deep_model())
     little = 72 if padded else 64
     asked = replace(asked, deep=deep.price(true, 1, 1, 16), deep_prompt=deep.price(true, 1, little, little))
     timed = replace(asked, **{name: asked.price(true, *point) for name, point in points.items()})
     held, filled = (asked.price(true, 1, count, count) for count in (144, prompt))
     timed = replace(timed, ragged=held + 0.25 * (filled - held))
-    found = inference.with_inference(timed, _with_inference())
+    found = serving_steps.with_inference(timed, _with_inference())
     for name, point in points.items():
         assert timed.price(found, *point) == pytest.approx(getattr(timed, name), rel=0.01)
     reaches = found.chip.hbm_bytes_per_second * found.chip.step.memory
@@ -193,7 +194,7 @@ def test_what_steps_of_a_server_reach_is_found_again(
 def test_what_http_takes_is_left_beside_its_steps() -> None:
     """A request of 3 ms, a step of 0.5 and tokens of 0.2 are found in times of them; none in shorter ones."""
     one, many = 5e-3, 8e-3
-    http = inference.MeasuredHttp(
+    http = serving_steps.MeasuredHttp(
         alone=one + 3e-3,
         together=0.05,
         alone_streamed=one + 3e-3 + 63 * (one + 5e-4 + 2e-4),
@@ -205,12 +206,12 @@ def test_what_http_takes_is_left_beside_its_steps() -> None:
     assert http.request_seconds(1.0) == http.token_seconds(1.0, 1.0) == http.step_seconds(1.0, 1.0) == 0
     layout = Layout.of(weights_dtype="f32", compute_dtype="f32")
     times = (1e-3, 2e-3, 5e-2, one, many, 1e-2)
-    measured = inference.MeasuredSteps(inference.served_model(), layout, *times, http=http)
-    found = load_again(inference.with_inference(measured, _with_inference()))
+    measured = serving_steps.MeasuredSteps(serving_steps.served_model(), layout, *times, http=http)
+    found = load_again(serving_steps.with_inference(measured, _with_inference()))
     assert found.host_request_seconds == pytest.approx(3e-3)
     assert found.host_step_seconds == pytest.approx(5e-4)
     assert found.host_token_seconds == pytest.approx(2e-4)
-    bare = load_again(inference.with_inference(replace(measured, http=None), _with_inference()))
+    bare = load_again(serving_steps.with_inference(replace(measured, http=None), _with_inference()))
     of_http = {"host_request_seconds", "host_step_seconds", "host_token_seconds"}
     assert {getattr(bare, name) for name in of_http} == {0.0}
     assert set(found.sources) - set(bare.sources) == of_http

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from meshwright.bench import sweep as sweeping
-from meshwright.bench.collectives import (
+from meshwright.bench.collective_times import (
     CollectivePoint,
     MeasuredCollective,
     combinations_of,
@@ -17,8 +17,8 @@ from meshwright.bench.collectives import (
     prepare,
     runs_in_sequence,
 )
-from meshwright.bench.fit import fit_cost
-from meshwright.bench.model import predicted, with_collectives
+from meshwright.bench.measured_hardware import predicted, with_collectives
+from meshwright.bench.regression import fit_cost
 from meshwright.bench.sizes import CALIBRATION, SWEEP, group_mesh
 from meshwright.bench.sweep import sweep
 from meshwright.bench.timing import Timing
@@ -26,7 +26,7 @@ from meshwright.errors import DeviceError, LayoutError
 from meshwright.hardware.catalog import dump_toml, load
 from meshwright.hardware.chip import COLLECTIVES, LinearCost, Switch, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.nn.mesh import explicit_mesh
+from meshwright.nn.start.device_mesh import explicit_mesh
 from meshwright.notation.mesh import Mesh
 
 MESH = Mesh({"X": 4, "Y": 2})
@@ -169,7 +169,7 @@ def test_programs_of_one_size_share_their_operands() -> None:
     ],
 )
 def test_processes_that_cannot_be(spec: str, num_processes: int, message: str) -> None:
-    from meshwright.bench.processes import sweep_in_processes
+    from meshwright.bench.local_processes import sweep_in_processes
 
     with pytest.raises(DeviceError) as caught:
         sweep_in_processes(spec, {"X": 4}, [1024], 1.0, num_processes)

@@ -13,7 +13,7 @@ from meshwright.bench import calibrate as measuring
 from meshwright.cli import bench, demo, doctor
 from meshwright.cli.main import main
 from meshwright.hardware import catalog
-from meshwright.nn import devices
+from meshwright.nn.start import devices
 
 
 def test_bench_plan(capsys, monkeypatch):

@@ -15,7 +15,7 @@ from meshwright.errors import PlanError
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.models.presets import load_model
-from meshwright.nn.checkpoint_files import validation_losses
+from meshwright.nn.files.checkpoint_files import validation_losses
 from meshwright.plan_file import load_plan
 from meshwright.serve.http.server import bind
 
@@ -327,7 +327,7 @@ def test_dtypes_are_those_that_the_processor_multiplies_fast(
     model: str, multiplies: bool, extension: str | None, dtypes: tuple[str, str], monkeypatch
 ):
     monkeypatch.setattr(serving, "multiplies_bf16", lambda: multiplies)
-    monkeypatch.setattr(serving.native, "why_not", lambda: extension)
+    monkeypatch.setattr(serving.kernels, "why_not", lambda: extension)
     assert serving.served_dtypes(load_model(model)) == dtypes
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cli.main import BAD_INPUT, main
 from meshwright.layout import Layout
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.models.presets import load_model
 
 

@@ -246,7 +246,7 @@ def test_collectives_as_published_of_another_network() -> None:
 
 
 NCCL = Path(__file__).parents[2] / "benchmarks/published/nccl-h100-efa.csv"
-_H100 = Path(catalog.__file__).with_name("catalog") / "h100.toml"
+_H100 = Path(catalog.__file__).with_name("chips") / "h100.toml"
 EFA = _H100.read_text().replace(
     "[step]",
     """[network.efficiency.nvlink]

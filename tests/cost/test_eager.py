@@ -11,10 +11,10 @@ from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.hardware.catalog import load
-from meshwright.hardware.software import Software, software
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
+from meshwright.programs.program import Software, software
 
 EAGER = software("pytorch-eager")
 F32 = 4

@@ -22,12 +22,12 @@ from meshwright.cost.memory import (
     train_memory,
 )
 from meshwright.cost.ops import record_loss, record_training
+from meshwright.cost.pipeline.stages import stage_of
 from meshwright.cost.recorder import Shape
-from meshwright.cost.stages import stage_of
 from meshwright.cost.state import StageState, Stored
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.layout.pipeline.schedule import Alive
+from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.count import count_params

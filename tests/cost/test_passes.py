@@ -7,7 +7,7 @@ import pytest
 from meshwright.cost.graph import Work
 from meshwright.cost.passes import Dtypes, compute_seconds
 from meshwright.hardware.catalog import chip
-from meshwright.hardware.chip import StepEfficiency
+from meshwright.programs.efficiency import StepEfficiency
 
 BF16 = Dtypes("bf16", "bf16")
 

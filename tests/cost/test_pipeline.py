@@ -21,7 +21,7 @@ from meshwright.cost.pipeline import (
 )
 from meshwright.cost.pipeline.makespan import repeating
 from meshwright.errors import LayoutError
-from meshwright.layout.pipeline import SCHEDULES, PassTable, TablePass, pass_table, pipeline_schedule
+from meshwright.layout.pipelines import SCHEDULES, PassTable, TablePass, pass_table, pipeline_schedule
 
 UNIT = PassSeconds(1, 1, 1)
 MANY = [(2, 4), (4, 8), (4, 20), (8, 16), (8, 64)]

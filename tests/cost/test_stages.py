@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.ops import record_loss, record_training
-from meshwright.cost.recorder import Shape
-from meshwright.cost.stages import (
+from meshwright.cost.pipeline.stages import (
     depth_counts,
     different_stages,
     stage_counts,
     stage_layers,
 )
+from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
 from meshwright.cost.step import StepPricer, hop_transfer
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
-from meshwright.layout.pipeline import SCHEDULES
-from meshwright.layout.pipeline.depths import layers_of_depths
+from meshwright.layout.pipelines import SCHEDULES
+from meshwright.layout.pipelines.depths import layers_of_depths
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model

@@ -14,13 +14,13 @@ from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepCost, StepPricer, at_step_rates
 from meshwright.hardware.catalog import load
-from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import MoE
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
 from meshwright.notation.mesh import Mesh
+from meshwright.programs.efficiency import StepEfficiency
 
 EIGHT = load("v5e:4x2").ideal()
 

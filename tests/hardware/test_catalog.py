@@ -8,7 +8,8 @@ import pytest
 
 from meshwright.errors import HardwareError
 from meshwright.hardware.catalog import chip, dump_toml, load, names
-from meshwright.hardware.chip import COLLECTIVES, SharedMemory, StepEfficiency, Switch, Torus
+from meshwright.hardware.chip import COLLECTIVES, SharedMemory, Switch, Torus
+from meshwright.programs.efficiency import StepEfficiency
 
 # bf16 FLOP/s, int8 OP/s, HBM bytes/s, HBM bytes, one-way ICI bytes/s, pod.
 TPUS = {

@@ -7,7 +7,8 @@ import pytest
 
 from meshwright.errors import HardwareError
 from meshwright.hardware.catalog import chip, dump_toml, load, names, nearest_chip, step_warning
-from meshwright.hardware.chip import StepEfficiency, Switch
+from meshwright.hardware.chip import Switch
+from meshwright.programs.efficiency import StepEfficiency
 
 STEP = """[step]
 attention = 0.5

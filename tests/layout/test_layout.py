@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import LayoutError
 from meshwright.layout import REMATS, Layout
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.models.presets import load_model

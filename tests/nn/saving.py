@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from meshwright.nn.checkpoint import Saver
+from meshwright.nn.files.checkpoint import Saver
 
 
 def save(directory: Path, step: int, state: Any, position: dict[str, Any], keep: int = 2) -> None:

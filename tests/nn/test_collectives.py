@@ -10,7 +10,7 @@ from tests.nn.test_layouts import TINY, Step
 
 from meshwright.layout import Layout
 from meshwright.nn.embedding import embed
-from meshwright.nn.mesh import array_type, device_mesh
+from meshwright.nn.start.device_mesh import array_type, device_mesh
 from meshwright.testing import assert_collectives
 
 pytestmark = pytest.mark.sampled(4)

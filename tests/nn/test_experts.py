@@ -12,14 +12,14 @@ import pytest
 from jax import lax
 from tests.nn.test_layouts import MIXTURE
 
-import meshwright.nn.crossing as crossing_module
-import meshwright.nn.routes as routes_module
+import meshwright.nn.experts.dropless as routes_module
+import meshwright.nn.experts.node_dispatch as crossing_module
 from meshwright.layout import Layout
 from meshwright.models.config import MoE
-from meshwright.nn.experts import combine, dispatch, gates_of, router_losses, rows_of
-from meshwright.nn.mesh import device_mesh, named_sharding
+from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_losses, rows_of
+from meshwright.nn.experts.dropless import choices_of, met_gates
 from meshwright.nn.ops import JaxOps
-from meshwright.nn.routes import choices_of, met_gates
+from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 
 pytestmark = pytest.mark.sampled(5)
 

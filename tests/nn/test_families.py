@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.nn import hf_models
-from tests.nn.test_weights import TOKENS, assert_same, f32, load, logits
+from tests.nn.files.test_weights import TOKENS, assert_same, f32, load, logits
 
-from meshwright.nn.weights import save_hf
+from meshwright.nn.files.weights import save_hf
 
 pytestmark = pytest.mark.sampled(4)
 

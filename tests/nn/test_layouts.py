@@ -18,9 +18,9 @@ from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.parameters import dimensions, parameters
-from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import flatten, init_params, shardings
+from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 
 pytestmark = pytest.mark.sampled(5)
 

@@ -13,8 +13,8 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.nn import loss as head
 from meshwright.nn.loss import NOT_COUNTED, num_chunks
-from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
+from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 from meshwright.notation.array import ShardedArray
 
 D, V = 16, 40

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array, lax
+from tests.nn.products.test_narrow import LAYOUT, PLAN, W, X, in_tiles, rounded
 from tests.nn.test_layouts import (
     CHUNKED,
     GPT,
@@ -23,7 +24,6 @@ from tests.nn.test_layouts import (
     T,
     on_the_host,
 )
-from tests.nn.test_narrow import LAYOUT, PLAN, W, X, in_tiles, rounded
 
 from meshwright.cost.memory import saved_bytes
 from meshwright.cost.ops import record_training
@@ -33,12 +33,12 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
-from meshwright.nn.mesh import device_mesh
-from meshwright.nn.narrow import kept, narrow_product
+from meshwright.nn.attention.rope import apply_rope
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import flatten
-from meshwright.nn.rope import apply_rope
+from meshwright.nn.products.narrow import kept, narrow_product
 from meshwright.nn.stack import KindInLoop
+from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.notation.einsum import Einsum
 
 pytestmark = pytest.mark.sampled(4)

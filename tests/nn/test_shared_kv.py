@@ -26,7 +26,7 @@ from tests.nn.test_layouts import (
 
 from meshwright.errors import LayoutError, ModelError
 from meshwright.layout import Layout
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.models.config import MLA, ModelConfig, Window
 from meshwright.models.count import count_params, forward_flops, kv_bytes_per_token
 from meshwright.models.parameters import parameters

@@ -11,14 +11,14 @@ from meshwright.api.machine import anchored_by
 from meshwright.cli.main import main
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
-from meshwright.hardware.chip import StepEfficiency
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.anchor import MeasuredRun, anchored, run_of, slowdown_of, step_seconds
 from meshwright.plan.train import price
-from meshwright.plan.validate.runs import runs_of
 from meshwright.plan_file import Plan, save_plan
+from meshwright.programs.efficiency import StepEfficiency
+from meshwright.validate.anchor_runs import runs_of
 
 HARDWARE, WORKLOAD, LAYOUT = "v5e:4x4", Workload(64, 4096), Layout.of(fsdp=16, remat="full")
 

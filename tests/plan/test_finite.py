@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import REMATS, Layout
-from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.plan.candidate import Candidate

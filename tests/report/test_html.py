@@ -9,9 +9,9 @@ from tests.report.sample_run import audit_document, corpus_document, metrics_lin
 
 from meshwright.errors import DataError, PlanError
 from meshwright.files import write_whole
-from meshwright.report.documents import read_run
 from meshwright.report.html import build_report
 from meshwright.report.plots import loss_chart, step_time_chart
+from meshwright.report.run_files import read_run
 
 VOID = {"meta", "wbr", "link", "br", "img", "hr", "input"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"

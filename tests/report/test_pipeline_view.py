@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from meshwright.cost.pipeline import PassSeconds, PipelineTimeline, Times, simulate
-from meshwright.layout.pipeline import SCHEDULES, pass_table
+from meshwright.layout.pipelines import SCHEDULES, pass_table
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_figure, pipeline_panel
 from meshwright.report.plan_data.pipelines import shown_microbatches
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from tests.report.sample_run import audit_document, plan_document, write_run
 
 from meshwright.report.audit_view import memory_rows
-from meshwright.report.documents import read_run
+from meshwright.report.run_files import read_run
 from meshwright.report.schedule_tables import schedule_tables
 from meshwright.report.tables import (
     audit_table,

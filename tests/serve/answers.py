@@ -1,6 +1,6 @@
 """Requests to an engine and its answers, where tests of several modules ask for them.
 
-Without torch, which tests/serve/test_runner.py needs for its reference.
+Without torch, which tests/serve/device/test_runner.py needs for its reference.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from meshwright.layout import Layout
-from meshwright.serve.engine import Engine
-from meshwright.serve.runner import JaxRunner
-from meshwright.serve.sequence import Event, Request, SamplingParams
+from meshwright.serve.device.runner import JaxRunner
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.sequence import Event, Request, SamplingParams
 
 CONTEXT, NUM_SLOTS, PAGE = 40, 2, 8
 # A prompt that fills its blocks, one that passes them by a token, short ones, and one so long that little

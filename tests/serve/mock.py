@@ -9,14 +9,14 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from meshwright.models.config import Window
-from meshwright.serve.batch import ALREADY_THERE, PENDING, Batch, Limits, SequenceWork
-from meshwright.serve.engine import Engine
-from meshwright.serve.logit_edits import batch_edits, batch_rows
-from meshwright.serve.pages import Move
-from meshwright.serve.sampling import NUM_TOP, sample
-from meshwright.serve.scoring import TokenScores
-from meshwright.serve.sequence import Request, SamplingParams, TokenScore
-from meshwright.serve.tokenizer import Tokenizer
+from meshwright.serve.device.sampling import NUM_TOP, sample
+from meshwright.serve.engine.batch import ALREADY_THERE, PENDING, Batch, Limits, SequenceWork
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.logit_edits import batch_edits, batch_rows
+from meshwright.serve.engine.pages import Move
+from meshwright.serve.engine.scoring import TokenScores
+from meshwright.serve.engine.sequence import Request, SamplingParams, TokenScore
+from meshwright.serve.text.tokenizer import Tokenizer
 
 EOS = 256
 VOCAB_SIZE = 300

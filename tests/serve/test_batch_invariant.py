@@ -20,11 +20,11 @@ from tests.serve.replicas.processes import save_checkpoint
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
-from meshwright.serve.engine import Engine
-from meshwright.serve.runner import JaxRunner
-from meshwright.serve.sequence import Request, SamplingParams
+from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.serve.device.runner import JaxRunner
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.sequence import Request, SamplingParams
 
 pytestmark = pytest.mark.sampled(4)
 

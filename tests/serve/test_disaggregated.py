@@ -7,8 +7,8 @@ import pytest
 from tests.serve.mock import EOS, MockRunner, answer_to, count_up, script, tokens_of
 
 from meshwright.errors import RequestError
-from meshwright.serve.engine import Engine
-from meshwright.serve.sequence import EngineError, Request, SamplingParams
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.sequence import EngineError, Request, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -16,15 +16,15 @@ from tests.nn.test_layouts import SHARED, SHARED_BY_FOUR
 from tests.nn.test_shared_kv import reference_logits
 from tests.serve.answers import CONTEXT, NUM_SLOTS, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 
-from meshwright.cost.inference import cache_bytes
+from meshwright.cost.serving_step import cache_bytes
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import kv_bytes_per_token
-from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
-from meshwright.serve.engine import Engine
-from meshwright.serve.runner import JaxRunner
-from meshwright.serve.sequence import Request
+from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.serve.device.runner import JaxRunner
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.sequence import Request
 
 # Every layer sees its last seven positions, so that caches keep no more.
 WINDOWED = replace(SHARED, name="windowed", sliding_window=7, global_every=0)

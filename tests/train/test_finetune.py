@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from tests.nn import hf_models
-from tests.nn.test_weights import f32, logits
+from tests.nn.files.test_weights import f32, logits
 
 from meshwright.cli.main import main
 from meshwright.errors import CheckpointError, MeshwrightError, ModelError, PlanError
@@ -21,18 +21,18 @@ from meshwright.models.files import read_model
 from meshwright.models.parameters import dimensions, is_adapter, parameters
 from meshwright.models.presets import load_model
 from meshwright.nn.adapters import merged
-from meshwright.nn.mesh import device_mesh
+from meshwright.nn.files.weights import load_hf
 from meshwright.nn.params import flatten
-from meshwright.nn.weights import load_hf
+from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan_file import load_plan
-from meshwright.serve.load import load_model_folder
-from meshwright.train.data import Batches, Corpus, prepare_corpus
+from meshwright.serve.device.loading import load_model_folder
+from meshwright.train.bpe import train_tokenizer
+from meshwright.train.corpus import Batches, Corpus, prepare_corpus
 from meshwright.train.job import prepare_job
 from meshwright.train.optimizer import OptimizerConfig
-from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
-from meshwright.train.staged import training_step
+from meshwright.train.row_codes import BEGINS, ID_BITS, UNCOUNTED
+from meshwright.train.stage_step import training_step
 from meshwright.train.step import CompiledStep
-from meshwright.train.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.sampled(5)
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.train.bigram import BigramStep
 
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
-from meshwright.nn.checkpoint_files import steps
+from meshwright.nn.files.checkpoint_files import steps
 from meshwright.train import loop
-from meshwright.train.data import Batches, Corpus, prepare_corpus
+from meshwright.train.corpus import Batches, Corpus, prepare_corpus
 from meshwright.train.loop import Rhythm, Start, _exact_chunks, begin, train, validation_loss
-from meshwright.train.metrics import Reporter, append, read_lines, truncate
+from meshwright.train.metrics_log import Reporter, append, read_lines, truncate
 
 KEYS = {
     "step",

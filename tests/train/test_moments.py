@@ -27,11 +27,12 @@ from meshwright.layout import Layout
 from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.nn import checkpoint, moments
-from meshwright.nn.checkpoint import by_name
+from meshwright.nn import moments
+from meshwright.nn.files import checkpoint
+from meshwright.nn.files.checkpoint import by_name
 from meshwright.nn.moments import Packed, packed, unpacked
 from meshwright.train.optimizer import OptimizerConfig, make_optimizer
-from meshwright.train.staged import training_step
+from meshwright.train.stage_step import training_step
 from meshwright.train.step import CompiledStep
 
 pytestmark = pytest.mark.sampled(4)

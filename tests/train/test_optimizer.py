@@ -17,8 +17,8 @@ from meshwright.layout import Layout
 from meshwright.layout.optimizers import OPTIMIZERS, WeightUpdate
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.models.presets import load_model
-from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import abstract_params, flatten, init_params
+from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.train.optimizer import OptimizerConfig, decay_mask, learning_rate, make_optimizer
 
 CONFIG = OptimizerConfig(peak_learning_rate=0.5, warmup_steps=1, total_steps=11)

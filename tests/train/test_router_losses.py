@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.nn.test_layouts import MIXTURE, TINY
 from tests.train.test_accumulation import TOKENS, assert_agrees, compiled_step
-from tests.train.test_lanes import MIXTURE as ALIKE
+from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
 from meshwright.layout import Layout
 from meshwright.models.config import MoE

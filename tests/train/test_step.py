@@ -12,7 +12,7 @@ from meshwright.errors import DeviceError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.nn import checkpoint
+from meshwright.nn.files import checkpoint
 from meshwright.nn.loss import NOT_COUNTED, nats_of
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep

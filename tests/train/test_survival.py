@@ -12,7 +12,7 @@ import pytest
 from tests.train.processes import Runs, exact_lines
 
 from meshwright.layout.precision import PACKED_DTYPES
-from meshwright.nn.checkpoint_files import steps
+from meshwright.nn.files.checkpoint_files import steps
 
 pytestmark = pytest.mark.sampled(3)
 

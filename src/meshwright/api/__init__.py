@@ -18,10 +18,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, overload
 
+from meshwright.api.inputs import Serve, Train
 from meshwright.api.machine import anchored_by, default_dtypes
 from meshwright.api.results import Plans, PricedLayout
 from meshwright.api.serving import ServedLayout, ServedLayouts
-from meshwright.api.work import Serve, Train
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout

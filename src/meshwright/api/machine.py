@@ -15,7 +15,7 @@ def anchored_by(machine: Hardware, files: Sequence[str | Path]) -> tuple[Hardwar
     files: each a run's metrics.jsonl with plan.toml beside it, or a CSV of runs. Raises PlanError for a file
     that has no run, and for runs on other chips.
     """
-    from meshwright.plan.validate.runs import runs_of
+    from meshwright.validate.anchor_runs import runs_of
 
     paths = [Path(file) for file in files]
     if not paths:

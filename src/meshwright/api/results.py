@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.api.document import heading, plan_document, write_plan
-from meshwright.api.work import Train
+from meshwright.api.inputs import Train
 from meshwright.errors import PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -161,7 +161,7 @@ class PricedLayout:
         command's default. JAX must see the layout's devices, so on a CPU call it before JAX has started.
         Raises DeviceError where it does not see them.
         """
-        from meshwright.nn.devices import use_devices_of
+        from meshwright.nn.start.devices import use_devices_of
         from meshwright.train.job import prepare_job
 
         given = {

@@ -7,16 +7,16 @@ from functools import cached_property
 from pathlib import Path
 
 from meshwright.api.document import check_output, versions
-from meshwright.api.work import Serve
+from meshwright.api.inputs import Serve
 from meshwright.files import write_whole
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
-from meshwright.plan.serve.chosen import plan_of_point
 from meshwright.plan.serve.explain import ServeExplanation, explain_serving
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.search import ServePlan
+from meshwright.plan.serve.serving_plan import plan_of_point
 from meshwright.plan_file import Plan, save_plan
 from meshwright.progress import Progress
 

@@ -6,21 +6,21 @@ from dataclasses import replace
 from meshwright.audit.beside_plan import at_phase_rates, beside_plan
 from meshwright.audit.compare.findings import too_large
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
-from meshwright.audit.compile.programs import planned_step
+from meshwright.audit.compile.planned_program import planned_step
 from meshwright.audit.compile.targets import Target, choose_target
-from meshwright.audit.facts.collectives import collectives
+from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import on_mesh
-from meshwright.audit.facts.prices import step_prices
-from meshwright.audit.facts.schedule import program_timeline
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.facts.seconds import step_prices
+from meshwright.audit.facts.timeline import program_timeline
+from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.numerics import check_numerics
-from meshwright.audit.remarks.compiler import compiler_warnings, replicates
-from meshwright.audit.stages import stages_beside_plan
+from meshwright.audit.per_stage import stages_beside_plan
+from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.errors import OutOfMemoryError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout.paged import page_of
 from meshwright.models.count import widest_window
-from meshwright.plan.serve.chosen import prefill_of
+from meshwright.plan.serve.serving_plan import prefill_of
 from meshwright.plan_file import Plan
 
 

@@ -20,13 +20,13 @@ from meshwright.audit.compare.findings import (
     weight_findings,
     wide_findings,
 )
+from meshwright.audit.compare.flops import compare_products, wider_products
 from meshwright.audit.compare.line_up import Row, line_up, weighed
-from meshwright.audit.compare.products import compare_products, wider_products
-from meshwright.audit.compare.rules import Side
-from meshwright.audit.compile.programs import PlannedStep
+from meshwright.audit.compare.rewrites import Side
+from meshwright.audit.compile.planned_program import PlannedStep
 from meshwright.audit.compile.targets import Target
 from meshwright.audit.facts.buffers import buffer_peak, input_bytes
-from meshwright.audit.facts.collectives import collectives, is_differentiated
+from meshwright.audit.facts.communication import collectives, is_differentiated
 from meshwright.audit.facts.elementwise import (
     scoped_arithmetic,
     state_passes,
@@ -35,13 +35,13 @@ from meshwright.audit.facts.elementwise import (
 )
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops, products
-from meshwright.audit.facts.schedule import ProgramSchedule, StepTimeline, overlaps, program_timeline
-from meshwright.audit.hlo.parse import Program
+from meshwright.audit.facts.seconds import Prices, step_prices
+from meshwright.audit.facts.timeline import ProgramSchedule, StepTimeline, overlaps, program_timeline
+from meshwright.audit.hlo.read import Program
 from meshwright.audit.remarks import Remark
-from meshwright.cost.inference import in_inference
 from meshwright.cost.priced import PricedCollective
+from meshwright.cost.serving_step import in_inference
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.models.parameters import parameters

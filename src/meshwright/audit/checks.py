@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from math import prod
 
 from meshwright.audit.facts.emitted import Emitted
-from meshwright.audit.facts.prices import Prices
+from meshwright.audit.facts.seconds import Prices
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError, nearest
 from meshwright.units import format_bytes, format_count, format_seconds

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from meshwright.audit.compile.compile import captured_stderr, program_text, warning_lines
 from meshwright.audit.compile.targets import Target, own_target, target_devices
 from meshwright.audit.facts.buffers import buffer_peak
-from meshwright.audit.facts.collectives import collectives
+from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
-from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops, is_counted_branch, smaller_branches
-from meshwright.audit.facts.schedule import ProgramSchedule, overlaps, program_timeline
-from meshwright.audit.hlo.parse import Program, check_complete, parse_hlo
+from meshwright.audit.facts.seconds import Prices, step_prices
+from meshwright.audit.facts.timeline import ProgramSchedule, overlaps, program_timeline
+from meshwright.audit.hlo.read import Program, check_complete, parse_hlo
 from meshwright.audit.remarks.accidents import accidents, at_the_root
-from meshwright.audit.remarks.compiler import compiler_warnings, replicates
-from meshwright.audit.remarks.replicas import repeated_products, replicated_state
+from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
+from meshwright.audit.remarks.replication import repeated_products, replicated_state
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 from meshwright.hardware.catalog import load
@@ -255,7 +255,7 @@ def _on_chips(mesh: "jax.sharding.Mesh | jax.sharding.AbstractMesh", target: Tar
     import jax
     import numpy as np
 
-    from meshwright.nn.mesh import device_grid
+    from meshwright.nn.start.device_mesh import device_grid
 
     # The compiler is loaded into this process: others, each with its own, are no harm where no chip is held.
     for name, value in {**target.environment, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():

@@ -207,10 +207,10 @@ def _run(plan: Plan, layout: Layout) -> tuple[float, dict[str, Any]]:
     import jax
     import numpy as np
 
-    from meshwright.nn.mesh import device_mesh
     from meshwright.nn.params import init_params
+    from meshwright.nn.start.device_mesh import device_mesh
     from meshwright.train.optimizer import OptimizerConfig
-    from meshwright.train.staged import training_step
+    from meshwright.train.stage_step import training_step
 
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
     step = training_step(plan.model, layout, plan.workload, optimizer, chip_flops_per_second=1.0)

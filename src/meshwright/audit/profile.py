@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.audit.facts.collectives import is_differentiated
+from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
-from meshwright.audit.hlo.parse import Computation, Instruction, Program, parse_hlo
+from meshwright.audit.hlo.read import Computation, Instruction, Program, parse_hlo
 from meshwright.cost.graph import Node, recomputed_nodes
 from meshwright.cost.passes import Dtypes, work_seconds
 from meshwright.errors import AuditError

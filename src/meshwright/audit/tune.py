@@ -19,7 +19,7 @@ from meshwright.files import cache_folder, write_whole
 from meshwright.hardware.catalog import load
 from meshwright.layout import MULTIPLIED, REMATS, Layout
 from meshwright.layout.axes import divisors
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.rank import TIE
 from meshwright.plan.space import different_remats

@@ -2,7 +2,7 @@
 
 All devices work at once, as in a training step, so a figure is one device's share of the cores.
 All programs are timed in the same rounds, so figures stay in proportion where the machine is shared; those of
-a server after the others, in more rounds (bench/inference.py).
+a server after the others, in more rounds (bench/serving_steps.py).
 On a host what is measured is what is achieved: products reach all of it, and nothing is derived from a
 peak. On accelerators the peaks of the sheet stay, and what is measured is the share of them ([step]).
 """
@@ -13,15 +13,15 @@ from importlib.metadata import version
 
 import jax
 
-from meshwright.bench import collectives, inference, matmul, memory, step
-from meshwright.bench.devices import Operand, bench_of, local_hardware
-from meshwright.bench.model import with_collectives
+from meshwright.bench import collective_times, matmul, serving_steps, stream, train_step
+from meshwright.bench.all_devices import Operand, bench_of, local_hardware
+from meshwright.bench.measured_hardware import with_collectives
 from meshwright.bench.sizes import CALIBRATION, group_mesh
 from meshwright.bench.timing import Prepared, run_prepared, run_together, tell
 from meshwright.hardware import catalog
-from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
+from meshwright.programs.efficiency import StepEfficiency
 
 _NUM_LAUNCHES = 50
 
@@ -32,15 +32,15 @@ class Sizes:
 
     collectives: tuple[int, ...] = CALIBRATION
     matmuls: tuple[matmul.MatmulShape, ...] = matmul.SHAPES
-    arrays: tuple[int, ...] = memory.SIZES
-    model: ModelConfig = field(default_factory=step.sample_model)
-    served: ModelConfig = field(default_factory=inference.served_model)
+    arrays: tuple[int, ...] = stream.SIZES
+    model: ModelConfig = field(default_factory=train_step.sample_model)
+    served: ModelConfig = field(default_factory=serving_steps.served_model)
 
 
 ACCELERATOR_SIZES = Sizes(
     collectives=(*CALIBRATION, 134_217_728),
     matmuls=matmul.ACCELERATOR_SHAPES,
-    arrays=memory.ACCELERATOR_ARRAYS,
+    arrays=stream.ACCELERATOR_ARRAYS,
 )
 
 
@@ -50,9 +50,9 @@ class Calibration:
 
     hardware: Hardware
     matmuls: list[matmul.MeasuredMatmul]
-    streams: list[memory.MeasuredMemory]
-    collectives: list[collectives.MeasuredCollective]
-    steps: list[step.MeasuredStep]
+    streams: list[stream.MeasuredMemory]
+    collectives: list[collective_times.MeasuredCollective]
+    steps: list[train_step.MeasuredStep]
 
 
 def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Hardware:
@@ -75,7 +75,7 @@ def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None
     num_devices = hardware.num_chips
     prepared = [
         matmul.prepare(num_devices, progress, sizes.matmuls),
-        memory.prepare(num_devices, progress, sizes.arrays),
+        stream.prepare(num_devices, progress, sizes.arrays),
         *_exchanges(num_devices, progress, sizes),
     ]
     tell(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
@@ -84,13 +84,13 @@ def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None
     chip = replace(
         chip,
         matmul_rates=matmul.matmul_rates(matmuls),
-        memory_rates=memory.memory_rates(streams),
+        memory_rates=stream.memory_rates(streams),
         step=StepEfficiency(
             matmul={
                 dtype: min(1.0, rate / chip.flops(dtype))
                 for dtype, rate in matmul.rates_by_dtype(matmuls).items()
             },
-            memory=min(1.0, memory.streaming_bytes_per_second(streams) / chip.hbm_bytes_per_second),
+            memory=min(1.0, stream.streaming_bytes_per_second(streams) / chip.hbm_bytes_per_second),
             sources=_shares_sources(num_devices),
         ),
         sources=dict(chip.sources) | _links_sources(num_devices),
@@ -105,33 +105,33 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
     num_devices = host.num_chips
     prepared = [
         matmul.prepare(num_devices, progress, sizes.matmuls),
-        memory.prepare(num_devices, progress, sizes.arrays),
+        stream.prepare(num_devices, progress, sizes.arrays),
         _launches(num_devices),
-        step.prepare(num_devices, progress, sizes.model),
+        train_step.prepare(num_devices, progress, sizes.model),
         *_exchanges(num_devices, progress, sizes),
     ]
     tell(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
     matmuls, streams, (launch,), steps, *exchanged = run_together(prepared)
-    streaming = memory.streaming_bytes_per_second(streams)
+    streaming = stream.streaming_bytes_per_second(streams)
     chip = replace(
         host.chip,
         flops_per_second=matmul.rates_by_dtype(matmuls),
         hbm_bytes_per_second=streaming,
         host_link_bytes_per_second=streaming,
         matmul_rates=matmul.matmul_rates(matmuls),
-        memory_rates=memory.memory_rates(streams),
+        memory_rates=stream.memory_rates(streams),
         step=StepEfficiency(overlap=0.0, launch_seconds=launch, sources=_host_step_sources(num_devices)),
         sources=_host_sources(num_devices),
     )
     hardware, measured = replace(host, chip=chip), [one for each in exchanged for one in each]
     if measured:
         hardware = with_collectives(hardware, measured)
-    hardware = step.with_effective_memory(steps, hardware)
+    hardware = train_step.with_effective_memory(steps, hardware)
     if num_devices == 1:  # which a server uses
-        served = inference.prepare(progress, sizes.served)
+        served = serving_steps.prepare(progress, sizes.served)
         tell(progress, f"timing {len(served.programs)} kinds of steps of a server")
-        [of_server] = run_prepared(served, inference.ROUNDS)
-        hardware = inference.with_inference(of_server, hardware)
+        [of_server] = run_prepared(served, serving_steps.ROUNDS)
+        hardware = serving_steps.with_inference(of_server, hardware)
     return Calibration(hardware, matmuls, streams, measured, steps)
 
 
@@ -139,7 +139,7 @@ def _exchanges(num_devices: int, progress: Callable[[str], None] | None, sizes: 
     """The collectives; none of a device alone, whose links stay as the catalog has them."""
     if num_devices == 1:
         return []
-    return [collectives.prepare(group_mesh(num_devices), progress, sizes.collectives)]
+    return [collective_times.prepare(group_mesh(num_devices), progress, sizes.collectives)]
 
 
 def _launches(num_devices: int) -> Prepared[float]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.bench.devices import Operand, bench_of, local_hardware
-from meshwright.bench.fit import rates
+from meshwright.bench.all_devices import Operand, bench_of, local_hardware
+from meshwright.bench.regression import rates
 from meshwright.bench.timing import Listener, Prepared, Timing, run_prepared, tell
-from meshwright.hardware.efficiency import Points
 from meshwright.layout.precision import DTYPES
+from meshwright.points import Points
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.bench import collectives
-from meshwright.bench.collectives import MeasuredCollective
-from meshwright.bench.devices import free_bytes, local_hardware
-from meshwright.bench.fit import fit_line
-from meshwright.bench.model import predicted, with_collectives
+from meshwright.bench import collective_times
+from meshwright.bench.all_devices import free_bytes, local_hardware
+from meshwright.bench.collective_times import MeasuredCollective
+from meshwright.bench.measured_hardware import predicted, with_collectives
+from meshwright.bench.regression import fit_line
 from meshwright.bench.sizes import SWEEP
 from meshwright.bench.timing import Listener, run_within, tell
 from meshwright.errors import DeviceError, LayoutError
@@ -76,7 +76,7 @@ def _measure(
         elif measured and left <= one_round * _GROWTH:
             left_out.append({"bytes": size, "reason": "time"})
         else:
-            prepared = collectives.prepare(mesh, progress, [size])
+            prepared = collective_times.prepare(mesh, progress, [size])
             tell(progress, f"timing {len(prepared.programs)} programs of {size} bytes")
             if not prepared.programs:
                 continue

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.api.work import Train
+from meshwright.api.inputs import Train
 from meshwright.cli.common import Json, count_option, emit, length_option, note, progress, refuse_beside, show
 from meshwright.cli.extras import require
 from meshwright.errors import AuditError, PlanError

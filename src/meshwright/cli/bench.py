@@ -23,7 +23,7 @@ from meshwright.cli.common import (
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
-from meshwright.nn.devices import use_devices_of
+from meshwright.nn.start.devices import use_devices_of
 from meshwright.units import format_bytes, format_count, format_seconds, parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -97,7 +97,7 @@ def _sweep(
     hardware: str, mesh: str | None, sizes: Sequence[int] | None, processes: int, max_seconds: float
 ) -> dict[str, Any]:
     """The measurement, in this process or over several."""
-    from meshwright.bench import processes as several
+    from meshwright.bench import local_processes as several
     from meshwright.bench import sizes as choices
     from meshwright.notation.parse import parse_mesh
 

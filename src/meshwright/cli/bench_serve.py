@@ -23,7 +23,7 @@ from meshwright.progress import Progress
 from meshwright.units import format_number_of, format_seconds
 
 if TYPE_CHECKING:
-    from meshwright.bench.serve.drive import Load
+    from meshwright.load.drive import Load
 
 PROBLEM = 1
 
@@ -147,9 +147,9 @@ def serve(
     else:
         refuse_beside({"--chat": chat, "--api-key": api_key, "--model": model}, "--plan asks no server")
         _check_simulated(mode, prefill_replicas, drafts, acceptance)
-    from meshwright.bench.serve import traffic
-    from meshwright.bench.serve.drive import Load
-    from meshwright.bench.serve.summary import LatencyTargets
+    from meshwright.load import traffic
+    from meshwright.load.drive import Load
+    from meshwright.load.percentiles import LatencyTargets
 
     if trace:
         chats = traffic.read_trace(trace)
@@ -167,7 +167,7 @@ def serve(
             client = {"url": url, "model": model, "api_key": key, "options": options}
             measured = asyncio.run(_measure(client | {"timeout_seconds": timeout}, load, targets, report))
         else:
-            from meshwright.bench.serve.planned_server import Engines, NotEnoughError, simulated
+            from meshwright.load.planned_server import Engines, NotEnoughError, simulated
 
             engines = Engines(mode, replicas, prefill_replicas or 1, prefix_cache, drafts, acceptance)
             try:
@@ -207,11 +207,11 @@ def _check_simulated(mode: str, prefill_replicas: int | None, drafts: int, accep
 async def _measure(options: dict[str, Any], load: "Load", targets: Any, report: Progress) -> dict[str, Any]:
     from dataclasses import replace
 
-    from meshwright.bench.serve.client import Answer, Client
-    from meshwright.bench.serve.drive import drive, fit_words
-    from meshwright.bench.serve.planned import planned_step_seconds
-    from meshwright.bench.serve.summary import summary
-    from meshwright.bench.serve.traffic import num_cut, within
+    from meshwright.load.client import Answer, Client
+    from meshwright.load.drive import drive, fit_words
+    from meshwright.load.percentiles import summary
+    from meshwright.load.planned import planned_step_seconds
+    from meshwright.load.traffic import num_cut, within
 
     async with Client(**options) as client:
         report("asking the server for its model", None)

@@ -10,7 +10,7 @@ from meshwright.cli.hardware import detail, hardware_document
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
-from meshwright.nn.devices import use_devices_of
+from meshwright.nn.start.devices import use_devices_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -43,13 +43,13 @@ def _measured(hardware: str, processes: int) -> Hardware:
     """The measurement, in this process or over several that reach each other through gloo."""
     with progress() as report:
         if processes > 1:
-            from meshwright.bench.processes import calibrate_in_processes
+            from meshwright.bench.local_processes import calibrate_in_processes
 
             report(f"measuring over {processes} processes", None)
             return calibrate_in_processes(hardware, processes)
         use_devices_of(catalog.load(hardware))
         from meshwright.bench import calibrate as bench
-        from meshwright.nn.compiled import keep_compiled
+        from meshwright.nn.start.compiled_cache import keep_compiled
 
         keep_compiled()  # of the steps of a server, most of the time
         return bench.calibrate(hardware, progress=lambda what: report(what, None))

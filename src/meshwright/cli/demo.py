@@ -105,7 +105,7 @@ def calibrate(job: Demo) -> None:
 
 
 def corpus(job: Demo) -> None:
-    from meshwright.train.data import prepare_corpus
+    from meshwright.train.corpus import prepare_corpus
 
     vocab_size = load_model(MODEL).vocab_size
     with progress() as report:
@@ -208,7 +208,7 @@ def _finish(job: Demo, seconds: float) -> None:
     if job.quiet:
         emit({"run": str(job.run), "seconds": seconds, "stages": job.stages, "verdict": job.verdict})
     else:
-        from meshwright.report.documents import read_run
+        from meshwright.report.run_files import read_run
         from meshwright.report.tables import summary_panel
 
         show("", summary_panel(read_run(job.run), places))

@@ -8,7 +8,7 @@ import typer
 from meshwright.cli.common import Json, count_option, emit, waiting
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_writable
-from meshwright.nn.devices import use_cpu_devices
+from meshwright.nn.start.devices import use_cpu_devices
 from meshwright.train.job import check_run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -1,12 +1,12 @@
 """What the steps of a server should take and move, by its plan's prices and its model's sizes."""
 
-from meshwright.bench.serve.padded import PaddedSteps
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
+from meshwright.load.padded import PaddedSteps
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.steps import StepBytes
 from meshwright.plan_file import Plan
-from meshwright.serve.batch import Batch, Limits
+from meshwright.serve.engine.batch import Batch, Limits
 
 
 class StepForecast:

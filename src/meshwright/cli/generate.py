@@ -23,13 +23,13 @@ from meshwright.cli.common import (
     whole_option,
 )
 from meshwright.errors import RequestError
-from meshwright.nn.devices import split_host
-from meshwright.serve.folder import check_model_folder
+from meshwright.nn.start.devices import split_host
+from meshwright.serve.model_folder import check_model_folder
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
     from meshwright.cli.serving import Service
-    from meshwright.serve.sequence import Request
+    from meshwright.serve.engine.sequence import Request
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -66,8 +66,8 @@ def generate(
     check_model_folder(checkpoint)
     split_host(tensor)
     from meshwright.cli.serving import Serving, context_of, open_service
-    from meshwright.serve.load import load_model_folder
-    from meshwright.serve.sequence import Request, SamplingParams
+    from meshwright.serve.device.loading import load_model_folder
+    from meshwright.serve.engine.sequence import Request, SamplingParams
 
     asked = Serving(
         tensor=tensor,
@@ -99,7 +99,7 @@ def generate(
 
 async def _answer(service: "Service", asked: "Request", stops: list[str], echo: str | None) -> dict:
     """The keys of `mw generate` in contract.md; echo: print the text as it comes, behind this."""
-    from meshwright.serve.generation import Generation
+    from meshwright.serve.text.generation import Generation
 
     started = time.perf_counter()
     first: float | None = None

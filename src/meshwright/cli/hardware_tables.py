@@ -11,9 +11,9 @@ from meshwright.hardware.chip import (
     Switch,
     Torus,
 )
-from meshwright.hardware.efficiency import Points
 from meshwright.hardware.roofs import Roof, largest_machine, roofs
 from meshwright.hardware.topology import Hardware
+from meshwright.points import Points
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
 

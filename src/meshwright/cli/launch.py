@@ -9,11 +9,11 @@ from typer.main import get_command
 from meshwright.cli.common import note, number_option, whole_option
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
-from meshwright.train.launch.job import cluster_job
-from meshwright.train.launch.k8s import as_yaml, jobset
-from meshwright.train.launch.local import launch_local
-from meshwright.train.launch.ray_service import ray_service
-from meshwright.train.launch.slurm import slurm_script
+from meshwright.launch.cluster_job import cluster_job
+from meshwright.launch.k8s import as_yaml, jobset
+from meshwright.launch.local import launch_local
+from meshwright.launch.ray_service import ray_service
+from meshwright.launch.slurm import slurm_script
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 # What follows `--` is the command, options and all.

@@ -24,7 +24,7 @@ from typer.main import get_command as to_command
 from meshwright import __version__
 from meshwright.cli.extras import bringing
 from meshwright.errors import MeshwrightError, nearest
-from meshwright.nn.processes import COORDINATOR
+from meshwright.nn.start.processes import COORDINATOR
 from meshwright.notation.array import shorten
 
 BAD_INPUT, INTERRUPTED = 2, 130

@@ -32,13 +32,13 @@ from meshwright.cli.plan_output import misses, show_plan, write_plan_files
 from meshwright.cli.plan_serve import serve
 from meshwright.errors import PlanError
 from meshwright.hardware.prices import priced_machines
-from meshwright.hardware.software import DEFAULT as XLA
-from meshwright.hardware.software import software_names
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.plan.compare import compared
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import NothingFits
+from meshwright.programs.program import DEFAULT as XLA
+from meshwright.programs.program import software_names
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.api.work import Serve
+from meshwright.api.inputs import Serve
 from meshwright.cli.common import (
     Json,
     ModelOption,
@@ -242,7 +242,7 @@ def _sample(
         return []
     if trace and (lengths or prompt_tokens or output_tokens):
         raise PlanError("--trace has the lengths of its requests; leave out the other options of lengths")
-    from meshwright.bench.serve import traffic
+    from meshwright.load import traffic
 
     if trace:
         chats = traffic.read_trace(trace)
@@ -290,8 +290,8 @@ def _one_step(
     as_json: bool,
 ) -> None:
     from meshwright.api.serving import write_serve_plan
-    from meshwright.plan.serve.chosen import plan_of_phase
     from meshwright.plan.serve.phase import price_phase
+    from meshwright.plan.serve.serving_plan import plan_of_phase
 
     point = price_phase(config, machine, workload, layouts)
     document = point.to_dict()
@@ -327,9 +327,9 @@ def _frontier(
     as_json: bool,
 ) -> None:
     from meshwright.api.serving import serve_document, write_serve_plan
-    from meshwright.plan.serve.chosen import plan_of_point
     from meshwright.plan.serve.explain import explain_serving as explain_point
     from meshwright.plan.serve.search import Infeasible, search_serving
+    from meshwright.plan.serve.serving_plan import plan_of_point
 
     try:
         with waiting("searching chips, layouts and batches"):

@@ -7,8 +7,8 @@ import typer
 
 from meshwright.cli.common import Json, emit, progress
 from meshwright.files import check_writable
-from meshwright.nn.devices import use_cpu_devices
-from meshwright.serve.folder import check_model_folder
+from meshwright.nn.start.devices import use_cpu_devices
+from meshwright.serve.model_folder import check_model_folder
 from meshwright.units import format_bytes
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -38,7 +38,7 @@ def quantize(
     check_model_folder(checkpoint)
     check_writable(output / "config.json")
     use_cpu_devices(1)
-    from meshwright.serve.quantize import quantize_folder
+    from meshwright.serve.device.quantize import quantize_folder
 
     with progress() as report:
         document = quantize_folder(checkpoint, output, to, text, lambda what: report(what, None))

@@ -14,13 +14,13 @@ from typer.main import get_command
 from meshwright.cli.served import Replicas, Served, open_app
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
-from meshwright.serve.prefill_pool import PrefilledElsewhere, Prefiller, Prefills
+from meshwright.serve.device.prefill_pool import PrefilledElsewhere, Prefiller, Prefills
 from meshwright.serve.replicas.deployment import PrefillPool, ServerScale
 from meshwright.serve.replicas.deployment import application as deployed
 
 if TYPE_CHECKING:  # they load JAX
     from meshwright.cli.serving import Service
-    from meshwright.serve.page_transfer import PageTransfer
+    from meshwright.serve.device.page_transfer import PageTransfer
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def open_prefiller(served: Served, name: str) -> Iterator[Prefiller]:
 
 
 def _transfer(service: "Service") -> "PageTransfer":
-    from meshwright.serve.page_transfer import PageTransfer
+    from meshwright.serve.device.page_transfer import PageTransfer
 
     return PageTransfer(ray.util.get_node_ip_address(), service.page_types)
 

@@ -25,7 +25,7 @@ from meshwright.cli.extras import require
 from meshwright.errors import MeshwrightError
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.plan_file import load_plan
-from meshwright.serve.folder import check_model_folder
+from meshwright.serve.model_folder import check_model_folder
 
 if TYPE_CHECKING:
     from meshwright.cli.served import Replicas, Served
@@ -198,7 +198,7 @@ def serve(
     if otlp_endpoint is not None:
         require("otel")
     from meshwright.cli.served import Replicas, Served, Serving, open_app
-    from meshwright.serve.client_limits import ClientLimits
+    from meshwright.serve.http.client_limits import ClientLimits
 
     asked = Serving(
         tensor,

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from meshwright.cli.common import load_hardware
 from meshwright.errors import PlanError
-from meshwright.nn.devices import split_host, use_devices_of
+from meshwright.nn.start.devices import split_host, use_devices_of
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
-from meshwright.serve.client_limits import ClientLimits
-from meshwright.serve.scheduler import DISAGGREGATED
+from meshwright.serve.engine.scheduler import DISAGGREGATED
+from meshwright.serve.http.client_limits import ClientLimits
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from meshwright.cli.serving import Service
-    from meshwright.serve.prefill_pool import PrefilledElsewhere
+    from meshwright.serve.device.prefill_pool import PrefilledElsewhere
 
 
 _DEFAULT_SLOTS = 8

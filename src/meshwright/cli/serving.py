@@ -17,22 +17,22 @@ from meshwright.layout import Layout
 from meshwright.layout.fit import check_one_cache
 from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.precision import matmul_dtype_of
-from meshwright.layout.runs import emulated
+from meshwright.layout.runnable import emulated
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
-from meshwright.nn import native
-from meshwright.nn.compiled import keep_compiled
-from meshwright.nn.cpu import multiplies_bf16
-from meshwright.nn.mesh import device_mesh
-from meshwright.nn.quantised import as_read
+from meshwright.native import kernels
+from meshwright.native.processor import multiplies_bf16
+from meshwright.nn.products.quantised import as_read
+from meshwright.nn.start.compiled_cache import keep_compiled
+from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
-from meshwright.serve.engine import Engine
-from meshwright.serve.load import ModelFolder, load_model_folder
-from meshwright.serve.runner import JaxRunner, check_serves
-from meshwright.serve.scheduler import DISAGGREGATED, Drafter, mode_of
-from meshwright.serve.speculate import ModelDrafter, NgramDrafter
-from meshwright.serve.tokenizer import Tokenizer
+from meshwright.serve.device.loading import ModelFolder, load_model_folder
+from meshwright.serve.device.runner import JaxRunner, check_serves
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.scheduler import DISAGGREGATED, Drafter, mode_of
+from meshwright.serve.engine.speculate import ModelDrafter, NgramDrafter
+from meshwright.serve.text.tokenizer import Tokenizer
 
 # A longer context is there for the asking: the cache of every slot is as long.
 _DEFAULT_CONTEXT = 4096
@@ -178,7 +178,7 @@ def served_dtypes(config: ModelConfig) -> tuple[str, str]:
     """
     if jax.default_backend() != "cpu" or multiplies_bf16():
         return "bf16", "bf16"
-    widens = config.moe is None and native.why_not() is None
+    widens = config.moe is None and kernels.why_not() is None
     return "bf16" if widens else "f32", "f32"
 
 

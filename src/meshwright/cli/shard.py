@@ -10,8 +10,8 @@ import typer
 
 from meshwright.cli.common import Json, count_option, dtype_option, emit, note, waiting
 from meshwright.cli.extras import require
-from meshwright.cost.algorithm import PricedSteps, algorithm_of, priced_steps
-from meshwright.cost.resharding import step_price
+from meshwright.cost.derivation import PricedSteps, algorithm_of, priced_steps
+from meshwright.cost.reshard import step_price
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import ContractionQuestion, PricedStep, Strategy, priced_step
 from meshwright.errors import HardwareError, NotationError
@@ -144,7 +144,7 @@ def _reshard(
         note(f"wrote {svg}")
     ran: dict = {}
     if run:
-        from meshwright.audit.shard.run import run_reshard
+        from meshwright.audit.shard.on_devices import run_reshard
 
         with waiting("running on virtual devices"):
             ran = run_reshard(found, mesh, sizes, dtype)
@@ -155,7 +155,7 @@ def _reshard(
 
 
 def _ran(strategy: Strategy, *, gradients: bool) -> dict:
-    from meshwright.audit.shard.run import run_strategy  # the audit reads HLO, which planning need not
+    from meshwright.audit.shard.on_devices import run_strategy  # the audit reads HLO, which planning need not
 
     with waiting("running on virtual devices"):
         return run_strategy(strategy, gradients=gradients)

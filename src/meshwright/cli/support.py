@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import Json, emit, show
-from meshwright.layout.support import LAYOUTS, PHASES, example, phases_of
+from meshwright.layout.examples import LAYOUTS, PHASES, example, phases_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 

@@ -24,8 +24,8 @@ from meshwright.cli.common import (
 from meshwright.errors import DeviceError, MeshwrightError
 from meshwright.files import check_writable
 from meshwright.hardware import catalog
-from meshwright.nn.devices import use_devices_of
-from meshwright.nn.processes import num_processes
+from meshwright.nn.start.devices import use_devices_of
+from meshwright.nn.start.processes import num_processes
 from meshwright.plan_file import load_plan
 from meshwright.train.job import TrainingJob, prepare_job
 

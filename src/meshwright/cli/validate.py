@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import Json, emit, note, number_option, progress, show
-from meshwright.plan.validate.out_of_sample import out_of_sample
-from meshwright.plan.validate.published import read_rows
-from meshwright.plan.validate.score import (
+from meshwright.validate.out_of_sample import out_of_sample
+from meshwright.validate.published import read_rows
+from meshwright.validate.score import (
     TRUST,
     Prediction,
     Ranking,

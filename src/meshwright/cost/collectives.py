@@ -8,12 +8,12 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Literal, NamedTuple
 
-from meshwright.cost.figures import larger, smaller
+from meshwright.cost.arrays import larger, smaller
 from meshwright.hardware.chip import LinearCost, SharedMemory, Switch, Torus
-from meshwright.hardware.efficiency import share_at
 from meshwright.hardware.links import Link, LinkKind, link_rates
 from meshwright.hardware.topology import Placement
 from meshwright.layout.grouped import nodes_of_token
+from meshwright.points import share_at
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
 CollectiveBound = Literal["bandwidth", "latency"]

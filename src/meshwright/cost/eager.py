@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from meshwright.cost.figures import larger, largest, smaller
+from meshwright.cost.arrays import larger, largest, smaller
 from meshwright.cost.graph import Graph, Segment, kept_with, saved_values
 from meshwright.cost.memory import (
     Memory,
@@ -38,11 +38,11 @@ from meshwright.cost.memory import (
     peak_of,
     train_memory,
 )
-from meshwright.cost.stages import SegmentRuns, Stage, stage_of, stages_of_kinds
+from meshwright.cost.pipeline.stages import SegmentRuns, Stage, stage_of, stages_of_kinds
 from meshwright.cost.state import StageState
-from meshwright.hardware.software import STEPS, Software
 from meshwright.layout import Layout
-from meshwright.layout.pipeline.schedule import Alive
+from meshwright.layout.pipelines.pipeline import Alive
+from meshwright.programs.program import STEPS, Software
 from meshwright.units import dtype_bytes, whole
 
 # Arrays as large as the logits, besides them, where the vocabulary is whole and where it is split.

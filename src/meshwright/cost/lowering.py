@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import TPU_LANES, has_narrow_values, why_no_flash
-from meshwright.layout.runs import hosts_lack
+from meshwright.layout.runnable import hosts_lack
 from meshwright.models.config import ModelConfig
 
 

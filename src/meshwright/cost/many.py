@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwright.cost.arrays import largest
 from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.eager import eager_phases, whole_microbatches
-from meshwright.cost.figures import largest
 from meshwright.cost.graph import Transfer
 from meshwright.cost.lowering import lacks_kernel
 from meshwright.cost.memory import HeldBytes, held_bytes, peak
 from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
-from meshwright.cost.recorder import MeshSizes, Shape
-from meshwright.cost.stages import (
+from meshwright.cost.pipeline.stages import (
     SegmentRuns,
     alive_microbatches,
     depth_counts,
@@ -31,6 +30,7 @@ from meshwright.cost.stages import (
     stage_counts,
     stage_updates,
 )
+from meshwright.cost.recorder import MeshSizes, Shape
 from meshwright.cost.state import StageState
 from meshwright.cost.step import (
     TimedPass,
@@ -49,9 +49,9 @@ from meshwright.cost.step import (
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.layout.axes.expert import expert_home
-from meshwright.layout.pipeline import SCHEDULES, StageRoute
-from meshwright.layout.pipeline.depths import stage_routes
-from meshwright.layout.pipeline.schedule import Alive
+from meshwright.layout.pipelines import SCHEDULES, StageRoute
+from meshwright.layout.pipelines.depths import stage_routes
+from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.layout.rules import is_matrix
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from meshwright.cost.figures import larger, largest, smaller
+from meshwright.cost.arrays import larger, largest, smaller
 from meshwright.cost.graph import (
     Graph,
     Node,
@@ -41,10 +41,10 @@ from meshwright.cost.graph import (
     recomputed_nodes,
     saved_values,
 )
-from meshwright.cost.stages import SegmentRuns, Stage, stages_of_kinds
+from meshwright.cost.pipeline.stages import SegmentRuns, Stage, stages_of_kinds
 from meshwright.cost.state import StageState
 from meshwright.layout import Layout
-from meshwright.layout.pipeline.schedule import Alive
+from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.units import whole
 
 # Layers whose activations are on the chip while the others' wait on the host.
@@ -197,7 +197,7 @@ def left_bytes(segment: Segment) -> int:
     """Bytes of x and of dy of every product y = x W whose dW is put off.
 
     Of each by itself, also where several read one x or it is saved: JAX's loops over layers give arrays of
-    their own. Experts' gradients are not put off (nn/stage_programs.py).
+    their own. Experts' gradients are not put off (nn/pipeline/stage_programs.py).
     """
     products = (node for node in segment.nodes if node.kind == "matmul" and node.weight_gradient)
     parted = (node for node in products if not any(work.routed for work in node.weight_gradient))

@@ -12,8 +12,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from meshwright.cost.arrays import each, smaller
 from meshwright.cost.collectives import Copies
-from meshwright.cost.figures import each, smaller
 from meshwright.cost.graph import Cargo, Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.lowering import FLASH, Lowering, lacks_kernel, training_lowering
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
@@ -35,7 +35,7 @@ from meshwright.units import dtype_bytes, whole
 
 # A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
 _CAST_BYTES = 4
-# What XLA launches for a pair of blocks (nn/blockwise.py): products, and what lies between them.
+# What XLA launches for a pair of blocks (nn/attention/blockwise.py): products, and what lies between them.
 _BLOCK_KERNELS, _BLOCK_KERNELS_BACKWARD = 5, 9
 
 
@@ -488,7 +488,7 @@ class SymbolicOps(Recorder):
         return block * visible_pairs(num_blocks, block, window) / num_blocks
 
     def _scores_by_blocks(self, q: Value, k: Value, summed: Value, keys: float) -> Value:
-        """The softmax of one pair of blocks after another, of XLA's operations (nn/blockwise.py).
+        """The softmax of one pair of blocks after another, of XLA's operations (nn/attention/blockwise.py).
 
         Forward a score is written, read for the largest and for its exponential (float32), and its weight
         written and read (the type of activations). Backward the score and its gradient are written and read,

@@ -12,11 +12,11 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from meshwright.cost.figures import each, larger, smaller
+from meshwright.cost.arrays import each, larger, smaller
 from meshwright.cost.graph import Direction, Node, Segment, Transfer, Work, kept_with, recomputed_nodes
 from meshwright.hardware.chip import Chip
-from meshwright.hardware.efficiency import share_at
 from meshwright.layout import Layout
+from meshwright.points import share_at
 
 # Kinds of work whose bytes one kernel reads and writes as they are counted, and that have FLOPs.
 _STREAMED = ("matmul", "attention", "update")

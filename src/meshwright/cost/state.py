@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from meshwright.cost.figures import ceiling
+from meshwright.cost.arrays import ceiling
 from meshwright.cost.graph import Cargo, Graph, StoredWeights, Transfer, Work
-from meshwright.cost.stages import stage_ends, stage_layers
+from meshwright.cost.pipeline.stages import stage_ends, stage_layers
 from meshwright.layout import Layout
 from meshwright.layout.optimizers import num_sums
-from meshwright.layout.pipeline.depths import layers_of_depths, stage_routes
+from meshwright.layout.pipelines.depths import layers_of_depths, stage_routes
 from meshwright.layout.precision import state_bytes
 from meshwright.units import dtype_bytes, whole
 

@@ -25,15 +25,14 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
+from meshwright.cost.arrays import larger, largest, smaller
 from meshwright.cost.collectives import CollectivePrice, collective_seconds
 from meshwright.cost.eager import flushes
-from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer
 from meshwright.cost.memory import saved_bytes
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops, makespan
-from meshwright.cost.priced import PricedCollective
-from meshwright.cost.stages import (
+from meshwright.cost.pipeline.stages import (
     PerStep,
     SegmentRuns,
     depth_counts,
@@ -43,6 +42,7 @@ from meshwright.cost.stages import (
     stage_counts,
     stage_updates,
 )
+from meshwright.cost.priced import PricedCollective
 from meshwright.cost.state import StageState
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement

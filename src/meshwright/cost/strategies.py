@@ -26,7 +26,7 @@ from itertools import product as cartesian
 from math import ceil, inf, prod
 from typing import NamedTuple
 
-from meshwright.cost.resharding import PricedReshard, priced_reshard, step_price
+from meshwright.cost.reshard import PricedReshard, priced_reshard, step_price
 from meshwright.cost.strategy import ContractionQuestion, Objective, Strategy
 from meshwright.errors import LayoutError, NotationError
 from meshwright.notation.array import Axes, ShardedArray

@@ -125,7 +125,7 @@ def _aliases() -> dict[str, str]:
 
 
 def _folder() -> Any:
-    return resources.files("meshwright.hardware") / "catalog"
+    return resources.files("meshwright.hardware") / "chips"
 
 
 def _file(path: str) -> Description:

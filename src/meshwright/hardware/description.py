@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from meshwright.hardware.checked import CheckedToml
+from meshwright.checked_toml import CheckedToml
 from meshwright.hardware.chip import (
     COLLECTIVES,
     Chip,
@@ -31,7 +31,7 @@ from meshwright.hardware.chip import (
     Switch,
     Torus,
 )
-from meshwright.hardware.efficiency import Points
+from meshwright.points import Points
 from meshwright.units import DTYPE_BYTES
 
 _FIGURES = ("hbm_bytes_per_second", "host_link_bytes_per_second")

@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import inf, prod
 
 from meshwright.errors import HardwareError, LayoutError
-from meshwright.hardware.chip import Chip, SharedMemory, StepEfficiency, Switch, Torus
+from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.links import (
     AxisLinks,
     Link,
@@ -18,10 +18,11 @@ from meshwright.hardware.links import (
     link_rates,
 )
 from meshwright.hardware.orders import choosing_orders, undominated
-from meshwright.hardware.software import DEFAULT as XLA
-from meshwright.hardware.software import Software
-from meshwright.hardware.software import software as find_software
 from meshwright.notation.mesh import Mesh
+from meshwright.programs.efficiency import StepEfficiency
+from meshwright.programs.program import DEFAULT as XLA
+from meshwright.programs.program import Software
+from meshwright.programs.program import software as find_software
 from meshwright.units import format_bytes
 
 

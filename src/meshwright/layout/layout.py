@@ -25,7 +25,7 @@ from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes.axis import ATTENTION
 from meshwright.layout.fit import check_batch, check_cache, check_fields, check_stages, check_weights
 from meshwright.layout.grouped import RowRouting, at_experts, routing_of
-from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.precision import DTYPES, Precision
 from meshwright.layout.rules import (
     Rules,

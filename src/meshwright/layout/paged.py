@@ -1,4 +1,4 @@
-"""The lengths of attention over a cache of pages (nn/paged.py): of pages and rows, and what a row meets.
+"""Lengths of attention over a cache of pages: page size, row length, and the positions that a row reads.
 
 A row is some consecutive tokens of one sequence. On CPUs, and in kernels, it meets the pages of its sequence
 one by one, from the first that it sees to its own; elsewhere whole tables of pages are gathered for it.

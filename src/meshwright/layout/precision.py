@@ -10,7 +10,7 @@ from meshwright.units import dtype_bytes
 DTYPES = ("f32", "bf16")
 # Of weights that no gradient changes, and of caches.
 STORED_DTYPES = (*DTYPES, "fp8", "int8", "int4")
-# What a scale of a narrow operand is of (nn/narrow.py).
+# What a scale of a narrow operand is of (nn/products/narrow.py).
 MATMUL_SCALES, SCALED_DTYPES = ("rows", "tiles"), ("fp8", "int8")
 # The scope in which operands are brought to a type that holds theirs, of which there are no products.
 EMULATED = "emulated"
@@ -18,7 +18,7 @@ EMULATED = "emulated"
 TILE = 128
 # Numbers of fp4 that share a scale, along what is summed over; of a weight along both dimensions.
 FP4_BLOCK = 16
-# Inputs of an output that share a scale, of weights in int4 (nn/quantised.py).
+# Inputs of an output that share a scale, of weights in int4 (nn/products/quantised.py).
 GROUP = 32
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
 # Of moments in 8 bits, with scales of blocks (nn/moments.py).

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from meshwright.errors import LayoutError, nearest
-from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipelines import SCHEDULES
 
 REMATS = ("none", "attention", "matmuls", "latents", "alternate", "full")
 DISPATCHES = ("each", "once")
@@ -61,7 +61,7 @@ class Schedule:
 
     @property
     def is_alike(self) -> bool:
-        """Whether all stages run one program (layout/pipeline/schedule.py)."""
+        """Whether all stages run one program (layout/pipelines/pipeline.py)."""
         return SCHEDULES[self.pipeline].alike
 
 

@@ -15,8 +15,8 @@ from jax import Array, lax
 from jax.sharding import reshard
 
 from meshwright.layout import Layout
-from meshwright.nn.execute import SentIn
-from meshwright.nn.mesh import partition_spec, reduced_axes
+from meshwright.nn.products.execute import SentIn
+from meshwright.nn.start.device_mesh import partition_spec, reduced_axes
 from meshwright.notation.array import ShardedArray
 
 

@@ -22,9 +22,9 @@ from jax.tree_util import keystr
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, of_a_layer
-from meshwright.nn.execute import SentIn, run_steps
-from meshwright.nn.mesh import partition_spec, reduced_axes, resharded
 from meshwright.nn.params import JAX_DTYPES, build, flatten, joined, trained
+from meshwright.nn.products.execute import SentIn, run_steps
+from meshwright.nn.start.device_mesh import partition_spec, reduced_axes, resharded
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import cotangent

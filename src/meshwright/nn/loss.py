@@ -11,9 +11,9 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout.head import BACKWARD, CHUNK_TOKENS, takes_chunks
-from meshwright.nn.contract import local_einsum
-from meshwright.nn.elementwise import log_sum_exp
-from meshwright.nn.mesh import partition_spec, platform
+from meshwright.nn.norms import log_sum_exp
+from meshwright.nn.products.contract import local_einsum
+from meshwright.nn.start.device_mesh import partition_spec, platform
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
 

@@ -1,7 +1,7 @@
 """The operations of the forward pass in JAX, under explicit sharding.
 
 A result's letters and the Layout give its sharding. The collectives of an einsum are exactly those
-of its `Contraction` (nn/execute.py): three projections of one input share its move and, backward,
+of its `Contraction` (nn/products/execute.py): three projections of one input share its move and, backward,
 the one reduction of its cotangent; a gathered weight's gradient is reduce-scattered.
 """
 
@@ -17,38 +17,21 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Crossing, RowRouting
-from meshwright.layout.runs import check_runs
+from meshwright.layout.runnable import check_runs
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import ADAPTER_B, is_latent
 from meshwright.models.transformer import Places, spelt_out
-from meshwright.nn.attention import (
+from meshwright.nn.attention.blockwise import blockwise
+from meshwright.nn.attention.flash import flash_kernels
+from meshwright.nn.attention.reference import (
     Scores,
     alibi_slopes,
 )
-from meshwright.nn.blockwise import blockwise
-from meshwright.nn.contract import LATER, local_product
-from meshwright.nn.crossing import (
-    Crossings,
-    crossings_of,
-    gates_at_nodes,
-    rows_at_nodes,
-    rows_from_nodes,
-    sums_of_nodes,
-)
+from meshwright.nn.attention.rope import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.each_device import KEPT
-from meshwright.nn.elementwise import activate, along, mean_of_last, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
-from meshwright.nn.execute import apply_reshard, named_once
-from meshwright.nn.experts import combine, dispatch, gates_of, router_losses, within_capacity
-from meshwright.nn.flash import flash_kernels
-from meshwright.nn.gradients import Scattered, read, sent_types
-from meshwright.nn.grouped import biased_rows, computed_rows, grouped_product
-from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
-from meshwright.nn.mesh import partition_spec
-from meshwright.nn.narrow import Kept, kept, narrow_multiply, narrow_product, wide
-from meshwright.nn.params import JAX_DTYPES
-from meshwright.nn.rope import apply_rope, apply_temperature, norm_turned
-from meshwright.nn.routes import (
+from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_losses, within_capacity
+from meshwright.nn.experts.dropless import (
     Choices,
     Routes,
     choices_of,
@@ -65,7 +48,24 @@ from meshwright.nn.routes import (
     sums_of_rows,
     weighed_rows_of_tokens,
 )
+from meshwright.nn.experts.grouped_products import biased_rows, computed_rows, grouped_product
+from meshwright.nn.experts.node_dispatch import (
+    Crossings,
+    crossings_of,
+    gates_at_nodes,
+    rows_at_nodes,
+    rows_from_nodes,
+    sums_of_nodes,
+)
+from meshwright.nn.gradients import Scattered, read, sent_types
+from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
+from meshwright.nn.norms import activate, along, mean_of_last, norm, repeated, softcap
+from meshwright.nn.params import JAX_DTYPES
+from meshwright.nn.products.contract import LATER, local_product
+from meshwright.nn.products.execute import apply_reshard, named_once
+from meshwright.nn.products.narrow import Kept, kept, narrow_multiply, narrow_product, wide
 from meshwright.nn.stack import KindInLoop, run_layers, run_stage
+from meshwright.nn.start.device_mesh import partition_spec
 from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.operation import bias_reshard
 
@@ -113,7 +113,7 @@ class JaxOps:
     """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
     masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: `layers`
-    hands on the sum of the layers' `router_losses`. A cache is for inference (nn/inference.py), none here.
+    hands on the sum of the layers' `router_losses`. A cache is for inference (nn/cached_ops.py), none here.
     """
 
     def __init__(
@@ -400,7 +400,7 @@ class JaxOps:
         *,
         scale: float | None = None,
     ) -> tuple[Array, Any]:
-        """Keys and values spelt out; in generation they are absorbed (nn/inference.py)."""
+        """Keys and values spelt out; in generation they are absorbed (nn/cached_ops.py)."""
         k, v = spelt_out(self, w, latent, rope)
         return self.attention(name, q, k, v, places, None, kind, scale=scale)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, dimensions, parameters
-from meshwright.nn.mesh import named_sharding
+from meshwright.nn.start.device_mesh import named_sharding
 
 JAX_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 

@@ -99,7 +99,7 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
     for follows at once, before the next.
 
     It needs no mesh, sizes or prices, so one answer holds for all of them: contractions derive it once
-    for a sharding's pattern. For what layouts ask it is as cheap as any (tests/cost/test_resharding.py);
+    for a sharding's pattern. For what layouts ask it is as cheap as any (tests/cost/test_reshard.py);
     for any two shardings on a given machine `notation.resharding.cheapest_reshard` searches.
     """
     return list(_reshard(array, target))

@@ -24,14 +24,14 @@ from meshwright.cost.step import StepPricer
 from meshwright.errors import PlanError
 from meshwright.files import parse_json, read_text
 from meshwright.hardware import catalog
-from meshwright.hardware.chip import StepEfficiency
-from meshwright.hardware.software import at_odds
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.train import price
 from meshwright.plan_file import PLAN_FILE, load_plan
+from meshwright.programs.efficiency import StepEfficiency
+from meshwright.programs.program import at_odds
 from meshwright.units import format_seconds
 
 # The spread of a run about its price that no constant explains: of rows of one source, fitted with it.

@@ -14,11 +14,11 @@ from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
 from meshwright.hardware.links import LINK_FIELDS, Network, link_rates
-from meshwright.hardware.software import DEFAULT
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.spread import Spread, spread
+from meshwright.programs.program import DEFAULT
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

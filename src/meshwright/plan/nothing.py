@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import COMPANY, DEGREES, MULTIPLIED, Layout
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.given import Condition

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from meshwright.layout import DEGREES, REMATS, Layout
-from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipelines import SCHEDULES
 from meshwright.plan.candidate import Candidate
 
 # Step times that differ by less are ties: prices are not that exact (README, "Predicted and measured").

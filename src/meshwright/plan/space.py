@@ -20,14 +20,14 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import DEGREES, MULTIPLIED, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
 from meshwright.layout.fit import remats_of
-from meshwright.layout.pipeline import SCHEDULES
-from meshwright.layout.pipeline.depths import cuts_groups
-from meshwright.layout.pipeline.lanes import LANES
+from meshwright.layout.pipelines import SCHEDULES
+from meshwright.layout.pipelines.depths import cuts_groups
+from meshwright.layout.pipelines.lanes import LANES
 from meshwright.layout.rules import Rules
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.batch import nearest_multiple
+from meshwright.plan.batch_size import nearest_multiple
 from meshwright.plan.given import Condition
 
 # So many tokens fill a chip's matrix units: a larger pass saves little and holds more.

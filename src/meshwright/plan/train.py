@@ -21,12 +21,12 @@ from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_fields
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
 from meshwright.plan.assumptions import assumptions
-from meshwright.plan.batch import check_enough, nearest_batch, planned_words
+from meshwright.plan.batch_size import check_enough, nearest_batch, planned_words
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.degrees import check_chips
 from meshwright.plan.fastest import Fastest

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from meshwright.cost.algorithm import PricedLine, PricedSteps
+from meshwright.cost.derivation import PricedLine, PricedSteps
 from meshwright.report.board import aligned
 from meshwright.units import format_bytes, format_count, format_seconds
 

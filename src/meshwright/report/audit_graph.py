@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from meshwright.report import svg
-from meshwright.report.documents import JsonDocument, audit_rows, collective_text
 from meshwright.report.figures import seconds_text
+from meshwright.report.run_files import JsonDocument, audit_rows, collective_text
 
 # A Transformer's tensors in the order of its forward pass; what is not listed comes after.
 _LAYER = (

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshwright.report.documents import JsonDocument, audit_rows, collective_text
 from meshwright.report.figures import ABSENT, bytes_text
+from meshwright.report.run_files import JsonDocument, audit_rows, collective_text
 from meshwright.units import format_bytes, format_count, format_seconds
 
 STATUS_TONE = {

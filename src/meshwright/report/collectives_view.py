@@ -6,9 +6,9 @@ from math import log
 from string import ascii_uppercase
 
 from meshwright import __version__
-from meshwright.report import pages
+from meshwright.report import templating
 from meshwright.report.charts import Chart, chart, libraries, script_json, series
-from meshwright.report.documents import JsonDocument
+from meshwright.report.run_files import JsonDocument
 from meshwright.units import format_bytes, format_seconds
 
 _COLOURS = 3  # of the page's charts
@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT = 84, 20  # characters of a plot
 def collectives_html(document: JsonDocument) -> str:
     """The document of `mw bench collectives` as one HTML page that loads nothing."""
     return (
-        pages.environment()
+        templating.environment()
         .get_template("collectives.html.jinja")
         .render(
             title=f"Collectives of {document['hardware']}",

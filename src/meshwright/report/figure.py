@@ -13,7 +13,7 @@ from textwrap import wrap
 from markupsafe import Markup
 
 from meshwright.files import write_whole
-from meshwright.report import pages
+from meshwright.report import templating
 from meshwright.report.chart import COLOURS, FONT, label
 
 HALF_WIDTH = 506  # of two figures side by side on a page, in pixels
@@ -104,7 +104,7 @@ class Figure:
         )
 
     def _html(self) -> str:
-        return pages.environment().get_template("figure.html.jinja").render(figure=self)
+        return templating.environment().get_template("figure.html.jinja").render(figure=self)
 
 
 def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:

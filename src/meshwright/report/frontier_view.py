@@ -7,11 +7,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from meshwright import __version__
-from meshwright.report import pages
+from meshwright.report import templating
 from meshwright.report.chart import ChartAxes, Scale, dot, kept_apart, label, line, padded_ends
-from meshwright.report.documents import JsonDocument, read_json
 from meshwright.report.figure import Figure, Panel
 from meshwright.report.plan_view import explanation
+from meshwright.report.run_files import JsonDocument, read_json
 from meshwright.report.serve_tables import requests_text
 from meshwright.report.summary import Card
 from meshwright.units import format_bytes, format_count, format_seconds
@@ -148,7 +148,7 @@ def _cards(document: JsonDocument) -> list[Card]:
 
 def serving_plan_html(document: JsonDocument, plan_text: str | None = None) -> str:
     """The document of `mw plan serve` as one HTML page that loads nothing. plan_text: its plan.toml."""
-    environment = pages.environment()
+    environment = templating.environment()
     environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
     return environment.get_template("frontier.html.jinja").render(
         title=f"Serving {document['model']['name']}",

@@ -18,15 +18,15 @@ from meshwright.layout.workload import Workload
 from meshwright.notation.mesh import Mesh
 from meshwright.plan_file import PLAN_FILE, load_plan
 from meshwright.progress import Progress
-from meshwright.report import audit_view, mesh_view, pages, plan_view, summary
+from meshwright.report import audit_view, mesh_view, plan_view, summary, templating
 from meshwright.report.audit_graph import layer_svg
 from meshwright.report.charts import libraries, script_json
-from meshwright.report.documents import JsonDocument, Run, read_run, serving_plan, step_seconds_of_plan
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
 from meshwright.report.plan_figures import PricedPlan, plan_figures, price_plan
 from meshwright.report.plots import loss_chart, step_time_chart
+from meshwright.report.run_files import JsonDocument, Run, read_run, serving_plan, step_seconds_of_plan
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
 # Makes the document of a plan that has none beside it: what `mw plan train --json` prints.
@@ -82,7 +82,7 @@ def read_plan(path: Path, on_progress: Progress | None = None) -> PricedPlan:
 def render(report: Report) -> str:
     """The page of these documents and figures."""
     run = report.run
-    environment = pages.environment()
+    environment = templating.environment()
     mesh = mesh_view.mesh_of(run.plan) if run.plan else None
     environment.filters |= {
         "seconds": format_seconds,

@@ -9,8 +9,8 @@ from markupsafe import Markup
 from meshwright.errors import NotationError
 from meshwright.notation.mesh import Mesh
 from meshwright.report.blocks import BlockMap, read_block_map
-from meshwright.report.documents import JsonDocument, winner
 from meshwright.report.drawing import Grid, axis_class, blocks_svg
+from meshwright.report.run_files import JsonDocument, winner
 
 _SUBSCRIPTED = re.compile(r"(?P<base>[A-Za-z]+)_(?P<axes>\{[^}]*\}|[A-Za-z0-9]+)")
 _SIZE_KEYS = {

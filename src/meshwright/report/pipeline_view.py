@@ -13,7 +13,7 @@ from functools import cached_property
 from markupsafe import Markup
 
 from meshwright.cost.pipeline import PassEvent, PipelineTimeline
-from meshwright.layout.pipeline import PassTable
+from meshwright.layout.pipelines import PassTable
 from meshwright.report.chart import COLOURS, SMALL, Scale, bar, label, line, text_width
 from meshwright.report.figure import Figure, Panel
 from meshwright.units import format_seconds

@@ -7,7 +7,7 @@ from functools import cached_property
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.given import NOT_SEARCHED, equal
 from meshwright.plan.train import NUM_RANKED, Search, price, search, well_placed

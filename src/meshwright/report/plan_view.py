@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.report.documents import JsonDocument, bound_text, bytes_total, layout_text, winner
 from meshwright.report.figures import bytes_text, percent_text, seconds_text
+from meshwright.report.run_files import JsonDocument, bound_text, bytes_total, layout_text, winner
 from meshwright.units import format_bytes, format_seconds
 
 MAX_CANDIDATES = 12

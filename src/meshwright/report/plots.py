@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from meshwright.report.charts import Chart, Kind, chart, level, series
-from meshwright.report.documents import JsonDocument
+from meshwright.report.run_files import JsonDocument
 from meshwright.units import format_seconds
 
 

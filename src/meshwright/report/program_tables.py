@@ -6,8 +6,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.report.documents import JsonDocument
 from meshwright.report.figures import bytes_text, seconds_text
+from meshwright.report.run_files import JsonDocument
 from meshwright.report.schedule_tables import schedule_tables
 
 UNAVAILABLE = "unavailable"

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.report.audit_view import NOTHING_BESIDE, beside, largest_buffers
-from meshwright.report.documents import JsonDocument
+from meshwright.report.run_files import JsonDocument
 
 
 def schedule_tables(audit: JsonDocument) -> list[Table | Text]:

@@ -6,8 +6,8 @@ from math import log
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from meshwright.report.documents import JsonDocument
 from meshwright.report.fitted import AtCommas
+from meshwright.report.run_files import JsonDocument
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
 # Rows of a frontier that a terminal shows, evenly spread over its points.

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from meshwright import __version__
 from meshwright.errors import DataError
-from meshwright.report import pages
+from meshwright.report import templating
 from meshwright.report.charts import Chart, chart, libraries, script_json, series
-from meshwright.report.documents import JsonDocument, read_json
+from meshwright.report.run_files import JsonDocument, read_json
 from meshwright.units import format_seconds
 
 ROWS = {
@@ -120,7 +120,7 @@ def _histogram(title: str, values: Sequence[float]) -> str:
 
 def serving_html(document: JsonDocument) -> str:
     """The document of `mw bench serve` as one HTML page that loads nothing."""
-    environment = pages.environment()
+    environment = templating.environment()
     environment.filters["seconds"] = format_seconds
     return environment.get_template("serving.html.jinja").render(
         title=f"{document['model']} at {document['url']}",

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.report.audit_view import STATUS_TONE, status_counts
-from meshwright.report.documents import (
+from meshwright.report.figures import ABSENT, percent_text
+from meshwright.report.run_files import (
     Run,
     bound_text,
     bytes_total,
@@ -15,7 +16,6 @@ from meshwright.report.documents import (
     step_seconds_of_plan,
     winner,
 )
-from meshwright.report.figures import ABSENT, percent_text
 from meshwright.units import format_bytes, format_count, format_seconds
 
 # Differences below this share are written as none.

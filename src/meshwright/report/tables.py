@@ -15,10 +15,10 @@ from rich.text import Text
 
 from meshwright.report.audit_view import AuditRow, memory_rows, remarks, status_counts, totals
 from meshwright.report.audit_view import rows as audit_rows
-from meshwright.report.documents import JsonDocument, Run, bound_text
 from meshwright.report.figures import percent_text, seconds_text
 from meshwright.report.fitted import AtCommas
 from meshwright.report.plan_view import CandidateRow, candidate_rows
+from meshwright.report.run_files import JsonDocument, Run, bound_text
 from meshwright.report.schedule_tables import schedule_tables
 from meshwright.report.summary import cards
 

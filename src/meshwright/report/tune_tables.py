@@ -5,8 +5,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.report.documents import JsonDocument
 from meshwright.report.figures import ABSENT, bytes_text, percent_text, seconds_text
+from meshwright.report.run_files import JsonDocument
 
 _STYLE = {"faster": "green", "fits": "green", "as planned": "bold", "slower": "dim", "refused": "red"}
 

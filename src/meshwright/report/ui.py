@@ -27,10 +27,10 @@ from meshwright.hardware import catalog
 from meshwright.layout.schedule import REMATS
 from meshwright.models.presets import PRESETS
 from meshwright.plan.candidate import Candidate
-from meshwright.report import pages, plan_view, summary
+from meshwright.report import plan_view, summary, templating
 from meshwright.report.bars_view import memory_panel, step_panel
-from meshwright.report.documents import JsonDocument, Run
 from meshwright.report.figure import Figure
+from meshwright.report.run_files import JsonDocument, Run
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
 # What a page is about where its address does not say.
@@ -200,7 +200,7 @@ def _exports(state: Mapping[str, str]) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    environment = pages.environment()
+    environment = templating.environment()
     environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "number_of": format_number_of}
     return environment
 

@@ -9,15 +9,15 @@ from tokenizers import Tokenizer
 from meshwright.errors import CheckpointError
 from meshwright.files import write_whole
 from meshwright.layout import Layout
-from meshwright.nn import checkpoint_files
 from meshwright.nn.adapters import merged
-from meshwright.nn.checkpoint import restore_params, sound_step
-from meshwright.nn.mesh import device_mesh
+from meshwright.nn.files import checkpoint_files
+from meshwright.nn.files.checkpoint import restore_params, sound_step
+from meshwright.nn.files.weights import save_hf
 from meshwright.nn.params import abstract_params
-from meshwright.nn.weights import save_hf
+from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan_file import PLAN_FILE, load_plan
+from meshwright.train.bpe import BESIDE_TOKENIZER
 from meshwright.train.job import check_run
-from meshwright.train.tokenizer import BESIDE_TOKENIZER
 
 
 def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool = False) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 from meshwright.errors import CheckpointError, MeshwrightError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout.fit import check_stacks, check_updates
-from meshwright.layout.runs import check_runs, emulated
+from meshwright.layout.runnable import check_runs, emulated
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
-from meshwright.nn import checkpoint_files
+from meshwright.nn.files import checkpoint_files
 from meshwright.plan_file import PLAN_FILE, Plan, load_plan
-from meshwright.train.board import check_board
+from meshwright.train.bpe import check_vocab_size, load_bpe, tokenizer_file
 from meshwright.train.documents import check_source, parse_sources
 from meshwright.train.settings import (
     Settings,
@@ -23,7 +23,7 @@ from meshwright.train.settings import (
     load_settings,
     new_settings,
 )
-from meshwright.train.tokenizer import check_vocab_size, load_bpe, tokenizer_file
+from meshwright.train.tensorboard_log import check_board
 
 
 def check_run(run: Path) -> None:

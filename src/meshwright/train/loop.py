@@ -18,13 +18,13 @@ import jax
 import numpy as np
 
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
-from meshwright.nn import checkpoint, checkpoint_files
-from meshwright.nn.checkpoint_files import CHECKPOINTS
+from meshwright.nn.files import checkpoint, checkpoint_files
+from meshwright.nn.files.checkpoint_files import CHECKPOINTS
 from meshwright.train import profiling
-from meshwright.train.data import VALIDATION, Batches, Corpus, evaluation_split
-from meshwright.train.metrics import Line, Reporter, read_lines, truncate
+from meshwright.train.corpus import VALIDATION, Batches, Corpus, evaluation_split
+from meshwright.train.metrics_log import Line, Reporter, read_lines, truncate
 from meshwright.train.profiling import Profiler
-from meshwright.train.rows import is_counted
+from meshwright.train.row_codes import is_counted
 from meshwright.train.stopping import Agreement, stop_signals
 from meshwright.train.trend import LossTrend
 

@@ -31,8 +31,8 @@ class OptimizerConfig:
     peak_learning_rate is reached after warmup_steps and falls to final_fraction of itself at
     total_steps: along a cosine, or under "wsd" in a straight line over the last decay_fraction of the
     steps, or under "constant" not at all. clip_norm bounds the global norm of the gradients. z_loss: see
-    `JaxOps`. balance_loss, router_z_loss: what the losses of each layer's router weigh (`nn/experts.py`). b1,
-    b2, eps are AdamW's; Lion's decay rates are its authors'.
+    `JaxOps`. balance_loss, router_z_loss: what the losses of each layer's router weigh (nn/experts/).
+    b1, b2, eps are AdamW's; Lion's decay rates are its authors'.
     """
 
     peak_learning_rate: float

@@ -19,19 +19,19 @@ from meshwright.errors import DataError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.models.files import config_json
-from meshwright.nn.processes import wait_for_all
+from meshwright.nn.start.processes import wait_for_all
 from meshwright.plan_file import PLAN_FILE, save_plan
 from meshwright.progress import Progress
 from meshwright.train import loop, profiling
-from meshwright.train.board import Board
-from meshwright.train.data import Corpus, prepare_corpus
+from meshwright.train.bpe import BESIDE_TOKENIZER, tokenizer_file
+from meshwright.train.corpus import Corpus, prepare_corpus
 from meshwright.train.job import TrainingJob
-from meshwright.train.metrics import Line
+from meshwright.train.metrics_log import Line
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.reasons import Waits, machine_load, why_not_as_planned
 from meshwright.train.settings import Settings, evaluation_sets, save_settings
-from meshwright.train.staged import training_step
-from meshwright.train.tokenizer import BESIDE_TOKENIZER, tokenizer_file
+from meshwright.train.stage_step import training_step
+from meshwright.train.tensorboard_log import Board
 from meshwright.units import format_count, format_seconds
 
 # Shares of the run: a tenth of it warms up; it is validated five times.

@@ -21,20 +21,20 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
 from meshwright.models.parameters import is_adapter, parameters
 from meshwright.models.transformer import Places
-from meshwright.nn.blockwise import zigzag
-from meshwright.nn.compiler import Options, compiler_options
-from meshwright.nn.cpu import give_back_freed_memory, keep_freed_memory
+from meshwright.native.processor import give_back_freed_memory, keep_freed_memory
+from meshwright.nn.attention.blockwise import zigzag
+from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
-from meshwright.nn.lanes import Lanes
 from meshwright.nn.loss import NOT_COUNTED
-from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import JAX_DTYPES, abstract_params, flatten, init_params, joined, shardings
-from meshwright.nn.processes import wait_for_all
-from meshwright.nn.weights import load_hf
+from meshwright.nn.pipeline.spmd_1f1b import Lanes
+from meshwright.nn.start.compiler_options import Options, compiler_options
+from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec
+from meshwright.nn.start.processes import wait_for_all
 from meshwright.train.adafactor import MeanSquares, mean_squares
 from meshwright.train.optimizer import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
-from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
+from meshwright.train.row_codes import BEGINS, ID_BITS, UNCOUNTED
 from meshwright.train.settings import check_has_routers
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshwright as mw
-from meshwright.cost.inference import Passes, inference_cost, pass_cost
+from meshwright.cost.serving_step import Passes, inference_cost, pass_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import chip, load
 from meshwright.hardware.prices import priced
@@ -21,13 +21,13 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.presets import PRESETS
-from meshwright.plan.serve.chosen import plan_of_point
 from meshwright.plan.serve.explain import explain_serving
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.phase import price_phase
 from meshwright.plan.serve.prefill import PromptPasses
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.serve.search import AS_GOOD, Infeasible, ServePlan, search_serving, serving_machines
+from meshwright.plan.serve.serving_plan import plan_of_point
 from meshwright.plan_file import load_plan
 from meshwright.units import format_seconds
 

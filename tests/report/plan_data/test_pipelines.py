@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
-from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.train import price

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 from tests.serve.mock import MockRunner, byte_tokenizer
 
-from meshwright.serve.client_limits import ClientLimits
-from meshwright.serve.engine import Engine
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
+from meshwright.serve.http.client_limits import ClientLimits
 
 MODEL = "tiny"
 

@@ -8,7 +8,7 @@ import sys
 from tests.serve.http.client import MODEL
 from tests.serve.mock import EOS, MockRunner, byte_tokenizer, says
 
-from meshwright.serve.engine import Engine
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.server import bind, run
 

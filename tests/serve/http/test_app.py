@@ -7,9 +7,9 @@ from tests.serve.http.client import MODEL, ask, chat, client, complete, events, 
 from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, byte_tokenizer, count_up, says
 
 from meshwright.errors import CheckpointError
-from meshwright.serve.engine import Engine
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
-from meshwright.serve.tokenizer import Tokenizer
+from meshwright.serve.text.tokenizer import Tokenizer
 
 
 def tokens(text: str) -> list[int]:

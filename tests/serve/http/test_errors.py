@@ -323,7 +323,7 @@ def test_our_own_mistakes_are_500_without_their_details(monkeypatch):
     def broken(self, tokens):
         raise KeyError("private")
 
-    monkeypatch.setattr("meshwright.serve.tokenizer.Tokenizer.decode", broken)
+    monkeypatch.setattr("meshwright.serve.text.tokenizer.Tokenizer.decode", broken)
     response = post(MockRunner(), TEXT, {"model": MODEL, "prompt": "x"})
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "the server failed on this request; its log says why"

@@ -8,9 +8,9 @@ from tests.serve.http.client import MODEL, ask, chat, client, complete, events, 
 from tests.serve.mock import EOS, MockRunner, byte_tokenizer, count_up, says
 
 from meshwright.models.chat import ChatTemplate
-from meshwright.serve.engine import Engine
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
-from meshwright.serve.tokenizer import Tokenizer
+from meshwright.serve.text.tokenizer import Tokenizer
 
 TOKENIZER = byte_tokenizer()
 TOOL_TEMPLATE = "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{% endfor %}<tool_call>"
@@ -243,7 +243,7 @@ def test_a_long_text_is_refused_before_it_is_tokenised(monkeypatch):
     def never(self, *_, **__):
         raise AssertionError("tokenised")
 
-    monkeypatch.setattr("meshwright.serve.tokenizer.Tokenizer.ids", never)
+    monkeypatch.setattr("meshwright.serve.text.tokenizer.Tokenizer.ids", never)
     text = "x" * 1_000_000
 
     async def main():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.serve.http.client import MODEL
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
-from meshwright.serve.engine import Engine
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from meshwright.serve.http.responses import ResponsesRequest

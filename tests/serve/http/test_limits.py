@@ -13,9 +13,9 @@ from tests.serve.http.client import MODEL, client, events
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
 from meshwright.errors import PlanError
-from meshwright.serve.client_limits import ClientLimits
-from meshwright.serve.engine import Engine
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
+from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.limits import Rates
 from meshwright.serve.http.log import JsonFormatter
 

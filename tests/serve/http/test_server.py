@@ -16,7 +16,7 @@ from tests.serve.http.process import server_process
 from tests.serve.mock import MockRunner, byte_tokenizer
 
 from meshwright.errors import DeviceError
-from meshwright.serve.engine import Engine
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.server import address, bind, running
 

@@ -15,7 +15,7 @@ from tests.serve.http.client import MODEL, events
 from tests.serve.http.process import server_process
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
-from meshwright.serve.engine import Engine
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
 
 ANSWER = "naïve 😀 answer"

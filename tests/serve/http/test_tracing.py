@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # pyright:
     InMemorySpanExporter,
 )
 
-from meshwright.serve.engine import Engine
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.tracing import Tracing
 

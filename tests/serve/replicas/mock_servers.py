@@ -11,12 +11,12 @@ from tests.serve.http.client import MODEL
 from tests.serve.http.mock_server import answer
 from tests.serve.mock import MockRunner, byte_tokenizer
 
-from meshwright.nn.processes import free_port
-from meshwright.serve.batch import Batch
-from meshwright.serve.client_limits import ClientLimits
-from meshwright.serve.engine import Engine
+from meshwright.nn.start.processes import free_port
+from meshwright.serve.device.prefill_pool import Prefills
+from meshwright.serve.engine.batch import Batch
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
-from meshwright.serve.prefill_pool import Prefills
+from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.replicas.deployment import ServerScale, application, cluster, run
 
 

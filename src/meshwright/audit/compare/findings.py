@@ -7,9 +7,9 @@ schedule waits longer than planned, passes over weights, gradients and caches, a
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from meshwright.audit.compare.flops import ProductDifference
 from meshwright.audit.compare.line_up import DIFFERENT, Row, extra_seconds, summed_whole
-from meshwright.audit.compare.products import ProductDifference
-from meshwright.audit.compile.programs import PlannedStep, PlannedUpdate
+from meshwright.audit.compile.planned_program import PlannedStep, PlannedUpdate
 from meshwright.audit.facts.buffers import layer_saved_bytes
 from meshwright.audit.facts.elementwise import (
     ScopedArithmetic,
@@ -21,11 +21,11 @@ from meshwright.audit.facts.elementwise import (
     weights_depend_on_a_norm,
 )
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
-from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
-from meshwright.audit.facts.schedule import StepTimeline
+from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.facts.timeline import StepTimeline
 from meshwright.audit.hlo.op_names import begins_or_is, is_of, keys_of, primitive_of, scope_of, split_op_name
-from meshwright.audit.hlo.parse import Instruction, Program, arrays
+from meshwright.audit.hlo.read import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import CallPath, TracedValue, resolve
 from meshwright.audit.remarks import Remark
 from meshwright.units import dtype_bytes, format_bytes
@@ -93,7 +93,7 @@ def exposure_findings(rows: Iterable[Row], line: StepTimeline | None, step_secon
             row.tensor,
             f"{row.tensor}: {waits:.3g} s exposed, {planned:.3g} s planned",
             row.emitted[0].where,
-            "start it earlier, or overlap it with a matmul step by step (nn/compiler.py has XLA's options)",
+            "start it earlier, or overlap it with a matmul step by step (with XLA's compiler options)",
             0,
             waits - planned,
             row.direction,

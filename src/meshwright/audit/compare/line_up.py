@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwright.audit.compare.rules import (
+from meshwright.audit.compare.rewrites import (
     TOLERANCE,
     RuleCase,
     Side,
@@ -23,7 +23,7 @@ from meshwright.audit.compare.rules import (
     why_equivalent,
 )
 from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, UPDATE, Emitted, pass_of
-from meshwright.audit.facts.prices import Prices
+from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import GRADIENTS, scope_of
 from meshwright.cost.collectives import Op
 from meshwright.cost.priced import PricedCollective

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from meshwright.audit.compare.rules import RuleCase, Side, why_equivalent
+from meshwright.audit.compare.rewrites import RuleCase, Side, why_equivalent
 from meshwright.audit.facts.emitted import REDUCTIONS, Emitted
 from meshwright.cost.graph import Cargo
 from meshwright.notation.array import Axes

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
-from meshwright.audit.compile.programs import traced_step, training_step
+from meshwright.audit.compile.planned_program import traced_step, training_step
 from meshwright.audit.compile.targets import Target, target_mesh
 from meshwright.audit.hlo.link import Call, Sent
 from meshwright.errors import AuditError, OutOfMemoryError
@@ -232,7 +232,7 @@ def _compiled(traced: Any, target: Target) -> tuple["jax.stages.Compiled", float
 
 def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
     """(the texts of the stages' programs, the figures)."""
-    from meshwright.audit.compile.stages import Compiling
+    from meshwright.audit.compile.stage_compile import Compiling
 
     step = training_step(plan, target_mesh(target, plan.layout))
     seconds = 0.0

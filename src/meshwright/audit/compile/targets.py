@@ -166,7 +166,7 @@ class Target:
         """Within it JAX takes the kernels that the target's chip has, and not this machine's."""
         if self.name != "gpu":
             return nullcontext()
-        from meshwright.nn.flash import kernels_of
+        from meshwright.nn.attention.flash import kernels_of
 
         return kernels_of(GPUS[self.gpu].capability)
 
@@ -286,7 +286,7 @@ def target_mesh(target: Target, layout: Layout) -> "jax.sharding.Mesh | None":
     """The layout's mesh on the target's devices; None for the cpu, whose devices JAX has at hand."""
     if not target.topology:
         return None
-    from meshwright.nn.mesh import device_mesh
+    from meshwright.nn.start.device_mesh import device_mesh
 
     return device_mesh(layout, target_devices(target))
 

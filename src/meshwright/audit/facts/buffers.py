@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from meshwright.audit.facts.naming import origin_name
 from meshwright.audit.hlo.op_names import scope_of
-from meshwright.audit.hlo.parse import Instruction, Program, arrays
+from meshwright.audit.hlo.read import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import RUNS, CallPath, TracedValue, called_by, resolve
 
 Path = tuple[int, ...]

@@ -12,7 +12,7 @@ from fractions import Fraction
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import multiplies
 from meshwright.audit.hlo.op_names import is_of, phase_of, primitive_of, scope_of, split_op_name
-from meshwright.audit.hlo.parse import Computation, Instruction, Program, arrays
+from meshwright.audit.hlo.read import Computation, Instruction, Program, arrays
 from meshwright.audit.hlo.trace import (
     MOVES,
     CallPath,

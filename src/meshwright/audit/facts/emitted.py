@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.audit.facts.collectives import EmittedCollective, bits_of
+from meshwright.audit.facts.communication import EmittedCollective, bits_of
 from meshwright.audit.facts.groups import axes_that_change, group_axes, ring_lengths
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import multiplies
-from meshwright.audit.hlo.parse import Program
+from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import TracedValue, ancestors, readers
 from meshwright.cost.collectives import Op
 from meshwright.notation.array import Axes

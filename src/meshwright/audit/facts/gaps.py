@@ -1,9 +1,9 @@
 """The instructions of a program that the audit cannot count, so that nothing is dropped silently."""
 
-from meshwright.audit.facts.collectives import unreadable_groups
+from meshwright.audit.facts.communication import unreadable_groups
 from meshwright.audit.facts.opcodes import crossing_op, op_of
 from meshwright.audit.facts.work import attention_flops, is_attention_kernel, is_library_matmul, multiplies
-from meshwright.audit.hlo.parse import Instruction, Program
+from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import CallPath, TracedValue, places, run_count
 
 _COMMUNICATES = ("send", "recv", "collective-broadcast", "ragged-all-to-all", "infeed", "outfeed")

@@ -13,7 +13,7 @@ from itertools import pairwise, permutations, product
 from math import prod
 from typing import NamedTuple
 
-from meshwright.audit.hlo.parse import Instruction
+from meshwright.audit.hlo.read import Instruction
 from meshwright.errors import AuditError
 from meshwright.notation.mesh import Mesh
 

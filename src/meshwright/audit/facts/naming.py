@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from meshwright.audit.facts.opcodes import crossing_op, op_of, sent
 from meshwright.audit.facts.work import multiplies
 from meshwright.audit.hlo.op_names import GRADIENTS, keys_of, primitive_of, renamed, scope_of
-from meshwright.audit.hlo.parse import Computation, Instruction, Program
+from meshwright.audit.hlo.read import Computation, Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, called_by, history, readers, resolve
 
 # What leaves numbers as they are, but for their place and type.

@@ -8,7 +8,7 @@ several slices is compiled for one of them: its devices are numbered from 0, and
 import re
 
 from meshwright.audit.facts.groups import DeviceGroups
-from meshwright.audit.hlo.parse import Computation, Instruction
+from meshwright.audit.hlo.read import Computation, Instruction
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError
 from meshwright.models.transformer import rows_by_even_load

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from meshwright.audit.facts.collectives import bits_of, uncast_dtype
+from meshwright.audit.facts.communication import bits_of, uncast_dtype
 from meshwright.audit.facts.naming import einsum_of, is_batched, name_beside, own_name
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import attention_flops, flops_of, is_attention_kernel
-from meshwright.audit.hlo.parse import Instruction, Program, dtype_bits
+from meshwright.audit.hlo.read import Instruction, Program, dtype_bits
 from meshwright.audit.hlo.trace import (
     CallPath,
     TracedValue,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from meshwright.audit.facts.groups import DeviceGroups
-from meshwright.audit.hlo.parse import ArrayShape, Program
+from meshwright.audit.hlo.read import ArrayShape, Program
 from meshwright.audit.hlo.trace import COPIES, TracedValue, history, readers, resolve
 
 # For each device, the start of its slice in each dimension.

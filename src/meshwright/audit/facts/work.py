@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
-from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program
+from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, Program
 from meshwright.audit.hlo.trace import COPIES, SLICES, TracedValue, called_by, resolve
 from meshwright.hardware.chip import Chip
 from meshwright.models.transformer import heads_of_tile

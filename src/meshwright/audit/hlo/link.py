@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program
+from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, Program
 from meshwright.audit.hlo.trace import CALLED, RUNS
 from meshwright.errors import AuditError
 

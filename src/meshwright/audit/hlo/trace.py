@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from meshwright.audit.hlo.op_names import OF_BLOCKS
-from meshwright.audit.hlo.parse import Computation, Instruction, Program
+from meshwright.audit.hlo.read import Computation, Instruction, Program
 from meshwright.models.transformer import at_most, by_even_load, more_rounds
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})

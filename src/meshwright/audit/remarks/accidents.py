@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from meshwright.audit.facts.collectives import is_differentiated
+from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import copied_over, tiles_of
-from meshwright.audit.facts.prices import Prices
-from meshwright.audit.facts.schedule import ProgramSchedule
-from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
+from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.facts.timeline import ProgramSchedule
+from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.remarks import Remark
-from meshwright.audit.remarks.rules import FAULT_RULES, UNCONSTRAINED, Fault, ProgramContext, widened_send
+from meshwright.audit.remarks.patterns import FAULT_RULES, UNCONSTRAINED, Fault, ProgramContext, widened_send
 from meshwright.notation.mesh import Mesh
 
 _INTEGERS = re.compile(r"[su](8|16|32|64)$")

@@ -10,14 +10,14 @@ import numpy as np
 from jax import Array
 
 from meshwright.audit.compare.unnamed import Derived, Pair, derived, match
-from meshwright.audit.facts.collectives import collectives
+from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import Emitted, on_mesh
-from meshwright.audit.hlo.parse import parse_hlo
-from meshwright.audit.shard.run import ShardJob
+from meshwright.audit.hlo.read import parse_hlo
+from meshwright.audit.shard.on_devices import ShardJob
 from meshwright.audit.shard.windowed import windowed_contract, windowed_step
-from meshwright.nn.blocks import max_abs_error, put
-from meshwright.nn.execute import contract, run_steps
-from meshwright.nn.mesh import explicit_mesh
+from meshwright.nn.products.execute import contract, run_steps
+from meshwright.nn.sharded_arrays import max_abs_error, put
+from meshwright.nn.start.device_mesh import explicit_mesh
 from meshwright.notation.einsum import cotangent
 from meshwright.notation.mesh import Mesh
 

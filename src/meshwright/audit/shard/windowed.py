@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import reshard
 
-from meshwright.nn.contract import local_einsum
-from meshwright.nn.execute import contract, run_steps, run_to
-from meshwright.nn.mesh import notation_mesh, partition_spec
+from meshwright.nn.products.contract import local_einsum
+from meshwright.nn.products.execute import contract, run_steps, run_to
+from meshwright.nn.start.device_mesh import notation_mesh, partition_spec
 from meshwright.notation.array import Axes
 from meshwright.notation.collective import Collective
 from meshwright.notation.einsum import Contraction, Einsum, EinsumSide, cotangent

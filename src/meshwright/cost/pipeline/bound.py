@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipelines import SCHEDULES
 
 
 def least_makespan(

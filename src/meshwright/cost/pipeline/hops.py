@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from meshwright.cost.pipeline.makespan import makespan
 from meshwright.cost.pipeline.order import Times
-from meshwright.layout.pipeline import pipeline_schedule
+from meshwright.layout.pipelines import pipeline_schedule
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from meshwright.cost.pipeline.order import Order, Ordering, Times
-from meshwright.layout.pipeline import SCHEDULES, PassTable, pipeline_schedule
+from meshwright.layout.pipelines import SCHEDULES, PassTable, pipeline_schedule
 
 # Rounds of the short tables that are tried.
 _SHORT = (2, 4, 8)

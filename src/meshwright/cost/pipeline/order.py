@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from meshwright.layout.pipeline import PassTable
+from meshwright.layout.pipelines import PassTable
 
 # What an entry does: the seconds of depth d stand at 4 d + this.
 _FORWARD, _INPUT_GRADIENT, _BACKWARD, _WEIGHT_GRADIENT = range(4)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.cost.pipeline.order import Ordering, Times
-from meshwright.layout.pipeline import PassTable
+from meshwright.layout.pipelines import PassTable
 
 
 class PassEvent(NamedTuple):

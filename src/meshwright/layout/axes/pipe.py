@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, ShortForm, divisors
-from meshwright.layout.pipeline import SCHEDULES
-from meshwright.layout.pipeline.depths import cuts_groups
-from meshwright.layout.pipeline.schedule import fitting
+from meshwright.layout.pipelines import SCHEDULES
+from meshwright.layout.pipelines.depths import cuts_groups
+from meshwright.layout.pipelines.pipeline import fitting
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 

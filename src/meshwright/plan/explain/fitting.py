@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import REMATS, Layout
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
-from meshwright.cost.inference import cache_bytes, pass_cost
+from meshwright.cost.serving_step import cache_bytes, pass_cost
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.roofs import compute_bound_batch
 from meshwright.layout import Layout

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.cost.inference import InferenceMemory, cache_bytes, pass_cost
+from meshwright.cost.serving_step import InferenceMemory, cache_bytes, pass_cost
 from meshwright.cost.step import StepCost
 from meshwright.errors import PlanError
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token

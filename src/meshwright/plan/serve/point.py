@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshwright.cost.inference import InferenceMemory, pass_cost
+from meshwright.cost.serving_step import InferenceMemory, pass_cost
 from meshwright.cost.step import StepCost
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token

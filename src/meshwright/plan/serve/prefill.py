@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.inference import Passes, keys_read
+from meshwright.cost.serving_step import Passes, keys_read
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import divisors
-from meshwright.layout.runs import why_not
+from meshwright.layout.runnable import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import tensor_words
 from meshwright.plan.serve.requests import Requests

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.collectives import forget_prices
-from meshwright.cost.inference import InferenceMemory, Passes, alike_of, cache_bytes
+from meshwright.cost.serving_step import InferenceMemory, Passes, alike_of, cache_bytes
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshwright.cost.inference import Passes, cache_bytes, inference_memory, keys_read, record_pass
 from meshwright.cost.recorder import Shape
+from meshwright.cost.serving_step import Passes, cache_bytes, inference_memory, keys_read, record_pass
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig

@@ -8,7 +8,7 @@ from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
-from meshwright.layout.pipeline import SCHEDULES, pass_table
+from meshwright.layout.pipelines import SCHEDULES, pass_table
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate

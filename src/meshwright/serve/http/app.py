@@ -16,11 +16,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.errors import CheckpointError, RequestError
-from meshwright.serve.client_limits import ClientLimits
-from meshwright.serve.engine import Engine
-from meshwright.serve.generation import Generation
+from meshwright.serve.device.prefill_pool import PrefilledElsewhere
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.metrics import Metrics
+from meshwright.serve.engine.sequence import EngineError
 from meshwright.serve.http.asking import Asking, is_forced
-from meshwright.serve.http.errors import on_failure, on_http_exception, on_request_error
+from meshwright.serve.http.client_limits import ClientLimits
+from meshwright.serve.http.error_bodies import on_failure, on_http_exception, on_request_error
 from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
 from meshwright.serve.http.limits import Gate, whole_request
 from meshwright.serve.http.log import RequestLog
@@ -36,10 +38,8 @@ from meshwright.serve.http.protocol import (
 )
 from meshwright.serve.http.responses import ResponsesForm, ResponsesRequest
 from meshwright.serve.http.stream import EventStream, unless_disconnected, whole_body
-from meshwright.serve.metrics import Metrics
-from meshwright.serve.prefill_pool import PrefilledElsewhere
-from meshwright.serve.sequence import EngineError
-from meshwright.serve.tokenizer import Tokenizer
+from meshwright.serve.text.generation import Generation
+from meshwright.serve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from meshwright.serve.http.tracing import Tracing

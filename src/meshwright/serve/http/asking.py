@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.errors import RequestError
-from meshwright.serve.engine import Engine
-from meshwright.serve.grammar import Grammars
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.logit_edits import NewConstraint
+from meshwright.serve.engine.sequence import Request, SamplingParams
 from meshwright.serve.http.protocol import ChatRequest, CompletionRequest, Message, Tool, ToolChoice
-from meshwright.serve.logit_edits import NewConstraint
-from meshwright.serve.sequence import Request, SamplingParams
-from meshwright.serve.tokenizer import Tokenizer
-from meshwright.serve.tools import ToolFormat, format_of_template
+from meshwright.serve.text.grammar import Grammars
+from meshwright.serve.text.tokenizer import Tokenizer
+from meshwright.serve.text.tools import ToolFormat, format_of_template
 
 Asked = CompletionRequest | ChatRequest
 Tokens = tuple[int, ...]

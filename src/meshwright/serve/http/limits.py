@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from meshwright.errors import RequestError
-from meshwright.serve.client_limits import ClientLimits
-from meshwright.serve.http.errors import error_object, headers_of
+from meshwright.serve.http.client_limits import ClientLimits
+from meshwright.serve.http.error_bodies import error_object, headers_of
 
 # Open to all: probes and scrapers of the cluster have no keys, and the page asks for one itself.
 OPEN = ("/health", "/ready", "/metrics", "/")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from meshwright.serve.generation import AnswerToken
-from meshwright.serve.sequence import TokenScore
-from meshwright.serve.tokenizer import Tokenizer
+from meshwright.serve.engine.sequence import TokenScore
+from meshwright.serve.text.generation import AnswerToken
+from meshwright.serve.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 # JSON has no infinity; a token that cannot come is told as vLLM tells it.

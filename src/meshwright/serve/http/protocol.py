@@ -20,8 +20,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from meshwright.errors import RequestError, nearest
-from meshwright.serve.grammar import GrammarKind
-from meshwright.serve.sampling import NUM_TOP
+from meshwright.serve.device.sampling import NUM_TOP
+from meshwright.serve.text.grammar import GrammarKind
 
 # Fields that change no answer.
 _HARMLESS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from meshwright.errors import RequestError
-from meshwright.serve.generation import Delta
 from meshwright.serve.http.forms import Choice, Json
 from meshwright.serve.http.protocol import ChatRequest, Message, RequestObject
+from meshwright.serve.text.generation import Delta
 
 
 class InputText(RequestObject):

@@ -11,11 +11,11 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from meshwright.errors import RequestError
-from meshwright.serve.generation import Generation
-from meshwright.serve.http.errors import error_object
+from meshwright.serve.engine.sequence import EngineError
+from meshwright.serve.http.error_bodies import error_object
 from meshwright.serve.http.forms import Choice, Form, Json
 from meshwright.serve.http.protocol import StreamOptions
-from meshwright.serve.sequence import EngineError
+from meshwright.serve.text.generation import Generation
 
 logger = logging.getLogger(__name__)
 

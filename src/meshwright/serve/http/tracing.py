@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor  # pyright: ignore
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from meshwright.serve.engine.sequence import Lifetime
 from meshwright.serve.http.limits import OPEN
-from meshwright.serve.sequence import Lifetime
 
 
 class Tracing:

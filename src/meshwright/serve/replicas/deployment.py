@@ -23,8 +23,8 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from meshwright.errors import DeviceError, MeshwrightError, PlanError
-from meshwright.serve.client_limits import ClientLimits
-from meshwright.serve.prefill_pool import Offer, Prefiller, Prefills, Tokens
+from meshwright.serve.device.prefill_pool import Offer, Prefiller, Prefills, Tokens
+from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.replicas.forwarded import ROUTING, Forwarded
 from meshwright.serve.replicas.front import front_app
 from meshwright.serve.replicas.router import PrefixRouter

@@ -18,16 +18,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from meshwright.serve.client_limits import ClientLimits
+from meshwright.serve.engine.sequence import EngineError
 from meshwright.serve.http.app import guarded
-from meshwright.serve.http.errors import error_object
+from meshwright.serve.http.client_limits import ClientLimits
+from meshwright.serve.http.error_bodies import error_object
 from meshwright.serve.http.limits import whole_request
 from meshwright.serve.http.log import request_id
 from meshwright.serve.http.page import page
 from meshwright.serve.http.stream import event, unless_disconnected
 from meshwright.serve.replicas.forwarded import ROUTING, Forwarded
 from meshwright.serve.replicas.routes import beginning_of
-from meshwright.serve.sequence import EngineError
 
 # Servers that may die one after another beneath a request before it is given up.
 _MOST_DEATHS = 5

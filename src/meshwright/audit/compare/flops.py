@@ -1,0 +1,147 @@
+"""Planned products beside those that run: recomputation, a second forward pass, wider types."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from meshwright.audit.facts.emitted import UPDATE, pass_of
+from meshwright.audit.facts.products import Product
+from meshwright.audit.facts.work import is_attention_kernel
+from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
+from meshwright.audit.hlo.read import Program
+from meshwright.units import dtype_bytes
+
+# (tensor, pass) of a product; a pass is forward, recompute or backward.
+Key = tuple[str, str]
+
+# A product of one tensor in one pass may differ by this share of all planned FLOPs. An attention kernel
+# computes whole blocks of scores and may differ by the share of its own; of attention without a kernel XLA
+# may leave out as much, since scores that two passes compute are the same.
+TOLERANCE = 0.005
+ATTENTION_TOLERANCE = 0.35
+
+
+@dataclass(frozen=True)
+class ProductDifference:
+    """FLOPs of one device in a step, of one tensor in one pass, planned and compiled. where: JAX's name."""
+
+    tensor: str
+    direction: str
+    planned: float
+    compiled: float
+    where: str
+
+    @property
+    def extra_flops(self) -> float:
+        return self.compiled - self.planned
+
+    @property
+    def what(self) -> str:
+        if not self.planned:
+            return f"{self.tensor}: {self.compiled:.3g} {self.direction} FLOPs that the plan does not have"
+        if not self.compiled:
+            return f"{self.tensor}: {self.planned:.3g} {self.direction} FLOPs are planned, none are compiled"
+        times = f"{self.compiled / self.planned:.2f} times the planned {self.planned:.3g}"
+        return f"{self.tensor}: {self.compiled:.3g} {self.direction} FLOPs, {times}"
+
+
+def compare_products(
+    planned: Mapping[Key, float], found: Iterable[Product], *, differentiated: bool, edge: float = 0.0
+) -> list[ProductDifference]:
+    """The products whose FLOPs differ from the plan's, the largest difference first.
+
+    edge: the share of its scores that an attention kernel computes besides, in blocks that the mask cuts.
+    differentiated: the program holds a gradient. Recomputed products count with the backward pass's: which of
+    both has one is the compiler's choice.
+    """
+    total = sum(planned.values())
+    wanted = _by_pass(planned.items())
+    compiled: dict[Key, float] = defaultdict(float)
+    where: dict[Key, str] = {}
+    by_kernels: set[Key] = set()
+    for product in found:
+        key = _key(product, wanted, differentiated)
+        compiled[key] += product.flops
+        where.setdefault(key, product.op_name)
+        by_kernels |= {key} if is_attention_kernel(product.value.instruction) else set()
+    tolerance = max(ATTENTION_TOLERANCE, edge)
+    keys = wanted.keys() | compiled.keys()
+    differences = {key: compiled.get(key, 0.0) - wanted.get(key, 0.0) for key in keys}
+    differing = [
+        ProductDifference(*key, wanted.get(key, 0.0), compiled.get(key, 0.0), where.get(key, ""))
+        for key, extra in _without_merged(differences).items()
+        if abs(extra) > max(TOLERANCE * total, tolerance * _of_attention(key, wanted, extra, by_kernels))
+    ]
+    return sorted(differing, key=lambda one: -abs(one.extra_flops))
+
+
+def _of_attention(key: Key, wanted: Mapping[Key, float], extra: float, by_kernels: Collection[Key]) -> float:
+    """Planned FLOPs of attention of which a share may differ; 0 of others."""
+    return wanted.get(key, 0.0) if key in by_kernels or (key[0] == "attention" and extra < 0) else 0.0
+
+
+def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
+    """The differences without those of products that XLA for GPU computes at once.
+
+    They have the name of one, which has too many FLOPs, of the same pass as those that have too few.
+    """
+    left = {key: extra for key, extra in differences.items() if extra}
+    for key in [key for key, extra in left.items() if extra > 0]:
+        fewer = [one for one, extra in left.items() if extra < 0 and one[1] == key[1]]
+        some = (part for count in (1, 2) for part in combinations(fewer, count))
+        merged = next(
+            (part for part in some if abs(left[key] + sum(left[one] for one in part)) < 0.01 * left[key]), ()
+        )
+        for one in (key, *merged) if merged else ():
+            del left[one]
+    return left
+
+
+def wider_products(
+    found: Iterable[Product],
+    program: Program,
+    dtype: str,
+    attention_dtype: str,
+    *,
+    widened: bool,
+    differentiated: bool,
+) -> list[Product]:
+    """The products whose operands are wider than `dtype`, those of attention than `attention_dtype`.
+
+    The gradients of scores may be float32, and the optimizer's products are. What attention multiplies
+    forward is asked of training steps by XLA:CPU alone: others leave out casts within a fusion, or run a
+    kernel; pages are float32 on CPUs.
+    """
+
+    def planned_dtype(one: Product) -> str | None:
+        if differentiated and phase_of(one.op_name, differentiated=True) == UPDATE:
+            return None
+        if "attention" not in scope_of(one.op_name):
+            return dtype
+        is_forward = phase_of(one.op_name, differentiated=False) == "forward"
+        return attention_dtype if widened and is_forward and differentiated else None
+
+    return [
+        one
+        for one in found
+        if (planned := planned_dtype(one)) and one.bits(program, widened=widened) > 8 * dtype_bytes(planned)
+    ]
+
+
+def _by_pass(flops: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    total: dict[Key, float] = defaultdict(float)
+    for (tensor, direction), count in flops:
+        total[tensor, pass_of(direction)] += count
+    return dict(total)
+
+
+def _key(product: Product, wanted: Mapping[Key, float], differentiated: bool) -> Key:
+    names = split_op_name(product.op_name)
+    for name in names:
+        direction = pass_of(phase_of(name, differentiated))
+        for scope in reversed(scope_of(name)):
+            if (scope, direction) in wanted:
+                return scope, direction
+    scopes = [scope for scope in scope_of(names[0]) if "->" not in scope]  # an einsum is no name
+    return scopes[-1] if scopes else names[0], pass_of(phase_of(names[0], differentiated))

@@ -1,0 +1,97 @@
+"""What the collectives of a compiled program cost on a machine."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshwright.audit.facts.emitted import Emitted
+from meshwright.audit.facts.groups import group_axes
+from meshwright.cost.collectives import collective_seconds
+from meshwright.cost.priced import PricedCollective
+from meshwright.cost.reshard import sent_bytes
+from meshwright.cost.step import at_step_rates
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.topology import Hardware, Placement
+from meshwright.notation.array import Axes
+from meshwright.notation.mesh import Mesh
+
+
+def step_prices(hardware: Hardware, mesh: Mesh) -> "Prices":
+    """The prices of a planned step, whose links reach what the planner reckons with."""
+    machine = at_step_rates(hardware)
+    parts = _cut_at_slices(mesh, hardware.num_slices)
+    placed = None if parts is None else machine.place(parts)
+    return Prices(mesh, machine.place(mesh), machine.chip, mesh, parts, placed)
+
+
+def _cut_at_slices(mesh: Mesh, num_slices: int) -> Mesh | None:
+    """The mesh with its outermost axis cut in two, across slices and within one; None where that is one."""
+    first = next((axis for axis, size in mesh.sizes.items() if size > 1), "")
+    if num_slices == 1 or not first or mesh.size(first) <= num_slices or mesh.size(first) % num_slices:
+        return None
+    inner = {axis: size // num_slices if axis == first else size for axis, size in mesh.sizes.items()}
+    return Mesh({f"{first} across slices": num_slices, **inner})
+
+
+@dataclass(frozen=True)
+class Prices:
+    """mesh: of the collectives' axes. placement, chip: None where no hardware was named.
+
+    named: the mesh that the user gave; None where `mesh` was inferred and its axes have no names.
+    parts, parts_placement: the mesh whose outermost axis is cut between slices, for sums in steps.
+    """
+
+    mesh: Mesh
+    placement: Placement | None
+    chip: Chip | None
+    named: Mesh | None = None
+    parts: Mesh | None = None
+    parts_placement: Placement | None = None
+
+    def seconds(self, e: Emitted) -> float | None:
+        """Seconds per step, hidden or not; None without hardware, or where groups follow no axes.
+
+        Of what is combined with other tensors its share by bytes: they wait for the first hop together.
+        """
+        if self.placement is None or not e.axes:
+            return 0.0 if self.placement and e.collective.groups.size == 1 else None
+        axes, placement = self._over(e)
+        if placement is None or not axes:
+            return None
+        own = self.gathered(e)
+        together = max(own, own * e.collective.together_bytes // max(e.collective.gathered_bytes, 1))
+        price = collective_seconds(e.collective.op, together, axes, placement)
+        return price.seconds * e.runs * (own / together if together else 1.0)
+
+    def _over(self, e: Emitted) -> tuple[Axes, Placement | None]:
+        """The axes that a collective is over, and their placement; of the cut mesh if it is over a part."""
+        if not e.is_part or self.parts is None:
+            return e.axes, self.placement
+        found = group_axes(e.collective.groups, self.parts)
+        return (found.axes or (), self.parts_placement) if not found.note else ((), None)
+
+    def planned_sent(self, p: PricedCollective) -> float:
+        """Bytes that each device was planned to send in a step."""
+        return sent_bytes(p.op, p.gathered_bytes, self.mesh.size(p.axes)) * p.count
+
+    def sent(self, e: Emitted) -> int:
+        """Bytes that each device sends in a step."""
+        groups = e.collective.groups
+        n = self.mesh.size(e.axes) if e.axes and not e.is_part else max(map(len, groups.members), default=1)
+        return round(sent_bytes(e.collective.op, self.gathered(e), n) * e.runs)
+
+    def gathered(self, e: Emitted) -> int:
+        """V of one run, padding included."""
+        return e.gathered_bytes + e.collective.padding_bytes
+
+    def read_seconds(self, num_bytes: float) -> float | None:
+        """Seconds to read so many bytes from a device's memory."""
+        return num_bytes / self.chip.hbm_bytes_per_second if self.chip else None
+
+    def product_seconds(self, flops: float, dtype: str) -> float | None:
+        """Seconds to compute so many FLOPs of large products."""
+        return flops / self.chip.flops(dtype) if self.chip else None
+
+    def over(self, axes: Iterable[str], size: int) -> str:
+        """Devices in words: `data·tensor`, or `4 devices` where axes have no names."""
+        names = "·".join(axes)
+        return f"`{names}`" if self.named and names else f"groups of {size} devices"

@@ -1,0 +1,189 @@
+"""The audit of a pipeline whose stages run programs of their own: each stage beside its part of the plan.
+
+What the loop sends between stages is no program's: it is compared by the plan's own list of hops.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from meshwright.audit.beside_plan import beside_plan
+from meshwright.audit.compare.rewrites import TOLERANCE
+from meshwright.audit.compile.compile import STAGES_APART, StagePrograms
+from meshwright.audit.compile.planned_program import planned_step
+from meshwright.audit.compile.targets import Target
+from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
+from meshwright.audit.hlo.link import Sent, linked
+from meshwright.audit.hlo.read import parse_hlo
+from meshwright.audit.remarks import Remark
+from meshwright.cost.priced import PricedCollective
+from meshwright.hardware.catalog import load
+from meshwright.notation.collective import gathered_of_block
+from meshwright.plan_file import Plan
+from meshwright.units import format_bytes
+
+# The lists of a stage's audit, which that of all stages has one after another, each entry with its stage.
+_LISTS = ("findings", "planned", "emitted", "unplanned", "missing", "rows")
+_TOTALS = ("bytes", "sent", "flops")
+_PIPE = ("pipe",)
+
+
+def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StagePrograms) -> dict:
+    """The keys of `mw audit` that have both sides. `stages` has the totals of each.
+
+    Of all stages `bytes`, `sent` and `flops` are those of the mean device, `memory` is that of the stage that
+    takes most.
+    """
+    hardware, layout, on_cpu = load(plan.hardware), plan.layout, target.name == "cpu"
+    programs = [parse_hlo(one) for one in text.split(STAGES_APART)]
+    found = []
+    for stage in range(layout.pipe):
+        planned = planned_step(plan, hardware, by_cpu=on_cpu, stage=stage)
+        hops = [one for one in planned.collectives if (one.op, one.axes) == ("permute", _PIPE)]
+        # What is summed over stages as well, as a norm is, the loop adds up.
+        own = [
+            replace(one, axes=tuple(axis for axis in one.axes if axis != "pipe"))
+            for one in planned.collectives
+        ]
+        within = tuple(one for one in own if one.axes)
+        program = linked(programs, stages.calls, stages.results[stage], stage)
+        document = beside_plan(
+            plan,
+            target,
+            replace(planned, collectives=within),
+            program,
+            layout.of_stage.mesh,
+            stages.memory_bytes[stage],
+        )
+        sent = Counter({one: count for one, count in stages.sent if one.stage == stage})
+        _add_transfers(document, hops, sent, layout.pipe)
+        found.append(document)
+    return _of_all(found)
+
+
+def _add_transfers(
+    document: dict, hops: Sequence[PricedCollective], sent: Mapping[Sent, int], pipe: int
+) -> None:
+    """Adds what the loop sends from a stage to its audit, beside the planned hops."""
+    planned: dict[tuple[str, str], list[PricedCollective]] = defaultdict(list)
+    for one in hops:
+        planned[one.what, one.direction].append(one)
+    emitted: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    for one, count in sent.items():
+        if one.num_bytes > NEGLIGIBLE_BYTES and one.what in _MEANS:
+            emitted[_MEANS[one.what]][one.num_bytes] += count
+    for key in {**planned, **emitted}:
+        _add_row(document, key, planned.get(key, ()), emitted.get(key, {}), pipe)
+
+
+# What the loop says of what it sends, as plans have it; "sums", a few numbers of each weight, are in none.
+_MEANS = {
+    "activations": ("activations between stages", "forward"),
+    "cotangents": ("activations between stages", "backward"),
+    "weights": ("weights between stages", "update"),
+    "gradients": ("gradients between stages", "update"),
+}
+
+
+def _add_row(
+    document: dict,
+    key: tuple[str, str],
+    planned: Sequence[PricedCollective],
+    sent: Mapping[int, int],
+    pipe: int,
+) -> None:
+    """One row: what is planned of a kind, and how often blocks of so many bytes are sent."""
+    what, direction = key
+    wanted = round(sum(one.step_bytes for one in planned))
+    blocks = sum(size * count for size, count in sent.items())
+    found = gathered_of_block("permute", blocks, pipe)
+    alike = abs(found - wanted) <= TOLERANCE * max(found, wanted)
+    status = "match" if alike else "unplanned" if not wanted else "differs" if found else "missing"
+    seconds = sum(one.step_seconds for one in planned)
+    extra = seconds * (found / wanted - 1) if wanted else None
+    one = {"op": "permute", "axes": list(_PIPE)}
+    row = {
+        "tensor": what,
+        "direction": direction,
+        "planned": (
+            planned
+            and one
+            | {
+                "bytes": wanted,
+                "count": sum(p.count for p in planned),
+                "seconds": seconds,
+                "exposed_seconds": sum(p.exposed_seconds for p in planned),
+                "sent": round(wanted / pipe),
+            }
+        )
+        or None,
+        "emitted": (
+            sent
+            and one
+            | {
+                "bytes": found,
+                "count": sum(sent.values()),
+                "seconds": None if extra is None else seconds + extra,
+                "exposed_seconds": None,
+                "sent": blocks,
+            }
+        )
+        or None,
+        "status": status,
+        "note": "sent by the loop over the table",
+    }
+    document["rows"].append(row)
+    document["planned"] += [p.to_dict() for p in planned]
+    told = [
+        one
+        | {
+            "tensor": what,
+            "direction": direction,
+            "bytes": gathered_of_block("permute", size, pipe),
+            "dtype": "",
+            "count": count,
+            "instruction": "",
+            "source": "",
+            "overlaps": None,
+            "exposed_seconds": None,
+        }
+        for size, count in sent.items()
+    ]
+    document["emitted"] += told
+    document["unplanned"] += told if status == "unplanned" else []
+    document["missing"] += [p.to_dict() for p in planned] if status == "missing" else []
+    for total, sides in (("bytes", (wanted, found)), ("sent", (round(wanted / pipe), blocks))):
+        document[total]["planned"] += sides[0]
+        document[total]["compiled"] += sides[1]
+    if status != "match":
+        sides = f"planned {format_bytes(wanted // pipe)}, sent {format_bytes(blocks)}"
+        said = f"{what}: {sides} a step by this stage"
+        document["findings"].append(
+            Remark("collective", what, said, "", "", blocks - wanted // pipe, extra, direction).of_plan()
+        )
+
+
+def _of_all(found: Sequence[dict]) -> dict:
+    """The audit of all stages, of those of each."""
+    gaps = dict.fromkeys(gap for document in found for gap in document["not_understood"])
+    named = [
+        {key: [one | {"stage": stage} for one in document[key]] for key in _LISTS}
+        for stage, document in enumerate(found)
+    ]
+    largest = max(found, key=lambda one: one["memory"]["compiled"] or 0)
+    return {
+        **{key: [one for document in named for one in document[key]] for key in _LISTS},
+        "not_understood": list(gaps),
+        **{key: _mean([document[key] for document in found]) for key in _TOTALS},
+        "step_seconds": found[0]["step_seconds"],
+        "memory": largest["memory"],
+        "stages": [
+            {"stage": stage, **{key: document[key] for key in (*_TOTALS, "memory")}}
+            for stage, document in enumerate(found)
+        ],
+    }
+
+
+def _mean(sides: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of figures of both sides."""
+    return {side: round(sum(one[side] for one in sides) / len(sides)) for side in sides[0]}

@@ -1,0 +1,69 @@
+"""What XLA says while it partitions a program, mapped to the program's tensors."""
+
+import re
+from collections.abc import Iterable
+from math import prod
+
+from meshwright.audit.compile.compile import OPERATION, REPLICATED
+from meshwright.audit.facts.groups import tiles_of
+from meshwright.audit.hlo.op_names import primitive_of, scope_of
+from meshwright.audit.hlo.read import dtype_bits
+from meshwright.audit.remarks import Remark
+
+_REPLICATION = "involuntary_replication"
+_RESHARDED = re.compile(r"from sharding (\{.*?\}) to (\{.*?\}) ")
+# Device after device, thousands of characters on a large mesh.
+_DEVICES = re.compile(r"\{\{[\d,{}]{60,}\}\}")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+
+
+def compiler_warnings(lines: Iterable[str]) -> list[Remark]:
+    """`warning_lines`, mapped to tensors."""
+    return list(
+        dict.fromkeys(_replicated(line) if REPLICATED.search(line) else _other(line) for line in lines)
+    )
+
+
+def replicates(found: Iterable[Remark]) -> bool:
+    """Whether the compiler replicates a tensor that nobody asked it to."""
+    return any(one.kind == _REPLICATION for one in found)
+
+
+def _replicated(line: str) -> Remark:
+    operation, shardings = OPERATION.search(line), _RESHARDED.search(line)
+    before, after = shardings.groups() if shardings else ("one sharding", "another")
+    size = _whole_bytes(operation[2], operation[3], before) if operation else None
+    tensor, where = _named(line)
+    on_each = f" ({size:,} B)" if size else ""
+    return Remark(
+        _REPLICATION,
+        tensor,
+        f"the compiler replicates `{tensor}`{on_each} on every device to reshard it from {before} to {after}",
+        where,
+        "choose two shardings that one collective converts, or reshard in two steps: gather the axes that "
+        "move, then slice",
+        size,
+        instruction=operation[1] if operation else "",
+    )
+
+
+def _other(line: str) -> Remark:
+    tensor, where = _named(line)
+    operation = OPERATION.search(line)
+    said = _DEVICES.sub("{...}", line)
+    instruction = operation[1] if operation else ""
+    return Remark("other", tensor, said, where, "", None, instruction=instruction)
+
+
+def _named(line: str) -> tuple[str, str]:
+    """The tensor, by its innermost named scope, and JAX's whole name of the operation."""
+    found = _OP_NAME.search(line)
+    name = found[1] if found else ""
+    scope = scope_of(name)
+    return (scope[-1] if scope else primitive_of(name)), name
+
+
+def _whole_bytes(dtype: str, dims: str, sharding: str) -> int:
+    """Bytes of the tensor of which the compiler names one device's part."""
+    local = prod(int(size) for size in dims.split(",") if size)
+    return local * tiles_of(sharding) * dtype_bits(dtype) // 8

@@ -1,0 +1,345 @@
+"""The rules that recognise accidents, one function each: of weights, of activations, of any transfer.
+
+Each looks at one collective in its program and gives a fault or None.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwright.audit.facts.communication import is_cast
+from meshwright.audit.facts.emitted import Emitted, is_computed
+from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.facts.shards import own_slices
+from meshwright.audit.facts.timeline import ProgramSchedule
+from meshwright.audit.hlo.read import Program
+from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, same_each_turn, trip_count
+
+Fault = tuple[str, str, str]  # kind, what, change
+
+
+@dataclass(frozen=True)
+class ProgramContext:
+    """What rules look at beside one collective.
+
+    fsdp_axes: mesh axes over which both the batch and weights are sharded. batch_elements: numbers of the
+    batch on one device, such as its tokens.
+    """
+
+    program: Program
+    sent: tuple[Emitted, ...]
+    prices: Prices
+    differentiated: bool
+    schedule: ProgramSchedule
+    fsdp_axes: frozenset[str] = frozenset()
+    batch_elements: int = 0
+
+    def over(self, one: Emitted) -> str:
+        """The devices that a collective joins, in words."""
+        return self.prices.over(one.axes, one.collective.groups.size)
+
+
+FaultRule = Callable[[Emitted, ProgramContext], Fault | None]
+
+
+# A weight that is gathered for a product is too large for it where moving the activations instead
+# would send this much less.
+_FEWER_BYTES = 4
+
+
+def table(one: Emitted, context: ProgramContext) -> Fault | None:
+    """An embedding gathered whole to look up a few of its rows."""
+    if one.op != "all_gather":
+        return None
+    for user, at in one.uses(context.program):
+        looked_up = user.instruction.shapes[0].num_bytes
+        if user.instruction.opcode == "gather" and at == 0 and one.collective.gathered_bytes > 2 * looked_up:
+            return (
+                "table_gathered",
+                f"the whole table `{one.tensor}` is gathered over {context.over(one)} "
+                f"({one.collective.gathered_bytes:,} B) to look up rows of {looked_up:,} B",
+                "look up rows in each device's shard and all-reduce them: keep the table sharded and "
+                "constrain only the result",
+            )
+    return None
+
+
+def repeated_gather(one: Emitted, context: ProgramContext) -> Fault | None:
+    """A weight gathered in a loop in each turn of which it is the same."""
+    if one.op != "all_gather":
+        return None
+    for depth, frame in enumerate(one.value.place.frames):
+        if frame.caller.opcode != "while" or not same_each_turn(context.program, one.operand(), depth):
+            continue
+        if is_computed(context.program, one.operand()):
+            continue
+        loop = TracedValue(frame.caller, _place_of(one, depth))
+        trips = trip_count(context.program, loop)
+        if trips == 1:
+            continue
+        turns = f"{round(trips):,} times" if trips else "in every iteration"
+        return (
+            "weight_gathered_repeatedly",
+            f"`{one.tensor}` is gathered over {context.over(one)} {turns} in the loop "
+            f"{frame.caller.op_name or frame.caller.name}, which does not change it",
+            "gather it once, before the loop, if memory allows; or keep it sharded as its matmuls use it "
+            + ("(tensor parallelism)" if context.differentiated else "(tensor parallelism), without FSDP"),
+        )
+    return None
+
+
+def for_few_tokens(one: Emitted, context: ProgramContext) -> Fault | None:
+    """A weight gathered for so few tokens that to move these were far cheaper; in inference only."""
+    if one.op != "all_gather" or context.differentiated or is_computed(context.program, one.operand()):
+        return None
+    for user, other in one.products(context.program):
+        activations = other.instruction.shapes[0].num_bytes + user.instruction.shapes[0].num_bytes
+        if one.collective.gathered_bytes > _FEWER_BYTES * activations:
+            return (
+                "weight_gathered_for_few_tokens",
+                f"`{one.tensor}` ({one.collective.gathered_bytes:,} B) is gathered over {context.over(one)} "
+                f"for a matmul with only {activations:,} B of activations",
+                "keep the weight sharded and move the activations: tensor parallelism in place of FSDP",
+            )
+    return None
+
+
+def moved_weight(one: Emitted, context: ProgramContext) -> Fault | None:
+    """A weight stored by one axis and used by another."""
+    c = one.collective
+    moves = one.op in ("permute", "all_to_all") and not c.follows_sum
+    if not moves or one.is_written or one.is_windowed or is_computed(context.program, one.operand()):
+        return None
+    return stored_otherwise(one, context)
+
+
+def stored_otherwise(one: Emitted, context: ProgramContext) -> Fault:
+    return (
+        "weight_resharded",
+        f"`{one.tensor}` is stored with one sharding and used with another: {one.op} over "
+        f"{context.over(one)} before its matmul",
+        "store it with the sharding that its matmul uses",
+    )
+
+
+def _place_of(one: Emitted, depth: int) -> CallPath:
+    place = one.value.place
+    while len(place.frames) > depth:
+        place = place.parent
+    return place
+
+
+UNCONSTRAINED = "activations_not_constrained"
+
+
+def over_the_batch(one: Emitted, context: ProgramContext) -> Fault | None:
+    """Activations summed or gathered over axes of the batch that weights are sharded over, too.
+
+    The partitioner shards activations as the weights then, and not by the batch: FSDP without constraints.
+    """
+    c, axes = one.collective, set(one.axes) & context.fsdp_axes
+    forward = c.phase == "forward" or not context.differentiated
+    operand = one.operand()
+    if (
+        not (axes and forward)
+        or one.op not in ("all_reduce", "all_gather", "reduce_scatter")
+        or one.is_written
+        or one.elements <= context.batch_elements
+        or not (is_computed(context.program, operand) or _is_carried(one, context.program))
+    ):
+        return None
+    return (
+        UNCONSTRAINED,
+        f"activations (`{one.tensor}`) are communicated over {context.over(one)}, which shards both batch "
+        "and weights: the partitioner sharded the activations like the weights, not by batch",
+        "constrain the activations to the batch's axes: with_sharding_constraint(x, P(batch axes)) after the "
+        "embedding and in each layer, so that the weights are gathered instead",
+    )
+
+
+def two_sides(one: Emitted, context: ProgramContext) -> Fault | None:
+    """A fault where both operands of a matmul are gathered over the same devices, which compute it alike."""
+    if one.op != "all_gather" or not is_computed(context.program, one.operand()):
+        return None
+    for _, other in one.products(context.program):
+        *_, origin = history(context.program, other, MOVES)
+        partner = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
+        if partner and partner is not one and _same_devices(partner, one):
+            return (
+                "contraction_gathered",
+                f"both operands of a matmul, `{one.tensor}` and `{partner.tensor}`, are gathered over "
+                f"{context.over(one)}: these devices all compute the same product",
+                "keep both sharded along the contracted dimension and reduce the partial results (all-reduce "
+                "or reduce-scatter): constrain only the result",
+            )
+    return None
+
+
+def sliced_again(one: Emitted, context: ProgramContext) -> Fault | None:
+    """A gathered array of which each device then keeps its own slice."""
+    if one.op != "all_gather":
+        return None
+    uses = list(one.uses(context.program, elementwise=True))
+    sliced = own_slices(context.program, one.collective.groups, one.value.instruction.shapes[-1], uses)
+    if not uses or len(sliced) < len(uses):
+        return None
+    if is_computed(context.program, one.operand()):
+        return (
+            "contraction_gathered",
+            f"`{one.tensor}` is gathered over {context.over(one)}, then each device keeps only its slice",
+            "drop the constraint that gathers it: the matmul can use the shards and reduce the result",
+        )
+    return stored_otherwise(one, context)
+
+
+def batch_gathered(one: Emitted, context: ProgramContext) -> Fault | None:
+    """Activations gathered along their first dimension for a product whose weight is smaller."""
+    dims = one.value.instruction.attributes.get("dimensions", "")
+    if one.op != "all_gather" or dims != "{0}" or not _is_moved_activation(one, context):
+        return None
+    for _, other in one.products(context.program):
+        weight_bytes = other.instruction.shapes[0].num_bytes * one.collective.groups.size
+        if one.collective.gathered_bytes > weight_bytes:
+            return (
+                "activation_gathered",
+                f"activations (`{one.tensor}`) are gathered along their first dimension, the batch, over "
+                f"{context.over(one)}: {one.collective.gathered_bytes:,} B, while the matmul's weight is "
+                f"{weight_bytes:,} B",
+                "constrain the result (with_sharding_constraint, or out_sharding) to stay sharded along the "
+                "batch, so that the weight is gathered instead",
+            )
+    return None
+
+
+def resharded(one: Emitted, context: ProgramContext) -> Fault | None:
+    """Activations that change their sharding in a loop over layers."""
+    c = one.collective
+    moves = one.op in ("all_gather", "all_to_all", "permute") and not c.follows_sum
+    if not (moves and one.value.place.loops and _is_moved_activation(one, context)):
+        return None
+    return (
+        "activation_resharded",
+        f"activations (`{one.tensor}`) are resharded inside a loop: {one.op} over "
+        f"{context.over(one)}, {one.runs:,} times per step",
+        "use one sharding throughout the loop: one constraint in it contradicts another",
+    )
+
+
+def _is_moved_activation(one: Emitted, context: ProgramContext) -> bool:
+    """Computed, not moved by the user's own collective, and not the gather of sequence parallelism."""
+    if (
+        one.is_written
+        or one.is_windowed
+        or one.collective.phase == "update"
+        or not (is_computed(context.program, one.operand()) or _is_carried(one, context.program))
+    ):
+        return False
+    return not any(_scatters_the_same(other, one) for other in context.sent)
+
+
+def _is_carried(one: Emitted, program: Program) -> bool:
+    """Whether it is what a loop hands from turn to turn."""
+    depths = [i for i, frame in enumerate(one.value.place.frames) if frame.caller.opcode == "while"]
+    *_, origin = history(program, one.operand(), MOVES)
+    return bool(depths) and origin.instruction.opcode == "parameter" and bool(origin.place.frames)
+
+
+def _same_devices(first: Emitted, second: Emitted) -> bool:
+    one, other = ({frozenset(group) for group in s.collective.groups.members} for s in (first, second))
+    return one == other
+
+
+def _scatters_the_same(other: Emitted, one: Emitted) -> bool:
+    """Whether `other` is the sum whose shards `one` gathers again: sequence parallelism."""
+    c = other.collective
+    scatters = c.op == "reduce_scatter" or c.scattered
+    return scatters and c.groups.size == one.collective.groups.size and other.elements == one.elements
+
+
+_NARROW = ("bf16", "f16")
+
+
+def whole_sum(one: Emitted, context: ProgramContext) -> Fault | None:
+    """An all-reduce of which each device needs its slice.
+
+    XLA:CPU writes every reduce-scatter of the partitioner so; there a sum that is only sliced is none,
+    unless the user wrote it.
+    """
+    c = one.collective
+    if c.op != "all_reduce":
+        return None
+    uses = list(one.uses(context.program))
+    shape = one.value.instruction.shapes[min(c.index, len(one.value.instruction.shapes) - 1)]
+    sliced = own_slices(context.program, c.groups, shape, uses)
+    only = bool(uses) and len(sliced) == len(uses)
+    if not sliced or (only and not (one.is_written or context.schedule.is_async)):
+        return None
+    also = "" if only else "; other uses read the whole"
+    return (
+        "summed_whole",
+        f"`{one.tensor}` is all-reduced over {context.over(one)}, but each device keeps a slice{also}",
+        "reduce-scatter it: constrain the sum to the sharding of what it updates before anything else uses "
+        "it; a norm can be computed from the norms of the slices",
+    )
+
+
+def exposed(one: Emitted, context: ProgramContext) -> Fault | None:
+    """A gather that no product hides, by a compiler that hides others."""
+    if one.op != "all_gather" or not context.schedule.is_async or context.schedule.beside(one.value):
+        return None
+    return (
+        "gather_on_critical_path",
+        f"`{one.tensor}` is gathered over {context.over(one)} while no matmul runs: its time is exposed",
+        "start it earlier (prefetch the next layer's weights), or overlap it with its own matmul "
+        "(collective matmul)",
+    )
+
+
+def widened_send(one: Emitted, context: ProgramContext) -> Fault | None:
+    """Numbers of 16 bits that are sent as 32.
+
+    XLA:CPU widens what it sends or multiplies, and gives that no name; that is no accident of the program.
+    """
+    c = one.collective
+    if c.dtype != "f32":
+        return None
+    pasts = [_dtypes_on_the_way(context.program, user, at) for user, at in one.uses(context.program)]
+    narrowed = [dtype for dtype in _NARROW if all(dtype in past for past in pasts)]
+    if not pasts:
+        return None
+    if c.source_dtype in _NARROW and c.source_dtype not in narrowed and _is_cast(one, context.program):
+        narrow, why = c.source_dtype, f"it was upcast from {c.source_dtype} before"
+        change = f"send it as {narrow} and upcast after: half the bytes"
+    elif c.source_dtype == "f32" and narrowed and one.op == "all_gather":
+        narrow, why = narrowed[0], f"it is cast down to {narrowed[0]} right after"
+        change = f"cast it to {narrow} before the gather: half the bytes"
+    else:
+        return None
+    return "widened", f"`{one.tensor}` is sent as f32 over {context.over(one)}: {why}", change
+
+
+def _is_cast(one: Emitted, program: Program) -> bool:
+    """Whether the user's own cast made it wide."""
+    past = (value.instruction for value in history(program, one.operand(), MOVES))
+    return any(is_cast(each) and each.shapes[0].dtype == "f32" for each in past)
+
+
+def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]:
+    """The types that numbers had between a collective and what reads them."""
+    read = user.operand(at) if at >= 0 else user
+    return {shape.dtype for v in history(program, read, MOVES) for shape in v.instruction.shapes[:1]}
+
+
+# In order of precedence.
+FAULT_RULES: tuple[FaultRule, ...] = (
+    table,
+    over_the_batch,
+    repeated_gather,
+    two_sides,
+    sliced_again,
+    moved_weight,
+    for_few_tokens,
+    batch_gathered,
+    resharded,
+    whole_sum,
+    exposed,
+)

@@ -1,0 +1,137 @@
+"""Collectives over the axes of a mesh, measured at several sizes.
+
+Every point runs inside a loop in one program, as a step runs them inside its scan over layers, with
+all devices at work: while one group of two exchanges, so do the others.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import jax
+from jax import Array, lax
+
+from meshwright.bench.all_devices import Bench, Operand
+from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
+from meshwright.hardware.chip import COLLECTIVES
+from meshwright.notation.array import Axes
+from meshwright.notation.mesh import Mesh
+
+_LOOP_BYTES = 33_554_432  # a loop moves about this much, so that it outlasts its launch
+_LOOPS = (2, 32)  # at least and at most; what a program allocates once must not count
+_WORD = 4  # float32
+
+
+@dataclass(frozen=True)
+class CollectivePoint:
+    """One collective of V = gathered_bytes over `axes` of `mesh`."""
+
+    op: str
+    mesh: Mesh
+    axes: Axes
+    gathered_bytes: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.mesh.size(self.axes)
+
+    @property
+    def priced_bytes(self) -> int:
+        """The bytes of hardware.chip.LinearCost: V, or V / n for all_to_all and permute."""
+        return self.gathered_bytes // (self.num_devices if self.op in ("all_to_all", "permute") else 1)
+
+    @property
+    def loop_length(self) -> int:
+        least, most = _LOOPS
+        return max(least, min(most, _LOOP_BYTES // self.priced_bytes))
+
+
+@dataclass(frozen=True)
+class MeasuredCollective:
+    """A point and the time of one run of it."""
+
+    point: CollectivePoint
+    timing: Timing
+
+
+def combinations_of(mesh: Mesh) -> Iterator[Axes]:
+    """Every choice of axes that joins devices: X, Y, XY."""
+    axes = [axis for axis in mesh if mesh.sizes[axis] > 1]
+    for count in range(1, len(axes) + 1):
+        yield from combinations(axes, count)
+
+
+def prepare(mesh: Mesh, progress: Listener, sizes: Sequence[int]) -> Prepared[MeasuredCollective]:
+    """Every collective over every choice of axes, at these sizes V in bytes that split evenly."""
+    bench = Bench(mesh)
+    points = [
+        CollectivePoint(op, mesh, axes, size)
+        for size in sizes
+        for op in COLLECTIVES
+        for axes in combinations_of(mesh)
+        if size % (_WORD * mesh.size(axes)) == 0 and size >= _WORD * mesh.size(axes) ** 2
+    ]
+    programs: list[TimedCall] = []
+    for point in points:
+        tell(progress, f"compiling {point.op} over {''.join(point.axes)} of {mesh.num_devices} devices")
+        programs.append(_program(point, bench))
+    return Prepared(
+        programs,
+        lambda timings: [
+            MeasuredCollective(p, t.per(p.loop_length)) for p, t in zip(points, timings, strict=True)
+        ],
+    )
+
+
+def _program(point: CollectivePoint, bench: Bench) -> TimedCall:
+    return bench.program(runs_in_sequence(point), [operand(point)])
+
+
+def operand(point: CollectivePoint) -> Operand:
+    """What one device starts from: all of V where sums are made, else its block."""
+    whole = point.op in ("reduce_scatter", "all_reduce")
+    return Operand((point.gathered_bytes // _WORD // (1 if whole else point.num_devices),), "f32")
+
+
+def runs_in_sequence(point: CollectivePoint) -> Callable[[Array], Array]:
+    """Several runs in sequence: one element of a result goes into the next run's operand."""
+    collective = _COLLECTIVES[point.op]
+
+    def run(_: Array, x: Array) -> Array:
+        result = collective(x, point.axes, point.num_devices)
+        return lax.dynamic_update_slice(x, result[:1], (0,))
+
+    return lambda x: lax.fori_loop(0, point.loop_length, run, x)
+
+
+def _all_gather(x: Array, axes: Axes, n: int) -> Array:
+    return lax.all_gather(x, axes, tiled=True)
+
+
+def _all_reduce(x: Array, axes: Axes, n: int) -> Array:
+    return lax.psum(x, axes)
+
+
+def _reduce_scatter(x: Array, axes: Axes, n: int) -> Array:
+    # On CPU XLA turns the reshard of a partial sum into an all-reduce and a slice (JAX 0.10.2).
+    if jax.default_backend() != "cpu":
+        return lax.psum_scatter(x, axes, tiled=True)
+    size = len(x) // n
+    return lax.dynamic_slice(lax.psum(x, axes), (lax.axis_index(axes) * size,), (size,))
+
+
+def _all_to_all(x: Array, axes: Axes, n: int) -> Array:
+    return lax.all_to_all(x, axes, 0, 0, tiled=True)
+
+
+def _permute(x: Array, axes: Axes, n: int) -> Array:
+    return lax.ppermute(x, axes, [(i, (i + 1) % n) for i in range(n)])
+
+
+_COLLECTIVES: dict[str, Callable[[Array, Axes, int], Array]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+}

@@ -1,0 +1,130 @@
+"""The memory bandwidth that training gets, from a small training step and its price.
+
+XLA on CPU runs each reduction, exponential and transposed copy as a program of its own, bound by the
+core rather than by memory: on the machine where this was written softmax, norm and SwiGLU reach
+between a third and all of the streaming rate, and copies that transpose a fused gradient a tenth.
+No single stream tells what the mixture gets, so the mixture itself is timed: the bandwidth is the one
+at which the cost model's price of the float32 step, with FLOPs and collectives as measured, is its
+time; what another dtype gets of it is step.memory_by_dtype.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+from jax import Array
+
+from meshwright.bench.regression import rate_of_time
+from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
+from meshwright.cost.ops import record_training
+from meshwright.cost.recorder import Shape
+from meshwright.cost.step import StepPricer
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.precision import DTYPES
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.step import CompiledStep
+
+_SEQUENCES_PER_DEVICE = 2
+
+
+def sample_model() -> ModelConfig:
+    """Two layers of a few million parameters: enough for every kind of operation, quick to compile."""
+    return ModelConfig(
+        name="calibration",
+        num_layers=2,
+        d_model=256,
+        d_ff=768,
+        num_heads=8,
+        num_kv_heads=4,
+        d_head=32,
+        vocab_size=2048,
+        max_seq_len=256,
+    )
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """The time of the step of `config` on every device, data parallel."""
+
+    config: ModelConfig
+    layout: Layout
+    workload: Workload
+    timing: Timing
+
+    def price(self, hardware: Hardware) -> float:
+        """Seconds that the cost model expects of this step."""
+        shape = Shape.of_microbatch(self.workload, self.layout)
+        graph = record_training(self.config, hardware, self.layout, shape)
+        return StepPricer(graph, self.layout, hardware).cost().seconds
+
+
+def prepare(num_devices: int, progress: Listener, config: ModelConfig) -> Prepared[MeasuredStep]:
+    """The step of `config` in every dtype."""
+    workload = Workload(_SEQUENCES_PER_DEVICE * num_devices, config.max_seq_len)
+    layouts = [Layout.of(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in DTYPES]
+    programs: list[TimedCall] = []
+    for layout in layouts:
+        tell(progress, f"compiling a training step in {layout.compute_dtype}")
+        programs.append(_program(config, layout, workload))
+    return Prepared(
+        programs,
+        lambda timings: [
+            MeasuredStep(config, layout, workload, timing)
+            for layout, timing in zip(layouts, timings, strict=True)
+        ],
+    )
+
+
+def _program(config: ModelConfig, layout: Layout, workload: Workload) -> TimedCall:
+    optimizer = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
+    step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
+    abstract, rows = step.abstract_state(), step.abstract_tokens()
+    with jax.set_mesh(step.mesh):
+        compiled = step.jitted.lower(abstract, rows).compile()
+    state, tokens = jax.tree.map(_zeros, abstract), _zeros(rows)
+
+    def run() -> object:
+        nonlocal state  # the step takes the old state's memory
+        state, metrics = compiled(state, tokens)
+        return jax.block_until_ready((state, metrics))
+
+    return run
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
+    """The time of a step does not depend on the values, and zeros need no program of their own."""
+    assert leaf.sharding is not None
+    local = np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda _: local)
+
+
+def with_effective_memory(measured: Sequence[MeasuredStep], hardware: Hardware) -> Hardware:
+    """`hardware` with the memory bandwidth of the float32 step, and what the other dtypes get of it.
+
+    hardware: all figures but this one as measured, its bandwidth the streaming rate, which bounds the
+    fit. A step that is faster than its price at that rate shows no bandwidth of its own.
+    """
+    rates = {one.layout.compute_dtype: _fit(one, hardware) for one in measured}
+    base = rates["f32"]
+    shares = {dtype: min(1.0, rate / base) for dtype, rate in rates.items() if dtype != "f32"}
+    efficiency = replace(hardware.chip.step, memory_by_dtype=shares)
+    chip = replace(hardware.chip, hbm_bytes_per_second=base, step=efficiency)
+    return replace(hardware, chip=chip)
+
+
+def _fit(measured: MeasuredStep, hardware: Hardware) -> float:
+    """The bandwidth at which the price is the time."""
+
+    def price(bandwidth: float) -> float:
+        return measured.price(_with_bandwidth(hardware, bandwidth))
+
+    return rate_of_time(price, measured.timing.seconds, hardware.chip.hbm_bytes_per_second, 1e-3)
+
+
+def _with_bandwidth(hardware: Hardware, bytes_per_second: float) -> Hardware:
+    """`hardware` with this memory bandwidth."""
+    return replace(hardware, chip=replace(hardware.chip, hbm_bytes_per_second=bytes_per_second))

@@ -1,0 +1,539 @@
+"""One forward pass with a cache: prefill of B prompts, or the next token of B sequences.
+
+The recorded pass is priced as the forward passes of training are (step.py), with what the chip reaches of its
+ratings in inference. Memory is weights, caches and what one operation reads and writes; nothing is kept for a
+backward pass. What a cache holds, and what a layer reads of it, is said by models/count.py: a local layer's
+window, one latent for all heads, one cache for several layers. Weights and caches are read in the type that
+they are stored in, and widened where they are multiplied. The scales of quantised ones count.
+
+Queries meet keys as the programs of serve/ have it (`attention_form`): whole prompts by a kernel or block by
+block, others over pages.
+
+A batch may be an array of batches: then every figure that follows from it is an array too.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from math import comb
+from typing import Any, Literal
+
+from meshwright.cost.arrays import largest
+from meshwright.cost.collectives import seconds_of_many
+from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
+from meshwright.cost.lowering import Lowering, lacks_kernel
+from meshwright.cost.memory import alive_in_inference
+from meshwright.cost.ops import SymbolicOps, symbolic_weights
+from meshwright.cost.passes import Dtypes, SegmentPass
+from meshwright.cost.pipeline.stages import depth_counts
+from meshwright.cost.recorder import Shape
+from meshwright.cost.state import StageState
+from meshwright.cost.step import (
+    StepCost,
+    StepPricer,
+    TimedPass,
+    at_step_rates,
+    sent_together,
+    stage_times,
+    timed_passes,
+)
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.flash import TPU_LANES, has_narrow_values
+from meshwright.layout.paged import (
+    DEFAULT_BLOCK,
+    SIDE_BY_SIDE,
+    TOGETHER,
+    attends_to_whole_prompts,
+    block_of,
+    page_of,
+    pages_met,
+    why_no_paged_kernel,
+)
+from meshwright.layout.workload import Phase
+from meshwright.models import transformer
+from meshwright.models.config import LayerKind, ModelConfig, Window
+from meshwright.models.count import (
+    cache_arrays,
+    cache_scales,
+    cache_windows,
+    cached_positions,
+    read_positions,
+    widest_window,
+)
+from meshwright.models.transformer import Places
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.collective import reshard
+from meshwright.notation.einsum import Contraction, Reshard
+from meshwright.units import dtype_bytes, whole
+
+
+@dataclass(frozen=True)
+class InferenceMemory:
+    """Bytes on one chip. buffers: what a layer, or an end of the model, has at once."""
+
+    weights: Any
+    cache: Any
+    buffers: Any
+
+    @property
+    def total(self) -> Any:
+        return self.weights + self.cache + self.buffers
+
+    def to_dict(self) -> dict[str, int]:
+        """The keys of `bytes_per_chip` in contract.md."""
+        return {**asdict(self), "total": self.total}
+
+
+AttentionForm = Literal["kernel", "blocks", "pages", "tables"]
+
+
+def attention_form(
+    config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, positions: int, longest: int
+) -> AttentionForm:
+    """How the last `queries` of so many positions of a sequence meet their keys on these chips.
+
+        kernel   on chip: what is cached is read once. So is every generate step of accelerators priced, also
+                 where none takes it, which the plan says (`why_no_paged_kernel`)
+        blocks   whole prompts without a kernel: XLA's operations, a pair of blocks at a time
+        pages    on CPUs: rows of some queries meet the pages of their sequence one by one, but where devices
+                 have parts of a prompt
+        tables   chunks of prompts on accelerators without a kernel for pages: whole tables of them are
+                 gathered for rows of queries
+
+    longest: positions of a whole prompt as its program has them. Other software has kernels for everything.
+    """
+    if not hardware.software.is_ours:
+        return "kernel"
+    if hardware.chip.kind == "cpu":
+        return form_on_cpus(layout)
+    if layout.phase != "prefill":
+        return "kernel"
+    if queries == positions:
+        return "blocks" if lacks_kernel(config, hardware, layout, longest) else "kernel"
+    lacking = why_no_paged_kernel(hardware.chip.kind, config, layout.at("generate"), queries)
+    return "tables" if lacking else "kernel"
+
+
+def form_on_cpus(layout: Layout) -> AttentionForm:
+    """How queries meet keys on CPUs, which have no kernels."""
+    is_whole = layout.phase == "prefill" and attends_to_whole_prompts("cpu", layout)
+    return "blocks" if is_whole else "pages"
+
+
+def keys_read(
+    config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, positions: int, longest: int
+) -> int:
+    """Positions that a pass of the last `queries` of so many reads: tables are as long as any may be."""
+    is_table = attention_form(config, hardware, layout, queries, positions, positions) == "tables"
+    return longest if is_table else positions
+
+
+class _CachedOps(SymbolicOps):
+    """Records a pass of T queries of each sequence, behind S - T positions in the cache.
+
+    form: of attention. kernel_on: the platform of the kernel of prompts; None where there is none. verified:
+    whether logits are wanted of every query, as of the drafts that a step verifies.
+    """
+
+    verified = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        shape: Shape,
+        form: AttentionForm = "kernel",
+        kernel_on: str | None = None,
+    ) -> None:
+        lowering = Lowering(
+            flash_attention=True,
+            by_blocks=form == "blocks",
+            wide_values=kernel_on == "gpu" and has_narrow_values(config),
+            whole_blocks=kernel_on == "tpu",
+        )
+        super().__init__(config, layout, shape, lowering)
+        self.form = form
+        # Prompts whose positions are split are kept as generation reads them.
+        self._kept_as = layout.at("generate") if layout.table.position_axes else layout
+
+    def take(self, name: str, x: Value, indices: Value) -> Value:
+        """The tokens whose logits are wanted, on all devices that share positions."""
+        if self.verified:
+            return x
+        self.layout, over = self.layout.whole_positions, x.array.axes_of("T")
+        out = super().take(name, x, indices)
+        partial = out.array.replace(unreduced=over)
+        sent = self.transfers("activations", reshard(partial, out.array), name, x.dtype, critical=True)
+        return self.add(Node(name, "move", (x,), (out,), forward_transfers=sent)) if sent else out
+
+    def fetch(self, name: str, stored: Value, reshard: Reshard) -> Value:
+        """A weight as its product reads it: in the type that it is stored in, where that is narrower."""
+        if dtype_bytes(stored.dtype) >= dtype_bytes(self.layout.compute_dtype):
+            return super().fetch(name, stored, reshard)
+        gathers = self.transfers("weights", reshard.forward, name, stored.dtype, critical=False)
+        if not gathers:
+            return stored
+        out = self.value(reshard.used, stored.dtype)
+        return self.add(Node(name, "gather", (stored,), (out,), forward_transfers=gathers))
+
+    def _rows_sent(self, name: str, table: Value, lookup: Contraction) -> tuple[Transfer, ...]:
+        """Rows of a quantised table, and their scales, a number a row."""
+        if dtype_bytes(table.dtype) >= dtype_bytes(self.layout.compute_dtype):
+            return super()._rows_sent(name, table, lookup)
+        scales = self.layout.contraction(name, "BTV,V->BT").out_reshard.forward
+        sent = ((lookup.out_reshard.forward, table.dtype), (scales, "f32"))
+        return tuple(
+            one
+            for steps, dtype in sent
+            for one in self.transfers("activations", steps, name, dtype, critical=True)
+        )
+
+    def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
+        """Activations alone are cast: weights lie in memory as the products read them."""
+        super()._quantise(name, x, x, product)
+
+    def read_share(self, plan: Contraction) -> Any:
+        """The share of its experts' weights that the busiest device reads, where all choices are as likely.
+
+        Some token chose an expert with probability p = 1 - (1 - k/E)^tokens; see `most_of_any`.
+        """
+        moe = self.config.moe
+        if "E" not in plan.einsum.lhs or moe is None:
+            return 1.0
+        tokens = self.sizes["B"] * self.sizes["T"] / self.mesh.size(self._whole_experts_axes())
+        chosen = 1 - (1 - moe.experts_per_token / moe.num_experts) ** tokens
+        devices = self.mesh.size(self.layout.expert_axes) if self.layout.expert_axes else 1
+        held = max(1, round(moe.num_experts / devices))
+        return most_of_any(held, devices, chosen) / held
+
+    def _whole_experts_axes(self) -> tuple[str, ...]:
+        """Axes that split the tokens and not the experts: each has its own copies of the experts."""
+        return tuple(axis for axis in self.layout.batch_axes if axis not in self.layout.expert_axes)
+
+    def attention(
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        v: Value,
+        places: Places,
+        cache: object,
+        kind: LayerKind,
+        **how: object,
+    ) -> tuple[Value, object]:
+        """Attention of a pass: prefill as in training; a generate step reads each sequence's cache.
+
+        From latents[B,S,R] and rotary keys[B,S,A] it reads them as one KV head: queries go through wk_up
+        and sums of latents through wv_up (DeepSeek-V2, 2024), which are the FLOPs of the new position's keys
+        and values. So scores take 2 B S N (R + A) FLOPs, and values 2 B S N R.
+
+        Queries go to where the cache is, and the values' sums back: two AllToAlls where a cache is split by
+        sequence of the batch; where it is split by position, the queries of all heads are gathered, and
+        partial sums of exponentials and values are added up. Source: How to Scale Your Model, "Inference".
+        """
+        if self.sizes["T"] == self.sizes["S"]:
+            layout = self.layout
+            made = self.config.mla is None and not kind.shares_kv
+            if made and (layout.passes_keys_round or layout.attending is not layout):
+                self._all_to_keep({"k": k, "v": v})
+            return super().attention(name, q, k, v, places, cache, kind)
+        kept = tuple(self.cached(1, read_positions(self.sizes["S"], kind.window)).values())
+        out = self._like_queries(q, v)
+        there = _at_cache(q.array, kept[0].array)
+        q = self._moved(f"to_{name}", q, there)
+        summed = _at_cache(out, kept[0].array).replace(unreduced=kept[0].array.axes_of("S"))
+        partial = self.value(summed, q.dtype)
+        if self.config.mla is None:
+            made = self._attend(name, (q,), kept, partial, partial, kind.window)
+        else:
+            latent, rope = (
+                self.value(_at_cache(self.layout.activation("q", letters), kept[0].array), q.dtype)
+                for letters in ("BTNR", "BTNA")
+            )
+            made = self._attend(name, (latent, rope), kept, latent, partial, kind.window)
+        return self._moved(f"from_{name}", made, out), cache
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Value,
+        latent: Value,
+        rope: Value,
+        w: Mapping[str, Value],
+        places: Places,
+        cache: object,
+        kind: LayerKind,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Value, object]:
+        if self.sizes["T"] == self.sizes["S"] and self.layout.table.position_axes:
+            self._all_to_keep({"latent": latent, "rope": rope})
+        return super().latent_attention(name, q, latent, rope, w, places, cache, kind, scale=scale)
+
+    def _all_to_keep(self, kept: Mapping[str, Value]) -> None:
+        """Gathers what each device has of a prompt: the cache of a sequence has all of its positions."""
+        for name, x in kept.items():
+            there = self.layout.keys(name, "".join(x.array.dims))
+            self.reshard(name, "move", x, there, x.dtype, critical=False, what="keys and values")
+
+    def _keys_met(self, k: Value, window: Window | None) -> Any:
+        if self.form == "tables":
+            return self.sizes["S"]
+        if self.form != "pages":
+            return super()._keys_met(k, window)
+        met = self._pages_met(window)
+        return self._page * sum(met) / len(met)
+
+    @property
+    def _page(self) -> int:
+        return page_of(self.sizes["S"], widest_window(self.config))
+
+    @property
+    def _row(self) -> int:
+        """Queries of a row."""
+        return min(block_of("cpu") if self.form == "pages" else DEFAULT_BLOCK, self.sizes["T"])
+
+    def _pages_met(self, window: Window | None) -> tuple[int, ...]:
+        return pages_met(self.sizes["T"], self.sizes["S"], self._row, self._page, window)
+
+    def _softmax(
+        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: Window | None
+    ) -> tuple[Value, ...]:
+        """The scores as they lie in memory: of one row and some pages at a time, or of all rows and tables.
+
+        Each is written, read for the largest and for its exponential (float32), and its weight written and
+        read: on CPUs in float32, else in the type of activations. Page by page the float32 sums of values are
+        read and written with each page, of which a long row's product takes some. Each row gathers a table of
+        its own, which is read, written and read.
+        """
+        if self.form not in ("pages", "tables"):
+            return super()._softmax(q, kept, summed, keys, window)
+        f32, out = dtype_bytes("f32"), self.elements(summed.array)
+        of_queries = self.elements(q.array) / self.sizes[q.array.dims[-1]]
+        scores = of_queries * keys
+        if self.form == "pages":
+            some = SIDE_BY_SIDE if self.sizes["S"] >= 2 * TOGETHER * self._page else 1
+            queries = self.sizes["T"] * self.sizes["B"] / self.mesh.size(q.array.axes_of("B"))
+            held = of_queries / queries * self._row * some * self._page * 2 * f32 + f32 * out
+            traffic = 5 * f32 * scores + 2 * f32 * out * keys / (some * self._page)
+        else:
+            narrow = dtype_bytes(self.layout.compute_dtype)
+            tables = sum(one.bytes_per_device for one in self.cached(1, self.sizes["S"]).values())
+            tables = tables * -(-self.sizes["T"] // self._row)
+            held = scores * (f32 + narrow) + tables
+            traffic = scores * (3 * f32 + 2 * narrow) + 3 * tables
+        value = Value(q.array.replace(name="scores"), "f32", whole(held))
+        work = (Work(hbm_bytes=traffic),)
+        return (self.add(Node("softmax", "softmax", (q, kept[0]), (value,), (q,), work, work)),)
+
+    def _moved(self, name: str, x: Value, target: ShardedArray) -> Value:
+        """`x` where attention needs it, or its sums back where the next product reads them."""
+        steps = reshard(x.array, target.replace(name=x.array.name))
+        moves = self.transfers("activations", steps, name, x.dtype, critical=True)
+        if not moves:
+            return x
+        return self.add(Node(name, "move", (x,), (self.value(target, x.dtype),), forward_transfers=moves))
+
+    def cached(self, num_layers: int, positions: int) -> dict[str, Value]:
+        """The arrays of so many positions in the cache of so many layers, then their scales."""
+        sizes, dtype = self.sizes, self.layout.kv_dtype
+        self.sizes = sizes | {"L": num_layers, "S": positions}
+        found = {
+            name: self.value(self._kept_as.activation(name, "L" + letters), dtype)
+            for name, letters in cache_arrays(self.config).items()
+        }
+        for name in cache_scales(self.config, dtype):
+            array = found[name].array
+            scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
+            found[f"{name}_scales"] = self.value(scales, "f32")
+        self.sizes = sizes
+        return found
+
+
+def most_of_any(held: int, devices: int, chosen: Any) -> Any:
+    """The expected number of chosen experts on the device that has most, of `devices` with `held` each.
+
+        sum over j < held of 1 - P(at most j of held)^devices,    each chosen with probability `chosen`
+
+    >>> round(most_of_any(4, 1, 0.5), 3), round(most_of_any(4, 64, 1 / 32), 2)
+    (2.0, 1.31)
+    """
+    at_most, most = 0.0, 0.0
+    for count in range(held):
+        at_most = at_most + comb(held, count) * chosen**count * (1 - chosen) ** (held - count)
+        most = most + 1 - at_most**devices
+    return most
+
+
+def _at_cache(queries: ShardedArray, cache: ShardedArray) -> ShardedArray:
+    """queries[B, T, N, ...] on the devices of the cache that they read: split as it is by B.
+
+    Heads stay split over the axes that do not split the cache's sequences or positions.
+    """
+    taken = {*cache.axes_of("B"), *cache.axes_of("S")}
+    heads = tuple(axis for axis in queries.axes_of("N") if axis not in taken)
+    return queries.replace(axes={"B": cache.axes_of("B"), "N": heads})
+
+
+def record_pass(
+    config: ModelConfig,
+    layout: Layout,
+    shape: Shape,
+    form: AttentionForm = "kernel",
+    *,
+    kernel_on: str | None = None,
+    verified: bool = False,
+) -> Graph:
+    """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
+
+    verified: after each of its T tokens. form, kernel_on: see _CachedOps.
+    """
+    ops = _CachedOps(config, layout, shape, form, kernel_on)
+    ops.verified = verified
+    tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
+    weights = symbolic_weights(config, ops)
+    logits, _ = transformer.logits(config, ops, weights, tokens, places, indices=tokens)
+    steps = reshard(logits.array, logits.array.replace(axes={"V": ()}))
+    gathered = ops.transfers("logits", steps, "logits", logits.dtype, critical=True)
+    ops.add(Node("logits", "move", (logits,), (logits,), forward_transfers=gathered))
+    # Where whole prompts are read from the cache, it holds them, window or not.
+    reads_prompts = shape.query_len == shape.key_len and form == "pages"
+    caches = tuple(
+        value
+        for window, count in Counter(cache_windows(config)).items()
+        for value in ops.cached(
+            count, cached_positions(shape.key_len, None if reads_prompts else window)
+        ).values()
+    )
+    return replace(ops.graph(), caches=caches, directions=("forward",))
+
+
+def record_inference(
+    config: ModelConfig, hardware: Hardware, layout: Layout, shape: Shape, *, longest: int | None = None
+) -> Graph:
+    """The graph of one step as the hardware's software runs it.
+
+    longest: positions that prompts are filled up to, as servers do; None: they are as long as `shape` says.
+    """
+    queries, positions = shape.query_len, shape.key_len
+    form = attention_form(config, hardware, layout, queries, positions, longest or positions)
+    has_kernel = form == "kernel" and layout.phase == "prefill" and hardware.software.is_ours
+    return record_pass(
+        config,
+        layout,
+        shape,
+        form,
+        kernel_on=hardware.chip.kind if has_kernel else None,
+        verified=queries > 1 and layout.phase == "generate",
+    )
+
+
+def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
+    """What machines have in common whose passes in this phase are recorded alike (`attention_form`)."""
+    chip, is_ours = hardware.chip, hardware.software.is_ours
+    if phase == "generate":
+        return (is_ours and chip.kind == "cpu",)
+    return chip.kind, chip.compute_capability, is_ours
+
+
+@lru_cache(maxsize=256)
+def in_inference(hardware: Hardware) -> Hardware:
+    """`hardware` with what its chips reach of their ratings in inference.
+
+    A share of the peak that products reach there comes before rates that were measured by their FLOPs, as of
+    training: products of few rows have few FLOPs, and of a few small ones as of a large one weights are read.
+    """
+    chip = hardware.chip
+    if not chip.inference:
+        return hardware
+    rates = {dtype: one for dtype, one in chip.matmul_rates.items() if dtype not in chip.inference.matmul}
+    return replace(hardware, chip=replace(chip, step=chip.inference, matmul_rates=rates))
+
+
+def inference_cost(
+    config: ModelConfig, layout: Layout, hardware: Hardware, phase: Phase, num_sequences: int, context: int
+) -> tuple[StepCost, InferenceMemory]:
+    """The parts of one step with caches of `context` positions, and its peak on one chip."""
+    queries = context if phase == "prefill" else 1
+    return pass_cost(config, layout.at(phase), hardware, num_sequences, queries, context)
+
+
+def pass_cost(
+    config: ModelConfig, layout: Layout, hardware: Hardware, num_sequences: float, queries: int, context: int
+) -> tuple[StepCost, InferenceMemory]:
+    """The parts of a pass of `queries` tokens of each sequence, the last of `context` positions."""
+    shape, alone = Shape(num_sequences, queries, context), layout.replace(microbatches=1)
+    graph = record_inference(config, hardware, alone, shape)
+    return StepPricer(graph, alone, in_inference(hardware)).cost(), inference_memory(graph, alone)
+
+
+def inference_memory(graph: Graph, layout: Layout) -> InferenceMemory:
+    """The peak of one recorded pass on one chip."""
+    return InferenceMemory(
+        weights=StageState(graph, layout).stored.weight_bytes,
+        cache=whole(_held_by_a_stage(graph, layout)),
+        buffers=largest(map(alive_in_inference, graph.segments)),
+    )
+
+
+def _held_by_a_stage(graph: Graph, layout: Layout) -> Any:
+    """Bytes of the caches of the layers of one stage."""
+    return sum(value.bytes_per_device for value in graph.caches) / layout.pipe
+
+
+def cache_bytes(config: ModelConfig, layout: Layout, num_sequences: Any, context: int) -> Any:
+    """Bytes on one chip of the caches of `num_sequences` sequences of `context` positions."""
+    ops = _CachedOps(config, layout, Shape(num_sequences, 1, context))
+    caches = (
+        value.bytes_per_device
+        for window, count in Counter(cache_windows(config)).items()
+        for value in ops.cached(count, cached_positions(context, window)).values()
+    )
+    return whole(sum(caches) / layout.pipe)
+
+
+class Passes:
+    """One pass of one layout, recorded for many batches at once; `seconds` prices it on a machine.
+
+    batches: an array of numbers of sequences. layout: in its phase, without stages. hardware: whose programs
+    are recorded, and those of machines alike (`alike_of`).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        batches: Any,
+        queries: int,
+        context: int,
+        hardware: Hardware,
+    ) -> None:
+        self.layout, self.batches = layout, batches
+        shape, longest = Shape(batches, queries, context), -(-context // TPU_LANES) * TPU_LANES
+        self.graph = record_inference(config, hardware, layout, shape, longest=longest)
+        self.memory = inference_memory(self.graph, layout)
+
+    def seconds(self, hardware: Hardware) -> Any:
+        """Seconds of the pass for every batch: `StepPricer.cost` of each."""
+        machine = at_step_rates(in_inference(hardware))
+        places = [machine.place(self.layout.mesh)] * len(self.batches)
+        chip, prices = machine.chip, dict[tuple, Callable[[Any], Any]]()
+
+        def seconds_of(transfer: Transfer) -> Any:
+            op, axes, copies = key = transfer.op, transfer.axes, transfer.copies
+            if self.layout.mesh.size(axes) == 1:
+                return 0.0
+            if key not in prices:
+                prices[key] = seconds_of_many(op, axes, places, copies=copies)
+            return prices[key](transfer.gathered_bytes) + chip.step.collective_seconds
+
+        dtypes = Dtypes.of(self.layout)
+
+        def timed_pass(one: SegmentPass) -> TimedPass:
+            return TimedPass(one, sent_together(one.transfers, seconds_of), chip)
+
+        timed = timed_passes(self.graph, self.layout, dtypes, chip, timed_pass)
+        [counts] = depth_counts(self.graph, "1f1b", 1, 1)
+        return stage_times(timed, counts)[0] + chip.step.launch_seconds + 0 * self.batches

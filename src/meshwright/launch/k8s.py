@@ -1,0 +1,123 @@
+"""A job as a JobSet for Kubernetes, with GKE's names of TPUs and GPUs.
+
+Sources: jobset.sigs.k8s.io (v1alpha2); cloud.google.com/kubernetes-engine/docs, "TPUs in GKE" and "GPUs".
+"""
+
+from typing import Any
+
+import yaml
+
+from meshwright.errors import PlanError
+from meshwright.launch.cluster_job import GRACE_SECONDS, PORT, ClusterJob
+from meshwright.nn.start.processes import COORDINATOR, JOIN_SECONDS, NUM_PROCESSES
+
+_WORKERS = "workers"
+_TPUS = {
+    "v4p": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
+}
+_GPUS = {
+    "a100-40gb": "nvidia-tesla-a100",
+    "a100-80gb": "nvidia-a100-80gb",
+    "h100": "nvidia-h100-80gb",
+    "h200": "nvidia-h200-141gb",
+    "b200": "nvidia-b200",
+}
+
+
+def jobset(job: ClusterJob, *, image: str, volume: str | None, join_seconds: float) -> dict[str, Any]:
+    """The manifest: one pod a node; one that fails starts all again, up to `restarts` times.
+
+    volume: a PersistentVolumeClaim that all pods may write, mounted at /runs. Raises PlanError for chips
+    that GKE does not name.
+    """
+    pods = job.num_nodes // job.hardware.num_slices
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": job.name},
+        "spec": {
+            "network": {"enableDNSHostnames": True},
+            "failurePolicy": {"maxRestarts": job.restarts},
+            "replicatedJobs": [
+                {
+                    "name": _WORKERS,
+                    "replicas": job.hardware.num_slices,
+                    "template": {
+                        "spec": {
+                            "parallelism": pods,
+                            "completions": pods,
+                            "completionMode": "Indexed",
+                            "backoffLimit": 0,
+                            "template": {"spec": _pod(job, image, volume, join_seconds)},
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+def as_yaml(manifest: dict[str, Any]) -> str:
+    """A manifest for kubectl apply."""
+    return yaml.safe_dump(manifest, sort_keys=False)
+
+
+def _pod(job: ClusterJob, image: str, volume: str | None, join_seconds: float) -> dict[str, Any]:
+    selector, resource = node(job)
+    container: dict[str, Any] = {
+        "name": "meshwright",
+        "image": image,
+        "command": list(job.command),
+        "env": _environment(job, join_seconds),
+        "resources": {"limits": {resource: job.chips_per_node}},
+        "ports": [{"containerPort": PORT}],
+    }
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "nodeSelector": selector,
+        "containers": [container],
+    }
+    return with_volume(pod, volume)
+
+
+def with_volume(pod: dict[str, Any], volume: str | None) -> dict[str, Any]:
+    """The pod with a PersistentVolumeClaim mounted at /runs, where one is given."""
+    if volume is None:
+        return pod
+    mounted = [{"name": "runs", "mountPath": "/runs"}]
+    return pod | {
+        "containers": [container | {"volumeMounts": mounted} for container in pod["containers"]],
+        "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": volume}}],
+    }
+
+
+def _environment(job: ClusterJob, join_seconds: float) -> list[dict[str, str]]:
+    """How the pods find each other; on TPUs GKE tells JAX itself, by TPU_WORKER_HOSTNAMES."""
+    if job.hardware.chip.kind == "tpu":
+        return []
+    values = {
+        COORDINATOR: f"{job.name}-{_WORKERS}-0-0.{job.name}:{PORT}",
+        NUM_PROCESSES: str(job.num_nodes),  # its own number is in JOB_COMPLETION_INDEX
+        JOIN_SECONDS: f"{join_seconds:g}",
+    }
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def node(job: ClusterJob) -> tuple[dict[str, str], str]:
+    """The labels of the nodes to run on, and what a chip is called there."""
+    chip, hardware = job.hardware.chip, job.hardware
+    if chip.name in _TPUS:
+        topology = "x".join(map(str, hardware.dims))
+        return {
+            "cloud.google.com/gke-tpu-accelerator": _TPUS[chip.name],
+            "cloud.google.com/gke-tpu-topology": topology,
+        }, "google.com/tpu"
+    if chip.name in _GPUS:
+        return {"cloud.google.com/gke-accelerator": _GPUS[chip.name]}, "nvidia.com/gpu"
+    known = ", ".join([*_TPUS, *_GPUS])
+    raise PlanError(f"{hardware.spec}: GKE has no node of {chip.name} that is known here; known: {known}")

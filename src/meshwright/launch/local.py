@@ -1,0 +1,180 @@
+"""A command as several processes of this machine, which end together and may be started again."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from meshwright.errors import DeviceError
+from meshwright.nn.start.processes import COORDINATOR, JOIN_SECONDS, NUM_PROCESSES, PROCESS_ID, free_port
+
+_POLL_SECONDS = 0.05
+# How long processes may take to save and end after SIGTERM, and to die of a peer's death.
+_GRACE_SECONDS, _LAST_SECONDS = 30.0, 2.0
+_DONE, _BAD_INPUT, _INTERRUPTED = 0, 2, 130
+# Signals that come from outside: what the process wrote last has nothing to do with them.
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def launch_local(
+    command: Sequence[str],
+    num_processes: int,
+    *,
+    restarts: int = 0,
+    port: int | None = None,
+    join_seconds: float = 300.0,
+    say: Callable[[str], None],
+) -> int:
+    """The exit code of `command`, run as processes that find each other through the environment.
+
+    Process 0 has this one's stdout and stderr; of another, the last words are said where it fails. Once
+    one ends with a failure all are ended. restarts: how many times they are then started again, with
+    --resume; not after bad input (exit code 2). SIGINT and SIGTERM are handed to all. say: takes
+    sentences for people. Raises DeviceError, naming the process, for a failure that is not to be mended.
+    """
+    for attempt in range(restarts + 1):
+        again = attempt > 0 and "--resume" not in command
+        started = [*command, *(["--resume"] if again else [])]
+        address = f"127.0.0.1:{port or free_port()}"
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            _Group(started, num_processes, address, join_seconds, Path(folder)) as group,
+        ):
+            failure = group.wait()
+        if failure is None or failure.code in (_DONE, _INTERRUPTED):
+            return _DONE if failure is None else failure.code
+        if failure.code == _BAD_INPUT and failure.number == 0:
+            return _BAD_INPUT  # it has said why
+        if attempt == restarts or failure.code == _BAD_INPUT:
+            raise DeviceError(f"{failure}; the others were ended")
+        say(f"{failure}; the others were ended; starting again, {attempt + 1} of {restarts}")
+    raise AssertionError("the last attempt returns or raises")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A process that ended other than well. last_words: its last line of stderr if it ended itself."""
+
+    number: int
+    num_processes: int
+    code: int
+    last_words: str
+
+    def __str__(self) -> str:
+        how = (
+            f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with {self.code}"
+        )
+        words = f": {self.last_words}" if self.last_words else ""
+        return f"process {self.number} of {self.num_processes} {how}{words}"
+
+
+class _Group:
+    """The processes of one attempt; none outlives the block."""
+
+    def __init__(
+        self, command: Sequence[str], count: int, address: str, join_seconds: float, folder: Path
+    ) -> None:
+        self._logs = [folder / f"{number}.log" for number in range(count)]
+        self._stopped = threading.Event()
+        self._processes = [
+            self._start(command, number, count, address, join_seconds) for number in range(count)
+        ]
+
+    def _start(
+        self, command: Sequence[str], number: int, count: int, address: str, join_seconds: float
+    ) -> subprocess.Popen[bytes]:
+        environment = os.environ | {
+            COORDINATOR: address,
+            NUM_PROCESSES: str(count),
+            PROCESS_ID: str(number),
+            JOIN_SECONDS: str(join_seconds),
+            "MESHWRIGHT_LOCAL_ID": str(number),
+        }
+        mine = [sys.executable, "-m", "meshwright.cli.main"] if command[0] == "mw" else [command[0]]
+        with self._logs[number].open("wb") as log:
+            # Sessions of their own: a Ctrl-C at the terminal reaches them once, through this process.
+            return subprocess.Popen(
+                [*mine, *command[1:]],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=None if number == 0 else log,
+                stderr=None if number == 0 else log,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "_Group":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end(0.0)
+
+    def wait(self) -> Failure | None:
+        """None once all have ended well; else who failed first, when the others have been ended too."""
+        with _handed_on(self._signal):
+            while True:
+                codes = [process.poll() for process in self._processes]
+                failed = [number for number, code in enumerate(codes) if code not in (None, _DONE)]
+                if failed:
+                    first = min(failed, key=lambda number: (_rank(codes[number]), number))
+                    self._end(_GRACE_SECONDS if self._stopped.is_set() else _LAST_SECONDS)
+                    if codes[first] == _BAD_INPUT == self._processes[0].returncode:
+                        first = 0  # all found the same fault, and the first one's words are on stderr
+                    code = self._processes[first].returncode
+                    words = "" if code in _FROM_OUTSIDE else self._last_words(first)
+                    return Failure(first, len(codes), code, words)
+                if all(code == _DONE for code in codes):
+                    return None
+                time.sleep(_POLL_SECONDS)
+
+    def _signal(self) -> None:
+        self._stopped.set()
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    def _end(self, seconds: float) -> None:
+        """Ends those that still run after `seconds`."""
+        deadline = time.monotonic() + seconds
+        for process in self._processes:
+            try:
+                process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _last_words(self, number: int) -> str:
+        if number == 0:
+            return ""
+        lines = self._logs[number].read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        ours = [line for line in lines if line.startswith("mw: ")]
+        return (ours or lines or [""])[-1].removeprefix("mw: ")
+
+
+def _rank(code: int | None) -> int:
+    """The order of blame: a process killed from outside, one that crashed, one that may only have lost it."""
+    assert code is not None
+    return 0 if code in _FROM_OUTSIDE else 1 if code < 0 else 2
+
+
+@contextmanager
+def _handed_on(action: Callable[[], None]) -> Iterator[None]:
+    """Does `action` at SIGINT and SIGTERM instead of ending this process."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        action()
+
+    previous = {number: signal.signal(number, handle) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,169 @@
+"""What a pipeline schedule is: the record that each file of this folder gives of one.
+
+Letters: p stages, m microbatches, v chunks a stage.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from meshwright.errors import LayoutError
+from meshwright.layout.pipelines.table import PassTable, Place, StageRoute, TablePass
+
+
+@lru_cache(maxsize=256)
+def loop(p: int, v: int = 1) -> tuple[StageRoute, ...]:
+    """The places of p v depths in a loop: depth d lies on stage d mod p, in chunk d // p."""
+    return (tuple(Place(stage, chunk) for chunk in range(v) for stage in range(p)),)
+
+
+def any_numbers(p: int, m: int) -> None:
+    """Refuses nothing: the schedule exists for any numbers of stages and microbatches."""
+
+
+class Alive(NamedTuple):
+    """Microbatch-chunks of which a stage has something at one time.
+
+    saved: all that F saved, until its B has run. left: what a B leaves for its W, from when it runs.
+    """
+
+    saved: float
+    left: float = 0.0
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """One schedule: its words, the numbers for which it exists, its table and what it keeps alive.
+
+    words: what a stage does, as a clause for `--explain`.
+    rows(p, m, v): the passes of every stage, in order.
+    most_alive(p, m, v, stage): the most microbatch-chunks whose activations are alive on a stage at once.
+    num_chunks: chunks of one stage that a microbatch visits; None where `interleave` says how many.
+    routes(p, v): the places of every depth, for each direction in which microbatches go.
+    splits_backward: whether the gradient of the weights may be a pass of its own, W.
+    least_stages: the fewest for which the schedule is one.
+    check_numbers(p, m): raises LayoutError where the schedule does not exist for p stages and m microbatches.
+    alike: whether all stages run one program, idle passes included, each with a share of the vocabulary and
+    with its layers' weights stored on it (L over `pipe`). Else each stage runs programs of its own, which one
+    process dispatches in the order of the table.
+    """
+
+    name: str
+    words: str
+    rows: Callable[[int, int, int], list[list[TablePass]]]
+    most_alive: Callable[[int, int, int, int], int]
+    num_chunks: int | None = 1
+    routes: Callable[[int, int], tuple[StageRoute, ...]] = loop
+    splits_backward: bool = False
+    least_stages: int = 1
+    check_numbers: Callable[[int, int], None] = any_numbers
+    alike: bool = False
+
+    def check(self, stages: int, microbatches: int, chunks: int = 1) -> None:
+        """Raises LayoutError where the schedule does not exist for these numbers, with those that fit."""
+        counts = {"pipe": stages, "microbatches": microbatches, "interleave": chunks}
+        for field, value in counts.items():
+            if value < 1:
+                raise LayoutError(f"layout: {field} = {value}; it must be a positive integer")
+        self._check_chunks(chunks)
+        if stages < self.least_stages:
+            raise LayoutError(
+                f"layout: schedule = {self.name} needs two stages, not pipe = {stages}; "
+                "fits: pipe of 2 or more"
+            )
+        self.check_numbers(stages, microbatches)
+
+    def _check_chunks(self, chunks: int) -> None:
+        if self.num_chunks is None:
+            if chunks < 2:
+                raise LayoutError(
+                    f"layout: schedule = {self.name} with interleave = 1 is 1f1b; "
+                    "fits: interleave of 2 or more, or schedule = 1f1b"
+                )
+            return
+        held = self.num_chunks * len(self.routes(2, 1))
+        if chunks not in (1, held):
+            has = f"places {held} chunks on a stage" if held > 1 else "has one chunk a stage"
+            fits = f"in {{1, {held}}}" if held > 1 else "= 1"
+            raise LayoutError(
+                f"layout: schedule = {self.name} {has}, not interleave = {chunks}; "
+                f"fits: interleave {fits}, or schedule = interleaved"
+            )
+
+    def exists(self, stages: int, microbatches: int, chunks: int = 1) -> bool:
+        """Whether the schedule has a table for these numbers."""
+        try:
+            self.check(stages, microbatches, chunks)
+        except LayoutError:
+            return False
+        return True
+
+    def chunks(self, interleave: int) -> int:
+        """Chunks of one stage that a microbatch visits."""
+        return interleave if self.num_chunks is None else self.num_chunks
+
+    def table(self, stages: int, microbatches: int, chunks: int = 1) -> PassTable:
+        """The table of a step. Raises LayoutError for numbers with which the schedule does not exist."""
+        self.check(stages, microbatches, chunks)
+        chunks = self.chunks(chunks)
+        rows = tuple(map(tuple, self.rows(stages, microbatches, chunks)))
+        return PassTable(self.name, microbatches, self.routes(stages, chunks), rows)
+
+    def num_passes(self, stages: int, microbatches: int) -> int:
+        """Forward passes that a stage runs of a chunk, idle ones included; as many are backward."""
+        return microbatches + (stages - 1 if self.alike else 0)
+
+    def in_flight(self, stages: int, microbatches: int, chunks: int = 1, stage: int = 0) -> int:
+        """The most microbatch-chunks whose activations are alive at once on the stage.
+
+        A chunk is one of `self.chunks(chunks)` parts of the stage's layers. Raises LayoutError for numbers
+        with which the schedule does not exist.
+        """
+        self.check(stages, microbatches, chunks)
+        return self.most_alive(stages, microbatches, self.chunks(chunks), stage)
+
+    def alive(self, stages: int, microbatches: int, chunks: int = 1, stage: int = 0) -> tuple[Alive, ...]:
+        """What is alive on the stage when it may have most: at no other time is there more of all.
+
+        Raises LayoutError for numbers with which the schedule does not exist.
+        """
+        most = self.in_flight(stages, microbatches, chunks, stage)
+        if not self.splits_backward:
+            return (Alive(most),)
+        # A stage that has had several rounds of microbatches repeats itself.
+        return _alive_in(self, stages, min(microbatches, _ROUNDS * stages), chunks, stage)
+
+
+_ROUNDS = 4
+
+
+@lru_cache(maxsize=4096)
+def _alive_in(
+    schedule: PipelineSchedule, stages: int, microbatches: int, chunks: int, stage: int
+) -> tuple[Alive, ...]:
+    """`PipelineSchedule.alive` by a walk through the stage's row."""
+    table = schedule.table(stages, microbatches, chunks)
+    split, found = table.split[stage], set[Alive]()
+    saved = left = 0
+    for one in table.rows[stage]:
+        is_split = (one.microbatch, one.chunk) in split
+        saved += one.kind == "F"
+        left += one.kind == "B" and is_split
+        found.add(Alive(saved, left))
+        saved -= one.kind == "B"
+        left -= one.kind == "W"
+    return tuple(sorted(one for one in found if not any(_has_more(other, one) for other in found)))
+
+
+def _has_more(one: Alive, other: Alive) -> bool:
+    return one != other and all(mine >= its for mine, its in zip(one, other, strict=True))
+
+
+def fitting(*values: int) -> str:
+    """Those values that are positive, as a set.
+
+    >>> fitting(0, 4)
+    '{4}'
+    """
+    return f"{{{', '.join(str(value) for value in values if value > 0)}}}"

@@ -1,0 +1,135 @@
+"""ZB-V: two chunks a stage placed as a V, and gradients of weights in idle slots."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
+
+from meshwright.errors import LayoutError
+from meshwright.layout.pipelines.pipeline import PipelineSchedule
+from meshwright.layout.pipelines.table import Place, StageRoute, TablePass, table_pass
+
+# Passes that one microbatch makes on one stage of the V: F, B and W of two chunks.
+_PERIOD = 6
+# The slot of what has not run.
+_NOT_YET = inf
+
+
+def zb_v(p: int, m: int, v: int) -> list[list[TablePass]]:
+    """Two chunks a stage in a V: no stage idles between its first pass and its last; 2p chunks alive.
+
+    Depth goes down the stages and up again, so that the first stage has the embedding and the head,
+    and its backward passes begin when the last stage's only would. F and B come in the order of a
+    building block that repeats every 6 passes; W goes where the next of them cannot start yet. The table
+    is made for F = B = W; other times give the same order with some bubble.
+    Source: Qi et al., "Pipeline Parallelism with Controllable Memory" (2024), the V and the building block.
+    """
+    # By depth and microbatch, the slot in which each pass has run, and in which it has its input.
+    forward, backward = ([[_NOT_YET] * m for _ in range(2 * p)] for _ in range(2))
+    needed = {"F": [[0] * m, *forward], "B": [*backward[1:], forward[-1]]}
+    ran = {"F": forward, "B": backward}
+    stages = []
+    for s in range(p):
+        places = [(kind, chunk, depth) for kind in "FB" for chunk, depth in enumerate((s, 2 * p - 1 - s))]
+        slots = {(kind, chunk): (needed[kind][depth], ran[kind][depth]) for kind, chunk, depth in places}
+        stages.append(_Filling(deque(_forwards_and_backwards(s, p, m)), slots, 2 * p))
+    slot, busy = 0, stages
+    while busy:
+        slot += 1
+        for stage in busy:
+            stage.take(slot)
+        busy = [stage for stage in busy if stage.order or stage.due]
+    return [stage.row for stage in stages]
+
+
+def _forwards_and_backwards(s: int, p: int, m: int) -> list[TablePass]:
+    """F and B of stage s by their place in the building block.
+
+    A microbatch goes down the first chunks in steps of 1 slot and up the second in steps of 5; so does
+    its backward pass. 1 and -5 are the same modulo the period of 6, so its four passes take the same
+    four places on every stage and those of other microbatches never collide. A chunk's activations
+    then live 12 (p - 1) slots in all on any stage: 2p chunks alive, 1F1B's memory. The F that stage s
+    has time for before the first microbatch returns go first.
+    """
+    turn = 6 * (p - 1)
+    offsets = {
+        ("F", 0): s,
+        ("F", 1): turn + 1 - 5 * s,
+        ("B", 1): turn + 2 + s,
+        ("B", 0): 2 * turn + 3 - 5 * s,
+    }
+    early = min(m, 2 * (p - s) - 1)
+    slots = [
+        (i - 2 * p if (kind, chunk) == ("F", 0) and i < early else slot + _PERIOD * i, kind, i, chunk)
+        for (kind, chunk), slot in offsets.items()
+        for i in range(m)
+    ]
+    return [table_pass(kind, i, chunk) for _, kind, i, chunk in sorted(slots)]
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A stage while its row is made: what is left of its order, what is alive, which W are due.
+
+    slots: by kind and chunk, in which slot each microbatch's pass has its input, and in which it ran.
+    """
+
+    order: deque[TablePass]
+    slots: dict[tuple[str, int], tuple[list[float], list[float]]]
+    limit: int
+    row: list[TablePass] = field(default_factory=list)
+    num_alive: int = 0
+    due: deque[TablePass] = field(default_factory=deque)
+
+    def take(self, slot: int) -> None:
+        """The pass of this slot: the next of the order if it may start, else the oldest W due, else none.
+
+        It starts if it has its input, which is there from the slot after that in which it is made, and room
+        for its activations.
+        """
+        if self.order:
+            kind, i, chunk, _ = self.order[0]
+            needed, ran = self.slots[kind, chunk]
+            if needed[i] < slot and (kind == "B" or self.num_alive < self.limit):
+                ran[i] = slot
+                self.row.append(self.order.popleft())
+                if kind == "F":
+                    self.num_alive += 1
+                else:
+                    self.due.append(table_pass("W", i, chunk))
+                return
+        if self.due:
+            self.num_alive -= 1
+            self.row.append(self.due.popleft())
+
+
+@lru_cache(maxsize=256)
+def _turning(p: int, v: int) -> tuple[StageRoute, ...]:
+    """Down the stages and up again: the first stage has the embedding and the head."""
+    down = (Place(stage, 0) for stage in range(p))
+    return ((*down, *(Place(stage, 1) for stage in reversed(range(p)))),)
+
+
+def _alive(p: int, m: int, v: int, stage: int) -> int:
+    return min(2 * m, 2 * p)
+
+
+def _check(p: int, m: int) -> None:
+    if m < p:
+        raise LayoutError(
+            f"layout: schedule = zb-v needs a microbatch for each stage, and {m} are fewer than pipe = {p}; "
+            f"fits: microbatches of {p} or more, or pipe of {m} or less"
+        )
+
+
+ZB_V = PipelineSchedule(
+    name="zb-v",
+    words="two chunks per stage in a V, gradients of weights in idle slots (zero bubble, ZB-V)",
+    rows=zb_v,
+    most_alive=_alive,
+    num_chunks=2,
+    routes=_turning,
+    splits_backward=True,
+    least_stages=2,
+    check_numbers=_check,
+)

@@ -1,0 +1,85 @@
+"""Sends a whole traffic to a server and brings back every answer."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshwright.errors import RequestError
+from meshwright.load.client import Answer, Client, TextOrChat
+from meshwright.load.traffic import Chat, Turn
+from meshwright.load.words import Words
+
+_PROBE_WORDS = (16, 144)
+
+
+@dataclass(frozen=True)
+class Load:
+    """chats: what is asked. concurrency: most chats under way at once, None for no limit (open loop).
+
+    prefix_tokens: of a text that every chat begins with. chat: ask /v1/chat/completions.
+    """
+
+    chats: Sequence[Chat]
+    concurrency: int | None
+    prefix_tokens: int = 0
+    chat: bool = False
+    seed: int = 0
+
+
+async def fit_words(client: Client, *, chat: bool) -> Words:
+    """How the server counts tokens, from two short requests, which also warm it up.
+
+    Raises RequestError where it refuses them.
+    """
+    counted: list[tuple[int, int]] = []
+    for num_words in _PROBE_WORDS:
+        text = Words.words(num_words, "probe")
+        answer = await client.ask([{"role": "user", "content": text}] if chat else text, 2)
+        if answer.error:
+            raise RequestError(f"{client.url} refuses a request of {num_words} words: {answer.error}")
+        counted.append((num_words, answer.prompt_tokens or num_words))
+    return Words.fitted(*counted)
+
+
+async def drive(
+    client: Client, load: Load, words: Words, on_answer: Callable[[Answer], None]
+) -> list[Answer]:
+    """The answers to every turn of `load`, chat by chat; a chat ends at its first error."""
+    gate = asyncio.Semaphore(load.concurrency or len(load.chats))
+    client.start_clock()
+
+    async def run(number: int, chat: Chat) -> list[Answer]:
+        await asyncio.sleep(max(0.0, chat.arrival_seconds - client.now()))
+        async with gate:
+            return await _converse(client, load, words, number, chat.turns, on_answer)
+
+    found = await asyncio.gather(*(run(number, chat) for number, chat in enumerate(load.chats)))
+    return [answer for answers in found for answer in answers]
+
+
+async def _converse(
+    client: Client,
+    load: Load,
+    words: Words,
+    number: int,
+    turns: Sequence[Turn],
+    on_answer: Callable[[Answer], None],
+) -> list[Answer]:
+    said: list[dict[str, str]] = []
+    if load.prefix_tokens:
+        said.append({"role": "system", "content": words.text(load.prefix_tokens, f"{load.seed} prefix")})
+    answers: list[Answer] = []
+    for turn_number, turn in enumerate(turns):
+        text = words.text(turn.prompt_tokens, f"{load.seed} {number} {turn_number}")
+        said.append({"role": "user", "content": text})
+        answer = await client.ask(_prompt(said, chat=load.chat), turn.output_tokens)
+        said.append({"role": "assistant", "content": answer.text})
+        answers.append(answer)
+        on_answer(answer)
+        if answer.error:
+            break
+    return answers
+
+
+def _prompt(said: Sequence[dict[str, str]], *, chat: bool) -> TextOrChat:
+    return list(said) if chat else " ".join(message["content"] for message in said)

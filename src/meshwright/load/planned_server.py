@@ -1,0 +1,193 @@
+"""A serving plan under load: its replicas simulated, and the figures that `mw bench serve` prints."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from meshwright.cost.serving_step import cache_bytes, in_inference
+from meshwright.errors import PlanError, nearest
+from meshwright.hardware import catalog
+from meshwright.hardware.chip import SharedMemory, Torus
+from meshwright.hardware.topology import Hardware
+from meshwright.layout.fit import check_one_cache
+from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.load.drive import Load
+from meshwright.load.padded import PaddedSteps
+from meshwright.load.percentiles import LatencyTargets, summary
+from meshwright.load.simulator import Planned, Used, collector_paused, simulate_server
+from meshwright.load.traffic import num_cut, within
+from meshwright.plan_file import Plan, load_plan
+from meshwright.serve.engine.batch import Limits
+from meshwright.serve.engine.scheduler import DISAGGREGATED, Mode, mode_of
+from meshwright.units import format_number_of, format_seconds
+
+_MODES = (*get_args(Mode), DISAGGREGATED)
+# Servers that are tried for a load before it is given up.
+_MOST_REPLICAS = 4096
+# Answers of a hundred that must meet the targets.
+_GOOD = 0.95
+
+
+class NotEnoughError(PlanError):
+    """A load for which no number of replicas is enough."""
+
+
+@dataclass(frozen=True)
+class Engines:
+    """How the plan is served. replicas: 0 for the fewest with which 95% of the answers meet the targets."""
+
+    mode: str = "interleaved"
+    replicas: int = 1
+    prefill_replicas: int = 1
+    prefix_cache: bool = True
+    num_drafts: int = 0
+    acceptance: float = 0.0
+
+
+def simulated(
+    path: Path, engines: Engines, load: Load, targets: LatencyTargets, report: Any
+) -> dict[str, Any]:
+    """The document of `mw bench serve` for the plan at `path`, with `simulated` besides.
+
+    Raises PlanError for a plan that serves nothing or a mode that is none, NotEnoughError for a load for
+    which no number of replicas tried is enough.
+    """
+    plan = load_plan(path)
+    if plan.workload.phase == "train":
+        raise PlanError(f"{path} trains; mw plan serve -o {path} writes a plan that serves")
+    if engines.mode not in _MODES:
+        raise PlanError(f"--mode {engines.mode!r} is unknown; {nearest(engines.mode, list(_MODES))}")
+    if engines.mode == DISAGGREGATED and not engines.prefix_cache:
+        raise PlanError(f"--mode {DISAGGREGATED} hands over cached pages; leave out --no-prefix-cache")
+    if not engines.replicas and targets == LatencyTargets():
+        raise PlanError("--replicas 0 needs a target; add --ttft or --tpot")
+    report("pricing the plan's steps", None)
+    server = _server(plan, engines)
+    chats = within(list(load.chats), plan.workload.seq_len, load.prefix_tokens)
+    asked, load = load.chats, replace(load, chats=chats)
+    if engines.replicas:
+        document = simulated_figures(server, load, targets)
+    else:
+        server, document = _fewest(server, load, targets, report)
+    machines = server.replicas + server.prefill_replicas
+    step = plan.planned_step_seconds
+    measured = document["tpot_seconds"]["p50"]
+    row = {"name": "tpot", "seconds": measured, "predicted_seconds": step}
+    row["ratio"] = measured / step if measured and step else None
+    document["simulated"] |= {"mode": engines.mode, "replicas": server.replicas}
+    document["simulated"] |= {"prefill_replicas": server.prefill_replicas, "hardware": plan.hardware}
+    document["simulated"]["chips"] = machines * plan.layout.num_chips
+    head = {"kind": "serving", "url": str(path), "model": plan.model.name}
+    return head | document | {"cut": num_cut(asked, chats), "results": [row]}
+
+
+def _server(plan: Plan, engines: Engines) -> Planned:
+    hardware = catalog.load(plan.hardware)
+    context = plan.workload.seq_len
+    limits = Limits.of_layout(
+        plan.model,
+        plan.layout,
+        hardware.chip.kind,
+        plan.workload.num_sequences,
+        context,
+        page_size=min(DEFAULT_PAGE, context),
+    )
+    limits = replace(limits, multiplies_padding=_multiplies_padding(plan, hardware))
+    disaggregated = engines.mode == DISAGGREGATED
+    if disaggregated:
+        check_one_cache(plan.layout, plan.model, f"--mode {DISAGGREGATED}")
+    steps = PaddedSteps.of(plan.model, plan.layout, hardware, limits, engines.num_drafts)
+    return Planned(
+        limits,
+        steps,
+        mode_of(engines.mode),
+        engines.prefix_cache,
+        engines.replicas or 1,
+        engines.prefill_replicas if disaggregated else 0,
+        transfer_seconds(plan, hardware) if disaggregated else 0.0,
+        engines.num_drafts,
+        engines.acceptance,
+        idle=steps.idle_seconds,
+        request_seconds=in_inference(hardware).chip.step.host_request_seconds,
+    )
+
+
+def _multiplies_padding(plan: Plan, hardware: Hardware) -> bool:
+    """Whether rows that nobody holds take the server's time: not where this model's are passed over there."""
+    if in_inference(hardware).chip.step.padding == 1:
+        return True
+    from meshwright.nn.cached_ops import passes_over_zeros  # it needs JAX, which has measured such a machine
+
+    return not passes_over_zeros(plan.model, plan.layout.at("generate"))
+
+
+def transfer_seconds(plan: Plan, hardware: Hardware) -> float:
+    """Seconds to send one token's keys and values between two replicas, over each chip's network card."""
+    network, layout = hardware.chip.network, plan.layout.at("generate")
+    if isinstance(network, SharedMemory):
+        return 0.0
+    rate = network.dcn_bytes_per_second if isinstance(network, Torus) else network.nic_bytes_per_second
+    context = plan.workload.seq_len
+    return float(cache_bytes(plan.model, layout, layout.num_batch_shards, context)) / context / rate
+
+
+def simulated_figures(server: Planned, load: Load, targets: LatencyTargets) -> dict[str, Any]:
+    """The figures of `load` on a simulated server: those of `summary`, and what its replicas did."""
+    with collector_paused():
+        answers, used = simulate_server(server, load)
+        found = summary(answers, targets)
+    return found | {"simulated": _used(used, found["seconds"], server)}
+
+
+def _used(used: Used, seconds: float, server: Planned) -> dict[str, Any]:
+    devices = server.replicas + server.prefill_replicas
+    return {
+        "steps": used.steps,
+        "preempted": used.preempted,
+        "prefix_hit_rate": used.cached_tokens / used.prompt_tokens if used.prompt_tokens else 0.0,
+        "busy_share": used.busy_seconds / (devices * seconds) if seconds else 0.0,
+    }
+
+
+def _fewest(
+    server: Planned, load: Load, targets: LatencyTargets, report: Any
+) -> tuple[Planned, dict[str, Any]]:
+    """The fewest replicas with which the load meets its targets, by doubling and halving."""
+
+    def tried(number: int) -> tuple[Planned, dict[str, Any], bool]:
+        report(f"trying {format_number_of(number, 'replica')}", None)
+        several = replace(
+            server, replicas=number, prefill_replicas=number * server.prefill_replicas and number
+        )
+        found = simulated_figures(several, load, targets)
+        return several, found, found["goodput"] >= _GOOD * found["requests_per_second"]
+
+    number = 1
+    while not (last := tried(number))[2]:
+        if number >= min(_MOST_REPLICAS, len(load.chats)):
+            best = last[1]
+            raise NotEnoughError(
+                f"with {format_number_of(number, 'replica')} "
+                f"{best['goodput'] / best['requests_per_second']:.0%} of the answers meet the targets, and "
+                f"{_GOOD:.0%} are wanted: {_beyond(best, targets)}. More replicas do not help; take a larger "
+                "target, or plan for it: mw plan serve --ttft --tpot"
+            )
+        number *= 2
+    low, enough = number // 2, last
+    while number - low > 1:
+        middle = (low + number) // 2
+        here = tried(middle)
+        low, number, enough = (low, middle, here) if here[2] else (middle, number, enough)
+    return enough[0], enough[1]
+
+
+def _beyond(found: dict[str, Any], targets: LatencyTargets) -> str:
+    """The targets that 95% of the answers do not meet, beside what these reach."""
+    asked = {"ttft": targets.ttft_seconds, "tpot": targets.tpot_seconds}
+    reached = {name: found[f"{name}_seconds"]["p95"] for name in asked}
+    missed = [
+        f"--{name} {format_seconds(target)}, where 95% are within {format_seconds(reached[name])}"
+        for name, target in asked.items()
+        if target is not None and (reached[name] or 0.0) > target
+    ]
+    return " and ".join(missed) or "more of them miss one target or the other than either alone"

@@ -1,0 +1,430 @@
+"""A load test of a server that is only planned: the engine's own scheduler, on a clock that prices move on.
+
+Each replica has a scheduler and a device. As in the engine, the next step is scheduled when one begins,
+before its tokens are known, and begins when it ends. Networks to clients take no time, and hosts what was
+measured of them where they are the devices, too (CPUs): requests are taken in one by one, and share a core
+with a step that runs meanwhile.
+
+Texts are known by their lengths alone, and sequences that generate are counted together
+(`serve/engine/counted.py`): the time of a simulation grows with requests and steps, and hardly with tokens.
+"""
+
+import gc
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+
+from meshwright.errors import RequestError
+from meshwright.load.client import Answer
+from meshwright.load.drive import Load
+from meshwright.serve.engine.batch import Batch, IdleSeconds, Limits, SequenceWork
+from meshwright.serve.engine.counted import Text
+from meshwright.serve.engine.pace import Pace
+from meshwright.serve.engine.scheduler import Mode, Scheduler
+from meshwright.serve.engine.sequence import Event, Request, TokenScore
+from meshwright.serve.engine.sequence import Sequence as Answering
+
+# A queue as long as anyone likes: clients wait, none is turned away.
+_ENDLESS = 1 << 60
+# Whatever is sampled that no draft foresaw.
+_TOKEN = TokenScore(0, 0.0)
+
+
+def _tell_nobody(event: Event | Exception) -> None:
+    """Does nothing: a replica tells the simulation of its tokens itself."""
+
+
+class StepPrices(Protocol):
+    """What a step takes, in seconds; `plan.serve.steps.StepSeconds`."""
+
+    def seconds(
+        self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
+    ) -> float: ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A server: its engines, and what their steps take.
+
+    replicas: that answer. prefill_replicas: that prefill for them, 0 where each does both; a prompt's keys
+    and values then take `transfer_seconds` per token to the replica that answers. num_drafts: guesses of a
+    sequence a step, each right with probability `acceptance` where those before it are. counted: sequences
+    that generate without guesses are counted together; what comes of it is the same, sooner. idle: of its
+    runner, by which the engines pace prompts; None: they do not. request_seconds: of a host whose cores are
+    the device, before a request is queued; 0: it takes no time.
+    """
+
+    limits: Limits
+    prices: StepPrices
+    mode: Mode = "interleaved"
+    prefix_cache: bool = True
+    replicas: int = 1
+    prefill_replicas: int = 0
+    transfer_seconds: float = 0.0
+    num_drafts: int = 0
+    acceptance: float = 0.0
+    counted: bool = True
+    idle: IdleSeconds | None = None
+    request_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Used:
+    """What became of the pages and the drafts of all replicas.
+
+    cached_tokens: of prompts, found in pages that were there. busy_seconds: of the devices, all together.
+    """
+
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    preempted: int
+    busy_seconds: float
+
+
+def simulate_server(planned: Planned, load: Load) -> tuple[list[Answer], Used]:
+    """The answers to every turn of `load`, in the order of their chats, and what the replicas did.
+
+    A chat stays with one replica, that with the fewest sequences when it begins; turns follow each other at
+    once. Raises RequestError for a prompt and an answer longer than the context.
+    """
+    with collector_paused():
+        return _Simulation(planned, load).run()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Looks for no cycles meanwhile: what a simulation makes lives until its end, and a look at all of it
+    would take a third of the time. Nor at the end: survivors are promoted to the oldest generation.
+    """
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_collecting:
+            gc.freeze()
+            gc.unfreeze()
+            gc.enable()
+
+
+class _Simulation:
+    def __init__(self, planned: Planned, load: Load) -> None:
+        self.now = 0.0
+        self._planned, self._load = planned, load
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = count()
+        if not _finds_pages(planned, load):
+            planned = replace(planned, prefix_cache=False)
+        self._pools = [_Replica(self, planned, number) for number in range(planned.replicas)]
+        self._prefilling = [
+            _Replica(self, planned, planned.replicas + number, prefills=True)
+            for number in range(planned.prefill_replicas)
+        ]
+        self._waiting: deque[int] = deque()
+        self._under_way = 0
+        self._asked: list[list[_Asked]] = [[] for _ in load.chats]
+
+    def run(self) -> tuple[list[Answer], Used]:
+        chats, events = self._load.chats, self._events
+        # The next to come last. Of one time, arrivals come before all else.
+        arrivals = sorted(range(len(chats)), key=lambda number: (-chats[number].arrival_seconds, -number))
+        while arrivals or events:
+            if arrivals and (not events or chats[arrivals[-1]].arrival_seconds <= events[0][0]):
+                number = arrivals.pop()
+                self.now = chats[number].arrival_seconds
+                self._arrive(number)
+            else:
+                self.now, _, happen = heappop(events)
+                happen()
+        replicas = [*self._pools, *self._prefilling]
+        used = Used(
+            sum(one.steps for one in replicas),
+            sum(one.prompt_tokens for one in replicas),
+            sum(one.cached_tokens for one in replicas),
+            sum(one.preempted for one in replicas),
+            sum(one.busy_seconds for one in replicas),
+        )
+        return [asked.told() for turns in self._asked for asked in turns], used
+
+    def at(self, seconds: float, happen: Callable[[], None]) -> None:
+        """Has something happen at a time; of one time, in the order of the calls."""
+        heappush(self._events, (seconds, next(self._serial), happen))
+
+    def _arrive(self, number: int) -> None:
+        limit = self._load.concurrency
+        if limit is not None and self._under_way >= limit:
+            self._waiting.append(number)
+            return
+        self._under_way += 1
+        replica = min(self._pools, key=_Replica.num_unfinished) if len(self._pools) > 1 else self._pools[0]
+        self._ask(number, replica, 0, Text(number, self._load.prefix_tokens, self._load.prefix_tokens))
+
+    def _ask(self, number: int, replica: "_Replica", turn_number: int, said: Text) -> None:
+        """Asks for a turn of a chat."""
+        turn = self._load.chats[number].turns[turn_number]
+        prompt = said.of_length(len(said) + turn.prompt_tokens)
+        answer = Answer(self.now, prompt_tokens=len(prompt))
+        asked = _Asked(number, turn_number, replica, prompt, turn.output_tokens, answer)
+        self._asked[number].append(asked)
+        if self._prefilling:
+            replica = min(self._prefilling, key=_Replica.num_unfinished)
+        replica.hear(asked)
+
+    def heard(self, asked: "_Asked") -> None:
+        """Goes on once a turn is answered: with the next of its chat, or with a chat that waits."""
+        asked.answer.end_seconds = self.now
+        following = asked.turn + 1
+        if following < len(self._load.chats[asked.chat].turns):
+            said = asked.prompt.of_length(len(asked.prompt) + asked.num_tokens)
+            self._ask(asked.chat, asked.replica, following, said)
+            return
+        self._under_way -= 1
+        if self._waiting:
+            self._arrive(self._waiting.popleft())
+
+    def prefilled(self, asked: "_Asked") -> None:
+        """Moves a prefilled prompt to the replica that answers."""
+        if asked.num_tokens >= asked.max_tokens:
+            self.heard(asked)
+            return
+        seconds = self._planned.transfer_seconds * len(asked.prompt)
+        self.at(self.now + seconds, partial(asked.replica.take_over, asked))
+
+
+def _finds_pages(planned: Planned, load: Load) -> bool:
+    """Whether a page that is kept is ever of use.
+
+    It is not where no two prompts begin alike and no sequence can lose its pages, since each slot has a
+    whole context.
+    """
+    limits = planned.limits
+    alike = load.prefix_tokens >= limits.page_size or any(len(chat.turns) > 1 for chat in load.chats)
+    scarce = limits.num_pages < limits.slots_of_replica * limits.pages_of_a_context
+    return alike or scarce or bool(planned.prefill_replicas) or limits.window is not None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A turn on its way: of which chat, the number of the turn, and the replica that answers.
+
+    tokens: of what was answered, as (the replica, the first of its steps, the one behind the last).
+    """
+
+    chat: int
+    turn: int
+    replica: "_Replica"
+    prompt: Text
+    max_tokens: int
+    answer: Answer
+    num_tokens: int = 0
+    tokens: "list[tuple[_Replica, int, int]]" = field(default_factory=list)
+
+    def take(self, replica: "_Replica", first: int, stop: int) -> None:
+        """Tokens at the ends of these steps."""
+        self.num_tokens += stop - first
+        if self.tokens and self.tokens[-1][0] is replica and self.tokens[-1][2] == first:
+            first = self.tokens.pop()[1]
+        self.tokens.append((replica, first, stop))
+
+    def told(self) -> Answer:
+        """The answer with the times of its tokens, once all replicas have stopped."""
+        parts = [replica.ends[first:stop] for replica, first, stop in self.tokens]
+        self.answer.piece_seconds = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self.answer.num_tokens = self.num_tokens
+        return self.answer
+
+
+class _Drafts:
+    """Guesses of tokens that come true with a probability."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+
+    def pays(self, num_sequences: int) -> bool:
+        return True
+
+    def draft(self, sequence: Answering) -> list[int]:
+        return [-2 - place for place in range(self._num_drafts)]
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        """Nothing is learned: the probability is given."""
+
+
+class _Replica:
+    """A scheduler and its device. prefills: whether it makes first tokens alone."""
+
+    def __init__(
+        self, simulation: _Simulation, planned: Planned, number: int, *, prefills: bool = False
+    ) -> None:
+        self._simulation, self._planned, self._prefills = simulation, planned, prefills
+        drafter = _Drafts(planned.num_drafts) if planned.num_drafts else None
+        self._counts = planned.counted and drafter is None
+        self._pace = None if planned.idle is None else Pace(planned.idle, planned.limits)
+        self._scheduler = Scheduler(
+            planned.limits,
+            _ENDLESS,
+            mode=planned.mode,
+            prefix_cache=planned.prefix_cache,
+            drafter=drafter,
+            pace=self._pace,
+            on_tokens=self._take_together if self._counts else None,
+        )
+        self._random = np.random.default_rng([number, planned.num_drafts])
+        self._running: Batch | None = None
+        self._seconds = 0.0  # of the step that runs
+        self._next: Batch | None = None
+        self._coming: deque[_Asked] = deque()  # prefilled elsewhere, without pages here yet
+        self._heard: deque[_Asked] = deque()  # not yet queued: the host takes them in, the first now
+        self._lost = 0.0  # seconds of the step that runs, to the host
+        self._asked: dict[Answering, _Asked] = {}
+        self._ends = array("d")  # of its steps
+        self.prompt_tokens = self.cached_tokens = self.preempted = 0
+        self.busy_seconds = 0.0
+
+    @property
+    def steps(self) -> int:
+        return len(self._ends)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The times at which its steps ended, once it has stopped."""
+        return np.frombuffer(self._ends)
+
+    def num_unfinished(self) -> int:
+        outside = len(self._coming) + len(self._heard)
+        return self._scheduler.num_running + self._scheduler.num_waiting + outside
+
+    def hear(self, asked: _Asked) -> None:
+        """Queues a turn once the host has taken it in."""
+        if not self._planned.request_seconds:
+            self.add(asked)
+            return
+        self._heard.append(asked)
+        if len(self._heard) == 1:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """The host begins with the first turn that it has heard: beside a step each has half of one core."""
+        seconds, is_shared = self._planned.request_seconds, self._running is not None
+        if is_shared:
+            self._lost += seconds
+        self._simulation.at(self._simulation.now + (2 * seconds if is_shared else seconds), self._taken_in)
+
+    def _taken_in(self) -> None:
+        self.add(self._heard.popleft())
+        if self._heard:
+            self._take_in()
+
+    def add(self, asked: _Asked) -> None:
+        """Queues a turn."""
+        max_tokens = 1 if self._prefills else asked.max_tokens - asked.num_tokens
+        prompt, context = asked.prompt, self._planned.limits.context
+        if asked.num_tokens:
+            prompt = prompt.of_length(len(prompt) + asked.num_tokens)
+        if len(prompt) + max_tokens > context:
+            raise RequestError(
+                f"a prompt of {len(prompt):,} tokens and an answer of {max_tokens:,} make "
+                f"{len(prompt) + max_tokens:,}, but the plan's context holds {context:,}",
+                param="prompt",
+            )
+
+        sequence = Answering(Request(prompt, max_tokens), max_tokens, 0, _tell_nobody)
+        self._asked[sequence] = asked
+        self._scheduler.add([sequence])
+        self._wake()
+
+    def take_over(self, asked: _Asked) -> None:
+        """Answers a turn whose first token, and pages, come from elsewhere."""
+        self._coming.append(asked)
+        self._admit_coming()
+
+    def _admit_coming(self) -> None:
+        """Gives pages to what was prefilled elsewhere: whole ones; the rest of a prompt is computed here."""
+        [replica] = self._scheduler.replicas
+        while self._coming and replica.keep_copied(self._coming[0].prompt) is not None:
+            self.add(self._coming.popleft())
+
+    def _wake(self) -> None:
+        if self._running is None:
+            self._begin(self._scheduler.schedule())
+
+    def _begin(self, batch: Batch | None) -> None:
+        """Starts a step, and schedules the one behind it."""
+        self._running = batch
+        if batch is None:
+            return
+        self._seconds = self._planned.prices.seconds(*batch.figures)
+        self.busy_seconds += self._seconds
+        self._simulation.at(self._simulation.now + self._seconds, self._end)
+        self._next = self._scheduler.schedule()
+
+    def _end(self) -> None:
+        batch = self._running
+        assert batch is not None
+        if self._lost:
+            self._seconds, self._lost, lost = self._seconds + self._lost, 0.0, self._lost
+            self.busy_seconds += lost
+            self._simulation.at(self._simulation.now + lost, self._end)
+            return
+        self._ends.append(self._simulation.now)
+        if self._pace is not None:
+            self._pace.took(batch, self._seconds)
+        alone = self._scheduler.delivered_together() if self._counts else ()
+        if batch.works or alone:
+            self._deliver_all([work for work in batch.works if work.samples], alone)
+        # Nothing could be scheduled before these tokens were known, or nothing was there.
+        following, self._next = self._next, None
+        if self._coming:
+            self._admit_coming()
+        self._begin(following or self._scheduler.schedule())
+
+    def _deliver_all(self, works: Sequence[SequenceWork], alone: Sequence[Answering]) -> None:
+        """Hands out the tokens of a step, the first to come first: those of works, and one to each alone."""
+        pairs = [(work.sequence, work) for work in works] + [(sequence, None) for sequence in alone]
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: pair[0].rank)
+        step = self.steps - 1
+        for sequence, work in pairs:
+            if work is None:
+                self._hand(sequence, _TOKEN.token, step)
+                continue
+            for score in self._scheduler.delivered(work, self._sampled(work)):
+                self._hand(sequence, score.token, step)
+
+    def _hand(self, sequence: Answering, token: int, step: int) -> None:
+        sequence.take(token)
+        asked = self._asked[sequence]
+        asked.take(self, step, step + 1)
+        if sequence.finish_reason:
+            self._scheduler.release(sequence, sequence.finish_reason)
+            self._finished(sequence)
+            (self._simulation.prefilled if self._prefills else self._simulation.heard)(asked)
+
+    def _take_together(self, sequence: Answering, first: int, stop: int) -> None:
+        self._asked[sequence].take(self, first, stop)
+
+    def _sampled(self, work: SequenceWork) -> list[TokenScore]:
+        if not work.num_drafts:
+            return [_TOKEN]
+        found = []
+        for draft in work.drafts:
+            if self._random.random() >= self._planned.acceptance:
+                break
+            found.append(TokenScore(draft, 0.0))
+        return found + [_TOKEN] * (work.num_samples - len(found))
+
+    def _finished(self, sequence: Answering) -> None:
+        del self._asked[sequence]
+        self.prompt_tokens += sequence.num_prompt
+        if self._prefills or not self._planned.prefill_replicas:  # else they have come from there
+            self.cached_tokens += sequence.num_cached
+        self.preempted += sequence.num_preempted

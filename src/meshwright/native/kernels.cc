@@ -1,0 +1,921 @@
+// Products of rows with weights in float32, bf16 and int8, and attention over a cache of pages, for x86 with AVX2 and
+// FMA or with AVX-512, and with the instructions for products of bf16 and int8 that the compiler may use.
+//
+// Called by XLA through its foreign function interface, and run on its threads; see kernels.py. Weights w[O, I]
+// lie in panels. A number of the result is summed in the order of I: it depends on its row and its column alone,
+// never on how many others there are. Rows of zeros, as a step has them where nobody's token is, are passed over.
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+// Numbers of work that threads take one after another.
+template <typename Work>
+class Queue {
+ public:
+  Queue(int64_t count, Work work) : count_(count), work_(work) {}
+
+  void TakeAll() {
+    for (int64_t i; (i = next_.fetch_add(1)) < count_;) {
+      work_(i);
+      done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  void Wait() const {
+    for (int spins = 0; done_.load(std::memory_order_acquire) < count_; ++spins) {
+      if (spins < 4096) {
+        _mm_pause();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+ private:
+  const int64_t count_;
+  const Work work_;
+  std::atomic<int64_t> next_{0}, done_{0};
+};
+
+// work(0), ..., work(count - 1), on this thread and on those of the pool that are free. It never waits for a
+// task that has not begun: a pool whose threads all wait, for collectives or in here, starts none.
+template <typename Work>
+void InParallel(ffi::ThreadPool& pool, int64_t count, Work work) {
+  auto queue = std::make_shared<Queue<Work>>(count, work);
+  const int64_t helpers = std::min<int64_t>(pool.num_threads(), count) - 1;
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([queue] { queue->TakeAll(); });
+  queue->TakeAll();
+  queue->Wait();
+}
+
+// Vectors of 32-bit numbers, 16 with AVX-512 and 8 with AVX2: what differs between them stands here. A mask of lanes
+// is an integer; what is loaded is zero in other lanes, which are not read.
+
+#ifdef __AVX512F__
+
+using Floats = __m512;
+using Ints = __m512i;
+using Lanes = __mmask16;
+constexpr int64_t kLanes = 16;
+
+Floats All(float x) { return _mm512_set1_ps(x); }
+Ints All(int32_t x) { return _mm512_set1_epi32(x); }
+Floats AsFloats(Ints x) { return _mm512_castsi512_ps(x); }
+Ints AsInts(Floats x) { return _mm512_castps_si512(x); }
+Floats ToFloats(Ints x) { return _mm512_cvtepi32_ps(x); }
+Ints ToInts(Floats x) { return _mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+Floats Wide(const float* at, Lanes lanes) { return _mm512_maskz_loadu_ps(lanes, at); }
+Floats Wide(const uint16_t* at, Lanes lanes) {  // bf16
+  return AsFloats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, at)), 16));
+}
+Floats Wide(const int8_t* at, Lanes lanes) {
+  return ToFloats(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, at)));
+}
+Ints Load(const int32_t* at) { return _mm512_loadu_si512(at); }
+void Store(int32_t* at, Ints x) { _mm512_storeu_si512(at, x); }
+void Store(float* at, Lanes lanes, Floats x) { _mm512_mask_storeu_ps(at, lanes, x); }
+void Store(int8_t* at, Lanes lanes, Ints x) { _mm512_mask_cvtepi32_storeu_epi8(at, lanes, x); }
+
+Floats Fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+Floats Max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+Floats Abs(Floats x) { return _mm512_abs_ps(x); }
+Lanes IsNan(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+Floats Choose(Lanes lanes, Floats a, Floats b) { return _mm512_mask_mov_ps(b, lanes, a); }
+float SumOf(Floats x) { return _mm512_reduce_add_ps(x); }
+int32_t SumOf(Ints x) { return _mm512_reduce_add_epi32(x); }
+float MaxOf(Floats x) { return _mm512_reduce_max_ps(x); }
+
+Ints Add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+Ints And(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+Ints Xor(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
+Ints Up16(Ints x) { return _mm512_slli_epi32(x, 16); }
+Ints EvenBytes(Ints x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); }  // the first of each 16 bits, in them
+Ints OddBytes(Ints x) { return _mm512_srai_epi16(x, 8); }
+Ints SumsOfPairs(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
+
+Floats Round(Floats x) { return _mm512_roundscale_ps(x, 8); }
+Floats TimesTwoTo(Floats x, Floats power) { return _mm512_scalef_ps(x, power); }
+
+// The sums of 16 vectors of 16 lanes: lanes i and i + 8, then i and i + 4, i + 2, i + 1. Inlined, since vectors whose
+// address is given away are not kept in registers.
+[[gnu::always_inline]] inline Floats Sums(const Floats* v) {
+  Floats eights[8], fours[4], twos[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
+                              _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xEE));
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 4; ++i) {
+    fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0xDD));
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 2; ++i) {
+    twos[i] = _mm512_add_ps(_mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0x44),
+                            _mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0xEE));
+  }
+  const Floats sums =
+      _mm512_add_ps(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xDD));
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums);
+}
+
+#else
+
+using Floats = __m256;
+using Ints = __m256i;
+using Lanes = uint8_t;
+constexpr int64_t kLanes = 8;
+constexpr Lanes kAll = 0xFF;
+
+Floats All(float x) { return _mm256_set1_ps(x); }
+Ints All(int32_t x) { return _mm256_set1_epi32(x); }
+Floats AsFloats(Ints x) { return _mm256_castsi256_ps(x); }
+Ints AsInts(Floats x) { return _mm256_castps_si256(x); }
+Floats ToFloats(Ints x) { return _mm256_cvtepi32_ps(x); }
+Ints ToInts(Floats x) { return _mm256_cvtps_epi32(x); }
+
+Ints Mask(Lanes lanes) {
+  const Ints bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_cmpeq_epi32(_mm256_and_si256(All(static_cast<int32_t>(lanes)), bits), bits);
+}
+// The first numbers of 8, as many as there are lanes.
+template <typename T>
+__m128i Some(const T* at, Lanes lanes) {
+  __m128i x = _mm_setzero_si128();
+  std::memcpy(&x, at, __builtin_popcount(lanes) * sizeof(T));
+  return x;
+}
+Floats Wide(const float* at, Lanes lanes) {
+  return lanes == kAll ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, Mask(lanes));
+}
+Floats Wide(const uint16_t* at, Lanes lanes) {  // bf16
+  const __m128i x = lanes == kAll ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)) : Some(at, lanes);
+  return AsFloats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+Floats Wide(const int8_t* at, Lanes lanes) {
+  return ToFloats(_mm256_cvtepi8_epi32(lanes == kAll ? _mm_loadu_si64(at) : Some(at, lanes)));
+}
+Ints Load(const int32_t* at) { return _mm256_loadu_si256(reinterpret_cast<const Ints*>(at)); }
+void Store(int32_t* at, Ints x) { _mm256_storeu_si256(reinterpret_cast<Ints*>(at), x); }
+void Store(float* at, Lanes lanes, Floats x) {
+  lanes == kAll ? _mm256_storeu_ps(at, x) : _mm256_maskstore_ps(at, Mask(lanes), x);
+}
+void Store(int8_t* at, Lanes lanes, Ints x) {
+  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  const __m128i bytes = _mm_packs_epi16(halves, halves);
+  std::memcpy(at, &bytes, __builtin_popcount(lanes));
+}
+
+Floats Fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+Floats Max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+Floats Abs(Floats x) { return _mm256_andnot_ps(All(-0.0f), x); }
+Lanes IsNan(Floats x) { return static_cast<Lanes>(_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q))); }
+Floats Choose(Lanes lanes, Floats a, Floats b) { return _mm256_blendv_ps(b, a, AsFloats(Mask(lanes))); }
+float SumOf(Floats x) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+int32_t SumOf(Ints x) {
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+}
+float MaxOf(Floats x) {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+Ints Add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+Ints And(Ints a, Ints b) { return _mm256_and_si256(a, b); }
+Ints Xor(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
+Ints Up16(Ints x) { return _mm256_slli_epi32(x, 16); }
+Ints EvenBytes(Ints x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); }  // the first of each 16 bits, in them
+Ints OddBytes(Ints x) { return _mm256_srai_epi16(x, 8); }
+Ints SumsOfPairs(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
+
+Floats Round(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// Zero below the least normal number, also if x is not a number and the power not finite, as scalef of AVX-512.
+Floats TimesTwoTo(Floats x, Floats power) {
+  const Floats least = All(-126.0f), is_less = _mm256_cmp_ps(power, least, _CMP_LT_OQ);
+  const Ints exponent = Add(ToInts(Max(least, power)), All(127));
+  return _mm256_andnot_ps(is_less, x * AsFloats(_mm256_slli_epi32(exponent, 23)));
+}
+
+// The sums of 8 vectors of 8 lanes: of neighbours, then of their sums, then of both halves.
+[[gnu::always_inline]] inline Floats Sums(const Floats* v) {
+  const Floats first = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  const Floats second = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+  return _mm256_permute2f128_ps(first, second, 0x20) + _mm256_permute2f128_ps(first, second, 0x31);
+}
+
+#endif
+
+Lanes First(int64_t count) {
+  return static_cast<Lanes>(count >= kLanes ? (1u << kLanes) - 1 : count > 0 ? (1u << count) - 1 : 0);
+}
+
+// Kinds of products. A step is 32 bits of a row of weights: kTogether numbers. As an instruction multiplies them they
+// are kWords words of 32 bits, each of which it sums into one of a vector's lanes.
+
+// What is multiplied and summed in float32.
+struct Wider {
+  struct Row {};  // what a row of x has beside its numbers
+
+  static Floats Dot(Floats sum, Ints w, Ints x) { return Fma(AsFloats(w), AsFloats(x), sum); }
+  static Floats Result(Floats sum, Row) { return sum; }
+
+  template <typename X>
+  static Row Prepare(const X* from, int64_t size, int32_t* to) {
+    for (int64_t k = 0; k < size; k += kLanes) {
+      Store(reinterpret_cast<float*>(to) + k, First(size - k), Wide(from + k, First(size - k)));
+    }
+    return {};
+  }
+};
+
+struct Float : Wider {
+  static constexpr int64_t kTogether = 1, kOften = 5;
+  static constexpr int kWords = 1;
+  static int32_t Word(const int32_t* row, int64_t step, int) { return row[step]; }
+  static Ints Weight(Ints w, int) { return w; }
+};
+
+struct Widened : Wider {  // of bf16
+  static constexpr int64_t kTogether = 2;
+  static constexpr int kWords = 2;
+  static constexpr int64_t kOften = kLanes == 16 ? 5 : 3;  // groups of rows for which a panel's words are made once
+  static int32_t Word(const int32_t* row, int64_t step, int i) { return row[2 * step + i]; }
+  static Ints Weight(Ints w, int i) { return i ? And(w, All(-65536)) : Up16(w); }
+};
+
+#ifdef __AVX512BF16__
+struct Bf16 {
+  static constexpr int64_t kTogether = 2, kOften = 5;
+  static constexpr int kWords = 1;
+  struct Row {};
+
+  static int32_t Word(const int32_t* row, int64_t step, int) { return row[step]; }
+  static Ints Weight(Ints w, int) { return w; }
+  static Floats Dot(Floats sum, Ints w, Ints x) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
+  }
+  static Floats Result(Floats sum, Row) { return sum; }
+
+  static Row Prepare(const uint16_t* from, int64_t size, int32_t* to) {
+    std::memcpy(to, from, size * sizeof(uint16_t));
+    return {};
+  }
+};
+#else
+using Bf16 = Widened;
+#endif
+
+// int8 by what is made int8 with a scale for each row, summed in int32.
+struct Int8 {
+  static constexpr int64_t kTogether = 4, kOften = 5;
+
+  struct Row {
+    float scale;
+    int32_t excess;  // of a sum, where weights are made unsigned
+  };
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  static constexpr int kWords = 1, kMore = 128;
+  static int32_t Word(const int32_t* row, int64_t step, int) { return row[step]; }
+  static Ints Weight(Ints w, int) { return Xor(w, All(static_cast<int32_t>(0x80808080))); }  // w + 128
+  static Floats Dot(Floats sum, Ints w, Ints x) {
+#ifdef __AVX512F__
+    return AsFloats(_mm512_dpbusd_epi32(AsInts(sum), w, x));
+#else
+    return AsFloats(_mm256_dpbusd_avx_epi32(AsInts(sum), w, x));
+#endif
+  }
+#else  // in int16: the first and third, the second and fourth
+  static constexpr int kWords = 2, kMore = 0;
+  static int32_t Word(const int32_t* row, int64_t step, int i) {
+    const auto first = static_cast<int8_t>(row[step] >> 8 * i), second = static_cast<int8_t>(row[step] >> (8 * i + 16));
+    return static_cast<int32_t>((first & 0xFFFFu) | static_cast<uint32_t>(second) << 16);
+  }
+  static Ints Weight(Ints w, int i) { return i ? OddBytes(w) : EvenBytes(w); }
+  static Floats Dot(Floats sum, Ints w, Ints x) {
+    Ints more = Add(AsInts(sum), SumsOfPairs(w, x));
+    // g++ 12 adds up the products of both words first, for which there are not enough registers: half as fast.
+    asm("" : "+v"(more));
+    return AsFloats(more);
+  }
+#endif
+
+  static Floats Result(Floats sum, Row row) {
+    return ToFloats(Add(AsInts(sum), All(-row.excess))) * All(row.scale);
+  }
+
+  // As `quantised_product` of quantised.py has it: x / scale, rounded to even.
+  template <typename X>
+  static Row Prepare(const X* from, int64_t size, int32_t* to) {
+    Floats most = All(0.0f);
+    Lanes is_nan = 0;
+    for (int64_t k = 0; k < size; k += kLanes) {
+      const Floats magnitude = Abs(Wide(from + k, First(size - k)));
+      is_nan |= IsNan(magnitude);
+      most = Max(most, magnitude);
+    }
+    const float largest = is_nan ? NAN : MaxOf(most), scale = std::max(largest / 127.0f, 1e-30f);
+    Ints sum = All(0);
+    for (int64_t k = 0; k < size; k += kLanes) {
+      const Ints whole = ToInts(Wide(from + k, First(size - k)) / All(scale));
+      Store(reinterpret_cast<int8_t*>(to) + k, First(size - k), whole);
+      sum = Add(sum, whole);
+    }
+    return {scale, kMore * SumOf(sum)};
+  }
+};
+
+// A panel is the next 16 rows of w, the last one fewer; its steps follow each other, each with its rows side by side:
+// a vector or two, which all rows of x meet. So weights are read in their order, once for each kRows rows of x, from
+// memory for the first of them and from a core's cache for the others.
+constexpr int64_t kPanel = 16, kVectors = kPanel / kLanes;
+#ifdef __AVX512F__
+constexpr int64_t kRows = 16;     // whose sums are in registers at once
+constexpr int64_t kBlock = 2048;  // words whose panel stays in the second cache
+constexpr int64_t kGroups = 1 << 20;  // of rows: all
+#else
+constexpr int64_t kRows = 6;
+constexpr int64_t kBlock = 256;  // words whose panel stays in the first cache
+constexpr int64_t kGroups = 32;  // of rows, whose words of a block stay in the second cache
+#endif
+constexpr int64_t kAhead = 32;  // steps that weights are fetched before they are read
+
+int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What is fetched from memory while a tile is computed, so many bytes with each word or step: else the memory waits.
+struct Ahead {
+  const char* at;
+  int64_t bytes;
+};
+
+// What R rows by a panel add to their sums, from the first to the last of `steps`: in y f32[..., width], where they have
+// these places. kIsMade: the panel is of words, not of steps.
+template <typename Kind, int R, bool kIsMade>
+void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind::Row* rows, const int64_t* places,
+          int64_t num_rows, float* y, int64_t width, const Lanes* lanes, bool is_first, bool is_last, Ahead ahead) {
+  Floats sums[R][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = is_first || r >= num_rows ? All(0.0f) : Wide(y + places[r] * width + v * kLanes, lanes[v]);
+    }
+  }
+  constexpr int kWords = kIsMade ? 1 : Kind::kWords;
+  for (int64_t k = 0; k < steps * Kind::kWords / kWords; ++k) {
+    _mm_prefetch(ahead.at, _MM_HINT_T0);
+    ahead.at += ahead.bytes;
+#pragma GCC unroll 2
+    for (int i = 0; i < kWords; ++i) {
+      Ints ws[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        ws[v] = Load(w + k * kPanel + v * kLanes);
+        if (!kIsMade) ws[v] = Kind::Weight(ws[v], i);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const Ints xs = All(x[(k * kWords + i) * R + r]);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = Kind::Dot(sums[r][v], ws[v], xs);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    if (r >= num_rows) break;
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      Store(y + places[r] * width + v * kLanes, lanes[v], is_last ? Kind::Result(sums[r][v], rows[r]) : sums[r][v]);
+    }
+  }
+}
+
+// Tiles of as many rows: with a panel as it lies, and with one of words where these are others.
+template <typename Kind>
+struct Tiles {
+  int64_t num_rows;
+  decltype(&Tile<Kind, 1, false>) of_steps, of_words;
+
+  // The smallest of at least so many rows.
+  template <int R = 1>
+  static Tiles For(int64_t rows) {
+    if constexpr (R < kRows) {
+      if (rows > R) return For<std::min<int>(2 * R, kRows)>(rows);
+    }
+    return {R, Tile<Kind, R, false>, Tile<Kind, R, (Kind::kWords > 1)>};
+  }
+};
+
+// Rows of x that are not all zeros, as tiles read them: in groups, each word of all rows of a group together.
+template <typename Kind>
+struct Rows {
+  std::vector<int64_t> places;  // of these rows in x
+  int64_t count, steps, num_groups;
+  Tiles<Kind> tiles, last;  // of a group, and of the last one, which may have fewer rows
+  std::vector<int32_t> numbers;
+  std::vector<typename Kind::Row> others;
+
+  template <typename X>
+  Rows(ffi::ThreadPool& pool, const X* x, int64_t num_rows, int64_t size)
+      : places(Places(x, num_rows, size)), count(places.size()), steps(Ceil(size, Kind::kTogether)) {
+    tiles = Tiles<Kind>::For(Ceil(count, std::max<int64_t>(1, Ceil(count, kRows))));
+    num_groups = Ceil(count, tiles.num_rows);
+    last = Tiles<Kind>::For(count - (num_groups - 1) * tiles.num_rows);
+    numbers.resize(num_groups * tiles.num_rows * steps * Kind::kWords);  // rows that there are not stay zero
+    others.resize(num_groups * tiles.num_rows);
+    const auto prepare = [this, x, size](int64_t group) {
+      thread_local std::vector<int32_t> room;
+      room.resize(this->steps * Kind::kWords);
+      const int64_t first = group * this->tiles.num_rows, apart = this->Of(group).num_rows;
+      for (int64_t r = 0; r < std::min(apart, this->count - first); ++r) {
+        this->others[first + r] = Kind::Prepare(x + this->places[first + r] * size, size, room.data());
+        int32_t* to = this->numbers.data() + first * this->steps * Kind::kWords + r;
+        for (int64_t k = 0; k < this->steps; ++k) {
+          for (int i = 0; i < Kind::kWords; ++i, to += apart) *to = Kind::Word(room.data(), k, i);
+        }
+      }
+    };
+    InParallel(pool, num_groups, prepare);
+  }
+
+  static bool IsZero(float x) { return x == 0; }
+  static bool IsZero(uint16_t x) { return (x & 0x7FFF) == 0; }  // bf16
+
+  template <typename X>
+  static std::vector<int64_t> Places(const X* x, int64_t num_rows, int64_t size) {
+    std::vector<int64_t> found;
+    for (int64_t r = 0; r < num_rows; ++r, x += size) {
+      if (!std::all_of(x, x + size, [](X number) { return IsZero(number); })) found.push_back(r);
+    }
+    return found;
+  }
+
+  const Tiles<Kind>& Of(int64_t group) const { return group + 1 < num_groups ? tiles : last; }
+};
+
+// Steps of a panel as words, where these are others, with zeros in place of the columns that it has not.
+template <typename Kind>
+const int32_t* Made(const int32_t* w, int64_t steps, int64_t columns) {
+  alignas(64) thread_local int32_t room[kBlock * kPanel];
+  alignas(64) int32_t filled[kPanel] = {};
+  int32_t* to = room;
+  for (int64_t k = 0; k < steps; ++k, w += columns) {
+    const int32_t* step = w;
+    if (columns < kPanel) step = std::copy_n(w, columns, filled) - columns;
+    for (int i = 0; i < Kind::kWords; ++i, to += kPanel) {
+      for (int64_t v = 0; v < kVectors; ++v) {
+        const Ints x = Load(step + v * kLanes);
+        Store(to + v * kLanes, Kind::kWords > 1 ? Kind::Weight(x, i) : x);
+      }
+    }
+  }
+  return room;
+}
+
+// A block of a panel, of which `first` is the first column, for groups of rows; meanwhile the next one is fetched.
+template <typename Kind>
+void Block(const Rows<Kind>& rows, const int32_t* panel, const int32_t* next, float* y, int64_t width, int64_t first,
+           int64_t from, int64_t steps, int64_t begin, int64_t end) {
+  const int64_t columns = std::min(kPanel, width - first), groups = end - begin, words = steps * Kind::kWords;
+  const int64_t step_bytes = kPanel * sizeof(int32_t), bytes = steps * step_bytes;
+  const auto* const beyond = reinterpret_cast<const char*>(panel) + kAhead * step_bytes;
+  const bool makes = columns < kPanel || (Kind::kWords > 1 && rows.num_groups >= Kind::kOften);
+  Lanes lanes[kVectors];
+  for (int64_t v = 0; v < kVectors; ++v) lanes[v] = First(columns - v * kLanes);
+  if (makes) panel = Made<Kind>(panel, steps, columns);
+  for (int64_t group = begin; group < end; ++group) {
+    const Tiles<Kind>& tiles = rows.Of(group);
+    const int64_t row = group * rows.tiles.num_rows;
+    const int32_t* x = rows.numbers.data() + (row * rows.steps + from * tiles.num_rows) * Kind::kWords;
+    // Of made words each group of rows fetches its part of the next block.
+    const Ahead part{reinterpret_cast<const char*>(next) + (group - begin) * bytes / groups, bytes / (groups * words)};
+    (makes ? tiles.of_words : tiles.of_steps)(x, panel, steps, rows.others.data() + row, rows.places.data() + row,
+                                              rows.count - row, y + first, width, lanes, from == 0,
+                                              from + steps == rows.steps, makes ? part : Ahead{beyond, step_bytes});
+  }
+}
+
+// Panels `begin` to `end` for all rows. Weights are read in their order, unless the words of all rows are too many for
+// the second cache: then a block of each panel, and of that for some groups of rows at a time.
+template <typename Kind>
+void Panels(const Rows<Kind>& rows, const int32_t* w, float* y, int64_t width, int64_t begin, int64_t end) {
+  constexpr int64_t kSteps = kBlock / Kind::kWords;
+  const auto block = [&](int64_t panel, int64_t from) {
+    return w + panel * kPanel * rows.steps + from * std::min(kPanel, width - panel * kPanel);
+  };
+  const bool are_few = rows.num_groups * rows.steps <= kGroups * kSteps;
+  const int64_t span = are_few ? rows.steps : kSteps, groups = are_few ? rows.num_groups : kGroups;
+  for (int64_t start = 0; start < rows.steps; start += span) {
+    const int64_t stop = std::min(rows.steps, start + span);
+    for (int64_t some = 0; some < rows.num_groups; some += groups) {
+      for (int64_t panel = begin; panel < end; ++panel) {
+        for (int64_t from = start; from < stop; from += kSteps) {
+          const int32_t *here = block(panel, from), *next = here + (are_few ? kSteps : rows.steps) * kPanel;
+          Block<Kind>(rows, here, next, y, width, panel * kPanel, from, std::min(kSteps, stop - from), some,
+                      std::min(some + groups, rows.num_groups));
+        }
+      }
+    }
+  }
+}
+
+template <typename Kind, typename X>
+void Multiply(ffi::ThreadPool& pool, const X* x, const int32_t* w, float* y, int64_t num_rows, int64_t size,
+              int64_t width) {
+  const Rows<Kind> rows(pool, x, num_rows, size);
+  if (rows.count < num_rows) std::fill_n(y, num_rows * width, 0.0f);
+  if (!rows.count) return;
+  // Eight parts for each thread, since some begin late.
+  const int64_t panels = Ceil(width, kPanel), part = Ceil(panels, 8 * std::max<int64_t>(1, pool.num_threads()));
+  InParallel(pool, Ceil(panels, part), [=, &rows](int64_t i) {
+    Panels<Kind>(rows, w, y, width, i * part, std::min(panels, (i + 1) * part));
+  });
+}
+
+// The steps of a row of w[O, I], which must be whole; none where they are not.
+int64_t StepsOf(const ffi::AnyBuffer& w) {
+  const auto sizes = w.dimensions();
+  if (sizes.size() != 2 || sizes[0] == 0) return 0;
+  const int64_t bytes = static_cast<int64_t>(w.size_bytes()) / sizes[0];
+  return bytes % 4 ? 0 : bytes / 4;
+}
+
+// y f32[R, O] of x[R, I] and w[O, I] in panels: w f32, bf16 or int8, and x f32, or bf16 where w is not f32.
+ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
+  const auto sizes = x.dimensions(), of_w = w.dimensions();
+  if (!StepsOf(w) || sizes.size() != 2 || sizes[1] != of_w[1]) {
+    return ffi::Error::InvalidArgument("x[R, I] and w[O, I] of whole steps are needed");
+  }
+  const auto multiply = [&](auto kind, auto number) {
+    Multiply<decltype(kind)>(pool, static_cast<const decltype(number)*>(x.untyped_data()),
+                             static_cast<const int32_t*>(w.untyped_data()), y->typed_data(), sizes[0], sizes[1],
+                             of_w[0]);
+    return ffi::Error::Success();
+  };
+  const auto of_x = x.element_type(), of_weights = w.element_type();
+  if (of_weights == ffi::F32 && of_x == ffi::F32) return multiply(Float(), float());
+  if (of_weights == ffi::BF16 && of_x == ffi::F32) return multiply(Widened(), float());
+  if (of_weights == ffi::BF16 && of_x == ffi::BF16) return multiply(Bf16(), uint16_t());
+  if (of_weights == ffi::S8 && of_x == ffi::BF16) return multiply(Int8(), uint16_t());
+  if (of_weights == ffi::S8 && of_x == ffi::F32) return multiply(Int8(), float());
+  return ffi::Error::InvalidArgument("of these types there is no product");
+}
+
+// w[O, I] in panels.
+ffi::Error InPanels(ffi::ThreadPool pool, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> panels) {
+  const int64_t steps = StepsOf(w), width = steps ? w.dimensions()[0] : 0;
+  if (!steps) return ffi::Error::InvalidArgument("w[O, I] of whole steps is needed");
+  const auto* const from = static_cast<const int32_t*>(w.untyped_data());
+  auto* const to = static_cast<int32_t*>(panels->untyped_data());
+  InParallel(pool, Ceil(width, kPanel), [=](int64_t panel) {
+    const int64_t first = panel * kPanel, columns = std::min(kPanel, width - first);
+    for (int64_t k = 0; k < steps; ++k) {
+      for (int64_t i = 0; i < columns; ++i) to[first * steps + k * columns + i] = from[(first + i) * steps + k];
+    }
+  });
+  return ffi::Error::Success();
+}
+
+// Rows ids i32[N] of w[O, I] in panels, each from 0 to O - 1.
+ffi::Error RowsOfPanels(ffi::AnyBuffer w, ffi::Buffer<ffi::S32> ids, ffi::Result<ffi::AnyBuffer> rows) {
+  const int64_t steps = StepsOf(w), width = steps ? w.dimensions()[0] : 0;
+  if (!steps) return ffi::Error::InvalidArgument("w[O, I] of whole steps is needed");
+  const auto* const from = static_cast<const int32_t*>(w.untyped_data());
+  auto* to = static_cast<int32_t*>(rows->untyped_data());
+  for (size_t n = 0; n < ids.element_count(); ++n) {
+    const int64_t id = std::clamp<int64_t>(ids.typed_data()[n], 0, width - 1), first = id / kPanel * kPanel;
+    const int64_t columns = std::min(kPanel, width - first);
+    for (int64_t k = 0; k < steps; ++k) *to++ = from[first * steps + k * columns + id - first];
+  }
+  return ffi::Error::Success();
+}
+
+// Attention of queries over the pages of their sequences.
+
+// e^x for x <= 0, to two units in the last place.
+Floats Exp(Floats x) {
+  const Floats whole = Round(x * All(1.44269504f));
+  Floats rest = Fma(whole, All(-0.693359375f), x);  // ln 2 in two parts (Cephes)
+  rest = Fma(whole, All(2.12194440e-4f), rest);
+  Floats sum = All(1.9875691500e-4f);
+  for (float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 0.5f, 1.0f, 1.0f}) {
+    sum = Fma(sum, rest, All(factor));
+  }
+  return TimesTwoTo(sum, whole);
+}
+
+// One layer's pool of keys or values: [pages, heads, size, width], in int8 with a scale for each [..., size].
+template <typename T>
+struct Pool {
+  const T* values;
+  const float* scales;
+  int64_t width;
+};
+
+struct Scores {
+  float scale, softcap;  // no cap where 0
+  int64_t window;        // positions that a query sees; all before it where 0
+  bool chunked;          // of those the ones of its own chunk of so many
+};
+
+struct Sizes {
+  int64_t num_rows, length, num_heads, num_kv_heads, page, pages_of_row;
+};
+
+// The pages of a row from the first to the last that its queries see, and where their numbers lie.
+struct Pages {
+  const int32_t* table;
+  int64_t head, num_heads, size, padded, first, last;
+
+  int64_t Row(int64_t n) const { return (static_cast<int64_t>(table[n]) * num_heads + head) * size; }  // of the pool
+  int64_t Place(int64_t n) const { return (n - first) * padded; }  // among a line's weights
+};
+
+// One query of one head. Those that meet the same keys are attended with side by side: a key is then read once for
+// kLines of them. What is summed for a line, and in which order, does not depend on those beside it.
+struct Line {
+  const float* q;
+  float* out;
+  int64_t position, least;  // the last and the first position that it sees
+  float* weights;           // of `padded` numbers for each page: scores first
+  float sum;                // by which weights are to be divided
+};
+
+constexpr int64_t kLines = 4, kBlockLines = 16;
+
+// tile f32[L, kLanes]: L lines by kLanes keys or fewer, from `row` of the pool on.
+template <int L, typename T>
+void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count, float* tile) {
+  constexpr int kKeys = kLanes / L;
+  for (int64_t begin = 0; begin < count; begin += kKeys) {
+    Floats sums[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) sums[i] = All(0.0f);
+    for (int64_t h = 0; h < keys.width; h += kLanes) {
+      const Lanes lanes = First(keys.width - h);
+      Floats some[L];
+#pragma GCC unroll 4
+      for (int l = 0; l < L; ++l) some[l] = Wide(lines[l].q + h, lanes);
+#pragma GCC unroll 16
+      for (int k = 0; k < kKeys; ++k) {
+        const int64_t own = row + std::min<int64_t>(begin + k, count - 1);
+        const Floats key = Wide(keys.values + own * keys.width + h, lanes);
+#pragma GCC unroll 4
+        for (int l = 0; l < L; ++l) sums[l * kKeys + k] = Fma(some[l], key, sums[l * kKeys + k]);
+      }
+    }
+    alignas(64) float each[kLanes];
+    Store(each, First(kLanes), Sums(sums));
+    for (int l = 0; l < L; ++l) std::memcpy(tile + l * kLanes + begin, each + l * kKeys, kKeys * sizeof(float));
+  }
+}
+
+Floats Capped(Floats scores, float softcap) {
+  alignas(64) float each[kLanes];
+  Store(each, First(kLanes), scores);
+  for (float& score : each) score = softcap * std::tanh(score / softcap);
+  return Wide(each, First(kLanes));
+}
+
+// out of L lines += the values from position `begin` to `end` by their weights, in their order.
+template <int L, typename T>
+void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, int64_t begin, int64_t end) {
+  constexpr int kWide = kLanes == 16 ? 4 : 8 / L;  // vectors of a line whose sums are in registers
+  if (begin >= end) return;
+  for (int64_t o = 0; o < values.width; o += kLanes * kWide) {
+    Lanes lanes[kWide];
+    Floats sums[L][kWide];
+#pragma GCC unroll 8
+    for (int i = 0; i < kWide; ++i) {
+      lanes[i] = First(values.width - o - kLanes * i);
+#pragma GCC unroll 4
+      for (int l = 0; l < L; ++l) sums[l][i] = Wide(lines[l].out + o + kLanes * i, lanes[i]);
+    }
+    for (int64_t s = begin; s < end;) {
+      const int64_t n = s / pages.size, inside = s - n * pages.size, until = std::min(end, (n + 1) * pages.size);
+      const T* at = values.values + (pages.Row(n) + inside) * values.width + o;
+      const int64_t weight = pages.Place(n) + inside;
+      for (int64_t i = 0; i < until - s; ++i, at += values.width) {
+        Floats some[kWide];
+#pragma GCC unroll 8
+        for (int j = 0; j < kWide; ++j) some[j] = Wide(at + kLanes * j, lanes[j]);
+#pragma GCC unroll 4
+        for (int l = 0; l < L; ++l) {
+          const Floats by = All(lines[l].weights[weight + i]);
+#pragma GCC unroll 8
+          for (int j = 0; j < kWide; ++j) sums[l][j] = Fma(by, some[j], sums[l][j]);
+        }
+      }
+      s = until;
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kWide; ++i) {
+#pragma GCC unroll 4
+      for (int l = 0; l < L; ++l) Store(lines[l].out + o + kLanes * i, lanes[i], sums[l][i]);
+    }
+  }
+}
+
+// work(L, from) for all of `count` lines, kLines at a time while there are as many.
+template <typename Work>
+void ForLines(int64_t count, Work work) {
+  int64_t from = 0;
+  for (; from + kLines <= count; from += kLines) work(std::integral_constant<int, kLines>(), from);
+  for (; from + 2 <= count; from += 2) work(std::integral_constant<int, 2>(), from);
+  for (; from < count; ++from) work(std::integral_constant<int, 1>(), from);
+}
+
+// The scores of lines over all pages, in their `weights`.
+template <typename T>
+void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const Pages& pages, const Scores& how) {
+  const auto score = [&](auto together, int64_t from) {
+    constexpr int L = together;
+    alignas(64) float tile[L * kLanes];
+    for (int64_t n = pages.first; n < pages.last; ++n) {
+      for (int64_t s = 0; s < pages.padded; s += kLanes) {
+        const int64_t begin = n * pages.size + s, row = pages.Row(n) + s, count = std::min(kLanes, pages.size - s);
+        Lanes seen[L], some = 0;
+        for (int l = 0; l < L; ++l) {
+          const Line& line = lines[from + l];
+          seen[l] = First(std::min(count, line.position + 1 - begin)) & ~First(line.least - begin);
+          some |= seen[l];
+        }
+        if (some) Products<L>(lines + from, keys, row, count, tile);
+        for (int l = 0; l < L; ++l) {
+          Floats scores = Wide(tile + l * kLanes, First(kLanes)) * All(how.scale);
+          if (keys.scales) scores = scores * Wide(keys.scales + row, First(count));
+          if (how.softcap > 0) scores = Capped(scores, how.softcap);
+          scores = Choose(seen[l], scores, All(-INFINITY));
+          Store(lines[from + l].weights + pages.Place(n) + s, First(kLanes), scores);
+        }
+      }
+    }
+  };
+  ForLines(num_lines, score);
+}
+
+// The weights of `count` scores, in place; what they are to be divided by.
+float Softmax(float* scores, int64_t count) {
+  constexpr Lanes kEvery = (1u << kLanes) - 1;
+  Floats most = All(-INFINITY), sum = All(0.0f);
+  for (int64_t i = 0; i < count; i += kLanes) most = Max(most, Wide(scores + i, kEvery));
+  most = All(MaxOf(most));
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats weights = Exp(Wide(scores + i, kEvery) - most);
+    Store(scores + i, kEvery, weights);
+    sum = sum + weights;
+  }
+  return SumOf(sum);
+}
+
+// Lines of one row that share head `pages.head` of the cache.
+template <typename T>
+void AttendTogether(Line* lines, int64_t num_lines, Pages pages, const Pool<T>& keys, const Pool<T>& values,
+                    const Scores& how) {
+  if (!num_lines) return;
+  int64_t last = 0;
+  pages.first = lines[0].least / pages.size;
+  for (int64_t l = 0; l < num_lines; ++l) {
+    pages.first = std::min(pages.first, lines[l].least / pages.size);
+    last = std::max(last, lines[l].position);
+  }
+  pages.last = last / pages.size + 1;
+  const int64_t count = pages.Place(pages.last);
+  thread_local std::vector<float> room;
+  room.resize(num_lines * count);
+  for (int64_t l = 0; l < num_lines; ++l) lines[l].weights = room.data() + l * count;
+  ScoresOf(lines, num_lines, keys, pages, how);
+  for (int64_t l = 0; l < num_lines; ++l) {
+    lines[l].sum = Softmax(lines[l].weights, count);
+    for (int64_t n = pages.first; values.scales && n < pages.last; ++n) {
+      float* const own = lines[l].weights + pages.Place(n);
+      for (int64_t s = 0; s < pages.size; ++s) own[s] *= values.scales[pages.Row(n) + s];
+    }
+    std::fill_n(lines[l].out, values.width, 0.0f);
+  }
+  // What each sees and not all of them is left to each: a key that a line does not see cannot reach it, also if
+  // its values are not finite.
+  const auto add = [&](auto together, int64_t from) {
+    constexpr int L = together;
+    int64_t begin = 0, end = std::numeric_limits<int64_t>::max();
+    for (int64_t l = from; l < from + L; ++l) {
+      begin = std::max(begin, lines[l].least);
+      end = std::min(end, lines[l].position + 1);
+    }
+    end = std::max(begin, end);
+    for (int64_t l = from; l < from + L; ++l) {
+      AddValues<1>(lines + l, values, pages, lines[l].least, std::min(begin, lines[l].position + 1));
+    }
+    AddValues<L>(lines + from, values, pages, begin, end);
+    for (int64_t l = from; l < from + L; ++l) AddValues<1>(lines + l, values, pages, end, lines[l].position + 1);
+  };
+  ForLines(num_lines, add);
+  for (int64_t l = 0; l < num_lines; ++l) {
+    for (int64_t o = 0; o < values.width; ++o) lines[l].out[o] /= lines[l].sum;
+  }
+}
+
+template <typename T>
+void Attend(ffi::ThreadPool& pool, const float* q, const int32_t* positions, const int32_t* tables, Pool<T> keys,
+            Pool<T> values, Sizes sizes, Scores how, float* out) {
+  const int64_t together = sizes.num_heads / sizes.num_kv_heads, padded = Ceil(sizes.page, kLanes) * kLanes;
+  const int64_t block = std::max<int64_t>(1, kBlockLines / together), blocks = Ceil(sizes.length, block);
+  InParallel(pool, sizes.num_rows * sizes.num_kv_heads * blocks, [=](int64_t i) {
+    const int64_t row = i / blocks / sizes.num_kv_heads, head = i / blocks % sizes.num_kv_heads;
+    const int64_t begin = i % blocks * block, end = std::min(sizes.length, begin + block);
+    thread_local std::vector<Line> lines;
+    lines.clear();
+    for (int64_t n = row * sizes.length + begin; n < row * sizes.length + end; ++n) {
+      const int64_t at = n * sizes.num_heads + head * together, position = positions[n];
+      if (position < 0) {  // nobody's
+        std::fill_n(out + at * values.width, together * values.width, 0.0f);
+        continue;
+      }
+      const int64_t chunk = how.chunked ? position / how.window * how.window : 0;
+      const int64_t least = std::max(chunk, how.window ? position - how.window + 1 : 0);
+      for (int64_t g = at; g < at + together; ++g) {
+        lines.push_back({q + g * keys.width, out + g * values.width, position, least, nullptr, 0.0f});
+      }
+    }
+    const Pages pages{tables + row * sizes.pages_of_row, head, sizes.num_kv_heads, sizes.page, padded, 0, 0};
+    AttendTogether(lines.data(), lines.size(), pages, keys, values, how);
+  });
+}
+
+// out f32[R, Q, N, O] of q f32[R, Q, N, H], positions i32[R, Q], tables i32[R, P] and the pools k[B, K, S, H] and
+// v[B, K, S, O]: f32, or int8 followed by their scales f32[B, K, S].
+ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::S32> positions,
+                     ffi::Buffer<ffi::S32> tables, ffi::RemainingArgs pools, ffi::ResultBuffer<ffi::F32> out, float scale,
+                     float softcap, int64_t window, int64_t chunked) {
+  const bool is_narrow = pools.size() == 4;
+  if (!is_narrow && pools.size() != 2) return ffi::Error::InvalidArgument("two pools are needed, or two with scales");
+  const auto k = *pools.get<ffi::AnyBuffer>(0), v = *pools.get<ffi::AnyBuffer>(is_narrow ? 2 : 1);
+  const auto of_q = q.dimensions(), of_k = k.dimensions(), of_v = v.dimensions();
+  const Sizes sizes{of_q[0], of_q[1], of_q[2], of_k[1], of_k[2], tables.dimensions()[1]};
+  if (of_k[3] != of_q[3] || sizes.num_heads % sizes.num_kv_heads) {
+    return ffi::Error::InvalidArgument("the sizes of q and k do not fit");
+  }
+  const Scores how{scale, softcap, window, chunked != 0};
+  if (is_narrow) {
+    const auto scales = [&](int i) { return pools.get<ffi::Buffer<ffi::F32>>(i)->typed_data(); };
+    Attend<int8_t>(pool, q.typed_data(), positions.typed_data(), tables.typed_data(),
+                   {static_cast<const int8_t*>(k.untyped_data()), scales(1), of_k[3]},
+                   {static_cast<const int8_t*>(v.untyped_data()), scales(3), of_v[3]}, sizes, how, out->typed_data());
+  } else {
+    Attend<float>(pool, q.typed_data(), positions.typed_data(), tables.typed_data(),
+                  {static_cast<const float*>(k.untyped_data()), nullptr, of_k[3]},
+                  {static_cast<const float*>(v.untyped_data()), nullptr, of_v[3]}, sizes, how, out->typed_data());
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(product, Product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(in_panels, InPanels,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rows_of_panels, RowsOfPanels,
+                              ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::Buffer<ffi::S32>>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, Attention,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("scale")
+                                  .Attr<float>("softcap")
+                                  .Attr<int64_t>("window")
+                                  .Attr<int64_t>("chunked"));

@@ -1,0 +1,202 @@
+"""The optional extension for CPUs in C++ (kernels.cc): what XLA for CPU does slowly as it generates.
+
+XLA reads weights at half of the memory's speed where few rows meet them, and multiplies many rows at half of
+what the processor can. The extension reads weights in an order of its own, in panels, in which they are put
+once, as an engine starts. It is built by the system's C++ compiler when it is first asked for, in a few
+seconds, and kept in `cache_folder() / "native"`: a wheel of it would be one for each version of JAX, whose
+headers it is compiled with. Where it cannot be had, `why_not` says why and XLA's own operations run, as on
+other processors.
+
+It is compiled for the instructions that it has code for, of those that the processor has, so that the file
+serves every machine which has the same. XLA calls it by names that hold a hash of its source and of these: a
+program that was compiled with another one is another program, also among those that are kept on disk.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from meshwright.files import cache_folder
+from meshwright.native.processor import features
+
+_STEP_BYTES = 4  # of a row, which a product sums at once
+_SOURCE = Path(__file__).with_name("kernels.cc")
+# Instructions by the system's names: (what is needed, what is used besides where the processor has it).
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl"), ("avx512_bf16", "avx512_vnni")
+_AVX2 = ("avx2", "fma"), ("avx_vnni",)
+_FLAGS = "-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC"
+_OPERATIONS = "product", "in_panels", "rows_of_panels", "attention"
+_COMPILERS = "c++", "g++", "clang++"
+_TIMEOUT_SECONDS = 300  # 15 s at rest
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_LOADING = threading.Lock()
+
+
+class _NotAvailable(Exception):
+    """Why there is no extension."""
+
+
+def runs_on(mesh: jax.sharding.Mesh) -> bool:
+    """Whether programs for this mesh call the extension; builds it where need be."""
+    return mesh.devices.flat[0].platform == "cpu" and why_not() is None
+
+
+def why_not() -> str | None:
+    """Why this process has no extension; None where it has: then it is built, loaded and known to JAX."""
+    with _LOADING:
+        return _loaded()
+
+
+def instructions() -> tuple[str, ...]:
+    """What the extension is compiled for, by the system's names; none where the processor has too few."""
+    for needed, more in (_AVX512, _AVX2):
+        if features().issuperset(needed):
+            return (*needed, *(name for name in more if name in features()))
+    return ()
+
+
+@cache
+def _loaded() -> str | None:
+    try:
+        if not instructions():
+            missing = [name for name in _AVX2[0] if name not in features()]
+            raise _NotAvailable(f"the processor has no {', '.join(missing)}")
+        library = _library(cache_folder() / "native" / f"{_key()}.so")
+        for name in _OPERATIONS:
+            handler = jax.ffi.pycapsule(getattr(library, name))
+            jax.ffi.register_ffi_target(_target(name), handler, platform="cpu")
+    except _NotAvailable as reason:
+        return str(reason)
+    except OSError as error:
+        return f"{error.filename or 'the library'}: {error.strerror or error}"
+    return None
+
+
+def has_whole_steps(size: int, dtype: Any) -> bool:
+    """Whether weights w[O..., I...] of a type can lie in panels, of which a device has `size` numbers I."""
+    return size * jnp.dtype(dtype).itemsize % _STEP_BYTES == 0
+
+
+def in_panels(w: Array) -> Array:
+    """The numbers of w[O, I], on one device, in the order in which `product` reads them."""
+    return jax.ffi.ffi_call(_target("in_panels"), jax.ShapeDtypeStruct(w.shape, w.dtype))(w)
+
+
+def product(x: Array, w: Array) -> Array:
+    """y f32[R, O] of x[R, I] and w[O, I] in panels, on one device: w f32 and x too, or w bf16 or int8.
+
+    Beside w in bf16 or int8, x is f32 or bf16; bf16 is widened where x is f32 or the processor has no product
+    of it. A row of the result does not depend on the others, and takes no time where that of x is all zeros.
+    With int8 it is `quantised_product` of the row, but that XLA may multiply by the reciprocal of 127
+    for its scale.
+    """
+    y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(_target("product"), y)(x, w)
+
+
+def rows_of_panels(w: Array, ids: Array) -> Array:
+    """Rows[..., I] of w[O, I] in panels, on one device, for ids i32[...] from 0 to O - 1."""
+    rows = jax.ShapeDtypeStruct((ids.size, w.shape[1]), w.dtype)
+    made = jax.ffi.ffi_call(_target("rows_of_panels"), rows)(w, jnp.ravel(ids))
+    return jnp.reshape(made, (*ids.shape, -1))
+
+
+def attends(pools: Any) -> bool:
+    """Whether `attention` reads such pools: of keys and values, in f32 or int8."""
+    first = jax.tree.leaves(pools)[0]
+    return first.ndim == 4 and first.dtype in (jnp.float32, jnp.int8)
+
+
+def attention(
+    q: Array,
+    positions: Array,
+    tables: Array,
+    pools: Any,
+    *,
+    scale: float,
+    softcap: float,
+    window: int,
+    chunked: bool,
+) -> Array:
+    """out f32[R, Q, N, O] of q f32[R, Q, N, H] over the pages of each row, as `PagedCache.attend` has it.
+
+    On one device. positions i32[R, Q]; tables i32[R, P]; pools: a pytree of k[B, K, S, H] and v[B, K, S, O],
+    both f32 or both int8 with scales. softcap, window: 0 for none.
+    """
+    arrays = jax.tree.leaves(pools)
+    values = arrays[len(arrays) // 2]
+    out = jax.ShapeDtypeStruct((*q.shape[:3], values.shape[-1]), jnp.float32)
+    return jax.ffi.ffi_call(_target("attention"), out)(
+        q,
+        positions,
+        tables,
+        *arrays,
+        scale=np.float32(scale),
+        softcap=np.float32(softcap),
+        window=np.int64(window),
+        chunked=np.int64(chunked),
+    )
+
+
+def _flags() -> list[str]:
+    return [*_FLAGS, *(f"-m{name.replace('_', '')}" for name in instructions())]
+
+
+@cache
+def _key() -> str:
+    parts = _SOURCE.read_text(encoding="utf-8"), jax.__version__, " ".join(_flags())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _target(name: str) -> str:
+    return f"meshwright_{name}_{_key()}"
+
+
+def _library(path: Path) -> Any:
+    """The library at `path`, built where it is missing or not whole: to load half of one ends the process."""
+    if not _is_whole(path):
+        _build(path)
+    return ctypes.CDLL(str(path))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the digest at the end of the file, which the loader passes over, is that of the rest."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def _build(path: Path) -> None:
+    """Compiles to a file beside `path`, which then takes its name: a reader finds a whole one or none."""
+    found = [os.environ["CXX"]] if os.environ.get("CXX") else [*filter(None, map(shutil.which, _COMPILERS))]
+    if not found:
+        raise _NotAvailable("there is no C++ compiler: install g++ or clang++, or name one in CXX")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    command = [found[0], *_flags(), f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(partial)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            said = next((line for line in lines if "error" in line), lines[0])
+            raise _NotAvailable(f"{found[0]} cannot compile it: {said}")
+        with partial.open("ab") as file:
+            file.write(hashlib.sha256(partial.read_bytes()).digest())
+        partial.replace(path)
+    except subprocess.TimeoutExpired:
+        raise _NotAvailable(f"{found[0]} took more than {_TIMEOUT_SECONDS} s to compile it") from None
+    finally:
+        partial.unlink(missing_ok=True)

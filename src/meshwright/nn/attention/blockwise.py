@@ -1,0 +1,499 @@
+"""Attention block by block, in memory linear in the positions, on one device or round a ring of them.
+
+All blocks of queries meet one block of keys after another, and keep a running maximum, sum and result, so
+that no score outlives its block; blocks that no query sees are passed over. For the backward pass the result
+and the log-sum-exp of each query are kept, and scores are computed again (FlashAttention-2, Dao 2023). Loops
+take blocks out of whole arrays and put them back in place: stacked or regrouped, each array is there twice.
+
+Where keys are split by position over n devices they go round them (ring attention, Liu et al., 2023): n - 1
+times forward; backward as often again, and as often the gradients of keys and values, which begin at their
+neighbour and end at home. Each block is sent on while queries meet it, and what comes takes its place: a
+device holds its own keys, those that it is to meet, and a block. The turns are a loop: of turns in a row a
+compiler sends the keys of all at once, and a device then holds all keys.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout import Layout
+from meshwright.layout.flash import attention_block, visible_pairs
+from meshwright.models.config import Window
+from meshwright.models.transformer import Places, at_most_blocks
+from meshwright.nn.attention.reference import Scores
+from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
+from meshwright.nn.start.device_mesh import partition_spec
+from meshwright.notation.array import Axes
+
+_HIDDEN = -1e30  # of scores that are not seen: finite, so that a block without any makes no NaN
+
+
+class _Seen(NamedTuple):
+    """What decides which keys a query sees, and how well: arrays, or how they are split.
+
+    queries, keys: the places of a device's own queries, and of all keys. first: the first position that each
+    query sees. slopes: of ALiBi, one a head.
+    """
+
+    queries: Places
+    keys: Places
+    first: Any
+    slopes: Any
+
+
+class _Running(NamedTuple):
+    """What queries know that have met some keys: largest score, sum of weights, weighted values.
+
+    Arrays, or which of their dimensions is that of positions.
+    """
+
+    peak: Any  # [B, K, G, T]
+    total: Any  # [B, K, G, T]
+    out: Any  # [B, T, N, O]
+
+
+_RUNNING = _Running(3, 3, 1)  # the dimensions of positions
+
+
+def blockwise(
+    q: Array,
+    k: Array,
+    v: Array,
+    sinks: Array | None,
+    queries: Places,
+    keys: Places,
+    first: Array | None,
+    layout: Layout,
+    how: Scores,
+    windows: Sequence[Window | None] = (None,),
+) -> Array:
+    """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend`, without its memory.
+
+    Where S of k and v is split, they pass round a ring. Where they are typed `reduced`, as those that were
+    gathered, their cotangents stay partial sums. queries: split as q over T; keys: of all positions.
+    first: i32[B, T], split as the queries, the first position that each sees; None where it is the first
+    of all. windows: of the layers that this is in turn; they tell an audit how many blocks are met.
+    """
+    heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
+    ring = heads.axes_of("T") if layout.passes_keys_round else ()
+    reduced = spec_of(k).reduced
+    repeated = (axis for axis in heads.axes_of("N") if axis not in held.axes_of("K"))
+    shared = tuple(axis for axis in repeated if axis not in reduced)
+    own, grouped = partition_spec(layout.tokens("tokens")), partition_spec(layout.activation("q", "BTKGH"))
+    of_q = partition_spec(heads)
+    of_k = partition_spec(held if ring else held.replace(axes={"T": ()}), tuple(reduced))
+    of_log_sum = PartitionSpec(grouped[0], grouped[2], grouped[3], grouped[1])
+    of_sinks = None if sinks is None else PartitionSpec(*of_q[:3])
+    slopes = None
+    if how.slopes:
+        slopes = reshard(jnp.asarray(how.slopes, jnp.float32), PartitionSpec(of_q[2]))
+    seen = _Seen(queries, keys, first, slopes)
+    of_seen = _Seen(
+        jax.tree.map(lambda _: own, queries),
+        jax.tree.map(lambda _: PartitionSpec(own[0], None), keys),
+        None if first is None else own,
+        None if slopes is None else PartitionSpec(of_q[2]),
+    )
+    inputs = (of_q, of_k, of_k, of_sinks, of_seen)
+
+    @jax.custom_vjp
+    def attended(*operands: Any) -> Array:
+        return forward(*operands)[0]
+
+    def forward(*operands: Any) -> tuple[Array, Any]:
+        local = partial(_forward, how=how, ring=ring, windows=windows)
+        run = each_device(local, inputs, (of_q, of_log_sum))
+        # Named for the policies of remat: with these two the backward pass needs no second ring.
+        out, log_sum = (checkpoint_name(x, KEPT) for x in run(*operands))
+        return out, (*operands, out, log_sum)
+
+    def backward(saved: Any, d_out: Array) -> tuple[Any, ...]:
+        local: Any = partial(_backward, how=how, ring=ring, shared=shared, windows=windows)
+        of_d_k = of_cotangent(of_k)
+        given, taken = (*inputs, of_q, of_log_sum, of_q), (of_q, of_d_k, of_d_k, of_sinks)
+        d_q, d_k, d_v, d_sinks = each_device(local, given, taken)(*saved, d_out)
+        with jax.named_scope("k"):  # sums over devices have the names of what they add
+            d_k = d_k.astype(k.dtype)
+        with jax.named_scope("v"):
+            d_v = d_v.astype(v.dtype)
+        return d_q, d_k, d_v, d_sinks, jax.tree.map(lambda _: None, seen)
+
+    attended.defvjp(forward, backward)
+    return attended(q, k, v, sinks, seen)
+
+
+def _forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    sinks: Array | None,
+    seen: _Seen,
+    how: Scores,
+    ring: Axes,
+    windows: Sequence[Window | None],
+) -> tuple[Array, Array]:
+    """The result, and the log-sum-exp of the scores of each query [B, K, G, T]."""
+    last = _size(ring) - 1
+    batch, length, heads, _ = q.shape
+    shape = batch, k.shape[2], heads // k.shape[2], length
+    if sinks is None:
+        peak, total = jnp.full(shape, _HIDDEN), jnp.zeros(shape)
+    else:
+        peak, total = _by_group(sinks, k.shape[2]), jnp.ones(shape)
+    running = _Running(peak, total, jnp.zeros((*q.shape[:-1], v.shape[-1])))
+
+    def turn(step: Any, state: Any, own: int, among: int = 1, *, sends: bool) -> Any:
+        scope = _blocks_met(q, k, windows, last + 1, own, among)
+
+        def of_keys(number: Array, state: Any) -> Any:
+            kv, running = state
+            of_k, of_v = _cut(kv, number)
+            here = _of_block(seen, k.shape[1], step, number, ring)
+            running = _meet(q, of_k, of_v, running, here, how, scope)
+            return _sent_on(kv, number, ring) if sends else kv, running
+
+        return lax.fori_loop(0, _num_blocks(k), of_keys, state)
+
+    state = (k, v), running
+    if last:
+        state = lax.fori_loop(0, last, partial(turn, own=1, among=last, sends=True), state)
+    _, running = turn(last, state, int(last == 0), sends=False)
+    out = running.out / _by_head(running.total)[..., None]
+    return out.astype(q.dtype), running.peak + jnp.log(running.total)
+
+
+def _backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    sinks: Array | None,
+    seen: _Seen,
+    out: Array,
+    log_sum: Array,
+    d_out: Array,
+    how: Scores,
+    ring: Axes,
+    shared: Axes,
+    windows: Sequence[Window | None],
+) -> tuple[Array, Array, Array, Array | None]:
+    """The gradients. shared: axes over which queries of one KV head are split, which add to its own."""
+    num_kv, size, home = k.shape[2], _size(ring), (k, v)
+    arrived, delta = _first_turn(home, out, d_out, ring)
+
+    def turn(step: Any, state: Any, own: int = 0, *, sends: bool, adds: bool = True) -> Any:
+        """What the blocks of keys that are here give. adds: to what comes from the device before."""
+        scope = _blocks_met(q, k, windows, size, own)
+
+        def of_keys(number: Array, state: Any) -> Any:
+            kv, d_q, d_kv = state
+            (of_k, of_v), d_block = _cut(kv, number), _cut(d_kv, number)
+            here = _of_block(seen, k.shape[1], step, number, ring)
+            d_q, more = _gradients(q, d_out, of_k, of_v, log_sum, delta, d_q, here, how, scope)
+            if adds:
+                more = tuple(map(jnp.add, _from_the_one_before(d_block, ring), more))
+            return _sent_on(kv, number, ring) if sends else kv, d_q, _put(d_kv, more, number)
+
+        return lax.fori_loop(0, _num_blocks(k), of_keys, state)
+
+    zeros = jnp.zeros(q.shape, jnp.float32), tuple(jnp.zeros(x.shape, jnp.float32) for x in home)
+    # Blocks of neighbours first, a device's own last: then the last transfer brings gradients home. Neither
+    # the gradients of the first blocks nor the keys of the last are sent, so both stand beside the loop.
+    state = home, *zeros
+    if size > 1:
+        state = turn(1, (arrived, *zeros), sends=size > 2, adds=False)
+        if size > 3:
+            state = lax.fori_loop(2, size - 1, partial(turn, sends=True), state)
+        if size > 2:
+            state = turn(size - 1, state, sends=False)
+    _, d_q, (d_k, d_v) = turn(size, (home, *state[1:]), own=1, sends=False, adds=size > 1)
+    d_sinks = None
+    if sinks is not None:
+        weight = jnp.exp(_by_group(sinks, num_kv) - log_sum)
+        d_sinks = _by_head(-weight * delta).astype(sinks.dtype)
+    if shared:
+        d_k, d_v = lax.psum((d_k, d_v), shared)
+    return d_q.astype(q.dtype), d_k, d_v, d_sinks
+
+
+def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -> tuple[Any, Array]:
+    """k and v of the device before, and sum over O of out dout [B, K, G, T]: what scores' gradients lose.
+
+    Both in one loop: of loops that send alone, those of layers that share keys are one to XLA for CPU, which
+    keeps what comes from the first such layer to the last.
+    """
+
+    def summed(out: Array, d_out: Array) -> Array:
+        products = out.astype(jnp.float32) * d_out.astype(jnp.float32)
+        return _by_group(jnp.sum(products, axis=-1), home[0].shape[2])
+
+    def of_block(number: Array, state: Any) -> Any:
+        came, sums = _from_the_one_before(_cut(home, number), ring), summed(*_cut((out, d_out), number))
+        return _put(state, (came, sums), number, ((1, 1), 3))
+
+    if _size(ring) == 1:
+        return home, summed(out, d_out)
+    # Each block is written. What is filled with a constant XLA for CPU makes when the program starts, where a
+    # forward pass has as much beside it (jax 0.10.2).
+    late = d_out[(0,) * d_out.ndim]
+    made = jax.tree.map(
+        lambda x: jnp.full(x.shape, late, x.dtype), (home, jax.eval_shape(summed, out, d_out))
+    )
+    return lax.fori_loop(0, _num_blocks(home[0]), of_block, made)
+
+
+# The ring
+
+
+def zigzag(x: Array, num_shards: int) -> Array:
+    """x[B, T] in the order in which shards have alike many early and late positions.
+
+    Of 2n pieces the first shard has the first and the last, the next the second and the one before the last:
+    under a causal mask all have as many keys to see.
+    """
+    return _in_order(x, _dealt(x.shape[1], num_shards), 1)
+
+
+def dealt_positions(length: int, num_shards: int) -> np.ndarray:
+    """The positions as `zigzag` deals them, i32[T]."""
+    order = _dealt(length, num_shards)
+    pieces = np.split(np.arange(length, dtype=np.int32), len(order))
+    return np.concatenate([pieces[piece] for piece in order])
+
+
+def in_order(x: Array, num_shards: int, dim: int) -> Array:
+    """The way back of `zigzag`, of dimension `dim`."""
+    dealt = _dealt(x.shape[dim], num_shards)
+    return _in_order(x, sorted(range(len(dealt)), key=dealt.__getitem__), dim)
+
+
+def _dealt(length: int, num_shards: int) -> list[int]:
+    """The pieces of so many positions, shard by shard."""
+    if num_shards == 1 or length % (2 * num_shards):
+        return [0]
+    return [piece for i in range(num_shards) for piece in (i, 2 * num_shards - 1 - i)]
+
+
+def _in_order(x: Array, order: Sequence[int], dim: int) -> Array:
+    if len(order) == 1:
+        return x
+    pieces = jnp.split(x, len(order), axis=dim)
+    return jnp.concatenate([pieces[piece] for piece in order], axis=dim)
+
+
+def _size(ring: Axes) -> int:
+    return lax.axis_size(ring) if ring else 1
+
+
+def _from_the_one_before(arrays: tuple[Array, ...], ring: Axes) -> tuple[Array, ...]:
+    """k and v, or their gradients, of the device before in the ring."""
+    size = lax.axis_size(ring)
+    moved: list[Array] = []
+    for name, x in zip("kv", arrays, strict=True):
+        with jax.named_scope(name):
+            moved.append(lax.ppermute(x, ring, [(i, (i + 1) % size) for i in range(size)]))
+    return tuple(moved)
+
+
+def _sent_on(kv: tuple[Array, ...], number: Array, ring: Axes) -> tuple[Array, ...]:
+    """k and v, of which a block has gone to the next device, and that of the one before is in its place."""
+    return _put(kv, _from_the_one_before(_cut(kv, number), ring), number)
+
+
+def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) -> _Seen:
+    """What is seen, with the places of a block of the keys that are here after so many transfers.
+
+    length: of all keys that are here.
+    """
+    holder = (lax.axis_index(ring) - step) % lax.axis_size(ring) if ring else 0
+    block = attention_block(length)
+    start = holder * length + number * block
+    keys = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, block, 1), seen.keys)
+    return seen._replace(keys=keys)
+
+
+# Blocks of queries by blocks of keys, on one device
+
+
+def _blocks_met(
+    q: Array, k: Array, windows: Sequence[Window | None], size: int, own: int, among: int = 1
+) -> str:
+    """The scope of products that run for pairs of blocks of which queries see something.
+
+    size: of the ring, all devices of which are counted together. own: in how many of `among` turns the keys
+    are of the queries' own positions. In the others they are another device's, which see as much of what is
+    seen of all positions as the next, as a zigzag deals them.
+    """
+    block = attention_block(k.shape[1])
+    num_keys, num_queries = k.shape[1] // block, q.shape[1] // attention_block(q.shape[1])
+
+    def seen(window: Window | None) -> float:
+        """Pairs of blocks that one device meets, had it blocks of queries as of keys."""
+        mine = visible_pairs(num_keys, block, window)
+        of_others = visible_pairs(size * num_keys, block, window) / size - mine
+        return own * mine + (among - own) * of_others / max(size - 1, 1)
+
+    met = size * sum(map(seen, windows)) * num_queries / num_keys
+    return at_most_blocks(round(met), size * among * len(windows) * num_queries * num_keys)
+
+
+def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores, scope: str) -> _Running:
+    """What the queries have after this block of keys as well."""
+
+    def of_queries(number: Array, running: _Running) -> _Running:
+        block = _grouped(_cut(q, number), k.shape[2])
+        here = _of_queries(seen, number)
+
+        def more(running: _Running) -> _Running:
+            mask, scores, _ = _scored(block, k, here, how)
+            peak = jnp.maximum(running.peak, jnp.max(scores, axis=-1))
+            weights = jnp.where(mask, jnp.exp(scores - peak[..., None]), 0.0)
+            shrink = jnp.exp(running.peak - peak)
+            values = jnp.einsum(
+                "BKGTS,BSKO->BTKGO", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+            )
+            return _Running(
+                peak,
+                running.total * shrink + jnp.sum(weights, axis=-1),
+                running.out * _by_head(shrink)[..., None] + _flat(values),
+            )
+
+        with jax.named_scope(scope):
+            met = lax.cond(_sees_any(here), more, lambda running: running, _cut(running, number, _RUNNING))
+        return _put(running, met, number, _RUNNING)
+
+    return lax.fori_loop(0, _num_blocks(q), of_queries, running)
+
+
+def _gradients(
+    q: Array,
+    d_out: Array,
+    k: Array,
+    v: Array,
+    log_sum: Array,
+    delta: Array,
+    d_q: Array,
+    seen: _Seen,
+    how: Scores,
+    scope: str,
+) -> tuple[Array, tuple[Array, ...]]:
+    """d_q with what this block of keys adds, and what the queries give its d_k and d_v."""
+
+    def of_queries(number: Array, found: Any) -> Any:
+        d_q, d_kv = found
+        block, d_block = (_grouped(x, k.shape[2]) for x in _cut((q, d_out), number))
+        of_sums = _cut((log_sum, delta), number, 3)
+        here = _of_queries(seen, number)
+
+        def more(d_q: Array, d_k: Array, d_v: Array) -> tuple[Array, ...]:
+            log_sum, delta = (x[..., None] for x in of_sums)
+            mask, scores, slope = _scored(block, k, here, how)
+            weights = jnp.where(mask, jnp.exp(scores - log_sum), 0.0)
+            d_v += jnp.einsum(
+                "BKGTS,BTKGO->BSKO", weights.astype(v.dtype), d_block, preferred_element_type=jnp.float32
+            )
+            d_weights = jnp.einsum("BSKO,BTKGO->BKGTS", v, d_block, preferred_element_type=jnp.float32)
+            d_scores = (weights * (d_weights - delta) * slope).astype(k.dtype)
+            of_block = jnp.einsum("BKGTS,BSKH->BTKGH", d_scores, k, preferred_element_type=jnp.float32)
+            d_q += _flat(of_block)
+            d_k += jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, block, preferred_element_type=jnp.float32)
+            return d_q, d_k, d_v
+
+        before = _cut(d_q, number), *d_kv
+        with jax.named_scope(scope):
+            of_block, *d_kv = lax.cond(_sees_any(here), more, lambda *found: found, *before)
+        return _put(d_q, of_block, number), tuple(d_kv)
+
+    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
+    return lax.fori_loop(0, _num_blocks(q), of_queries, (d_q, zeros))
+
+
+def _scored(q: Array, k: Array, seen: _Seen, how: Scores) -> tuple[Array, Array, Array]:
+    """(mask, scores, what a score's gradient is multiplied by on its way to q . k), of one pair of blocks."""
+    scale = q.shape[-1] ** -0.5 if how.scale is None else how.scale
+    # Keys first: the other way round XLA for CPU transposes every score (jax 0.10.2).
+    scores = scale * jnp.einsum("BSKH,BTKGH->BKGTS", k, q, preferred_element_type=jnp.float32)
+    slope = jnp.float32(scale)
+    if how.softcap:
+        tanh = jnp.tanh(scores / how.softcap)
+        scores, slope = how.softcap * tanh, scale * (1 - tanh * tanh)
+    if seen.slopes is not None:
+        steep = jnp.reshape(seen.slopes, (1, *q.shape[2:4], 1, 1))
+        scores += steep * seen.keys.positions.astype(jnp.float32)[:, None, None, None, :]
+    mask = _mask(seen)[:, None, None]
+    return mask, jnp.where(mask, scores, _HIDDEN), slope
+
+
+def _mask(seen: _Seen) -> Array:
+    key, query = seen.keys.positions[:, None, :], seen.queries.positions[:, :, None]
+    mask = key <= query
+    if seen.first is not None:
+        mask &= key >= seen.first[:, :, None]
+    if seen.queries.segments is not None and seen.keys.segments is not None:
+        mask &= seen.keys.segments[:, None, :] == seen.queries.segments[:, :, None]
+    return mask
+
+
+def _sees_any(seen: _Seen) -> Array:
+    return jnp.any(_mask(seen))
+
+
+def _of_queries(seen: _Seen, number: Array) -> _Seen:
+    """What is seen by the queries of a block."""
+    queries, first = _cut((seen.queries, seen.first), number)
+    return seen._replace(queries=queries, first=first)
+
+
+def _num_blocks(x: Array) -> int:
+    """Blocks of x[B, T, ...]: at least two of an even number of positions, as halves of a zig-zag are."""
+    return x.shape[1] // attention_block(x.shape[1])
+
+
+def _cut(arrays: Any, number: Array, dims: Any = 1) -> Any:
+    """A block of each of a tree of arrays. dims: where their positions are, one for all or a tree of them."""
+
+    def cut(x: Array, dim: int) -> Array:
+        block = attention_block(x.shape[dim])
+        return lax.dynamic_slice_in_dim(x, number * block, block, dim)
+
+    return jax.tree.map(cut, arrays, _for_each(arrays, dims))
+
+
+def _put(arrays: Any, blocks: Any, number: Array, dims: Any = 1) -> Any:
+    """The arrays, with these as their blocks."""
+
+    def put(x: Array, block: Array, dim: int) -> Array:
+        return lax.dynamic_update_slice_in_dim(x, block, number * block.shape[dim], dim)
+
+    return jax.tree.map(put, arrays, blocks, _for_each(arrays, dims))
+
+
+def _for_each(arrays: Any, dims: Any) -> Any:
+    return jax.tree.map(lambda _: dims, arrays) if isinstance(dims, int) else dims
+
+
+def _grouped(x: Array, num_kv: int) -> Array:
+    """x[B, T, N, H] as [B, T, K, G, H]."""
+    return jnp.reshape(x, (*x.shape[:2], num_kv, -1, x.shape[-1]))
+
+
+def _by_group(x: Array, num_kv: int) -> Array:
+    """x[B, T, N] as [B, K, G, T]."""
+    return jnp.transpose(jnp.reshape(x, (*x.shape[:2], num_kv, -1)), (0, 2, 3, 1))
+
+
+def _by_head(x: Array) -> Array:
+    """The way back of `_by_group`."""
+    moved = jnp.transpose(x, (0, 3, 1, 2))
+    return jnp.reshape(moved, (*moved.shape[:2], -1))
+
+
+def _flat(x: Array) -> Array:
+    """The way back of `_grouped`."""
+    return jnp.reshape(x, (*x.shape[:2], -1, x.shape[-1]))

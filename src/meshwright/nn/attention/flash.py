@@ -1,0 +1,203 @@
+"""Causal attention by kernels that keep scores on chip: splash attention on TPUs, cuDNN's on GPUs.
+
+They serve where a sequence starts at position 0: query t sees the keys s <= t, of these the last
+`window`. Both skip blocks that the mask hides. For the backward pass they keep their result and the
+log-sum-exp of each query's scores, and compute the scores again.
+
+Sources: Dao, "FlashAttention-2", 2023; jax.experimental.pallas.ops.tpu.splash_attention;
+jax.nn.dot_product_attention.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import gcd
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
+from jax.sharding import PartitionSpec
+
+from meshwright.layout import Layout
+from meshwright.layout.flash import BLOCK, has_chunks, why_no_flash, window_block
+from meshwright.models.config import ModelConfig, Window
+from meshwright.nn.attention.blockwise import dealt_positions, in_order
+from meshwright.nn.attention.reference import Scores
+from meshwright.nn.each_device import KEPT, spec_of, with_gradient
+from meshwright.nn.start.device_mesh import partition_spec, platform
+
+# The one backward kernel adds to dQ once a block of keys: so many partial dQ lie in memory at once.
+_MAX_PARTIAL_QUERIES = 8
+_CAPABILITIES = (10.0, 9.0, 8.0)
+
+Kernel = Callable[..., Array]
+
+
+def flash_kernels(
+    q: Array,
+    config: ModelConfig,
+    layout: Layout,
+    windows: Sequence[Window | None],
+    how: Scores,
+    *,
+    has_documents: bool = False,
+) -> list[Kernel] | None:
+    """The platform's kernel for out[B, T, N, O] of q[B, T, N, H], k[B, T, K, H] and v[B, T, K, O], by window.
+
+    Besides they take sinks[N], and the document of each query and key, both i32[B, T]: None where there are
+    none. None where there is no kernel for the model and the layout (`why_no_flash`), or for packed
+    documents. Call under `jax.set_mesh`.
+    """
+    kind = platform()
+    # The TPU's kernel has chunks of a row of tokens, and those of documents begin where these do.
+    if has_documents and (kind != "tpu" or has_chunks(config, q.shape[1])):
+        return None
+    if why_no_flash(kind, capability() if kind == "gpu" else None, config, layout, q.shape[1]):
+        return None
+    kernel = {"tpu": splash, "gpu": cudnn}[kind]
+    seen = [None if one and one.chunked and one.size >= q.shape[1] else one for one in windows]
+    return [partial(kernel, layout=layout, window=window, how=how) for window in seen]
+
+
+def capability() -> float | None:
+    """The compute capability that JAX lets kernels ask for; None where it has no CUDA."""
+    return next((one for one in _CAPABILITIES if cudnn_attention.check_compute_capability(str(one))), None)
+
+
+@contextmanager
+def kernels_of(capability: float) -> Iterator[None]:
+    """Within it programs are made for GPUs of this compute capability: JAX asks the machine's own."""
+
+    asked = cudnn_attention.check_compute_capability
+    cudnn_attention.check_compute_capability = lambda wanted: capability >= float(wanted)
+    try:
+        yield
+    finally:
+        cudnn_attention.check_compute_capability = asked
+
+
+def splash(
+    q: Array,
+    k: Array,
+    v: Array,
+    sinks: Array | None = None,
+    documents: tuple[Array, Array] | None = None,
+    *,
+    layout: Layout,
+    window: Window | None,
+    how: Scores,
+    interpret: bool = False,
+) -> Array:
+    """Attention by the TPU's kernel, each device with its own sequences, heads and positions of queries.
+
+    Positions that are split over devices are dealt as `zigzag` does, of keys and values too.
+    interpret: run it in JAX, on any platform.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    length, heads, head_dim = q.shape[1:]
+    queries = layout.activation("q", "BTNH")
+    over = queries.axes_of("T")
+    num_shards = layout.mesh.size(over)
+    shape = length, length
+    mask: Any = masks.CausalMask(shape)
+    if window and window.chunked:
+        mask = masks.ChunkedCausalMask(shape, window.size)
+    elif window:
+        mask = masks.LocalMask(shape, (window.size - 1, 0), 0)
+    if over:
+        mask.q_sequence = dealt_positions(length, num_shards)
+    # Of a device's queries the early and the late ones have blocks of their own.
+    block = gcd(length // (2 * num_shards) if over else length, window_block(window) if window else BLOCK)
+    one_pass = length // block <= _MAX_PARTIAL_QUERIES
+    apart: dict[str, Any] = {} if one_pass else {"block_q_dq": block, "block_kv_dq": block}
+    blocks = kernels.BlockSizes(
+        block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block,
+        use_fused_bwd_kernel=one_pass, **apart,
+    )  # fmt: skip
+    heads_local = heads // layout.mesh.size(queries.axes_of("N"))
+    make = partial(
+        kernels.make_splash_mha, masks.MultiHeadMask([mask] * heads_local), block_sizes=blocks,
+        head_shards=1, q_seq_shards=num_shards,
+        attn_logits_soft_cap=how.softcap, interpret=interpret, residual_checkpoint_name=KEPT,
+    )  # fmt: skip
+    # It holds which blocks it skips, as arrays: numbers of the program, which no pass keeps for another.
+    kernel = jax.tree.structure(make())
+
+    def skips() -> list[Array]:
+        return jax.tree.leaves(_of_shard(make(), over) if over else make())
+
+    def local(q: Array, k: Array, v: Array, *rest: Array) -> Array:
+        given = iter(rest)
+        sinks_here = next(given) if sinks is not None else None
+        own = [next(given) for _ in documents or ()]
+        run: Any = jax.tree.unflatten(kernel, list(given))
+        if not own:
+            return jax.vmap(lambda q, k, v: run(q, k, v, sinks=sinks_here))(q, k, v)
+        return jax.vmap(lambda *x: run(*x, sinks=sinks_here))(q, k, v, kernels.SegmentIds(*own))
+
+    scale = head_dim**-0.5 if how.scale is None else how.scale
+    scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
+    by_head = [jnp.swapaxes(x, 1, 2) for x in (scaled, *(in_order(x, num_shards, 1) for x in (k, v)))]
+    differentiated = [*by_head, *([] if sinks is None else [sinks])]
+    of_documents = (documents[0], in_order(documents[1], num_shards, 1)) if documents else ()
+    arrays = [*differentiated, *of_documents]
+    run = with_gradient(
+        local, [spec_of(x) for x in arrays], _result(layout, "BNTH"), len(differentiated),
+        kept=KEPT, constants=skips, names=("q", "k", "v", "sinks")[: len(differentiated)],
+    )  # fmt: skip
+    return jnp.swapaxes(run(*arrays), 1, 2)
+
+
+def _of_shard(kernel: Any, over: Sequence[str]) -> Any:
+    """The kernel of this device's queries of one that was made for all."""
+
+    def share(name: str, x: Array) -> Array:
+        dim = 0 if name == "q_sequence" else 1  # others are [heads, blocks of queries, blocks of keys]
+        size = x.shape[dim] // lax.axis_size(over)
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(over) * size, size, dim)
+
+    def of_pass(info: Any) -> Any:
+        known = {name: x for name, x in info._asdict().items() if isinstance(x, Array)}
+        return info._replace(**{name: share(name, x) for name, x in known.items()})
+
+    passes = kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
+    return type(kernel)(*(info and of_pass(info) for info in passes), **kernel.kwargs)
+
+
+def cudnn(
+    q: Array,
+    k: Array,
+    v: Array,
+    sinks: None = None,
+    documents: None = None,
+    *,
+    layout: Layout,
+    window: Window | None,
+    how: Scores,
+) -> Array:
+    """Attention by cuDNN, each device with its own sequences and heads.
+
+    jax.nn.dot_product_attention takes values as wide as keys alone: narrower ones get columns of zeros.
+    """
+    attend = partial(
+        jax.nn.dot_product_attention,
+        is_causal=True, scale=how.scale, implementation="cudnn",
+        local_window_size=(window.size - 1, 0) if window else None,
+    )  # fmt: skip
+
+    def local(q: Array, k: Array, v: Array) -> Array:
+        width = v.shape[-1]
+        wide = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, q.shape[-1] - width)))
+        return attend(q, k, wide)[..., :width]
+
+    arrays = q, k, v
+    return with_gradient(local, [spec_of(x) for x in arrays], _result(layout, "BTNH"), 3, kept=KEPT)(*arrays)
+
+
+def _result(layout: Layout, letters: str) -> PartitionSpec:
+    """How the result is split: as the queries are."""
+    return partition_spec(layout.activation("q", letters))

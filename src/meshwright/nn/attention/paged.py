@@ -1,0 +1,545 @@
+"""A cache of pages: keys and values of sequences of any length, in one pool a layer.
+
+    pool     k[B_data, K_tensor, S, H], v alike: B pages of S positions each
+    table    i32[R_data, G, P]: the pages of each row of the step, in the order of its positions, for each
+             group of layers: those that see every position, and those with a window, which may have fewer
+
+A row is some consecutive tokens of one sequence. All tokens of a step are written before any is read, so a
+row may read pages that another row of the same step has written. Axes that split B make replicas: each has
+its own rows, and pages that it numbers from 0 on. Those of them that split heads besides (`cache=batch`)
+exchange them for sequences: a device attends to its own sequences with the queries of all the heads that read
+the keys it holds, which one AllToAll brings and another takes back. Axes that split S have a part of the
+positions of every page: each device attends to its own with the queries of all that share them, and the
+softmaxes are joined by their log-sum-exps (as in flash-decoding; Dao et al., 2023).
+
+On a CPU attention goes page by page through each row's own pages: nothing is gathered, and a row costs what
+its sequence is long (16 rows of 300 positions, six layers of 12 heads of 64, jax 0.10.2 on two shared cores:
+44 ms, where gathered tables of 512 positions took 208 and dense caches of that length 42). GPUs and TPUs have
+kernels (paged_kernel.py). The TPU's wants pools of its own, key and value of a head side by side:
+
+    pool     kv[B_data, S, 2K_tensor, H]
+
+Elsewhere tables are gathered. What stands in a page beyond its sequence is never seen, be it padding or of an
+earlier one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout import Layout
+from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, pages_met, why_no_paged_kernel
+from meshwright.models.config import ModelConfig, Window
+from meshwright.models.count import cache_arrays, cache_windows
+from meshwright.models.parameters import dimensions
+from meshwright.models.transformer import at_most
+from meshwright.native import kernels
+from meshwright.nn.attention import paged_kernel
+from meshwright.nn.attention.reference import Scores
+from meshwright.nn.norms import softcap
+from meshwright.nn.params import JAX_DTYPES
+from meshwright.nn.products.quantised import QUANTISED_DTYPES, Quantised, name_of, quantise
+from meshwright.nn.products.row_products import in_tiles
+from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
+from meshwright.notation.array import Axes, ShardedArray
+
+Pool = Array | Quantised  # where narrow with a scale for each token and head
+Pools = dict[str, list[Pool]]
+NOBODY = -1  # the position of a token that is padding
+_SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
+_HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without any makes no NaN
+
+
+class Rows(NamedTuple):
+    """`num_rows` consecutive rows of a replica's step, each of `length` tokens, the last may be padding."""
+
+    num_rows: int
+    length: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows * self.length
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """The pools of all layers, and where this step's tokens stand in them.
+
+    positions i32[N]: of each token in its sequence, NOBODY for padding; split as the pools' pages are.
+    tables i32[R, G, P]: a row for each of a replica's `rows`, in order, replica by replica. groups: of each
+    cache, the group whose pages it has. is_fresh: the rows are whole prompts, each from its position 0 on, so
+    that attention needs no page. stands: (queries, positions) of every sequence, where they are known: its
+    rows are at the last so many of so many. An audit counts by it. with_native: kernels.py is there, and
+    attends where it can; with_kernel: so does the accelerator's kernel. batch_invariant: a query's result
+    depends on its own position and pages alone. sharing: of the axes that split pages those over which
+    replicas share the step's tokens, each with positions of its own: NOBODY for what others keep.
+    """
+
+    pools: Pools
+    positions: Array
+    tables: Array
+    rows: tuple[Rows, ...]
+    layout: Layout
+    groups: tuple[int, ...]
+    is_fresh: bool = False
+    stands: tuple[int, int] | None = None
+    with_native: bool = False
+    with_kernel: bool = False
+    batch_invariant: bool = False
+    sharing: Axes = ()
+
+    def by_row(self, x: Array) -> Array:
+        """x[N, ...] as [R, Q, ...], where all rows are of one length."""
+        [rows] = self.rows
+        first, *rest = jax.typeof(x).sharding.spec.partitions
+        shape = (x.shape[0] // rows.length, rows.length, *x.shape[1:])
+        return jnp.reshape(x, shape, out_sharding=PartitionSpec(first, None, *rest))
+
+    def written(self, number: int, new: Mapping[str, Array]) -> "PagedCache":
+        """The cache with the tokens' new[N, ...] in the pools of cache `number`."""
+        pools = {name: list(layers) for name, layers in self.pools.items()}
+        tables = self.tables[:, self.groups[number]]
+        if _SIDE_BY_SIDE in pools:
+            new = {_SIDE_BY_SIDE: paged_kernel.side_by_side(new["k"], new["v"])}
+        elif self.with_kernel:
+            # What it does not see has no weight, and NaN times zero is NaN.
+            new = {**new, "v": jnp.where(jnp.isfinite(new["v"]), new["v"], 0)}
+        for name, x in new.items():
+            pool = pools[name][number]
+            letters = _letters(name, _values(pool).ndim)
+            own, of_size = partition_spec(self.layout.activation(name, letters)), letters.index("S")
+            stored = _spec_of(pool, own)
+            apart = tuple(axis for axis in _axes(own[0]) if axis not in self.sharing)
+            rows = PartitionSpec(apart or None, *own[1:of_size], *own[of_size + 1 :])
+            places = PartitionSpec(own[0]), PartitionSpec(own[0], None)
+            write = partial(self._write, letters, _axes(own[of_size]))
+            local = jax.shard_map(write, in_specs=(stored, rows, *places), out_specs=stored, check_vma=False)
+            pools[name][number] = local(pool, reshard(x, rows), self.positions, tables)
+        return replace(self, pools=pools)
+
+    def _write(self, letters: str, split: Axes, pool: Any, x: Array, positions: Array, tables: Array) -> Any:
+        """A device's pool, of positions split over `split`, with its tokens' x."""
+        of_size = letters.index("S")
+        num_pages, size = _values(pool).shape[0], _values(pool).shape[of_size]
+        pages, places = self._places(positions, tables, num_pages, size * _count(split))
+        places = places - size * _number(split)
+        places = jnp.where((places >= 0) & (places < size), places, size)
+        at = (pages, *(slice(None),) * (of_size - 1), places)
+        return jax.tree.map(partial(_set, at), pool, _as_stored(x, pool))
+
+    def _places(self, positions: Array, tables: Array, num_pages: int, size: int) -> tuple[Array, Array]:
+        """The page and the place in it of every token of a replica; for padding a page that there is not."""
+        row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
+        page = jnp.maximum(positions, 0) // size
+        pages = tables[jnp.asarray(row_of_token, jnp.int32), page]
+        return jnp.where(positions >= 0, pages, num_pages), positions % size
+
+    def _numbered(self) -> list[tuple[Rows, int]]:
+        """The rows with the number of their first."""
+        starts = [sum(before.num_rows for before in self.rows[:i]) for i in range(len(self.rows))]
+        return list(zip(self.rows, starts, strict=True))
+
+    def attend(self, number: int, q: Array, window: Window | None, how: Scores, sinks: Array | None) -> Array:
+        """out f32[N, heads, O] of q[N, heads, H] over the pages of each token's sequence.
+
+        A token sees the positions up to its own, of these those of `window`. sinks[heads]: a logit more,
+        which takes weight from all keys.
+        """
+        names = list(self.pools)
+        pools = [self.pools[name][number] for name in names]
+        heads = partition_spec(self.layout.activation("q", "BTNH"))
+        letters = [_letters(name, _values(pool).ndim) for name, pool in zip(names, pools, strict=True)]
+        of_values = [
+            partition_spec(self.layout.activation(name, one))
+            for name, one in zip(names, letters, strict=True)
+        ]
+        of_pools = [_spec_of(pool, spec) for pool, spec in zip(pools, of_values, strict=True)]
+        split, by_replica = _axes(of_values[0][letters[0].index("S")]), of_values[0][0]
+        sequences = tuple(axis for axis in _axes(by_replica) if axis not in _axes(heads[0]))
+        there = tuple(axis for axis in _axes(heads[2]) if axis not in (*split, *sequences)) or None
+        of_q, of_heads = PartitionSpec(by_replica, there, None), PartitionSpec(there)
+        slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
+        form = partial(_page_by_page, stands=self.stands) if platform() == "cpu" else _gathered
+        is_alone = self.batch_invariant  # each query is a row of its own
+        if is_alone and form is _gathered:
+            form = _gathered_in_tiles
+        if self.with_native and not split and sinks is None and slopes is None and kernels.attends(pools):
+            form, is_alone = _natively, False  # where each is by itself
+        kernel = form  # of an accelerator, of which the GPU's takes one query a row
+        if self.with_kernel:
+            by_row = partial(_decoded, self.batch_invariant)
+            kernel = _ragged if names == [_SIDE_BY_SIDE] else by_row
+
+        def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Pool) -> Array:
+            outs, token = [], 0
+            for rows, first in self._numbered():
+                mine = slice(token, token + rows.num_tokens)
+                token = mine.stop
+                own, length = tables[first : first + rows.num_rows], rows.length
+                if is_alone:
+                    own, length = jnp.repeat(own, length, axis=0), 1
+                asked = _Asked(
+                    jnp.reshape(q[mine], (-1, length, *q.shape[1:])),
+                    jnp.reshape(positions[mine], (-1, length)),
+                    own,
+                )
+                run = kernel if length == 1 or kernel is _ragged else form
+                found = run(asked, pools, window, how, sinks, slopes, split)
+                outs.append(
+                    jax.tree.map(lambda x, n=rows.num_tokens: jnp.reshape(x, (n, *x.shape[2:])), found)
+                )
+            out = _weighed(jax.tree.map(lambda *parts: jnp.concatenate(parts), *outs), split)
+            if not split:
+                return out
+            with jax.named_scope("from_attention"):
+                return lax.psum_scatter(out, split, scatter_dimension=1, tiled=True)
+
+        specs = (of_q, PartitionSpec(by_replica), PartitionSpec(by_replica, None))
+        optional = tuple(None if x is None else of_heads for x in (sinks, slopes))
+        in_specs = (*specs, *optional, *of_pools)
+        of_out = PartitionSpec(by_replica, there if sequences else heads[2], None)
+        attend = jax.shard_map(local, in_specs=in_specs, out_specs=of_out, check_vma=False)
+        if sinks is not None:
+            sinks = reshard(sinks.astype(jnp.float32), of_heads)
+        if slopes is not None:
+            slopes = reshard(slopes, of_heads)
+        with jax.named_scope("to_attention"):
+            q = _exchanged(q, of_q, sequences)
+        out = attend(q, self.positions, self.tables[:, self.groups[number]], sinks, slopes, *pools)
+        if not sequences:
+            return out
+        with jax.named_scope("from_attention"):
+            return _exchanged(out.astype(q.dtype), PartitionSpec(heads[0], heads[2], None), sequences)
+
+
+def _letters(name: str, ndim: int) -> str:
+    """The dimensions of a pool; where keys and values are side by side, K are 2K."""
+    if name == _SIDE_BY_SIDE:
+        return "BSKH"
+    return "BKSH" if ndim == 4 else "BSR"
+
+
+def _exchanged(x: Array, spec: PartitionSpec, axes: Axes) -> Array:
+    """x[N, heads, ...] as `spec` splits it, where `axes` go from the one dimension to the other."""
+    if not axes:
+        return reshard(x, spec)
+    given = jax.typeof(x).sharding.spec
+    joined, cut = (1, 0) if set(axes) <= set(_axes(given[1])) else (0, 1)
+
+    def local(x: Array) -> Array:
+        return lax.all_to_all(x, axes, cut, joined, tiled=True)
+
+    return jax.shard_map(local, in_specs=given, out_specs=spec, check_vma=False)(x)
+
+
+def _repeated(rows: Rows, first: int) -> list[int]:
+    return [first + row for row in range(rows.num_rows) for _ in range(rows.length)]
+
+
+def page_groups(config: ModelConfig, *, has_windows: bool) -> tuple[int, ...]:
+    """The group whose pages each cache has: 1 with a window, where such have their own, else 0."""
+    return tuple(int(has_windows and window is not None) for window in cache_windows(config))
+
+
+def _are_side_by_side(kind: str, config: ModelConfig, layout: Layout) -> bool:
+    return kind == "tpu" and why_no_paged_kernel(kind, config, layout) is None
+
+
+def abstract_pools(
+    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: Sequence[int], page_size: int
+) -> dict[str, list[Any]]:
+    """The types of all layers' pools; num_pages: of each cache.
+
+    On a CPU they are f32: XLA updates bf16 ones 100 times slower there.
+    """
+    dims = dimensions(config)
+    kind = mesh.devices.flat[0].platform
+    on_cpu = kind == "cpu"
+    letters = {name: "BKSH" if "K" in order else order for name, order in cache_arrays(config).items()}
+    if _are_side_by_side(kind, config, layout):
+        letters, dims = {_SIDE_BY_SIDE: _letters(_SIDE_BY_SIDE, 4)}, {**dims, "K": 2 * dims["K"]}
+
+    def pool(array: ShardedArray, count: int) -> Any:
+        sizes = {**dims, "B": count, "S": page_size}
+        if (narrow := QUANTISED_DTYPES.get(layout.kv_dtype)) is None:
+            dtype = jnp.float32 if on_cpu else JAX_DTYPES[layout.kv_dtype]
+            return array_type(array, mesh, sizes, dtype)
+        scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
+        return Quantised(array_type(array, mesh, sizes, narrow), array_type(scales, mesh, sizes, jnp.float32))
+
+    return {
+        name: [pool(layout.activation(name, order), count) for count in num_pages]
+        for name, order in letters.items()
+    }
+
+
+def _values(pool: Pool) -> Array:
+    return pool.values if isinstance(pool, Quantised) else pool
+
+
+def _spec_of(pool: Pool, values: PartitionSpec) -> Any:
+    """How a pool is split: its scales as its values, whose last dimension they have not."""
+    return Quantised(values, PartitionSpec(*values[:-1])) if isinstance(pool, Quantised) else values
+
+
+def _as_stored(x: Array, pool: Pool) -> Pool:
+    if not isinstance(pool, Quantised):
+        return x
+    name = name_of(pool.values.dtype)
+    return quantise(x, name, 1, 1)
+
+
+def _set(at: tuple[Any, ...], pool: Array, x: Array) -> Array:
+    return pool.at[at].set(x.astype(pool.dtype), mode="drop")
+
+
+def _read(at: Array, pool: Pool) -> Array:
+    if not isinstance(pool, Quantised):
+        return pool[at]
+    return pool.values[at].astype(jnp.float32) * pool.scales[at][..., None]
+
+
+_Running = tuple[Array, Array, Array]  # of a softmax that goes on: its maximum, sum and output
+
+
+class _Found(NamedTuple):
+    """out[R, Q, N, O], and where devices share positions the log-sum-exp of each query's scores [R, Q, N]."""
+
+    out: Array
+    log_sum: Any
+
+
+class _Asked(NamedTuple):
+    """The queries of some rows: q[R, Q, N, H], where they stand i32[R, Q], and their pages i32[R, P]."""
+
+    q: Array
+    positions: Array
+    tables: Array
+
+
+def _side_by_side(pages: Sequence[Array], pool: Pool) -> Array:
+    """x[K, P * S, H] of these pages, or x[P * S, R] of latents.
+
+    XLA's CPU compiler copies slices and joins them run by run; it gathers number by number, then transposes.
+    """
+    return jnp.concatenate([_read(page, pool) for page in pages], axis=-2)
+
+
+def _keys_and_values(pools: Sequence[Pool], read: Callable[[Pool], Array]) -> tuple[Array, Array]:
+    """k[..., K, S, H] and v[..., K, S, O] of pages; latents are one head, of whose keys they are a part."""
+    first, second = map(read, pools)
+    if _values(pools[0]).ndim == 4:
+        return first, second
+    return jnp.concatenate([first, second], axis=-1)[..., None, :, :], first[..., None, :, :]
+
+
+def _scored(
+    scores: Array, queries: Array, keys: Array, window: Window | None, how: Scores, slopes: Array | None
+) -> Array:
+    """Scores [..., K, G, Q, S], hidden where a query at queries[..., Q] sees no key at keys[..., S]."""
+    scores *= 1.0 if how.scale is None else how.scale
+    if how.softcap:
+        scores = softcap(scores, how.softcap)
+    keys, queries = keys[..., None, None, None, :], queries[..., None, None, :, None]
+    if slopes is not None:
+        per_head = jnp.reshape(slopes, (*scores.shape[-4:-2], 1, 1))
+        scores += lax.expand_dims(per_head, range(scores.ndim - 4)) * keys.astype(jnp.float32)
+    seen = keys <= queries
+    if window is not None:
+        seen &= keys >= window.first(queries)
+    return jnp.where(seen, scores, _HIDDEN)
+
+
+def _page_by_page(
+    asked: _Asked,
+    pools: Sequence[Pool],
+    window: Window | None,
+    how: Scores,
+    sinks: Array | None,
+    slopes: Array | None,
+    split: Axes = (),
+    stands: tuple[int, int] | None = None,
+) -> _Found:
+    """Each row meets its pages one after another, a long one several at a time, with a running softmax."""
+    num_rows, length, num_heads, _ = asked.q.shape
+    first_pool, second_pool = (_values(pool) for pool in pools)
+    own, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
+    width = second_pool.shape[-1] if first_pool.ndim == 4 else first_pool.shape[-1]
+    grouped = num_kv_heads, num_heads // num_kv_heads, length
+    no_sink = jnp.full(grouped, _HIDDEN, jnp.float32)
+    size, first = own * _count(split), own * _number(split)
+    start, total = no_sink, jnp.zeros(grouped, jnp.float32)
+    if sinks is not None:  # of one device, where several join their sums
+        is_first = _number(split) == 0
+        start = jnp.where(is_first, no_sink * 0 + jnp.reshape(sinks, (*grouped[:2], 1)), no_sink)
+        total = jnp.where(is_first, jnp.ones_like(total), total)
+
+    def one_row(row: Array, found: _Found) -> _Found:
+        positions = lax.dynamic_index_in_dim(asked.positions, row, keepdims=False)
+        table = lax.dynamic_index_in_dim(asked.tables, row, keepdims=False)
+        q = lax.dynamic_index_in_dim(asked.q, row, keepdims=False)
+        q = jnp.reshape(jnp.transpose(q, (1, 0, 2)), (*grouped, -1)).astype(jnp.float32)
+        last = jnp.max(positions)
+
+        def some_pages(count: int, number: Array, running: _Running) -> _Running:
+            """The softmax with `count` more pages, from the row's page `number` on."""
+            peak, total, out = running
+            pages = lax.dynamic_slice_in_dim(table, number, count)
+            k, v = _keys_and_values(pools, partial(_side_by_side, list(pages)))
+            begins = (number + jnp.arange(count, dtype=jnp.int32))[:, None] * size
+            keys = jnp.reshape(begins + first + jnp.arange(own, dtype=jnp.int32)[None], -1)
+            # What lies beyond may be of a sequence that failed, and NaN times zero is NaN.
+            v = jnp.where((keys <= last)[None, :, None], v, 0.0).astype(jnp.float32)
+            scores = jnp.einsum("KGQH,KSH->KGQS", q, k.astype(jnp.float32))
+            scores = _scored(scores, positions, keys, window, how, slopes)
+            higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
+            weights, kept = jnp.exp(scores - higher[..., None]), jnp.exp(peak - higher)
+            more = jnp.einsum("KGQS,KSO->KGQO", weights, v)
+            return higher, total * kept + jnp.sum(weights, axis=-1), out * kept[..., None] + more
+
+        begin = 0 if window is None else jnp.maximum(window.first(positions[0]), 0) // size
+        end, num_pages = (last + size) // size, table.shape[0]
+        met = pages_met(*stands, length, size, window) if stands else (num_pages,)
+        running = start, total, jnp.zeros((*grouped, width), jnp.float32)
+        if num_pages >= 2 * TOGETHER:
+            groups = (end - begin) // TOGETHER
+
+            def one_group(number: Array, running: _Running) -> _Running:
+                for place in range(0, TOGETHER, SIDE_BY_SIDE):
+                    running = some_pages(SIDE_BY_SIDE, begin + number * TOGETHER + place, running)
+                return running
+
+            with jax.named_scope(at_most(sum(count // TOGETHER for count in met), len(met))):
+                running = lax.fori_loop(0, groups, one_group, running)
+            begin, met = begin + groups * TOGETHER, tuple(count % TOGETHER for count in met)
+        with jax.named_scope(at_most(sum(met), len(met))):
+            peak, sums, out = lax.fori_loop(begin, end, partial(some_pages, 1), running)
+        sums = jnp.maximum(sums, 1e-30)
+        out = jnp.transpose(jnp.reshape(out / sums[..., None], (num_heads, length, width)), (1, 0, 2))
+        outs = lax.dynamic_update_index_in_dim(found.out, out, row, 0)
+        if not split:
+            return _Found(outs, None)
+        log_sum = jnp.reshape(peak + jnp.log(sums), (num_heads, length)).T
+        return _Found(outs, lax.dynamic_update_index_in_dim(found.log_sum, log_sum, row, 0))
+
+    outs = jnp.zeros((num_rows, length, num_heads, width), jnp.float32)
+    return lax.fori_loop(0, num_rows, one_row, _Found(outs, outs[..., 0] if split else None))
+
+
+def _natively(
+    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: Scores, *_: Array | Axes | None
+) -> _Found:
+    """The queries over the pages of each row, by the kernel for CPUs."""
+    out = kernels.attention(
+        asked.q.astype(jnp.float32),
+        asked.positions,
+        asked.tables,
+        pools,
+        scale=1.0 if how.scale is None else how.scale,
+        softcap=how.softcap or 0.0,
+        window=window.size if window else 0,
+        chunked=bool(window and window.chunked),
+    )
+    return _Found(out, None)
+
+
+def _ragged(
+    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: Scores, *_: Array | Axes | None
+) -> _Found:
+    """The queries over the pages of each row, by the TPU's kernel."""
+    [pool] = map(_values, pools)
+    return _Found(paged_kernel.ragged(*asked, pool, window, how), None)
+
+
+def _decoded(
+    batch_invariant: bool,
+    asked: _Asked,
+    pools: Sequence[Pool],
+    window: Window | None,
+    how: Scores,
+    *_: Array | Axes | None,
+) -> _Found:
+    """One query a row over its pages, by the GPU's kernel."""
+    values, scales = [_values(pool) for pool in pools], None
+    if isinstance(pools[0], Quantised):
+        scales = [pool.scales for pool in pools if isinstance(pool, Quantised)]
+    out = paged_kernel.decoded(*asked, values, scales, how, batch_invariant=batch_invariant)
+    return _Found(out, None)
+
+
+def _gathered(
+    asked: _Asked,
+    pools: Sequence[Pool],
+    window: Window | None,
+    how: Scores,
+    sinks: Array | None,
+    slopes: Array | None,
+    split: Axes = (),
+) -> _Found:
+    """The queries over each row's gathered pages."""
+    num_rows, length, num_heads, width = asked.q.shape
+    k, v = (_joined(x).astype(asked.q.dtype) for x in _keys_and_values(pools, partial(_read, asked.tables)))
+    grouped = num_rows, length, k.shape[1], num_heads // k.shape[1], width
+    own = _values(pools[0]).shape[-2]
+    pages = jnp.arange(k.shape[2] // own, dtype=jnp.int32)[:, None] * (own * _count(split))
+    keys = jnp.reshape(pages + own * _number(split) + jnp.arange(own, dtype=jnp.int32)[None], (1, -1))
+    # What lies beyond may be of a sequence that failed, and what a window has left may be anyone's.
+    seen = keys <= jnp.max(asked.positions, axis=1, keepdims=True)
+    if window is not None:
+        seen &= keys >= window.first(asked.positions[:, :1])
+    v = jnp.where(seen[:, None, :, None], v, jnp.zeros((), v.dtype))
+    scores = jnp.einsum(
+        "RQKGH,RKSH->RKGQS", jnp.reshape(asked.q, grouped), k, preferred_element_type=jnp.float32
+    )
+    scores = _scored(scores, asked.positions, keys, window, how, slopes)
+    if sinks is not None:
+        sinks = jnp.where(_number(split) == 0, sinks, _HIDDEN)  # of one device, where several join their sums
+        sink = jnp.broadcast_to(jnp.reshape(sinks, (1, *grouped[2:4], 1, 1)), (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, sink], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[2]].astype(v.dtype)
+    out = jnp.einsum("RKGQS,RKSO->RQKGO", weights, v, preferred_element_type=jnp.float32)
+    out = jnp.reshape(out, (num_rows, length, num_heads, v.shape[-1]))
+    if not split:
+        return _Found(out, None)
+    log_sum = jnp.moveaxis(jax.nn.logsumexp(scores, axis=-1), 3, 1)
+    return _Found(out, jnp.reshape(log_sum, out.shape[:3]))
+
+
+def _gathered_in_tiles(asked: _Asked, *how: Any) -> _Found:
+    """`_gathered` of as many rows at a time, however many there are."""
+    return in_tiles(lambda some: _gathered(some, *how), asked)
+
+
+def _weighed(found: _Found, split: Axes) -> Array:
+    """out[N, heads, O] of one device's positions as its part of the sum over all."""
+    if not split:
+        return found.out
+    peak = lax.pmax(found.log_sum, split)
+    weight = jnp.exp(found.log_sum - peak)
+    return found.out * (weight / lax.psum(weight, split))[..., None]
+
+
+def _axes(part: Any) -> Axes:
+    """An entry of a PartitionSpec as the axes that it names."""
+    return (part,) if isinstance(part, str) else tuple(part or ())
+
+
+def _count(split: Axes) -> int:
+    return lax.axis_size(split) if split else 1
+
+
+def _number(split: Axes) -> Any:
+    """The number of this device among those that share positions."""
+    return lax.axis_index(split) if split else 0
+
+
+def _joined(pages: Array) -> Array:
+    """[R, K, P * S, H] of a row's pages [R, P, K, S, H]."""
+    rows, count, heads, size, width = pages.shape
+    return jnp.reshape(jnp.moveaxis(pages, 1, 2), (rows, heads, count * size, width))

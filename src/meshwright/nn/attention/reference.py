@@ -1,0 +1,101 @@
+"""Causal grouped-query attention as it is written down, and what a model's scores are."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout import Layout
+from meshwright.models.transformer import Places
+from meshwright.nn.norms import softcap
+from meshwright.nn.start.device_mesh import partition_spec
+
+
+class Scores(NamedTuple):
+    """How a model scores keys.
+
+    softcap: c in c tanh(x / c). scale: of q . k, H ** -0.5 where None. slopes: of ALiBi, one a head.
+    """
+
+    softcap: float | None = None
+    scale: float | None = None
+    slopes: tuple[float, ...] | None = None
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """What each head's scores lose a position of distance (Press et al., 2022).
+
+    For n heads, a power of two, 2 ** (-8 i / n), i = 1..n; for others those of the power below, and of twice
+    that every other one.
+
+    >>> alibi_slopes(4)
+    (0.25, 0.0625, 0.015625, 0.00390625)
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    between = [2 ** (-4 * i / power) for i in range(1, 2 * power + 1, 2)]
+    return tuple(slopes + between[: num_heads - power])
+
+
+class Seen(NamedTuple):
+    """mask: whether each query sees each key, bool[B, T, S]. keys: the positions of the keys, i32[B, S]."""
+
+    mask: Any
+    keys: Any
+
+
+def visible(queries: Places, keys: Places, first: Array | None) -> Seen:
+    """What each query sees.
+
+    It sees those of its own segment whose position is not beyond its own, and not before first[B, T].
+    """
+    key, query = keys.positions[:, None, :], queries.positions[:, :, None]
+    seen = key <= query
+    if first is not None:
+        seen &= key >= first[:, :, None]
+    if queries.segments is not None and keys.segments is not None:
+        seen &= keys.segments[:, None, :] == queries.segments[:, :, None]
+    return Seen(seen, keys.positions)
+
+
+def attend(
+    q: Array, k: Array, v: Array, sinks: Array | None, seen: Seen, layout: Layout, how: Scores
+) -> Array:
+    """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O], as it is written down.
+
+        softmax(q . k / sqrt(H)) . v, each K serving G = N/K query heads
+
+    sinks[B, T, N]: a logit more, which takes weight from all keys. Scores and softmax are float32.
+    Kernels and blocks are held against it.
+    """
+    batch, length, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    spec = partition_spec(layout.activation("q", "BTKGH"))
+    grouped = batch, length, kv_heads, heads // kv_heads
+    q = jnp.reshape(q, (*grouped, head_dim), out_sharding=spec)
+    with jax.named_scope("k"):
+        scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32)
+    scores *= head_dim**-0.5 if how.scale is None else how.scale
+    if how.softcap:
+        scores = softcap(scores, how.softcap)
+    if how.slopes:
+        # Less by the slope for each position between them; what all keys of a query share cancels out.
+        slopes = jnp.reshape(jnp.asarray(how.slopes, jnp.float32), grouped[2:])
+        slopes = reshard(slopes, PartitionSpec(*spec.partitions[2:4]))[None, :, :, None, None]
+        scores += slopes * seen.keys.astype(jnp.float32)[:, None, None, None, :]
+    scores = jnp.where(seen.mask[:, None, None], scores, -jnp.inf)
+    if sinks is None:
+        weights = jax.nn.softmax(scores, axis=-1)
+    else:
+        split = PartitionSpec(*spec.partitions[:4])
+        sinks = jnp.transpose(jnp.reshape(sinks, grouped, out_sharding=split), (0, 2, 3, 1))[..., None]
+        peak = lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sinks))
+        raised = jnp.exp(scores - peak)
+        weights = raised / (jnp.sum(raised, axis=-1, keepdims=True) + jnp.exp(sinks - peak))
+    with jax.named_scope("v"):
+        out = jnp.einsum("BKGTS,BSKH->BTKGH", weights.astype(v.dtype), v)
+    return jnp.reshape(
+        out, (batch, length, heads, v.shape[-1]), out_sharding=partition_spec(layout.activation("a", "BTNH"))
+    )

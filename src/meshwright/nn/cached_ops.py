@@ -1,0 +1,600 @@
+"""The operations of the forward pass for inference: a layer at a time, over a cache of pages.
+
+A step takes tokens of many sequences at once, as x[B, 1, D] with one token per row: the rows of a batch of
+prompts and answers need not be equally long. Products are of all of them; attention alone knows sequences.
+
+Weights lie a layer an array, what is summed over last: wq[N, H, D], w_out[D, F]. So XLA for CPU reads one
+row's product x W^T at memory speed and copies nothing (12 x 768 x 2048 in f32, one row: 11 ms, as W[D, F] 18;
+bf16, 16 rows: 32 and 37; jax 0.10.2, two shared cores); stacked, each layer's weights are copied out first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout import Layout
+from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
+from meshwright.models.transformer import Places
+from meshwright.native import kernels
+from meshwright.nn.attention.paged import PagedCache
+from meshwright.nn.attention.reference import Scores, alibi_slopes
+from meshwright.nn.embedding import embed
+from meshwright.nn.experts.grouped_products import read_product
+from meshwright.nn.norms import along
+from meshwright.nn.ops import JaxOps
+from meshwright.nn.params import JAX_DTYPES
+from meshwright.nn.products.execute import apply_reshard
+from meshwright.nn.products.panels import Panels, in_panels
+from meshwright.nn.products.quantised import (
+    QUANTISED_DTYPES,
+    Quantised,
+    group_size,
+    in_pairs,
+    quantise,
+    quantised_product,
+    widened,
+)
+from meshwright.nn.products.row_products import einsum_of_rows
+from meshwright.nn.stack import KindInLoop
+from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.einsum import Contraction, Reshard
+
+Params = dict[str, Any]
+
+# Matrices that are not, or not only, multiplied by rows: looked up, absorbed, or of a router.
+_READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up"}
+_BEFORE_ATTENTION = {"wq_bias", "wk_bias", "wv_bias"}
+# Weights that are multiplied by one input, and lie as one where that is faster.
+_OF_ONE_INPUT = ("wq", "wk", "wv"), ("w_gate", "w_in"), ("shared_gate", "shared_in")
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["sizes"])
+@dataclass(frozen=True)
+class Joined:
+    """Weights of one input as one, in the place of the first: `sizes` of its first dimension are of each."""
+
+    weight: Any
+    sizes: tuple[int, ...]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=[])
+@dataclass(frozen=True)
+class Elsewhere:
+    """In the place of a weight that is part of a Joined one."""
+
+
+class InferenceOps(JaxOps):
+    """Runs `models/transformer.py` on weights as `layered` and a PagedCache. Call under `jax.set_mesh`.
+
+    Products with weights in panels are those of kernels.py.
+    """
+
+    def einsums(self, x: Array, weights: Mapping[str, Any], **specs: str) -> tuple[Array, ...]:
+        joined = weights[next(iter(specs))]
+        if not isinstance(joined, Joined):
+            return super().einsums(x, weights, **specs)
+        [group] = self.layout.contractions(specs)
+        name, plan = next(iter(group.plans.items()))
+        y = self._einsum(name, plan, apply_reshard(group.reshard, x), joined.weight)
+        return tuple(lax.split(y, joined.sizes, plan.einsum.out.index(_letters_there(plan)[0])))
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array | Quantised | Panels) -> Array:
+        einsum = plan.einsum
+        spec = f"{einsum.lhs},{_letters_there(plan)}->{einsum.out}"
+        with jax.named_scope(name):
+            if isinstance(weight, Panels):
+                w: Array | Panels = weight
+            elif self._routes:
+                return read_product(plan, x, self._of_experts(plan, weight), self._routes, self._of_one)
+            elif isinstance(weight, Quantised) and not weight.is_grouped:
+                return self._scaled_product(plan, spec, x, weight)
+            else:
+                w = self._read_weight(plan, weight)
+            y = self._product(plan, spec, x, w).astype(self.dtype)
+            return apply_reshard(plan.out_reshard, y)
+
+    def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels) -> Array:
+        """The product of operands as computed on, of weights in int8 and fp8 with x in that type."""
+        there = partition_spec(plan.product)
+        if isinstance(w, Panels):
+            return einsum_of_rows(kernels.product, spec, x, w.numbers, there)
+        if w.dtype in QUANTISED_DTYPES.values():
+            return einsum_of_rows(partial(quantised_product, self._rows), spec, x, w, there)
+        return self._by_xla(spec, x, w, there)
+
+    def _by_xla(self, spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
+        """The einsum, summed in float32."""
+        return _product(spec, x, w, out_sharding)
+
+    def _rows(self, x: Array, w: Array) -> Array:
+        """`rows_product` of the rows that a device has."""
+        return rows_product(x, w)
+
+    def _is_narrow(self, values: Array) -> bool:
+        """Whether activations are cast to the type of a weight's values."""
+        return QUANTISED_DTYPES.get(self.layout.matmul_dtype or "") == values.dtype
+
+    def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
+        """The weights of experts where the products of rows read them, as they are stored."""
+        there = _in_order(plan.rhs_reshard, _letters_there(plan))
+        if isinstance(weight, Quantised):
+            return Quantised(apply_reshard(there, weight.values), weight.scales)
+        return apply_reshard(there, weight)
+
+    def _of_one(self, x: Array, weight: Array | Quantised) -> Array:
+        """Rows x[C, I] by the weight[O, I] of one expert."""
+        if not isinstance(weight, Quantised):
+            return rows_product(x, weight.astype(self.dtype)).astype(self.dtype)
+        if weight.is_grouped:
+            return rows_product(x, widened(weight, self.dtype)).astype(self.dtype)
+        if self._is_narrow(weight.values):
+            y = quantised_product(rows_product, x, weight.values)
+        else:
+            y = rows_product(x, weight.values.astype(self.dtype))
+        return (y * weight.scales[None]).astype(self.dtype)
+
+    def _scaled_product(self, plan: Contraction, spec: str, x: Array, weight: Quantised) -> Array:
+        """The product with a weight that has a scale for each output, which it is multiplied by at last."""
+        einsum, values = plan.einsum, weight.values
+        if not isinstance(values, Panels):
+            values = apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), values)
+            values = values if self._is_narrow(values) else values.astype(self.dtype)
+        y = self._product(plan, spec, x, values)
+        y = apply_reshard(plan.out_reshard, y.astype(self.dtype)).astype(jnp.float32)
+        kept = [letter for letter in _letters_there(plan) if letter in einsum.out]
+        dims = tuple(einsum.out.index(letter) for letter in kept)
+        return (y * along(y, self._split_as(y, dims, weight.scales), dims)).astype(self.dtype)
+
+    def _read_weight(self, plan: Contraction, weight: Array | Quantised) -> Array:
+        """The weight as its product reads it: gathered where the plan says so."""
+        return apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), widened(weight, self.dtype))
+
+    def embed(self, name: str, tokens: Array, table: Array | Quantised | Panels) -> Array:
+        if not isinstance(table, Quantised | Panels):
+            return super().embed(name, tokens, table)
+        with jax.named_scope(name):
+            if isinstance(table, Panels):
+                return self._rows_of(table, tokens).astype(self.dtype)
+            rows = self._rows_of(table.values, tokens).astype(jnp.float32)
+            scales = embed(tokens, table.scales[:, None], self.layout, is_column=True)
+            return (rows * scales).astype(self.dtype)
+
+    def _rows_of(self, table: Array | Panels, tokens: Array) -> Array:
+        if isinstance(table, Panels):
+            return embed(tokens, table.numbers, self.layout, rows_of=kernels.rows_of_panels)
+        return embed(tokens, table, self.layout)
+
+    def attention(
+        self,
+        name: str,
+        q: Array,
+        k: Array,
+        v: Array,
+        places: Places,
+        cache: tuple[PagedCache, int] | None,
+        kind: KindInLoop,
+        *,
+        softcap: float | None = None,
+        scale: float | None = None,
+        sinks: Array | None = None,
+    ) -> tuple[Array, Any]:
+        """Writes keys and values of the step's tokens to their pages, then reads each sequence's own.
+
+        Those that another layer has made are there.
+        """
+        if cache is None:
+            how = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            return super().attention(name, q, k, v, places, None, kind, **how)
+        slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
+        pages, number = cache
+        if self.layout.table.position_axes:
+            how = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            with jax.named_scope(name):
+                whole = {letter: self._gather_positions(letter, x) for letter, x in (("k", k), ("v", v))}
+                if not kind.shares_kv:
+                    pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
+            if not self.layout.passes_keys_round and self.layout.attending is self.layout:
+                k, v = whole["k"], whole["v"]
+            out, _ = super().attention(name, q, k, v, places, None, kind, **how)
+            return out, (pages, number)
+        if not kind.shares_kv:
+            with jax.named_scope(name):
+                pages = pages.written(number, {"k": k[:, 0], "v": v[:, 0]})
+        if pages.is_fresh:
+            q, k, v = (pages.by_row(x[:, 0]) for x in (q, k, v))
+            how = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            out, _ = super().attention(name, q, k, v, _from_the_start(q), None, kind, **how)
+            return _by_token(out), (pages, number)
+        with jax.named_scope(name):
+            how = Scores(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes)
+            out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks)
+            return out.astype(self.dtype)[:, None], (pages, number)
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Array,
+        latent: Array,
+        rope: Array,
+        w: Mapping[str, Array],
+        places: Places,
+        cache: tuple[PagedCache, int] | None,
+        kind: KindInLoop,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Array, Any]:
+        """Absorbed: queries go through wk_up to meet latents, and sums of latents through wv_up."""
+        if cache is None:
+            return super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
+        pages, number = cache
+        if self.layout.table.position_axes:
+            with jax.named_scope(name):
+                kept = {"latent": latent, "rope": rope}
+                whole = {letter: self._gather_positions(letter, x) for letter, x in kept.items()}
+                pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
+            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
+            return out, (pages, number)
+        num_rotary = rope.shape[-1]
+        with jax.named_scope(name):
+            pages = pages.written(number, {"latent": latent[:, 0], "rope": rope[:, 0]})
+        if pages.is_fresh:
+            q, latent, rope = (pages.by_row(x[:, 0]) for x in (q, latent, rope))
+            places = _from_the_start(q)
+            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
+            return _by_token(out), (pages, number)
+        with jax.named_scope(name):
+            up, out_of = (
+                self._absorbed("wk_up", w, "BTR,RNJ->BTNJ"),
+                self._absorbed("wv_up", w, "BTR,RNO->BTNO"),
+            )
+            how = Scores(None, q.shape[-1] ** -0.5 if scale is None else scale)
+            plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
+            query = self._with_heads("BNJ,NJR->BNR", plain, up)
+            sums = pages.attend(
+                number, jnp.concatenate([query, turned], axis=-1), kind.windows[0], how, None
+            ).astype(self.dtype)
+            return self._with_heads("BNR,NOR->BNO", sums, out_of)[:, None], (pages, number)
+
+    def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
+        """The einsum of tokens x[B, N, ...] with weights of each head."""
+        return jnp.einsum(spec, x, w)
+
+    def _gather_positions(self, name: str, x: Array) -> Array:
+        """All positions of keys, values or latents, which may be there already."""
+        if _split_of(x)[1] is None:
+            return x
+        with jax.named_scope(name):
+            there = self.layout.keys(name, "BTKH" if x.ndim == 4 else "BTR")
+            return apply_reshard(there, x, is_named=self.config.layers_per_cache > 1)
+
+    def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
+        """The weight `name` as `spec` reads it, for a product of other operands."""
+        return self._read_weight(self.layout.contraction(name, spec), w[name])
+
+    def layers(
+        self,
+        block: Callable,
+        weights: Any,
+        x: Array,
+        places: Places,
+        cache: PagedCache | None,
+        layers: Sequence[Layer],
+    ) -> tuple[Array, Any]:
+        """The layers one after another, unrolled: a loop would copy each one's weights out of a stack."""
+        with jax.named_scope("layers"):
+            shared = None
+            for layer in layers:
+                w, kind = weights[layer.kind.stack][layer.row], KindInLoop((layer.kind,))
+                given = None if cache is None else (cache, layer.cache)
+                x, kept, made = block(self, w, x, places, given, kind, shared)
+                shared = shared if made is None else made
+                if kept is not None:
+                    cache, _ = kept
+                    if cache is not None and cache.is_fresh and platform() == "gpu":
+                        # XLA for GPU leaves pages that the step does not read to its end, and keeps the
+                        # keys and values of all layers until then: of LLaMA-3-8B on eight H100s, 4 prompts
+                        # of 4,096 tokens, temporaries took 1.06 GB, and take 0.61 (jax 0.10.2). For TPU they
+                        # are the same either way.
+                        x, pools = lax.optimization_barrier((x, cache.pools))
+                        cache = replace(cache, pools=pools)
+            return x, cache
+
+
+def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
+    """The einsum as `InferenceOps` has it of XLA."""
+    if x.shape[:2] == (1, 1) and spec.startswith("B") and _is_slow_alone(x):
+        return _product(spec, jnp.concatenate([x, x]), w, out_sharding)[:1]
+    if spec.startswith("B") and w.ndim > 2:
+        return _of_flat_weight(spec, x, w, out_sharding)
+    return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=jnp.float32)
+
+
+def rows_product(x: Array, w: Array) -> Array:
+    """y[C, O] = x[C, I] by w[O, I], summed in float32, of int8 in int32."""
+    if len(x) == 1 and _is_slow_alone(x):
+        return rows_product(jnp.concatenate([x, x]), w)[:1]
+    sums = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
+    return jnp.einsum("CI,OI->CO", x, w, preferred_element_type=sums)
+
+
+def _is_slow_alone(x: Array) -> bool:
+    """Whether XLA for CPU takes its fast path from two rows on, as it does for both bf16 and int8."""
+    return x.dtype in (jnp.bfloat16, jnp.int8) and platform() == "cpu"
+
+
+def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
+    """The einsum with w[N, H, D] as [N·H, D]: XLA for CPU would copy it transposed, every step.
+
+    On a 134M LLaMA a step with one row took 245 ms, most of it for these copies (jax 0.10.2, two busy cores).
+    """
+    _, rhs, out = spec.replace("->", ",").split(",")
+    kept = [letter for letter in rhs if letter in out]
+    first, last = _entries(w, len(kept))
+    flat = jnp.reshape(w, (prod(w.shape[: len(kept)]), -1), out_sharding=_spec_like(w, first, last))
+    *rows, inner = *_split_of(x)[:2], _split_of(x)[2]
+    x = jnp.reshape(x, (*x.shape[:2], -1), out_sharding=_spec_like(x, *rows, inner))
+    through = PartitionSpec(*out_sharding.partitions[:2], first, unreduced=out_sharding.unreduced)
+    y = jnp.einsum("BTI,OI->BTO", x, flat, out_sharding=through, preferred_element_type=jnp.float32)
+    shape = (*y.shape[:2], *w.shape[: len(kept)])
+    return y if len(kept) == 1 else jnp.reshape(y, shape, out_sharding=out_sharding)
+
+
+def _split_of(x: Array) -> tuple[Any, ...]:
+    return jax.typeof(x).sharding.spec.partitions
+
+
+def _entries(x: Array, num_first: int) -> tuple[Any, Any]:
+    """How the first and the last dimensions of x are split, together: as the outer of them."""
+    first, last = _split_of(x)[:num_first], _split_of(x)[num_first:]
+    assert not any((*first[1:], *last[1:])), "the outer dimension alone is split"
+    return first[0], last[0]
+
+
+def _spec_like(x: Array, *parts: Any) -> PartitionSpec:
+    return PartitionSpec(*parts, reduced=jax.typeof(x).sharding.spec.reduced)
+
+
+def _letters_there(plan: Contraction) -> str:
+    """The letters of a weight's array: what the product sums over last."""
+    einsum = plan.einsum
+    return "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
+
+
+def _from_the_start(q: Array) -> Places:
+    """The places of whole prompts q[R, Q, ...], padding included, which no token before it sees."""
+    spec = PartitionSpec(_split_of(q)[0], None)
+    return Places(lax.broadcasted_iota(jnp.int32, q.shape[:2], 1, out_sharding=spec))
+
+
+def _in_a_row(x: Array) -> Array:
+    """x[B, T, ...] as [B * T, ...]."""
+    first, _, *rest = _split_of(x)
+    plain = reshard(x, PartitionSpec(*_split_of(x)))  # no cotangent will be summed
+    return jnp.reshape(plain, (-1, *x.shape[2:]), out_sharding=PartitionSpec(first, *rest))
+
+
+def _by_token(out: Array) -> Array:
+    """out[R, Q, ...] as [N, 1, ...]."""
+    first, _, *rest = jax.typeof(out).sharding.spec.partitions
+    return jnp.reshape(out, (-1, 1, *out.shape[2:]), out_sharding=PartitionSpec(first, None, *rest))
+
+
+def _in_order(reshard: Reshard, letters: str) -> Reshard:
+    """The same move of an array whose dimensions lie in the order of `letters`."""
+    given, used = _transposed(reshard.given, letters), _transposed(reshard.used, letters)
+    return Reshard(given, used, _transposed(reshard.yielded, letters))
+
+
+def _transposed(array: ShardedArray, letters: str) -> ShardedArray:
+    axes = tuple(array.axes_of(letter) for letter in letters)
+    return ShardedArray(array.name, tuple(letters), axes, array.unreduced)
+
+
+# Parameters, a layer an array
+
+
+def stored_letters(param: Param) -> str:
+    """The letters of one layer's array: without the layer, of matrices what is summed over last.
+
+    >>> stored_letters(Param("LDNH")), stored_letters(Param("LD", "ones")), stored_letters(Param("VD"))
+    ('NHD', 'D', 'VD')
+    """
+    letters = of_a_layer(param.letters)
+    if param.init != "normal":
+        return letters
+    return "".join(sorted(letters, key=lambda letter: letter in param.fan_in))
+
+
+def layered(
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    layout: Layout,
+    mesh: jax.sharding.Mesh,
+    *,
+    with_panels: bool = False,
+) -> Params:
+    """The parameters of `nn/params.py` with an array a layer, as InferenceOps reads them.
+
+    with_panels: what can lie in panels does, for the products of kernels.py, which must be there. Takes the
+    arrays out of `params` one by one, so that memory holds at most one parameter twice.
+    """
+    stacks = {name: dict(node) for name, node in params.items() if isinstance(node, Mapping)}
+    plain = {name: node for name, node in params.items() if not isinstance(node, Mapping)}
+    cuts: dict[str, Any] = {}
+
+    def leaf(path: str, param: Param, row: int | None) -> Any:
+        group, _, name = path.rpartition("/")
+        if path not in cuts:  # one program cuts every row of a stack
+            types = _type(config, layout, mesh, path, param, with_panels)
+            cut = partial(_cut, param, layout.stored_dtype(path, param), types)
+            cuts[path] = jax.jit(cut, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, types))
+        with jax.set_mesh(mesh):
+            if row is None:
+                return cuts[path](plain[name], None)
+            return cuts[path](stacks[group][name], np.int32(row))
+
+    return _with_joined(
+        _build(config, leaf, lambda path: _forget(stacks, plain, path)), mesh, jnp.concatenate
+    )
+
+
+def _cut(param: Param, dtype: str, types: Any, whole: Array, row: Array | None) -> Any:
+    """One layer's array out of a stack, what is summed over last, stored as `dtype`, of these types."""
+    one = whole if row is None else lax.dynamic_index_in_dim(whole, row, keepdims=False)
+    letters = of_a_layer(param.letters)
+    turned = jnp.transpose(one, [letters.index(letter) for letter in stored_letters(param)])
+    num_summed = len(param.fan_in)
+    if dtype in JAX_DTYPES:
+        made = turned.astype(JAX_DTYPES[dtype])
+        return in_panels(made, num_summed) if isinstance(types, Panels) else made
+    made = quantise(turned, dtype, num_summed, types.group)
+    if isinstance(types.values, Panels):
+        return replace(made, values=in_panels(made.values, num_summed))
+    return made
+
+
+def _forget(stacks: Mapping[str, dict], plain: dict, path: str) -> None:
+    group, _, name = path.rpartition("/")
+    (stacks[group] if group else plain).pop(name)
+
+
+def abstract_layered(
+    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, *, with_panels: bool = False
+) -> Params:
+    """The types of `layered`, to compile for."""
+
+    def leaf(path: str, param: Param, row: int | None) -> Any:
+        return _type(config, layout, mesh, path, param, with_panels)
+
+    def concatenated(types: Sequence[jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
+        first = types[0]
+        shape = sum(one.shape[0] for one in types), *first.shape[1:]
+        return jax.ShapeDtypeStruct(shape, first.dtype, sharding=first.sharding)
+
+    return _with_joined(_build(config, leaf, lambda path: None), mesh, concatenated)
+
+
+def _joins_weights(mesh: jax.sharding.Mesh) -> bool:
+    """Whether the weights of one input lie as one on these devices where no axis splits them.
+
+    A product of few rows takes XLA's kernels for GPUs some microseconds beside the time in which it reads its
+    weights: of LLaMA-3-8B and a row on an H200 gate and up took 37 us each, and together 58 (jax 0.11.2).
+    """
+    return mesh.devices.flat[0].platform == "gpu"
+
+
+def _with_joined(params: Params, mesh: jax.sharding.Mesh, concatenate: Callable) -> Params:
+    """The parameters with the weights of one input as one where they can be."""
+    stacks = [one for one in params.values() if isinstance(one, list)] if _joins_weights(mesh) else []
+    for weights in (layer for stack in stacks for layer in stack):
+        for names in _OF_ONE_INPUT:
+            parts = [weights[name] for name in names if name in weights]
+            if len(parts) == len(names) and _can_be_joined(parts):
+                whole = jax.tree.map(lambda *leaves: concatenate(leaves), *parts)
+                sizes = tuple(jax.tree.leaves(part)[0].shape[0] for part in parts)
+                weights |= dict.fromkeys(names, Elsewhere()) | {names[0]: Joined(whole, sizes)}
+    return params
+
+
+def _can_be_joined(parts: Sequence[Any]) -> bool:
+    """Whether they are alike but for their first dimensions, and no axis splits them."""
+    alike = {
+        (jax.tree.structure(part), *((leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(part)))
+        for part in parts
+    }
+    leaves = jax.tree.leaves(parts)
+    return len(alike) == 1 and all(axes is None for leaf in leaves for axes in leaf.sharding.spec)
+
+
+def _type(
+    config: ModelConfig,
+    layout: Layout,
+    mesh: jax.sharding.Mesh,
+    path: str,
+    param: Param,
+    with_panels: bool,
+) -> Any:
+    """The type of one layer's array: a ShapeDtypeStruct, Panels of one, or a Quantised of such."""
+    sizes, dtype = dimensions(config), layout.stored_dtype(path, param)
+    array = _sharding(layout, path, param)
+    lies_in_panels = with_panels and _can_lie_in_panels(config, layout, path, param)
+    if dtype in JAX_DTYPES:
+        plain = array_type(array, mesh, sizes, JAX_DTYPES[dtype])
+        return Panels(plain) if lies_in_panels else plain
+    if dtype == "int4":
+        last = array.dims[-1]
+        num_shards = layout.mesh.size(array.axes_of(last))
+        groups = sizes[last] // group_size(sizes[last] // num_shards)
+        in_pair, stored = (2, jnp.int8) if in_pairs(mesh.devices.flat[0].platform) else (1, jnp.int4)
+        values = array_type(array, mesh, {**sizes, last: sizes[last] // in_pair}, stored)
+        return Quantised(values, array_type(array, mesh, {**sizes, last: groups}, jnp.float32))
+    values: Any = array_type(array, mesh, sizes, QUANTISED_DTYPES[dtype])
+    values = Panels(values) if lies_in_panels else values
+    kept = tuple(letter for letter in array.dims if letter not in param.fan_in)
+    used = layout.rules.used.split(array.name, "".join(array.dims))
+    scales = ShardedArray(array.name, kept, tuple(used.axes_of(letter) for letter in kept))
+    return Quantised(values, array_type(scales, mesh, sizes, jnp.float32))
+
+
+def passes_over_zeros(config: ModelConfig, layout: Layout) -> bool:
+    """Whether, with panels, rows of zeros stay zeros through all layers, so that no product is of them.
+
+    Biases make others of them, but those of queries, keys and values: attention of nobody's token is zero.
+    """
+    of_layers = {path: param for path, param in parameters(config).items() if "/" in path}
+    matrices = {path: param for path, param in of_layers.items() if param.init == "normal"}
+    biases = {path.rpartition("/")[2] for path in of_layers if path.endswith("_bias")}
+    stay = biases <= _BEFORE_ATTENTION and not config.attention_sinks and config.positions != "alibi"
+    return stay and all(_can_lie_in_panels(config, layout, *item) for item in matrices.items())
+
+
+def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Param) -> bool:
+    """Whether products alone read the weight, where it is stored and in the type in which it is."""
+    name, dtype = path.rpartition("/")[2], layout.stored_dtype(path, param)
+    is_of_products = param.init == "normal" and name not in _READ_OTHERWISE and "E" not in param.letters
+    if not is_of_products or (name == "embed" and not config.tied_embeddings):
+        return False
+    stored = _sharding(layout, path, param)
+    used = layout.rules.used.split(stored.name, "".join(stored.dims))
+    if used.axes != stored.axes:
+        return False
+    if dtype == "int8":
+        is_read = layout.matmul_dtype == "int8"
+    else:
+        is_read = dtype == layout.compute_dtype or (dtype, layout.compute_dtype) == ("bf16", "f32")
+    if not is_read:
+        return False
+    sizes = dimensions(config)
+    inner = prod(sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in)
+    return kernels.has_whole_steps(inner, {**JAX_DTYPES, **QUANTISED_DTYPES}[dtype])
+
+
+def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> Params:
+    """{"embed": ..., "layers": [{"wq": ...}, ...], ...} with leaf(path, param, row) at every array."""
+    tree: Params = {}
+    sizes = dimensions(config)
+    for path, param in parameters(config).items():
+        group, _, name = path.rpartition("/")
+        if not group:
+            tree[name] = leaf(path, param, None)
+        else:
+            rows = tree.setdefault(group, [{} for _ in range(sizes[param.letters[0]])])
+            for row, node in enumerate(rows):
+                node[name] = leaf(path, param, row)
+        done(path)
+    return tree
+
+
+def _sharding(layout: Layout, path: str, param: Param) -> ShardedArray:
+    name, letters = path.rpartition("/")[2], of_a_layer(param.letters)
+    return _transposed(layout.weight(name, letters), stored_letters(param))

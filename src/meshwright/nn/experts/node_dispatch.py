@@ -1,0 +1,168 @@
+"""Tokens that go to a node once, for all of the experts that they chose there (`dispatch=once`).
+
+    x[1, n, D], gates[1, n, E]       the tokens of a device
+    x[1, p R, D], gates[1, p R, E/p] those of p devices, its peers in the nodes, that came to its own node
+    y[1, p R, D]                     what the node's experts made of them, summed there, which travels back
+    y[1, n, D]                       the sums over nodes of each token's rows
+
+Within the node the tokens that came are what elsewhere the device's own tokens are (nn/experts/dropless.py).
+No token is dropped: those for which a node has no room wait for another round. As with rows, on TPUs and
+GPUs only the tokens that there are travel, and on CPUs as many as there is room for; gates travel by room
+everywhere, since they tell a node which of it has a token.
+
+Source: DeepSeek-V3, 2024, section 3.2.2, and DeepEP.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from meshwright.layout import Layout
+from meshwright.layout.grouped import Crossing, crossing_of
+from meshwright.models.config import MoE
+from meshwright.models.transformer import rows_by_even_load
+from meshwright.nn.each_device import each_device, spec_of, with_gradient, zeros_beside
+from meshwright.nn.experts.dropless import Pieces, ragged_exchange, sends_what_there_is
+
+
+class Crossings(NamedTuple):
+    """What the tokens of each device send to nodes.
+
+    num_rounds: i32 that all tokens take, at least one, alike on all devices. tokens: i32[1, rounds, p R]
+    which tokens go to each node in turn; n where there are no more.
+    """
+
+    room: Crossing
+    num_rounds: Array
+    tokens: Array
+
+
+def crossings_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Crossings:
+    """What gates[1, n, E] say of nodes. kept: the name of that, for remat policies."""
+    num_tokens, num_nodes = gates.shape[1], _num_peers(layout)
+    room = Crossing(*map(int, crossing_of(num_tokens, moe, num_nodes, one_round=layout.stages_alike)))
+
+    def local(gates: Array) -> tuple[Array, Array]:
+        chosen = jnp.reshape(gates[0] > 0, (num_tokens, num_nodes, -1))
+        rows = jnp.sum(chosen, axis=2, dtype=jnp.int32)
+        goes = rows > 0
+        # A token is in the round of its last row.
+        rounds = jnp.where(goes, (jnp.cumsum(rows, axis=0) - 1) // room.room, room.rounds)
+        numbers, node = (lax.broadcasted_iota(jnp.int32, rows.shape, dim) for dim in (0, 1))
+        before = jnp.sum(rounds[None] < jnp.arange(room.rounds)[:, None, None], axis=1, dtype=jnp.int32)
+        first = jnp.take_along_axis(before, jnp.minimum(rounds, room.rounds - 1), axis=0)
+        place = jnp.cumsum(goes, axis=0, dtype=jnp.int32) - 1 - first
+        tokens = jnp.full((room.rounds, num_nodes, room.tokens), num_tokens, jnp.int32)
+        tokens = tokens.at[rounds, node, place].set(numbers, mode="drop")
+        last = jnp.max(jnp.where(goes, rounds, 0)) + 1
+        return last[None], jnp.reshape(tokens, (1, room.rounds, -1))
+
+    first = spec_of(gates).partitions[0]
+    taken = PartitionSpec(first), PartitionSpec(first, None, None)
+    found = each_device(local, (spec_of(gates),), taken)(lax.stop_gradient(gates))
+    rounds, tokens = (checkpoint_name(one, kept) for one in found)
+    return Crossings(room, checkpoint_name(jnp.max(rounds), kept), tokens)
+
+
+class Route(NamedTuple):
+    """The tokens of one round.
+
+    tokens: i32[1, p R]. sent, received: i32[1, p], how many go to each node, and how many come from it.
+    """
+
+    room: Crossing
+    tokens: Array
+    sent: Array
+    received: Array
+
+
+def gates_at_nodes(
+    gates: Array, crossings: Crossings, number: Array | int, layout: Layout
+) -> tuple[Array, Route]:
+    """[1, p R, E/p] of gates[1, n, E], those of the tokens that come to a node in a round, and their way."""
+    room, own = crossings.room, spec_of(gates)
+    rows = PartitionSpec(own.partitions[0], None)
+
+    def of_round(tokens: Array, number: Array) -> tuple[Array, Array]:
+        tokens = lax.dynamic_index_in_dim(tokens, number, 1, keepdims=False)
+        return tokens, _num_in_pieces(tokens < room.own, room)
+
+    def by_node(gates: Array, tokens: Array) -> Array:
+        gates = jnp.reshape(gates, (room.own, room.num_nodes, -1))
+        tokens, nodes = jnp.reshape(tokens, (room.num_nodes, -1)), jnp.arange(room.num_nodes)[:, None]
+        found = gates.at[tokens, nodes].get(mode="fill", fill_value=0)
+        return jnp.reshape(found, (1, -1, found.shape[-1]))
+
+    def of_tokens_that_came(gates: Array) -> Array:
+        return _num_in_pieces(jnp.any(gates > 0, axis=2), room)
+
+    number = jnp.asarray(number, jnp.int32)
+    find = each_device(of_round, (spec_of(crossings.tokens), PartitionSpec()), (rows, rows))
+    tokens, sent = find(crossings.tokens, number)
+    came = _exchanged(with_gradient(by_node, (own, rows), own, 1)(gates, tokens), None, layout)
+    received = each_device(of_tokens_that_came, (own,), rows)(lax.stop_gradient(came))
+    return came, Route(room, tokens, sent, received)
+
+
+def _num_in_pieces(there: Array, room: Crossing) -> Array:
+    """i32[1, p]: how many are there of bool[1, p R]."""
+    return jnp.sum(jnp.reshape(there, (1, room.num_nodes, -1)), axis=2, dtype=jnp.int32)
+
+
+def rows_at_nodes(rows: Array, route: Route, layout: Layout) -> Array:
+    """[1, p R, D] of the tokens that come to a node, of those[1, p R, D] that a device sends to each."""
+    return _exchanged(rows, route, layout)
+
+
+def rows_from_nodes(rows: Array, route: Route, layout: Layout) -> Array:
+    """The way back of `rows_at_nodes`."""
+    return _exchanged(rows, route._replace(sent=route.received, received=route.sent), layout)
+
+
+def sums_of_nodes(rows: Array, route: Route) -> Array:
+    """[1, n, D]: what all nodes made of each token."""
+
+    def local(rows: Array, tokens: Array) -> Array:
+        total = zeros_beside((rows,), (route.room.own, rows.shape[-1]), rows.dtype)
+        return total.at[tokens[0]].add(rows[0], mode="drop")[None]
+
+    return with_gradient(local, (spec_of(rows), spec_of(route.tokens)), spec_of(rows), 1)(rows, route.tokens)
+
+
+def _exchanged(rows: Array, route: Route | None, layout: Layout) -> Array:
+    """rows[1, p R, D], of which each node is sent its R. Without a route all of them travel."""
+    nodes, num_peers = layout.routing.nodes, _num_peers(layout)
+
+    def local(rows: Array, *counts: Array) -> Array:
+        by_node = jnp.reshape(rows, (num_peers, -1, rows.shape[-1]))
+        if not route:
+            return jnp.reshape(lax.all_to_all(by_node, nodes, 0, 0, tiled=True), rows.shape)
+        with jax.named_scope(rows_by_even_load("all_to_all", route.room.even)):
+            if not sends_what_there_is():
+                return jnp.reshape(lax.all_to_all(by_node, nodes, 0, 0, tiled=True), rows.shape)
+            sent, received = (jnp.reshape(one, (-1, 1)) for one in counts)
+            begins = by_node.shape[1] * jnp.arange(num_peers, dtype=jnp.int32)[:, None]
+            lands = jnp.full_like(begins, by_node.shape[1] * lax.axis_index(nodes))
+            way = Pieces(begins, sent, lands, begins, received)
+            return ragged_exchange(rows[0], way, rows.shape[1], axes=nodes)[None]
+
+    counts = (route.sent, route.received) if route else ()
+    spec, of_counts = spec_of(rows), [spec_of(one) for one in counts]
+
+    @jax.custom_vjp
+    def run(rows: Array, *counts: Array) -> Array:
+        return each_device(local, (spec, *of_counts), spec)(rows, *counts)
+
+    def backward(counts: tuple[Array, ...], d: Array) -> tuple[Array | None, ...]:
+        return each_device(local, (spec, *of_counts), spec)(d, *reversed(counts)), *[None] * len(counts)
+
+    run.defvjp(lambda rows, *counts: (run(rows, *counts), counts), backward)
+    return run(rows, *counts)
+
+
+def _num_peers(layout: Layout) -> int:
+    return layout.mesh.size(layout.routing.nodes)

@@ -1,0 +1,276 @@
+"""Weights of Hugging Face checkpoints, read onto our shards and written back."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, reshard
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from meshwright.errors import CheckpointError
+from meshwright.files import parse_json, read_text
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.hf import to_hf
+from meshwright.models.parameters import OF_STACKS, Param, dimensions, parameters
+from meshwright.nn.files.hf_tensors import UNEMBED, HfTensor, hf_tensors, joined, passed_over
+from meshwright.nn.files.quantised_files import dequantised, slice_of
+from meshwright.nn.params import abstract_params, build, flatten
+
+SINGLE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_FILE_BYTES = 5_000_000_000
+# By name of HF's tensor and the tensor: what is written.
+Store = Callable[[str, np.ndarray], Mapping[str, np.ndarray]]
+# HF's names of the types that weights are read in; those of quantised ones need scales besides.
+_READABLE = ("F32", "BF16", "F16")
+
+
+def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> dict[str, Any]:
+    """The parameters of the HF checkpoint in `folder`, on their shards, in the layout's weights_dtype.
+
+    Each device's block is read from disk by itself, so host memory holds one block of one parameter. Of a
+    quantised checkpoint these are the numbers that it stands for. Raises CheckpointError for a tensor that is
+    missing, left over, of another shape or of a type that needs scales it has not, and for a file that is
+    missing or cut short; nothing is read before all of that is checked.
+    """
+    layout.check(config)
+    abstract = flatten(abstract_params(config, layout, mesh))
+    with _opened(folder) as files:
+        stored = dequantised(folder, files)
+        tensors = hf_tensors(config, stored)
+        _check(folder, stored, config, tensors)
+        return build(
+            config, lambda path, param: _load(stored, tensors[path], path, param, config, abstract[path])
+        )
+
+
+def save_hf(
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    folder: Path,
+    *,
+    file_bytes: int = _FILE_BYTES,
+    store: Store = lambda name, tensor: {name: tensor},
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Writes `params` as the HF model that computes the same, in safetensors of at most `file_bytes`.
+
+    store: the tensors that one of these is written as. more: keys of config.json besides. Host memory holds
+    one file. For one process, which must see every shard. Raises CheckpointError where `folder` holds weights
+    already.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if there := next(folder.glob("*.safetensors*"), None):
+        raise CheckpointError(f"checkpoint {folder}: holds {there.name} already; name another folder")
+    flat, letters = flatten(params), parameters(config)
+    dtype = np.dtype(flat["embed"].dtype)
+    # Without null, transformers would end every answer at LLaMA's token 2; the tokenizer knows better.
+    tokens = {"bos_token_id": None, "eos_token_id": None}
+    written = to_hf(config) | tokens | {"torch_dtype": dtype.name} | dict(more)
+    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    tensors, sizes = hf_tensors(config), dimensions(config)
+    files = _split(config, tensors, dtype.itemsize, file_bytes)
+    held: dict[str, list[str]] = {}
+    for file, names in files.items():
+        content: dict[str, np.ndarray] = {}
+        for name, place in names.items():
+            parts = [
+                (tensors[path], _to_hf(flat[path], letters[path].letters, tensors[path], place, sizes))
+                for path in place.paths
+            ]
+            content |= store(name, joined(parts, sizes))
+        save_file(
+            {name: np.ascontiguousarray(x) for name, x in content.items()}, folder / file, {"format": "pt"}
+        )
+        held[file] = list(content)
+    if len(files) > 1:
+        _write_index(folder, held, sum(param.nbytes for param in flat.values()))
+
+
+class _Place(NamedTuple):
+    """What one tensor of HF's holds: our parameters, of a row of their stack and an expert (else 0)."""
+
+    paths: list[str]
+    row: int
+    expert: int
+
+
+def _names(config: ModelConfig, tensors: Mapping[str, HfTensor]) -> dict[str, _Place]:
+    """Every HF tensor of the model by its name."""
+    names: dict[str, _Place] = {}
+    for path, tensor in tensors.items():
+        for number, row in _rows(config, path):
+            for expert in range(config.moe.num_experts if config.moe and tensor.is_by_expert else 1):
+                place = names.setdefault(tensor.name.format(number, expert), _Place([], row, expert))
+                place.paths.append(path)
+    return names
+
+
+def _rows(config: ModelConfig, path: str) -> list[tuple[int, int]]:
+    """(number in the model, row of its stack) of every layer that a parameter is stacked over."""
+    stack = path.rpartition("/")[0]
+    layers = enumerate(config.layers)
+    return [(number, layer.row) for number, layer in layers if layer.kind.stack == stack] or [(0, 0)]
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[dict[str, Any]]:
+    """Every tensor of the checkpoint by name, as a safetensors slice: nothing is read until indexed."""
+    with ExitStack() as stack:
+        tensors: dict[str, Any] = {}
+        for file in _files(folder):
+            try:
+                handle = stack.enter_context(safe_open(file, "numpy"))
+            except (SafetensorError, OSError) as error:
+                reason = f"{file.name} is missing" if not file.exists() else f"{file.name}: {error}"
+                raise CheckpointError(
+                    f"checkpoint {folder}: does not load: {reason}; copy or download it again"
+                ) from error
+            tensors |= {name: slice_of(file, handle, name) for name in handle.keys()}  # noqa: SIM118 (no mapping)
+        yield tensors
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if not index.is_file():
+        return [folder / SINGLE_FILE]
+    try:
+        weight_map: dict[str, str] = parse_json(read_text(index, CheckpointError))["weight_map"]
+        return [folder / name for name in sorted(set(weight_map.values()))]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"checkpoint {folder}: {INDEX} has no whole weight_map; copy or download it again"
+        ) from error
+
+
+def _check(
+    folder: Path, stored: Mapping[str, Any], config: ModelConfig, tensors: Mapping[str, HfTensor]
+) -> None:
+    """CheckpointError at the first tensor that differs from what `config` asks for."""
+    sizes = dimensions(config)
+    names = _names(config, tensors)
+    for name, place in names.items():
+        shape = list(tensors[place.paths[0]].stored_shape(sizes))
+        if name not in stored:
+            raise CheckpointError(f"checkpoint {folder}: has no {name}{shape}, which {config.name} needs")
+        there, dtype = stored[name].get_shape(), stored[name].get_dtype()
+        if there != shape:
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} is {there} there and {shape} in {config.name}"
+            )
+        if dtype not in _READABLE:
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} is stored as {dtype}; fits: {', '.join(_READABLE)}"
+            )
+    # A tied model may store its table twice.
+    known = {*names, UNEMBED} if config.tied_embeddings else set(names)
+    for name in sorted(set(stored) - known):
+        if not passed_over(name):
+            raise CheckpointError(f"checkpoint {folder}: holds {name}, which {config.name} has not")
+
+
+def _load(
+    stored: Mapping[str, Any],
+    tensor: HfTensor,
+    path: str,
+    param: Param,
+    config: ModelConfig,
+    abstract: jax.ShapeDtypeStruct,
+) -> jax.Array:
+    """One parameter, read block by block; jax.make_array_from_callback would hold all blocks at once."""
+    assert abstract.sharding is not None
+    blocks = [
+        jax.device_put(_read(stored, tensor, path, param, config, index, abstract.dtype), device)
+        for device, index in abstract.sharding.addressable_devices_indices_map(abstract.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(abstract.shape, abstract.sharding, blocks)
+
+
+def _read(
+    stored: Mapping[str, Any],
+    tensor: HfTensor,
+    path: str,
+    param: Param,
+    config: ModelConfig,
+    index: Any,
+    dtype: np.dtype,
+) -> np.ndarray:
+    """The block `index` (a slice for each letter) of a parameter, tensor by tensor."""
+    sizes = dimensions(config)
+    spans = {
+        letter: range(*part.indices(sizes[letter])) for letter, part in zip(param.letters, index, strict=True)
+    }
+    block = np.empty([len(span) for span in spans.values()], dtype)
+    stacked = [letter for letter in OF_STACKS if letter in spans]
+    apart = [*stacked, *("E" if tensor.is_by_expert else "")]
+    letters = [letter for letter in param.letters if letter not in apart]
+    axes = [tensor.letters.index(letter) for letter in letters]
+    window = tensor.window(spans, sizes)
+    numbers = {row: number for number, row in _rows(config, path)}
+    for place in np.ndindex(*(len(spans[letter]) for letter in apart)):
+        at = {letter: spans[letter][i] for letter, i in zip(apart, place, strict=True)}
+        name = tensor.name.format(numbers[at[stacked[0]]] if stacked else 0, at.get("E", 0))
+        block[place] = tensor.taken(stored[name][window], spans, sizes).transpose(axes)
+    return block
+
+
+def _to_hf(
+    array: jax.Array, letters: str, tensor: HfTensor, place: _Place, sizes: Mapping[str, int]
+) -> np.ndarray:
+    """One parameter of one layer and expert as HF stores it, whole on the host."""
+    assert isinstance(array.sharding, NamedSharding) and isinstance(array.sharding.mesh, Mesh)
+    with jax.set_mesh(array.sharding.mesh):
+        if letters[0] in OF_STACKS:
+            array, letters = _one_of(array, place.row), letters[1:]
+        if tensor.is_by_expert:
+            array, letters = _one_of(array, place.expert), letters[1:]
+        whole = np.asarray(array)
+    turned = whole.transpose([letters.index(letter) for letter in tensor.letters])
+    return tensor.given(turned, sizes)
+
+
+def _one_of(array: jax.Array, index: int) -> jax.Array:
+    """array[index], of which every device has a copy first where it is split over that dimension."""
+    spec = array.sharding.spec  # pyright: ignore[reportAttributeAccessIssue]
+    if spec[:1] != (None,) and spec:
+        array = reshard(array, PartitionSpec(None, *spec[1:]))
+    return lax.dynamic_index_in_dim(array, index, keepdims=False)
+
+
+def _split(
+    config: ModelConfig, tensors: Mapping[str, HfTensor], itemsize: int, file_bytes: int
+) -> dict[str, dict[str, _Place]]:
+    """The tensors of every file, in order, as many in each as fit."""
+    sizes = dimensions(config)
+    groups: list[dict[str, _Place]] = [{}]
+    filled_bytes = 0
+    for name, place in _names(config, tensors).items():
+        tensor_bytes = prod(tensors[place.paths[0]].stored_shape(sizes)) * itemsize
+        if groups[-1] and filled_bytes + tensor_bytes > file_bytes:
+            groups.append({})
+            filled_bytes = 0
+        groups[-1][name] = place
+        filled_bytes += tensor_bytes
+    if len(groups) == 1:
+        return {SINGLE_FILE: groups[0]}
+    return {
+        f"model-{number:05}-of-{len(groups):05}.safetensors": group
+        for number, group in enumerate(groups, start=1)
+    }
+
+
+def _write_index(folder: Path, files: Mapping[str, Sequence[str]], total_bytes: int) -> None:
+    index = {
+        "metadata": {"total_size": total_bytes},
+        "weight_map": {name: file for file, names in files.items() for name in names},
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

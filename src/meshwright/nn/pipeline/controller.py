@@ -1,0 +1,197 @@
+"""The loop over a pipeline's table: one process dispatches the programs of all stages.
+
+A program waits for its inputs alone, and the devices of a stage run what they get in order. So the stages
+work as the table has it, while the loop is further on already. Two passes that the table joins are one
+program.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+
+from meshwright.layout.pipelines.table import PassTable, Place, TablePass
+from meshwright.nn.pipeline.stage_programs import TOKEN, ChunkPrograms, Rows, StageTotals
+from meshwright.nn.start.compiler_options import Options, compiler_options
+
+
+class Executor(Protocol):
+    """What runs programs: on devices, or by their types alone.
+
+    send: the arrays on another stage. what: "activations", "cotangents", "weights", "gradients" or "sums".
+    """
+
+    def run(self, mesh: jax.sharding.Mesh, program: Any, *arguments: Any) -> Any: ...
+    def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any: ...
+
+
+class OnDevices:
+    """Runs programs on the devices that there are.
+
+    On CPUs each is waited for: XLA's collectives hold a thread there until all of their devices have come
+    (jaxlib 0.10.2), and several programs at once could take all threads.
+    """
+
+    def run(self, mesh: jax.sharding.Mesh, program: Any, *arguments: Any) -> Any:
+        with jax.set_mesh(mesh):
+            found = program(*arguments)
+        return jax.block_until_ready(found) if mesh.devices.flat[0].platform == "cpu" else found
+
+    def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any:
+        """The arrays on another stage, split alike; those that lie there as they are."""
+        return jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, x.sharding.spec)), tree)
+
+
+class _Pass(NamedTuple):
+    """A pass of the table as it is made: its program, and what that takes besides totals."""
+
+    one: TablePass
+    place: Place
+    program: str
+    arguments: tuple[Any, ...]
+
+
+class Dispatch:
+    """The steps of a pipeline. meshes: of the stages. chunks: by place. options: XLA's.
+
+    programs: jitted, by the places and names of what runs in each.
+    """
+
+    def __init__(
+        self,
+        table: PassTable,
+        meshes: Sequence[jax.sharding.Mesh],
+        chunks: Mapping[Place, ChunkPrograms],
+        options: Options,
+    ) -> None:
+        self.table, self.meshes, self.chunks = table, meshes, chunks
+        self.token = TOKEN if any(table.split) else None
+        self._options = [compiler_options(mesh, options) for mesh in meshes]
+        self.programs: dict[tuple[tuple[Place, str], ...], Any] = {}
+
+    def totals(self, weights: Mapping[Place, Any], rows: Sequence[Rows], on: Executor) -> list[StageTotals]:
+        """The sums of losses and gradients of a step, by stage. weights: by place; rows: by stage."""
+        totals: list[StageTotals] = [{} for _ in self.meshes]
+        for place, own in weights.items():
+            zeros = self.chunks[place].by_home(self._run(on, place, "nothing_yet", own))
+            totals[place.stage] = zeros | totals[place.stage]
+        step = _Step(self, weights, rows, on)
+        for stage, passes in self.table.in_order():
+            made = [step.begun(Place(stage, one.chunk), one) for one in passes]
+            keys = [key for p in made for key in self.chunks[p.place].adds_to(p.program)]
+            mine = {key: totals[stage].pop(key) for key in dict.fromkeys(keys)}
+            program = self._together(tuple((p.place, p.program) for p in made))
+            sums, found = on.run(self.meshes[stage], program, mine, [p.arguments for p in made])
+            totals[stage] |= sums
+            for p, others in zip(made, found, strict=True):
+                step.end(p, others)
+        return totals
+
+    def loss(self, weights: Mapping[Place, Any], rows: Sequence[Rows], on: Executor) -> list[Array]:
+        """The microbatches' shares of the loss, as in validation."""
+        losses: list[Array] = []
+        for number in range(self.table.num_microbatches):
+            x: Any = None
+            for place in self.table.routes[0]:
+                x = on.send(x, self.meshes[place.stage], "activations")
+                x = self._run(on, place, "loss", weights[place], x, rows[place.stage], np.int32(number))
+            losses.append(x)
+        return losses
+
+    @property
+    def num_compiled(self) -> int:
+        """How many versions of a program there are, at most."""
+        return max(program._cache_size() for program in self.programs.values())
+
+    def _run(self, on: Executor, place: Place, name: str, *arguments: Any) -> Any:
+        key = ((place, name),)
+        if key not in self.programs:
+            method = named(getattr(self.chunks[place], name), _name(key))
+            self.programs[key] = jax.jit(method, compiler_options=self._options[place.stage])
+        return on.run(self.meshes[place.stage], self.programs[key], *arguments)
+
+    def _together(self, passes: tuple[tuple[Place, str], ...]) -> Any:
+        """The program of one pass or several: (totals, arguments of each) -> (totals, what each gives)."""
+        if passes not in self.programs:
+
+            def run(totals: StageTotals, arguments: Sequence[Any]) -> tuple[StageTotals, list[Any]]:
+                found = []
+                for (place, name), given in zip(passes, arguments, strict=True):
+                    chunk = self.chunks[place]
+                    adds_to = {path: totals[home, path] for home, path in chunk.adds_to(name)}
+                    own, *others = getattr(chunk, name)(adds_to, *given)
+                    totals = totals | chunk.by_home(own)
+                    found.append(others)
+                return totals, found
+
+            options = self._options[passes[0][0].stage]
+            program = named(run, _name(passes))
+            self.programs[passes] = jax.jit(program, donate_argnums=0, compiler_options=options)
+        return self.programs[passes]
+
+
+def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function under a name by which a trace tells its program from the others."""
+
+    @wraps(function)
+    def run(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    run.__name__ = run.__qualname__ = name
+    return run
+
+
+def _name(passes: Sequence[tuple[Place, str]]) -> str:
+    """What a program is called: stage0_chunk0_forward, or stage0_chunk0_forward_chunk1_backward."""
+    chunks = "_".join(f"chunk{place.chunk}_{name}" for place, name in passes)
+    return f"stage{passes[0][0].stage}_{chunks}"
+
+
+class _Step:
+    """A step while it is dispatched.
+
+    inputs: what passes to come are handed, by kind, microbatch and place. held: what the passes of a
+    microbatch left for later ones at the same place.
+    """
+
+    def __init__(
+        self, dispatch: Dispatch, weights: Mapping[Place, Any], rows: Sequence[Rows], on: Executor
+    ) -> None:
+        self.dispatch, self.weights, self.rows, self.on = dispatch, weights, rows, on
+        self.inputs: dict[tuple[str, int, Place], Any] = {}
+        self.held: dict[tuple[int, Place], Any] = {}
+
+    def begun(self, place: Place, one: TablePass) -> _Pass:
+        """A pass, with its inputs, which it takes from here."""
+        key = one.microbatch, place
+        batch = self.rows[place.stage], np.int32(one.microbatch), self.dispatch.token
+        if one.kind == "W":
+            return _Pass(one, place, "weight_gradient", (self.held.pop(key),))
+        x = self.inputs.pop((one.kind, *key), None)
+        if one.kind == "F":
+            return _Pass(one, place, "forward", (self.weights[place], x, *batch))
+        is_parted = (one.microbatch, one.chunk) in self.dispatch.table.split[place.stage]
+        name = "input_gradient" if is_parted else "backward"
+        saved = self.held[key] if is_parted else self.held.pop(key)
+        return _Pass(one, place, name, (self.weights[place], saved, x, *batch))
+
+    def end(self, made: _Pass, found: Sequence[Any]) -> None:
+        """Keeps what a pass gave, and sends what another stage waits for."""
+        one, place, key = made.one, made.place, (made.one.microbatch, made.place)
+        before, after = self.dispatch.table.neighbours(place)
+        if one.kind == "F":
+            y, self.held[key] = found
+            kind, there = ("F", after) if after else ("B", place)
+            self.inputs[kind, one.microbatch, there] = self._sent(y, there, "activations")
+        elif one.kind == "B":
+            if before:
+                self.inputs["B", one.microbatch, before] = self._sent(found[0], before, "cotangents")
+            if made.program == "input_gradient":
+                self.held[key] = self.dispatch.chunks[place].for_later(self.held[key], found[1])
+
+    def _sent(self, x: Any, place: Place, what: str) -> Any:
+        return self.on.send(x, self.dispatch.meshes[place.stage], what)

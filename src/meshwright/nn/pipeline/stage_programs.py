@@ -1,0 +1,335 @@
+"""The passes of a pipeline whose stages run programs of their own, one chunk of layers at a time.
+
+A chunk is of consecutive layers; the first has the embedding, the last the head. Its programs are for the
+devices of one stage alone, whose layout is without `pipe`: what else splits a layer is as without a pipeline.
+
+    forward          x[B, T, D] -> y[B, T, D], and what the backward pass reads, as the remat policy says. Of
+                     the last chunk instead of y the loss and its cotangent: no logits outlive the program
+    backward         dy -> dx, and the gradients of the chunk's weights are added to what there is of them
+    input_gradient   dy -> dx, and what the gradients of the products' weights are made of
+    weight_gradient  of that, those gradients
+
+The two gradients of a product x W are parted by a token, the number 1. The backward pass is traced with
+dW = (token x)^T dy: linear in the token, so that `jax.linearize` leaves dW for later, with x and dy as what
+it is made of. All other gradients are part of input_gradient: of norms, biases, experts, narrow products and
+both ends.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from meshwright.layout import Layout
+from meshwright.layout.pipelines.depths import layers_of_depths
+from meshwright.models import transformer
+from meshwright.models.config import Layer, ModelConfig, Stack
+from meshwright.models.parameters import ENTERING, STACK_LETTERS
+from meshwright.models.transformer import Places
+from meshwright.nn.gradients import added, as_used, differentiated, zeros
+from meshwright.nn.ops import JaxOps
+from meshwright.nn.params import flatten
+from meshwright.nn.pipeline.spmd_1f1b import FORWARD
+
+# Of a step, as a stage has them: none where nothing reads them.
+Rows = Array | None
+# (tokens[B, T], targets[B, T], places) of the microbatch with this number, of the rows of a step.
+Microbatch = Callable[[Rows, Array], tuple[Array, Array, Places]]
+STACKS: tuple[Stack, ...] = tuple(STACK_LETTERS)
+TOKEN = np.float32(1)
+Totals = dict[str, Array]
+# By the depth that has the parameter, and its path: what several chunks of one stage read has one.
+StageTotals = dict[tuple[int, str], Array]
+LOSS, ROUTERS = "loss", "router_losses"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of the model: consecutive layers, numbered within it, and what there is of both ends.
+
+    rows: by stack, those that are its own. depth: its number.
+    """
+
+    layers: tuple[Layer, ...]
+    rows: Mapping[Stack, slice]
+    depth: int
+    is_last: bool
+
+    @classmethod
+    def of_depths(cls, config: ModelConfig, layout: Layout) -> list["Chunk"]:
+        """The chunk of every depth."""
+        schedule, found = layout.schedule, []
+        depths = layers_of_depths(config.num_layers, schedule.pipeline, layout.pipe, schedule.interleave)
+        for depth, numbers in enumerate(depths):
+            layers = [config.layers[number] for number in numbers]
+            own: dict[Stack, list[int]] = {
+                stack: [layer.row for layer in layers if layer.kind.stack == stack] for stack in STACKS
+            }
+            rows: dict[Stack, slice] = {
+                stack: slice(some[0], some[-1] + 1) for stack, some in own.items() if some
+            }
+            renumbered = (layer._replace(row=layer.row - rows[layer.kind.stack].start) for layer in layers)
+            found.append(cls(tuple(renumbered), rows, depth, depth == len(depths) - 1))
+        return found
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embedding."""
+        return self.depth == 0
+
+    def has(self, path: str) -> bool:
+        """Whether the parameter of this path lies here, or rows of it."""
+        stack, _, _ = path.rpartition("/")
+        return stack in self.rows if stack else (self.is_first if path in ENTERING else self.is_last)
+
+    def home(self, path: str) -> int:
+        """The depth that has a parameter which is read here: the first has a tied table."""
+        return self.depth if self.has(path) else 0
+
+    def part(self, path: str, whole: Any) -> Any:
+        """What of a whole array lies here: a parameter, or what an optimizer keeps of it.
+
+        What an optimizer does not keep of a stack, since it keeps another array, has the shape (1,).
+        """
+        if whole.shape == (1,):
+            return whole
+        return next((whole[rows] for stack, rows in self.rows.items() if stack in _names(path)), whole)
+
+    def num_rows(self, stack: str) -> int:
+        """How many layers of a stack are its own."""
+        return next((rows.stop - rows.start for own, rows in self.rows.items() if own == stack), 0)
+
+
+def is_stacked(path: str) -> bool:
+    """Whether a parameter, or what an optimizer keeps of it, is stacked over layers.
+
+    >>> is_stacked("layers/wq"), is_stacked("opt_state.mu.layers.wq"), is_stacked("opt_state.mu.embed")
+    (True, True, False)
+    """
+    return any(stack in _names(path) for stack in STACKS)
+
+
+def _names(path: str) -> list[str]:
+    return path.replace(".", "/").split("/")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a pytree is made of arrays that are there (`known`) and of those that were kept.
+
+    places: of every leaf, its number among the known and the kept, which are counted after all of the known.
+    """
+
+    structure: Any
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tree: Any, known: Any) -> tuple["Recipe", list[Array]]:
+        """The recipe of a pytree, and what of it is to be kept: each array once, and none that is known."""
+        leaves, structure = jax.tree.flatten(tree)
+        there = list(map(id, jax.tree.leaves(known)))
+        kept = {id(leaf): leaf for leaf in leaves if id(leaf) not in there}
+        numbers = {own: number for number, own in enumerate((*there, *kept))}
+        return cls(structure, tuple(numbers[id(leaf)] for leaf in leaves)), list(kept.values())
+
+    def made(self, known: Any, kept: Sequence[Array]) -> Any:
+        """The pytree."""
+        there = [*jax.tree.leaves(known), *kept]
+        return jax.tree.unflatten(self.structure, [there[place] for place in self.places])
+
+
+class ChunkPrograms:
+    """What a stage computes of one chunk; methods are to be traced under the stage's mesh, forward first.
+
+    layout: of a stage. share: what a microbatch's loss weighs in that of a step with these rows.
+    router_weights: see `Lanes`. weights: the pytree of the parameters that the chunk reads. totals: sums over
+    the microbatches so far, by path; every program adds to some.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        ops: JaxOps,
+        chunk: Chunk,
+        batch: Microbatch,
+        share: Callable[[Array], Any],
+        router_weights: Any = None,
+    ) -> None:
+        self.config, self.layout, self.ops = config, layout, ops
+        self.chunk, self.layers = chunk, chunk.layers
+        self.is_first, self.is_last = chunk.is_first, chunk.is_last
+        self.batch, self.share, self.router_weights = batch, share, router_weights
+        # Known once a program is traced: the totals; of the backward pass, and of gradients left for later.
+        self._summed: tuple[str, ...] = ()
+        self._saved: Recipe | None = None
+        self._left: Recipe | None = None
+        self._read_later: tuple[int, ...] = ()
+
+    def nothing_yet(self, weights: Any) -> Totals:
+        """The totals of no microbatch."""
+        gradients = zeros(self.config, self.layout, differentiated(self.config, self.layout, weights))
+        losses = {LOSS: jnp.zeros(())} | ({ROUTERS: jnp.zeros(2)} if self.ops.router_losses else {})
+        found = flatten(gradients) | losses
+        self._summed = tuple(found)
+        return found
+
+    def by_home(self, totals: Totals) -> StageTotals:
+        """Totals of the chunk as those of its stage."""
+        return {(self.chunk.home(path), path): total for path, total in totals.items()}
+
+    def adds_to(self, program: str) -> list[tuple[int, str]]:
+        """Which of its stage's totals a program adds to; of the parted gradients once `forward` is traced."""
+        of_layers = [path for path in self._summed if path.startswith(STACKS)]
+        losses = [path for path in self._summed if path in (LOSS, ROUTERS)]
+        of_ends = [path for path in self._summed if path not in (*of_layers, *losses)]
+        parted = [path for path in of_layers if path.rpartition("/")[2] in self.ops.parted]
+        unparted = [path for path in of_layers if path not in parted]
+        added_to = {
+            "forward": [*losses, *(of_ends if self.is_last else [])],
+            "backward": [*of_layers, *(of_ends if self.is_first else [])],
+            "input_gradient": [*unparted, *(of_ends if self.is_first else [])],
+            "weight_gradient": parted,
+        }
+        return [(self.chunk.home(path), path) for path in added_to[program]]
+
+    # Programs
+
+    def forward(
+        self, totals: Totals, weights: Any, x: Array | None, rows: Rows, index: Array, token: Array | None
+    ) -> tuple[Totals, Array, list[Array]]:
+        """(totals, y or, of the last chunk, its cotangent, what is saved)."""
+        _, targets, places = self.batch(rows, index)
+        stacks, leaves = self._parts(weights, STACKS)
+        x = self._entered(self.ops, self._ends(weights)[0], x, rows, index)
+
+        def run(leaves: Any, x: Array) -> tuple[Array, Any]:
+            ops, used = self.ops.parting(token), as_used(self.config, self.layout, stacks, leaves)
+            with jax.named_scope(FORWARD):
+                return transformer.through(self.config, ops, used, x, places, None, self.layers)
+
+        (y, of_routers), vjp = jax.vjp(run, leaves, x)
+        # The same arrays as `run` reads: weights made anew would be kept with every microbatch.
+        self._saved, saved = Recipe.of(vjp, (token, (stacks, leaves), places))
+        if of_routers is not None:
+            totals = totals | {ROUTERS: totals[ROUTERS] + of_routers / self.layout.microbatches}
+        if not self.is_last:
+            return totals, y, saved
+
+        def head(leaves: Any, y: Array) -> Array:
+            ends = self._ends(weights, leaves)[0]
+            return self._left_with_loss(self.ops, ends, y, targets, rows)
+
+        loss, (d_ends, d_y) = jax.value_and_grad(head, argnums=(0, 1))(self._ends(weights)[1], y)
+        more = flatten(d_ends)
+        sums = added({path: totals[path] for path in more}, more)
+        return totals | sums | {LOSS: totals[LOSS] + loss}, d_y, saved
+
+    def backward(
+        self,
+        totals: Totals,
+        weights: Any,
+        saved: Sequence[Array],
+        d_y: Array,
+        rows: Rows,
+        index: Array,
+        token: Array | None,
+    ) -> tuple[Totals, Array]:
+        """(totals, dx)."""
+        d_stacks, d_x = self._pulled_back(weights, saved, d_y, rows, index, token)
+        return added(totals, flatten(d_stacks) | self._d_entered(weights, d_x, rows, index)), d_x
+
+    def input_gradient(
+        self,
+        totals: Totals,
+        weights: Any,
+        saved: Sequence[Array],
+        d_y: Array,
+        rows: Rows,
+        index: Array,
+        token: Array,
+    ) -> tuple[Totals, Array, list[Array]]:
+        """(totals, dx, what the products' gradients are made of)."""
+
+        def of_token(token: Array) -> tuple[Any, Any]:
+            d_stacks, d_x = self._pulled_back(weights, saved, d_y, rows, index, token)
+            flat = flatten(d_stacks)
+            later = {path: flat.pop(path) for path in list(flat) if path not in totals}
+            return later, (flat, d_x)
+
+        _, later, (now, d_x) = jax.linearize(of_token, token, has_aux=True)
+        recipe, left = Recipe.of(later, saved)
+        self._read_later = tuple(number for number in range(len(saved)) if number in recipe.places)
+        self._left, _ = Recipe.of(later, ([saved[number] for number in self._read_later], left))
+        return added(totals, now | self._d_entered(weights, d_x, rows, index)), d_x, left
+
+    def for_later(self, saved: Sequence[Array], left: Sequence[Array]) -> list[Array]:
+        """What `weight_gradient` reads, of what was saved and of what `input_gradient` made."""
+        return [*(saved[number] for number in self._read_later), *left]
+
+    def weight_gradient(self, totals: Totals, left: Sequence[Array]) -> tuple[Totals]:
+        """The totals with the gradients that `input_gradient` left for later."""
+        assert self._left is not None, "input_gradient is traced first"
+        return (added(totals, self._left.made(left, ())(jnp.ones_like(TOKEN))),)
+
+    def loss(self, weights: Any, x: Array | None, rows: Rows, index: Array) -> Array:
+        """y, or of the last chunk the microbatch's share of the loss, as in validation."""
+        _, targets, places = self.batch(rows, index)
+        ops = self.ops.of_validation()
+        x = self._entered(ops, self._ends(weights)[0], x, rows, index)
+        stacks, leaves = self._parts(weights, STACKS)
+        used = as_used(self.config, self.layout, stacks, leaves)
+        y, _ = transformer.through(self.config, ops, used, x, places, None, self.layers)
+        if not self.is_last:
+            return y
+        return self._left_with_loss(ops, self._ends(weights)[0], y, targets, rows)
+
+    # What they have in common
+
+    def _pulled_back(
+        self, weights: Any, saved: Sequence[Array], d_y: Array, rows: Rows, index: Array, token: Array | None
+    ) -> tuple[Any, Array]:
+        """(gradients of the layers' weights, dx)."""
+        assert self._saved is not None, "forward is traced first"
+        _, _, places = self.batch(rows, index)
+        vjp = self._saved.made((token, self._parts(weights, STACKS), places), saved)
+        d_routers = self.router_weights
+        return vjp((d_y, None if d_routers is None else jnp.asarray(d_routers) / self.layout.microbatches))
+
+    def _entered(self, ops: JaxOps, ends: Any, x: Array | None, rows: Rows, index: Array) -> Any:
+        if not self.is_first:
+            return x
+        tokens, _, places = self.batch(rows, index)
+        with jax.named_scope(FORWARD):
+            return transformer.enter(self.config, ops, ops.reads(ends), tokens, places)
+
+    def _d_entered(self, weights: Any, d_x: Array, rows: Rows, index: Array) -> Totals:
+        """The gradients of what the first chunk's input is made of."""
+        if not self.is_first:
+            return {}
+
+        def enter(leaves: Any) -> Any:
+            return self._entered(self.ops, self._ends(weights, leaves)[0], None, rows, index)
+
+        (d_ends,) = jax.vjp(enter, self._ends(weights)[1])[1](d_x)
+        return flatten(d_ends)
+
+    def _left_with_loss(self, ops: JaxOps, ends: Any, y: Array, targets: Array, rows: Rows) -> Array:
+        """The microbatch's share of the loss."""
+        assert rows is not None, "the last chunk reads targets"
+        return transformer.leave_with_loss(self.config, ops, ops.reads(ends), y, targets) * self.share(rows)
+
+    def _ends(self, weights: Any, leaves: Any = None) -> tuple[Any, Any]:
+        """The weights of the embedding or the head as they are used, and what gradients are of."""
+        own, fresh = self._parts(weights, [name for name in weights if name not in STACKS])
+        leaves = fresh if leaves is None else leaves
+        return as_used(self.config, self.layout, own, leaves), leaves
+
+    def _parts(self, weights: Any, names: Sequence[str]) -> tuple[Any, Any]:
+        """Some of the weights, and what of them gradients are of."""
+        own = {name: weights[name] for name in names if name in weights}
+        return own, differentiated(self.config, self.layout, own)

@@ -1,0 +1,79 @@
+"""The operations of inference whose results for a token do not depend on the others, bit for bit.
+
+XLA's products add in an order that depends on their shapes, and its vector instructions may round roots and
+exponentials otherwise than its scalar ones: it is the number of tokens that says which are used (float32, XLA
+for CPU in jax 0.10.2). So both are of tiles of one number of rows. The products of kernels.py compute each
+row by itself, and are left as they are. Attention over pages is told by `PagedCache.batch_invariant`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from meshwright.models.transformer import Places
+from meshwright.nn.attention.rope import apply_rope, apply_temperature, norm_turned
+from meshwright.nn.cached_ops import InferenceOps, rows_product
+from meshwright.nn.each_device import each_device, spec_of
+from meshwright.nn.norms import activate, norm, softcap
+from meshwright.nn.products.row_products import einsum_of_rows, in_tiles
+from meshwright.nn.stack import KindInLoop
+
+
+class BatchInvariantOps(InferenceOps):
+    """`InferenceOps` in tiles of rows."""
+
+    def _by_xla(self, spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
+        return einsum_of_rows(self._rows, spec, x, w, out_sharding)
+
+    def _rows(self, x: Array, w: Array) -> Array:
+        return in_tiles(lambda tile: rows_product(tile, w), x)
+
+    def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
+        return _by_token(partial(jnp.einsum, spec), x, weights=(w,))
+
+    def norm(
+        self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
+    ) -> Array:
+        with jax.named_scope(name):
+            return _by_token(
+                lambda x, scale, bias: norm(x, scale, bias, kind, self.config), x, weights=(scale, bias)
+            )
+
+    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            return _by_token(
+                lambda x, positions: apply_rope(x, positions, self.config, kind), x, places.positions
+            )
+
+    def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            return _by_token(lambda x: norm_turned(x, self.config, kind), x)
+
+    def temperature(self, name: str, q: Array, places: Places, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            return _by_token(
+                lambda q, positions: apply_temperature(q, positions, self.config, kind), q, places.positions
+            )
+
+    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
+        with jax.named_scope(name):
+            return _by_token(lambda gate, up: activate(gate, up, kind), gate, up)
+
+    def softcap(self, name: str, logits: Array, cap: float) -> Array:
+        with jax.named_scope(name):
+            return _by_token(lambda x: softcap(x, cap).astype(x.dtype), logits)
+
+
+def _by_token(compute: Callable[..., Array], *arrays: Any, weights: Sequence[Any] = ()) -> Array:
+    """`compute` of arrays by token, and of weights that are whole, in tiles; it is like the first."""
+
+    def local(arrays: Any, weights: Any) -> Array:
+        return in_tiles(lambda tile: compute(*tile, *weights), arrays)
+
+    specs = jax.tree.map(spec_of, (arrays, tuple(weights)))
+    return each_device(local, specs, spec_of(arrays[0]))(arrays, tuple(weights))

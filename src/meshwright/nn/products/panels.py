@@ -1,0 +1,38 @@
+"""Weights in panels: the order in which the C++ kernels for CPUs read them (native/kernels.cc)."""
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.native import kernels
+from meshwright.nn.each_device import each_device, spec_of
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["numbers"], meta_fields=[])
+@dataclass(frozen=True)
+class Panels:
+    """A weight w[O..., I...] in the order in which `kernels.product` reads it, on each device.
+
+    numbers: an array of the weight's shape, type and sharding.
+    """
+
+    numbers: Any
+
+    @property
+    def ndim(self) -> int:
+        return self.numbers.ndim
+
+
+def in_panels(w: Array, num_summed: int) -> Panels:
+    """w[O..., I...] in panels. num_summed: number of last dimensions that products sum over."""
+
+    def local(w: Array) -> Array:
+        flat = jnp.reshape(w, (prod(w.shape[: w.ndim - num_summed]), -1))
+        return jnp.reshape(kernels.in_panels(flat), w.shape)
+
+    return Panels(each_device(local, (spec_of(w),), spec_of(w))(w))

@@ -1,0 +1,54 @@
+"""The devices that JAX sees. They are chosen before it starts, and cannot be changed afterwards."""
+
+import os
+import re
+
+from meshwright.errors import DeviceError
+from meshwright.hardware.topology import Hardware
+from meshwright.nn.start.processes import join, num_processes, wait_for_all
+
+_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
+
+
+def split_host(num_devices: int) -> None:
+    """Makes JAX start with this many virtual devices of the host, which count only where it has no others.
+
+    Call it before JAX is imported.
+    """
+    flags = _COUNT.sub("", os.environ.get("XLA_FLAGS", "")).split()
+    flags.append(f"--xla_force_host_platform_device_count={num_devices}")
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+def use_cpu_devices(num_devices: int) -> None:
+    """Makes JAX start on the host alone, with this many virtual devices."""
+    split_host(num_devices)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def use_devices_of(hardware: Hardware) -> None:
+    """Makes JAX see the devices that a plan is for, those of the other processes of the run too.
+
+    Virtual CPU devices are shared out evenly. Raises DeviceError where this machine has another kind (a
+    plan for a TPU pod runs there), or the processes do not find each other.
+    """
+    count = num_processes()
+    if hardware.chip.kind == "cpu":
+        if hardware.num_chips % count:
+            raise DeviceError(f"{count} processes cannot share the {hardware.num_chips} devices evenly")
+        use_cpu_devices(hardware.num_chips // count)
+    join(hardware.chip.kind)
+    import jax
+
+    kind, spec = hardware.chip.kind, hardware.spec
+    try:
+        seen = jax.default_backend()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"{spec}: JAX finds no {kind}: {reason}; mw doctor says more") from error
+    if seen != kind:
+        raise DeviceError(
+            f"{spec} needs {kind} devices and JAX sees {jax.device_count()} {seen} devices; "
+            "run it there, or plan for this machine, such as --hardware cpu:8"
+        )
+    wait_for_all("JAX has its devices")

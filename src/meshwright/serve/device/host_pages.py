@@ -1,0 +1,63 @@
+"""Pages in the host's memory: what was evicted from the cache, until it is copied back or forgotten."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.errors import PlanError
+from meshwright.serve.engine.batch import on_each
+
+
+class HostPages:
+    """The cache pages in host memory, as many as `num_bytes` hold, of all layers, divided among the replicas.
+
+    page: the types of the arrays of a page of each replica, its replicas along their first dimensions.
+    Raises PlanError where the bytes are too few for a page of each.
+    """
+
+    def __init__(self, page: Any, num_replicas: int, num_bytes: int, page_size: int) -> None:
+        leaves = jax.tree.leaves(page)
+        page_bytes = sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+        self.num_pages = num_bytes // page_bytes
+        if num_bytes and not self.num_pages:
+            raise PlanError(
+                f"a host cache of {num_bytes:,} bytes holds no page of {page_size} positions"
+                f"{on_each(num_replicas)}; fits: {page_bytes:,} bytes or more"
+            )
+        self._structure = jax.tree.structure(page)
+        # The system gives memory as it is written to.
+        self._kept = [
+            np.empty((num_replicas, self.num_pages, *leaf.shape[1:]), leaf.dtype) for leaf in leaves
+        ]
+        self._arriving: list[tuple[Sequence[Sequence[int]], list[jax.Array]]] = []
+
+    def take(self, numbers: Sequence[Sequence[int]], exported: Any) -> None:
+        """Keeps the exported pages of each replica under these numbers, once they have arrived."""
+        arrays = jax.tree.leaves(exported)
+        for array in arrays:
+            array.copy_to_host_async()
+        self._arriving.append((numbers, arrays))
+
+    def settle(self) -> None:
+        """Waits for the pages on their way."""
+        for numbers, arrays in self._arriving:
+            for kept, array in zip(self._kept, arrays, strict=True):
+                exported = np.asarray(array).reshape(len(numbers), -1, *kept.shape[2:])
+                for own, pages, arrived in zip(kept, numbers, exported, strict=True):
+                    for page, values in zip(pages, arrived, strict=False):
+                        own[page] = values
+        self._arriving.clear()
+
+    def pages(self, numbers: Sequence[Sequence[int]], count: int) -> Any:
+        """The pages with these numbers of each replica, filled up to `count` of each."""
+        self.settle()
+        found = []
+        for kept in self._kept:
+            rows = np.zeros((len(numbers), count, *kept.shape[2:]), kept.dtype)
+            for row, own, pages in zip(rows, kept, numbers, strict=True):
+                row[: len(pages)] = own[list(pages)]
+            found.append(rows.reshape(-1, *kept.shape[2:]))
+        return jax.tree.unflatten(self._structure, found)

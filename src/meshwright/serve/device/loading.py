@@ -1,0 +1,73 @@
+"""What a server needs of a folder that holds a model: one of our runs, or a Hugging Face checkpoint.
+
+a run       config.json, tokenizer.json, checkpoints/<step>/   (Orbax)
+HF's        config.json, tokenizer.json, *.safetensors
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.files import read_model
+from meshwright.nn.adapters import merged
+from meshwright.nn.files.checkpoint import restore_params
+from meshwright.nn.files.checkpoint_files import CHECKPOINTS
+from meshwright.nn.files.weights import load_hf
+from meshwright.nn.params import abstract_params
+from meshwright.plan_file import load_plan
+from meshwright.serve.model_folder import check_model_folder
+from meshwright.serve.text.tokenizer import Tokenizer, load_tokenizer
+
+PLAN = "plan.toml"
+Params = dict[str, Any]
+LoadParams = Callable[[Layout, Mesh], Params]
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model on disk, before anyone has chosen the layout that it will run with.
+
+    load_params: the parameters on the shards of a layout and its mesh.
+    """
+
+    path: Path
+    config: ModelConfig
+    load_params: LoadParams
+
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer; CheckpointError if it has none."""
+        return load_tokenizer(self.path)
+
+
+def load_model_folder(path: Path) -> ModelFolder:
+    """The model in `path`; its weights are not read yet.
+
+    Where a run has been exported into its own folder too, its checkpoints count. Raises CheckpointError
+    where `path` is neither kind, ModelError where its config.json is unsound; load_params raises
+    CheckpointError where the weights are cut short or another model's.
+    """
+    check_model_folder(path)
+    config = read_model(path)
+    if (path / CHECKPOINTS).is_dir():
+        return ModelFolder(path, config, partial(_restore, path, config))
+    return ModelFolder(path, config, partial(load_hf, path, config))
+
+
+def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
+    layout.check(config)
+    trained = _with_adapters(run, config)
+    return dict(merged(trained, restore_params(run / CHECKPOINTS, abstract_params(trained, layout, mesh))))
+
+
+def _with_adapters(run: Path, config: ModelConfig) -> ModelConfig:
+    """The model as its run's checkpoints hold it: beside adapters, if such were trained."""
+    if not (run / PLAN).is_file():
+        return config
+    planned = load_plan(run / PLAN).model
+    return replace(config, lora_rank=planned.lora_rank, lora_alpha=planned.lora_alpha)

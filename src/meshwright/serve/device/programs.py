@@ -1,0 +1,493 @@
+"""The inference programs: one builder for the server, `mw generate` and the audit.
+
+A step takes rows of tokens: one token per row to generate, a block of tokens per row to prefill, a token and
+its drafts per row to verify them, or whole prompts. It writes their keys and values to pages, and yields the
+logits that are sampled. Axes of the layout that split the batch make replicas: each has its own slots, rows
+and pages, so that no token of one is ever sent to another. Axes that split the sequences of the cache alone
+(`cache=batch`) make replicas of each of these, which share all but slots, rows and pages. Axes that split the
+positions of prompts (`context`) make replicas for generation, which prefill a whole prompt together: each has
+a part of it, attends to all of it, and its keys and values go to the pages of the one whose sequence it is.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
+from jax.typing import DTypeLike
+
+from meshwright.layout import Layout
+from meshwright.layout.fit import cached_array, num_replicas
+from meshwright.layout.paged import (
+    attends_to_whole_prompts,
+    block_of,
+    first_page,
+    page_of,
+    why_no_paged_kernel,
+)
+from meshwright.layout.runnable import check_runs
+from meshwright.layout.workload import Phase, Workload
+from meshwright.models import transformer
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import widest_window
+from meshwright.models.transformer import Places
+from meshwright.nn.attention.blockwise import dealt_positions, zigzag
+from meshwright.nn.attention.paged import NOBODY, PagedCache, Pools, Rows, abstract_pools, page_groups
+from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
+from meshwright.nn.products.batch_invariant import BatchInvariantOps
+from meshwright.nn.products.row_products import in_tiles
+from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
+from meshwright.serve.device.sampling import Edits, Needs, Sampled, SampledRows, sample
+from meshwright.serve.engine.batch import PENDING
+from meshwright.serve.engine.logit_edits import batch_rows, no_edits
+from meshwright.serve.engine.scoring import score
+from meshwright.serve.engine.sequence import GREEDY
+
+_TOKENS, _POSITIONS, _SLOTS, _TABLES, _HEADS = range(5)  # the columns of a step
+
+
+class StepShape(NamedTuple):
+    """The shape of a step, alike on every replica: its rows, and how many logits of them are wanted.
+
+    num_logits: rows of logits that the step yields, of which the last are zeros. pages_of_row: the width of
+    the tables, and so the longest sequence. is_fresh: the rows are whole prompts, which read no page.
+    stands: as of PagedCache.
+    """
+
+    rows: tuple[Rows, ...]
+    num_heads: int
+    num_logits: int
+    pages_of_row: int
+    is_fresh: bool = False
+    stands: tuple[int, int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(row.num_rows for row in self.rows)
+
+
+class InferencePrograms:
+    """The steps of one model under one layout, over a cache of pages of `page_size` positions.
+
+    Of each replica: num_slots entries of `last`, which holds the token that each slot's sequence was given
+    last, and one that is nobody's; num_pages pages, and where layers with a window have their own
+    num_window_pages of those. with_native: the programs call native/kernels.py, which must be there; else
+    they are XLA's alone, as in audits, which count what XLA's operations compute and move. batch_invariant:
+    what a token gives does not depend on which others share its step, nor on the step's shape, bit for bit.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        mesh: jax.sharding.Mesh,
+        *,
+        num_slots: int,
+        num_pages: int,
+        page_size: int,
+        num_window_pages: int = 0,
+        with_native: bool = False,
+        batch_invariant: bool = False,
+    ) -> None:
+        prefill = layout.at("prefill")
+        self._prefill = prefill if layout.prompt_axes else None
+        layout = layout.at("generate") if self._prefill else layout
+        self.config, self.layout, self.mesh = config, layout, mesh
+        self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
+        self.num_replicas = num_replicas(layout, config)
+        self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
+        self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
+        self._groups = page_groups(config, has_windows=bool(num_window_pages))
+        self._with_native, self._batch_invariant = with_native, batch_invariant
+        self._with_kernel = why_no_paged_kernel(mesh.devices.flat[0].platform, config, layout) is None
+        # Prompts by position have a layout of their own, of which products may read weights in other parts.
+        self.with_panels = with_native and not self._prefill
+        self.ops = (BatchInvariantOps if batch_invariant else InferenceOps)(config, layout)
+        self._x = partition_spec(layout.activation("x", "BTD"))
+        # Replicas that prefill a prompt together.
+        self.num_sharing = self.num_replicas // self._prefill.num_batch_shards if self._prefill else 1
+
+    def step(self, step: StepShape) -> Any:
+        """The step, to be compiled: (params, pools, last, tokens, positions, slots, tables, heads).
+
+        Replica by replica: tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions
+        i32[N]; tables i32[R, G, P], one for each group of layers; heads i32[num_heads], after which tokens
+        logits are wanted, NOBODY where none are. Slots and tokens are numbered through all the replicas that
+        share a shard of the batch. Where replicas prefill prompts together, tokens and heads are of all of
+        them, and positions of each, NOBODY for the tokens of others.
+        Yields those, f32[num_logits, V], whole over V, and the pools, updated in place.
+        """
+        jitted, arguments = self.jitted_step(step)
+        return self._lowered(jitted, *arguments)
+
+    def jitted_step(self, step: StepShape) -> tuple[Any, tuple[Any, ...]]:
+        """The step before it is compiled, and the types of its arguments."""
+        by_token, tables = (step.num_tokens,), (step.num_rows, max(self._groups) + 1, step.pages_of_row)
+        shapes = by_token, by_token, by_token, tables, (step.num_heads,)
+        of_replicas = [(self.num_replicas * first, *rest) for first, *rest in shapes]
+        columns = [self._split(*shape) for shape in of_replicas]
+        columns[_TABLES] = self._type(self._pages[0], *of_replicas[_TABLES])
+        run: Any = self._step
+        if self._prefill and step.is_fresh:
+            run, rows = partial(self._prompts, self._prefill), self._prefill.num_batch_shards
+            shared = partition_spec(self._prefill.activation("x", "BTD"))[0]
+            columns[_TOKENS] = columns[_SLOTS] = self._type(shared, rows * step.num_tokens)
+            columns[_POSITIONS] = self._type(self._pages[0], *of_replicas[_POSITIONS])
+            columns[_HEADS] = self._type(shared, rows * step.num_heads)
+        arguments = (self.abstract_params(), self.abstract_pools(), self._split(self._num_last))
+        jitted = jax.jit(partial(run, step), donate_argnums=1)
+        return jitted, (*arguments, *columns)
+
+    @property
+    def has_choice_by_needs(self) -> bool:
+        """Whether choices of tokens are compiled for what rows need; on CPUs one program finds it itself."""
+        return self.mesh.devices.flat[0].platform != "cpu"
+
+    def choice(self, num_logits: int, needs: Needs | None, *, with_edits: bool) -> Any:
+        """The choice of tokens, to be compiled: (last, logits, slots, rows, edits) -> (last, sampled).
+
+        num_logits: of each replica. needs: those of the rows that it is for.
+        """
+        vocab_size, count = self.config.vocab_size, self.num_replicas * num_logits
+        greedy = batch_rows([GREEDY] * count, [0] * count)
+        how = greedy, no_edits(count, vocab_size) if with_edits else None
+        types = jax.tree.map(lambda x: self._split(*x.shape, dtype=x.dtype), how)
+        arguments = self._split(self._num_last), self._split(count, vocab_size, dtype=np.float32)
+        choose = jax.jit(partial(self._choose, needs))
+        return self._lowered(choose, *arguments, self._split(count), *types)
+
+    def export(self, num_pages: int) -> Any:
+        """The compiled copy of pages: (pools, numbers i32[R num_pages]) -> what stands in them.
+
+        num_pages: of each of R replicas, in order, which number their pages from 0 on.
+        """
+        jitted = jax.jit(partial(self._by_pool, _copied))
+        return self._compile(jitted, self.abstract_pools(), self._numbers(num_pages))
+
+    def accept(self, num_pages: int) -> Any:
+        """The compiled write of pages: (pools, numbers i32[R num_pages], exported) -> pools, in place.
+
+        A number that is no page's is passed over.
+        """
+        jitted = jax.jit(partial(self._by_pool, _pasted), donate_argnums=0)
+        exported = self.exported(num_pages)
+        return self._compile(jitted, self.abstract_pools(), self._numbers(num_pages), exported)
+
+    def exported(self, num_pages: int) -> Any:
+        """The types of so many exported pages of each replica."""
+        of_caches = [self.num_replicas * num_pages] * len(self._groups)
+        return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
+
+    def _numbers(self, num_pages: int) -> jax.ShapeDtypeStruct:
+        return self._type(self._pages[0], self.num_replicas * num_pages)
+
+    def _by_pool(self, local: Any, pools: Pools, numbers: Array, *more: Any) -> Any:
+        """`local` of each array of the pools, with its part of every further tree, on each device."""
+
+        def one(pool: Array, *others: Array) -> Array:
+            spec = jax.typeof(pool).sharding.spec
+            specs = (spec, PartitionSpec(self._pages[0]), *[spec] * len(others))
+            return jax.shard_map(local, in_specs=specs, out_specs=spec, check_vma=False)(
+                pool, numbers, *others
+            )
+
+        return jax.tree.map(one, pools, *more)
+
+    def scores(self, num_tokens: int) -> Any:
+        """The compiled scores of a prompt: (params, tokens i32[1, num_tokens]) -> the columns of Scores."""
+
+        def scores(params: Any, tokens: Array) -> Any:
+            split = partition_spec(self.layout.tokens("tokens"))
+            repeated = jnp.broadcast_to(tokens, (self._num_apart, num_tokens), out_sharding=split)
+            return score(self.config, self.ops, params, repeated, tokens[0], whole=_whole)
+
+        whole = jax.sharding.NamedSharding(self.mesh, PartitionSpec())
+        tokens = jax.ShapeDtypeStruct((1, num_tokens), np.int32, sharding=whole)
+        return self._compile(jax.jit(scores), self.abstract_params(), tokens)
+
+    def empty(self) -> tuple[Pools, Array]:
+        """Pools of zeros, and a `last` of zeros."""
+
+        def zeros() -> Any:
+            return jax.tree.map(_zeros, (self.abstract_pools(), self._split(self._num_last)))
+
+        with jax.set_mesh(self.mesh):
+            return jax.jit(zeros)()
+
+    def abstract_params(self) -> Any:
+        return abstract_layered(self.config, self.layout, self.mesh, with_panels=self.with_panels)
+
+    def abstract_pools(self) -> Any:
+        of_groups = self._num_pages, self._num_window_pages
+        of_caches = [of_groups[group] for group in self._groups]
+        return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
+
+    @property
+    def multiplies_padding(self) -> bool:
+        """Whether rows that nobody holds take as long as others."""
+        return not self.with_panels or not passes_over_zeros(self.config, self.layout)
+
+    def reads_whole_tables(self, queries: int) -> bool:
+        """Whether rows of so many queries read whole tables: CPUs and kernels read used pages alone."""
+        kind = self.mesh.devices.flat[0].platform
+        return kind != "cpu" and why_no_paged_kernel(kind, self.config, self.layout, queries) is not None
+
+    def _step(
+        self,
+        step: StepShape,
+        params: Mapping[str, Any],
+        pools: Pools,
+        last: Array,
+        tokens: Array,
+        positions: Array,
+        slots: Array,
+        tables: Array,
+        heads: Array,
+    ) -> tuple[Array, Pools]:
+        tokens = self._on_each(_known, tokens, last, slots)
+        places = Places(positions[:, None])
+        there = reshard(positions, PartitionSpec(self._pages[0]))
+        cache = PagedCache(
+            pools,
+            there,
+            tables,
+            step.rows,
+            self.layout,
+            self._groups,
+            step.is_fresh,
+            step.stands,
+            with_native=self._with_native,
+            with_kernel=self._with_kernel,
+            batch_invariant=self._batch_invariant,
+        )
+        x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
+        if self._with_native:
+            x = self._on_each(_of_somebody, x, positions)
+        x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
+        with jax.named_scope("take"):
+            taken = self._on_each(_taken, x, heads)
+            x = self._on_each(_of_somebody, taken, heads) if self._with_native else taken
+        logits = transformer.leave(self.config, self.ops, params, x)
+        with jax.named_scope("logits"):
+            whole = resharded(logits, PartitionSpec(self._x[0], None, None))[:, 0].astype(jnp.float32)
+            padded = partial(_padded, step.num_logits, self.num_replicas // self._num_apart)
+            return self._on_each(padded, whole), cache.pools
+
+    def _prompts(
+        self,
+        layout: Layout,
+        step: StepShape,
+        params: Mapping[str, Any],
+        pools: Pools,
+        last: Array,
+        tokens: Array,
+        positions: Array,
+        slots: Array,
+        tables: Array,
+        heads: Array,
+    ) -> tuple[Array, Pools]:
+        """The step of whole prompts, each of which several replicas prefill: a shard of its positions each.
+
+        layout: that of prefill. Positions are dealt so that all shards have early and late ones.
+        """
+        [rows], num_shards = step.rows, layout.num_prompt_shards
+        length = rows.length
+        split = partition_spec(layout.tokens("tokens"))
+        shared = PartitionSpec(split[0], None)
+
+        def dealt(x: Array, spec: PartitionSpec) -> Array:
+            by_row = PartitionSpec(jax.typeof(x).sharding.spec[0], None)
+            return reshard(zigzag(jnp.reshape(x, (-1, length), out_sharding=by_row), num_shards), spec)
+
+        order = jnp.asarray(dealt_positions(length, num_shards))
+        places = Places(jnp.broadcast_to(order, (tokens.shape[0] // length, length), out_sharding=shared))
+        kept = PartitionSpec(self._pages[0])
+        there = jnp.reshape(dealt(positions, PartitionSpec(*kept, None)), -1, out_sharding=kept)
+        by_sequence = cached_array(self.layout, self.config).axes_of("B")
+        sharing = tuple(axis for axis in by_sequence if axis not in layout.batch_axes)
+        cache = PagedCache(
+            pools,
+            there,
+            tables,
+            step.rows,
+            self.layout,
+            self._groups,
+            True,
+            with_kernel=self._with_kernel,
+            sharing=sharing,
+        )
+        ops = InferenceOps(self.config, layout)
+        x = transformer.enter(self.config, ops, params, dealt(tokens, split), places)
+        x, cache = transformer.through(self.config, ops, params, x, places, cache, self.config.layers)
+        with jax.named_scope("take"):
+            x = _at(heads, x, reshard(places.positions, split))
+        head = InferenceOps(self.config, layout.whole_positions)
+        logits = transformer.leave(self.config, head, params, x)
+        with jax.named_scope("logits"):
+            whole = resharded(logits, PartitionSpec(shared[0], None, None))[:, 0].astype(jnp.float32)
+            local = partial(_repeated, step.num_logits, self.num_replicas // self._num_apart)
+            of_each = PartitionSpec(self._x[0], None)
+            repeated = jax.shard_map(local, in_specs=shared, out_specs=of_each, check_vma=False)
+            return repeated(whole), cache.pools
+
+    def _choose(
+        self,
+        needs: Needs | None,
+        last: Array,
+        logits: Array,
+        slots: Array,
+        rows: SampledRows,
+        edits: Edits | None,
+    ) -> tuple[Array, Sampled]:
+        """Every device of a replica chooses alike from whole logits; tokens stay there for the next step."""
+        by_replica = PartitionSpec(self._x[0])
+        own = partial(_sampled, needs)
+        chosen = partial(in_tiles, own) if self._batch_invariant else own
+        local = jax.shard_map(chosen, in_specs=by_replica, out_specs=by_replica, check_vma=False)
+        sampled = local((logits, rows, edits))
+        return self._on_each(_given, last, slots, sampled.tokens), sampled
+
+    def _on_each(self, local: Any, *arrays: Array) -> Array:
+        """`local` of the part of the arrays on each shard of the batch, with the first's other dimensions."""
+        specs = tuple(jax.typeof(x).sharding.spec for x in arrays)
+        return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
+
+    def _split(self, *shape: int, dtype: DTypeLike = np.int32) -> jax.ShapeDtypeStruct:
+        """The type of an array with a part of its first dimension on each shard of the batch."""
+        return self._type(self._x[0], *shape, dtype=dtype)
+
+    def _type(self, axes: Any, *shape: int, dtype: DTypeLike = np.int32) -> jax.ShapeDtypeStruct:
+        spec = PartitionSpec(axes, *[None] * (len(shape) - 1))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.NamedSharding(self.mesh, spec))
+
+    def _lowered(self, jitted: Any, *arguments: Any) -> Any:
+        with jax.set_mesh(self.mesh):
+            return jitted.lower(*arguments)
+
+    def _compile(self, jitted: Any, *arguments: Any) -> Any:
+        return self._lowered(jitted, *arguments).compile()
+
+
+def num_kept_apart(layout: Layout, config: ModelConfig) -> int:
+    """`num_replicas` of the cache that a step fills: by parts of prompts that of generation."""
+    splits = layout.phase == "prefill" and layout.prompt_axes
+    return num_replicas(layout.at("generate") if splits else layout, config)
+
+
+def workload_step(
+    config: ModelConfig,
+    layout: Layout,
+    workload: Workload,
+    phase: Phase,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[Any, tuple[Any, ...], jax.sharding.Mesh]:
+    """The step of a whole workload: the jitted function, its arguments' types, and the mesh.
+
+        prefill    the prompts of all B sequences, of T = S tokens each, into their pages
+        generate   the next token of each, behind the S - 1 that stand in its pages
+
+    Raises LayoutError where the layout does not run in this phase, or does not divide the workload.
+    """
+    layout = layout.at(phase)
+    check_runs(layout, phase)
+    layout.check(config, workload.num_sequences, workload.seq_len)
+    mesh = device_mesh(layout) if mesh is None else mesh
+    window, of_window = widest_window(config), 0
+    # Replicas that prefill a prompt together have rows together, and each its own sequences.
+    num_rows = workload.num_sequences // num_replicas(layout, config)
+    num_slots = -(-workload.num_sequences // num_kept_apart(layout, config))
+    page = page_of(workload.seq_len, window)
+    platform, pages_of_row = mesh.devices.flat[0].platform, -(-workload.seq_len // page)
+    is_fresh = attends_to_whole_prompts(platform, layout)
+    if window and window.size < workload.seq_len and (phase == "generate" or is_fresh):
+        of_window = pages_of_row - first_page(workload.seq_len - 1, page, window)
+    programs = InferencePrograms(
+        config,
+        layout,
+        mesh,
+        num_slots=num_slots,
+        num_pages=num_slots * pages_of_row,
+        page_size=page,
+        num_window_pages=num_slots * of_window if of_window < pages_of_row else 0,
+    )
+    if phase == "generate":
+        rows = Rows(num_rows, 1)
+    elif is_fresh:
+        rows = Rows(num_rows, workload.seq_len)
+    else:
+        block = min(block_of(platform), workload.seq_len)
+        rows = Rows(num_rows * -(-workload.seq_len // block), block)
+    stands = 1 if phase == "generate" else workload.seq_len, workload.seq_len
+    is_fresh = is_fresh and phase == "prefill"
+    step = StepShape((rows,), num_rows, num_rows, pages_of_row, is_fresh=is_fresh, stands=stands)
+    return *programs.jitted_step(step), mesh
+
+
+def _whole(logits: Array) -> Array:
+    """Float32 logits gathered over `tensor`: sampling compares the whole vocabulary."""
+    return resharded(logits.astype(jnp.float32), PartitionSpec())
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
+    return jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding)
+
+
+# Of one shard of the batch
+
+
+def _sampled(needs: Needs | None, asked: tuple[Array, SampledRows, Edits | None]) -> Sampled:
+    return sample(*asked, needs=needs)
+
+
+def _known(tokens: Array, last: Array, slots: Array) -> Array:
+    return jnp.where(tokens == PENDING, last[slots], tokens)
+
+
+def _copied(pool: Array, numbers: Array) -> Array:
+    return pool[numbers]
+
+
+def _pasted(pool: Array, numbers: Array, exported: Array) -> Array:
+    return pool.at[numbers].set(exported, mode="drop")
+
+
+def _of_somebody(x: Array, places: Array) -> Array:
+    """Rows of zeros in place of nobody's: most layers leave them zeros, and kernels.py passes over these."""
+    return jnp.where((places == NOBODY)[:, None, None], jnp.zeros((), x.dtype), x)
+
+
+def _taken(x: Array, heads: Array) -> Array:
+    return x[heads]
+
+
+def _padded(num_rows: int, num_replicas: int, logits: Array) -> Array:
+    of_replicas = jnp.reshape(logits, (num_replicas, -1, logits.shape[-1]))
+    missing = num_rows - of_replicas.shape[1]
+    return jnp.reshape(jnp.pad(of_replicas, ((0, 0), (0, missing), (0, 0))), (-1, logits.shape[-1]))
+
+
+def _repeated(num_rows: int, num_replicas: int, logits: Array) -> Array:
+    """The rows, filled up, for each replica: alike for all that made them."""
+    padded = jnp.pad(logits, ((0, num_rows - logits.shape[0]), (0, 0)))
+    return jnp.tile(padded, (num_replicas, 1))
+
+
+def _at(heads: Array, x: Array, positions: Array) -> Array:
+    """x[R, 1, D] of x[R, T, D] where positions[R, T] are heads[R]: a sum of which other devices add zeros."""
+    first, _, last = jax.typeof(x).sharding.spec.partitions
+    mine = (positions == heads[:, None])[:, :, None]
+    own, spec = jnp.where(mine, x, jnp.zeros((), x.dtype)), PartitionSpec(first, last)
+    return lax.reduce_sum(own, (1,), out_sharding=spec)[:, None]
+
+
+def _given(last: Array, slots: Array, tokens: Array) -> Array:
+    return last.at[slots].set(tokens)

@@ -1,0 +1,173 @@
+"""A checkpoint with quantised weights, in the form that vLLM and transformers read (compressed-tensors).
+
+    int8, fp8    <layer>.weight and weight_scale [out, 1]
+    int4         <layer>.weight_packed, eight inputs of an int32, weight_scale [out, in / group], weight_shape
+
+Linear layers alone are quantised; the embedding, the head and routers are kept, as those readers expect.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from meshwright.errors import CheckpointError, ModelError, PlanError
+from meshwright.files import read_text
+from meshwright.layout import Layout
+from meshwright.layout.precision import GROUP
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import Param, dimensions, parameters
+from meshwright.nn.cached_ops import layered
+from meshwright.nn.files.weights import load_hf, save_hf
+from meshwright.nn.params import flatten
+from meshwright.nn.products.quantised import LARGEST
+from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.serve.device.loading import ModelFolder, load_model_folder
+from meshwright.serve.device.programs import InferencePrograms
+
+_WINDOW = 512  # tokens that are scored together
+_FORMATS = {"int8": "int-quantized", "fp8": "float-quantized", "int4": "pack-quantized"}
+_KEPT = ("embed", "lm_head", "wte", "wpe", "gate.weight", "router")
+
+
+def quantize_folder(
+    checkpoint: Path, folder: Path, dtype: str, text: Path | None, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Writes the checkpoint with weights in `dtype` to `folder`, which is whole or not there.
+
+    text: a file whose perplexity is measured with the weights before and after. Returns `path`, `dtype`,
+    `bytes_before`, `bytes_after` and with a text `perplexity_before`, `perplexity_after`, `tokens`. Raises
+    CheckpointError where `folder` holds something, ModelError where no layer can be written so, PlanError for
+    a text that is too short.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise CheckpointError(f"checkpoint {folder}: holds files already; name another folder")
+    found = load_model_folder(checkpoint)
+    tokens = None if text is None else _tokens(found, text)
+    layout = Layout.of(weights_dtype="f32", compute_dtype="f32")
+    mesh = device_mesh(layout)
+    report("reading the checkpoint")
+    params = found.load_params(layout, mesh)
+    beside = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        report(f"writing weights in {dtype}")
+        before = _write(params, found, beside, dtype)
+        document: dict[str, Any] = {"path": str(folder), "dtype": dtype}
+        document |= {"bytes_before": before, "bytes_after": _bytes(beside)}
+        if tokens is not None:
+            report("scoring the text before and after")
+            whole = perplexity(params, found.config, layout, mesh, tokens)
+            quantised = load_hf(beside, found.config, layout, mesh)
+            after = perplexity(quantised, found.config, layout, mesh, tokens)
+            document |= {"tokens": len(tokens), "perplexity_before": whole, "perplexity_after": after}
+        if folder.exists():
+            folder.rmdir()
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return document
+
+
+def perplexity(
+    params: Mapping[str, Any], config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, tokens: list[int]
+) -> float:
+    """exp of the mean negative log-probability of each token of windows of the text but the first."""
+    length = min(_WINDOW, config.max_seq_len, len(tokens))
+    programs = InferencePrograms(
+        config, layout.at("generate"), mesh, num_slots=1, num_pages=1, page_size=length
+    )
+    scores, weights = programs.scores(length), layered(dict(params), config, layout, mesh)
+    windows = [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]
+    found = [
+        np.asarray(scores(weights, np.asarray([window], np.int32))[0])[: length - 1] for window in windows
+    ]
+    return math.exp(-float(np.mean(found)))
+
+
+def _tokens(folder: ModelFolder, text: Path) -> list[int]:
+    tokens = list(folder.tokenizer().encode(read_text(text, PlanError)))
+    if len(tokens) < 2:
+        raise PlanError(f"{text}: has {len(tokens)} tokens; fits: a text of 2 tokens or more")
+    return tokens
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _write(params: Mapping[str, Any], found: ModelFolder, folder: Path, dtype: str) -> int:
+    """Bytes of the weights in bf16, which `folder` now holds quantised."""
+    config = found.config
+    if config.positions == "learned" or (config.moe and config.moe.expert_bias):
+        raise ModelError(
+            f"{config.name}: its weights are stored [in, out], which compressed-tensors cannot represent; "
+            "quantise while loading: mw serve --weights-dtype"
+        )
+    group = math.gcd(GROUP, *(prod(_sizes(config, param)) for param in parameters(config).values()))
+
+    def store(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:
+        is_linear = name.endswith(".weight") and weight.ndim == 2 and not any(word in name for word in _KEPT)
+        return (
+            compressed(name, weight, dtype, group) if is_linear else {name: weight.astype(ml_dtypes.bfloat16)}
+        )
+
+    save_hf(params, config, folder, store=store, more={"quantization_config": _description(dtype, group)})
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if (found.path / file).is_file():
+            shutil.copyfile(found.path / file, folder / file)
+    return sum(2 * weight.size for weight in flatten(params).values())
+
+
+def _sizes(config: ModelConfig, param: Param) -> Sequence[int]:
+    """What a product with the parameter sums over; a multiple of every group of what is no such matrix."""
+    sizes = dimensions(config)
+    return [sizes[letter] for letter in param.fan_in] if param.init == "normal" else [GROUP]
+
+
+def compressed(name: str, weight: np.ndarray, dtype: str, group: int) -> dict[str, np.ndarray]:
+    """The tensors of weight[out, in] in compressed-tensors' form."""
+    width = group if dtype == "int4" else weight.shape[1]
+    wide = weight.astype(np.float32).reshape(weight.shape[0], -1, width)
+    scales = np.maximum(np.abs(wide).max(-1) / LARGEST[dtype], 1e-30)
+    scaled = (wide / scales[..., None]).reshape(weight.shape)
+    scale = {f"{name}_scale": scales.astype(np.float32)}
+    if dtype == "fp8":
+        return {name: scaled.astype(ml_dtypes.float8_e4m3fn)} | scale
+    if dtype == "int8":
+        return {name: np.round(scaled).astype(np.int8)} | scale
+    shape = np.asarray(weight.shape, np.int64)
+    return {f"{name}_packed": _packed(np.round(scaled).astype(np.int32) + 8), f"{name}_shape": shape} | scale
+
+
+def _packed(values: np.ndarray) -> np.ndarray:
+    """Unsigned numbers of four bits as int32s along their rows, the first the lowest."""
+    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % 8))).astype(np.uint32)
+    parts = padded.reshape(padded.shape[0], -1, 8) << np.arange(0, 32, 4, dtype=np.uint32)
+    return np.bitwise_or.reduce(parts, axis=-1).view(np.int32)
+
+
+def _description(dtype: str, group: int) -> dict[str, Any]:
+    """quantization_config as compressed-tensors writes it."""
+    weights: dict[str, Any] = {
+        "num_bits": 4 if dtype == "int4" else 8,
+        "type": "float" if dtype == "fp8" else "int",
+        "symmetric": True,
+        "dynamic": False,
+        "strategy": "group" if dtype == "int4" else "channel",
+    }
+    if dtype == "int4":
+        weights["group_size"] = group
+    return {
+        "quant_method": "compressed-tensors",
+        "format": _FORMATS[dtype],
+        "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*gate$"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+    }

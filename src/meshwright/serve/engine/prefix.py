@@ -1,0 +1,238 @@
+"""Pages of prompts and answers already computed, found again by their tokens. Plain Python.
+
+Where the host's memory has room, a page that is evicted from the cache waits there, and is copied back for a
+sequence that begins with it: of a prompt that comes again, or of a sequence that was preempted.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Optional
+
+from meshwright.layout.paged import first_page
+from meshwright.models.config import Window
+from meshwright.serve.engine.pages import NO_PAGE, Move, PagePool, Pages
+
+Key = Hashable
+
+
+@dataclass(eq=False)
+class _Node:
+    """A full page, behind those of its parents: in the cache, or on the host, and then all behind it are.
+
+    window_page: of layers with a window, NO_PAGE if evicted.
+    """
+
+    key: Key
+    page: int
+    parent: Optional["_Node"]
+    window_page: int = NO_PAGE
+    host_page: int = NO_PAGE
+    children: dict[Key, "_Node"] = field(default_factory=dict)
+
+
+class PrefixTree:
+    """A radix tree over whole pages of tokens (RadixAttention; Zheng et al., 2024).
+
+    A node holds its page in `pool` as a sequence does. Those that nobody else holds can be evicted, leaves
+    first, the least recently used first. Pages in `window_pool` are evicted apart, and a beginning is known
+    as far as the positions have theirs that a token behind its end sees through `window`. host_pool: pages of
+    the host's memory, where evicted ones go; not beside a window_pool.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        page_size: int,
+        window_pool: PagePool | None = None,
+        window: Window | None = None,
+        host_pool: PagePool | None = None,
+    ) -> None:
+        assert window_pool is None or host_pool is None
+        self._pool, self._page_size = pool, page_size
+        self._window_pool, self._window = window_pool, window
+        self._host_pool = host_pool or PagePool(0)
+        self._root = _Node((), 0, None)
+        # Each the least recently used first.
+        self._nodes: OrderedDict[_Node, None] = OrderedDict()
+        self._on_host: OrderedDict[_Node, None] = OrderedDict()
+        self.moves: list[Move] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def num_on_host(self) -> int:
+        """Pages that wait in the host's memory."""
+        return len(self._on_host)
+
+    def num_known(self, tokens: Sequence[int]) -> int:
+        """Pages of the longest known beginning of `tokens`, here or on the host."""
+        if self._window_pool is not None:
+            return len(self.match(tokens).whole)
+        return len(self._path(tokens))
+
+    def match(self, tokens: Sequence[int]) -> Pages:
+        """The cache's pages of the longest beginning of `tokens` there; not yet held for the caller."""
+        nodes = [node for node in self._path(tokens) if node.page != NO_PAGE]
+        if self._window_pool is None:
+            self._touch(nodes)
+            return Pages([node.page for node in nodes])
+        nodes = nodes[: self._seen_by_next(nodes)]
+        self._touch(nodes)
+        unseen = len(nodes) - self._num_seen(len(nodes))
+        seen = [node.window_page for node in nodes[unseen:]]
+        return Pages([node.page for node in nodes], [NO_PAGE] * unseen + seen)
+
+    def _num_seen(self, count: int) -> int:
+        """How many of `count` full pages the token behind them sees through the window."""
+        return count - first_page(count * self._page_size, self._page_size, self._window)
+
+    def _seen_by_next(self, nodes: Sequence[_Node]) -> int:
+        """How many of the nodes there may be at most, for the token behind to find what it sees."""
+        most = in_a_row = 0
+        for count, node in enumerate(nodes, 1):
+            in_a_row = in_a_row + 1 if node.window_page != NO_PAGE else 0
+            if in_a_row >= self._num_seen(count):
+                most = count
+        return most
+
+    def fetch(self, tokens: Sequence[int], num_pages: int) -> bool:
+        """Has what the host keeps of the beginning of `tokens` copied back; they may then be matched.
+
+        Whether there is room for it and for `num_pages` pages in all, beside those that are held: else none
+        is copied.
+        """
+        there = [node for node in self._path(tokens) if node.page == NO_PAGE]
+        if not there:
+            return True
+        if num_pages > self._pool.num_free + sum(self._pool.holders(node.page) == 1 for node in self._nodes):
+            return False
+        for node in there:  # first, so that the host keeps them while others come
+            del self._on_host[node]
+        self.make_room(len(there))
+        pages = self._pool.take(len(there))
+        assert pages is not None, "what the tree alone holds can be evicted"
+        for node, page in zip(there, pages, strict=True):
+            self.moves.append(Move(page, node.host_page, is_out=False))
+            self._put_here(node, page)
+        return True
+
+    def _put_here(self, node: _Node, page: int) -> None:
+        """The node of a page that was on the host has one in the cache, which it holds."""
+        self._host_pool.release([node.host_page])
+        node.page, node.host_page = page, NO_PAGE
+        self._nodes[node] = None
+
+    def insert(self, tokens: Sequence[int], pages: Pages) -> None:
+        """Keeps the pages of the tokens' full pages, as far as they are not known already."""
+        nodes = self._path(tokens)
+        for node, page in zip(nodes, pages.whole, strict=False):
+            if node.page == NO_PAGE:  # it was computed again
+                self._pool.share([page])
+                del self._on_host[node]
+                self._put_here(node, page)
+        node = nodes[-1] if nodes else self._root
+        for number in range(len(nodes), len(tokens) // self._page_size):
+            key = self._key(tokens, number)
+            child = _Node(key, pages.whole[number], node)
+            self._pool.share([child.page])
+            node.children[key] = child
+            nodes.append(child)
+            node = child
+        if self._window_pool is not None:
+            for node, page in zip(nodes, pages.of_window, strict=False):
+                if node.window_page == NO_PAGE != page:
+                    self._window_pool.share([page])
+                    node.window_page = page
+        self._touch(nodes)
+
+    def make_room(self, count: int) -> None:
+        """Evicts until so many pages of each pool are free, as far as nobody else holds them."""
+        self.evict(count - self._pool.num_free)
+        if self._window_pool is not None:
+            self._evict_of_window(self._window_pool, count - self._window_pool.num_free)
+
+    def evict(self, count: int) -> int:
+        """Frees up to `count` pages that nobody but the tree holds; returns how many.
+
+        They go to the host's memory, from which the least recently used ones are forgotten.
+        """
+        num_freed = num_busy = 0
+        while num_freed < count and num_busy < len(self._nodes):
+            node = next(iter(self._nodes))
+            if not self._is_idle(node):  # it is used now, and need not be met again soon
+                self._nodes.move_to_end(node)
+                num_busy += 1
+                continue
+            self._leave_cache(node)
+            num_freed, num_busy = num_freed + 1, 0
+        return num_freed
+
+    def _leave_cache(self, node: _Node) -> None:
+        del self._nodes[node]
+        self._pool.release([node.page])
+        if self._window_pool is not None and node.window_page != NO_PAGE:
+            self._window_pool.release([node.window_page])
+        host_page = self._host_page()
+        if host_page is None:
+            self._forget(node)
+            return
+        self.moves.append(Move(node.page, host_page, is_out=True))
+        node.page, node.host_page = NO_PAGE, host_page
+        self._on_host[node] = None
+
+    def _host_page(self) -> int | None:
+        """A page of the host's memory, if need be the least recently used; None where it has none to give."""
+        if not self._host_pool.num_free:
+            oldest = next((node for node in self._on_host if not node.children), None)
+            if oldest is None:
+                return None
+            self._forget(oldest)
+        pages = self._host_pool.take(1)
+        return pages[0] if pages else None
+
+    def _forget(self, node: _Node) -> None:
+        """Takes the node out of the tree, with those behind it, which are on the host."""
+        assert node.parent is not None
+        del node.parent.children[node.key]
+        behind = [node]
+        while behind:
+            one = behind.pop()
+            behind += one.children.values()
+            if one in self._on_host:
+                del self._on_host[one]
+                self._host_pool.release([one.host_page])
+
+    def _evict_of_window(self, pool: PagePool, count: int) -> None:
+        for node in self._nodes:
+            if count <= 0:
+                return
+            if node.window_page != NO_PAGE and pool.holders(node.window_page) == 1:
+                pool.release([node.window_page])
+                node.window_page, count = NO_PAGE, count - 1
+
+    def _is_idle(self, node: _Node) -> bool:
+        has_children = any(child.page != NO_PAGE for child in node.children.values())
+        return not has_children and self._pool.holders(node.page) == 1
+
+    def _path(self, tokens: Sequence[int]) -> list[_Node]:
+        nodes, node = [], self._root
+        for number in range(len(tokens) // self._page_size):
+            child = node.children.get(self._key(tokens, number))
+            if child is None:
+                break
+            nodes.append(child)
+            node = child
+        return nodes
+
+    def _key(self, tokens: Sequence[int], number: int) -> Key:
+        part = tokens[number * self._page_size : (number + 1) * self._page_size]
+        return part if isinstance(part, range) else tuple(part)
+
+    def _touch(self, nodes: Sequence[_Node]) -> None:
+        # From the last page to the first, so that of one path a leaf is always the first to go.
+        for node in reversed(nodes):
+            where = self._on_host if node.page == NO_PAGE else self._nodes
+            where[node] = None
+            where.move_to_end(node)

@@ -1,0 +1,167 @@
+"""The slots and pages of one replica: who has which, and what is kept for others. Plain Python.
+
+A sequence has a page for every `page_size` of its positions. Layers with a window have pages of their own, of
+which a sequence keeps those that its next token sees: the others go back as it grows.
+"""
+
+from collections.abc import Sequence as Ordered
+from dataclasses import replace
+
+from meshwright.layout.paged import first_page
+from meshwright.serve.engine.batch import ALREADY_THERE, Limits
+from meshwright.serve.engine.pages import NO_PAGE, Move, PagePool, Pages
+from meshwright.serve.engine.prefix import PrefixTree
+from meshwright.serve.engine.sequence import Sequence
+
+
+class Replica:
+    """The free slots, pages and cached prefixes of the replica `number`.
+
+    prefix_cache: whether pages outlive their sequence. window_pool: of the layers with a window; None where
+    they keep as much as the others.
+    """
+
+    def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
+        first = number * limits.slots_of_replica
+        self._limits, self._number = limits, number
+        # Pages, by all of its sequences in one step.
+        self._most_taken = limits.slots_of_replica + limits.chunk // limits.page_size + 1
+        self.free_slots = list(range(first, first + limits.slots_of_replica))[::-1]
+        self.pool = PagePool(limits.num_pages)
+        self.window_pool = PagePool(limits.num_window_pages) if limits.window else None
+        self.host_pool = PagePool(limits.num_host_pages) if limits.num_host_pages else None
+        self.prefixes: PrefixTree | None = None
+        if prefix_cache:
+            self.prefixes = PrefixTree(
+                self.pool, limits.page_size, self.window_pool, limits.window, self.host_pool
+            )
+
+    @property
+    def has_plenty(self) -> bool:
+        """Whether all that its sequences may take in one step is free: then nobody takes it from another."""
+        return self.window_pool is None and self.pool.num_free > self._most_taken
+
+    def num_known(self, sequence: Sequence) -> int:
+        """Cached pages that the sequence begins with; its last token is always computed."""
+        return 0 if self.prefixes is None else self.prefixes.num_known(sequence.tokens[:-1])
+
+    def take_moves(self) -> list[Move]:
+        """The moves between cache and host that nobody has taken yet."""
+        if self.prefixes is None:
+            return []
+        moves, self.prefixes.moves = self.prefixes.moves, []
+        return [replace(move, replica=self._number) for move in moves]
+
+    def begin(self, sequence: Sequence) -> bool:
+        """Gives a sequence a slot, and the cached pages that it begins with.
+
+        Whether it did: not where some wait on the host, and there is no room yet for the whole sequence.
+        """
+        known = self._known(sequence)
+        self._share(known)
+        if self.prefixes is not None and self.host_pool is not None:
+            missing = -(-len(sequence.tokens) // self._limits.page_size) - len(known.whole)
+            is_there = self.prefixes.fetch(sequence.tokens[:-1], missing)
+            self._release(known)
+            if not is_there:
+                return False
+            known = self._known(sequence)
+            self._share(known)
+        sequence.slot = self.free_slots.pop()
+        sequence.pages, sequence.num_computed = known, len(known.whole) * self._limits.page_size
+        return True
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether the sequence now has pages for so many tokens.
+
+        If need be cached prefixes are evicted. What its next token no longer sees is given back before.
+        """
+        if self.window_pool is not None:
+            self._leave_behind(sequence, self.window_pool)
+        missing = -(-num_tokens // self._limits.page_size) - len(sequence.pages.whole)
+        if missing <= 0:
+            return True
+        return self._take(missing, sequence.pages)
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that the sequence can take before `grow` has anything to do for it."""
+        size = self._limits.page_size
+        room = len(sequence.pages.whole) * size - sequence.num_computed
+        if self.window_pool is None or self._limits.window is None:
+            return room
+        first = first_page(sequence.num_computed, size, self._limits.window)
+        if first and sequence.pages.of_window[first - 1] != NO_PAGE:
+            return 0
+        return min(room, self._limits.window.last((first + 1) * size - 1) + 1 - sequence.num_computed)
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keeps the full pages of a sequence for others that begin alike."""
+        if self.prefixes is not None:
+            known = min(sequence.num_computed, len(sequence.tokens))
+            self.prefixes.insert(sequence.tokens[:known], sequence.pages)
+
+    def keep_copied(self, tokens: Ordered[int]) -> list[int] | None:
+        """Keeps the full pages of tokens that were computed elsewhere; None where there is no room.
+
+        Yields the page of each, to be written, or ALREADY_THERE.
+        """
+        if self.prefixes is None:
+            return []
+        known = self.prefixes.match(tokens)
+        num_known = len(known.whole)
+        self._share(known)  # so that they are not evicted for the others
+        has_room = self._take(len(tokens) // self._limits.page_size - num_known, known)
+        if has_room:
+            self.prefixes.insert(tokens, known)
+        self._release(known)
+        return [ALREADY_THERE] * num_known + known.whole[num_known:] if has_room else None
+
+    def leave(self, sequence: Sequence) -> None:
+        """Takes slot and pages from a sequence."""
+        assert sequence.slot is not None
+        self.free_slots.append(sequence.slot)
+        self._release(sequence.pages)
+        sequence.slot, sequence.pages, sequence.num_computed = None, Pages(), 0
+
+    def _known(self, sequence: Sequence) -> Pages:
+        return Pages() if self.prefixes is None else self.prefixes.match(sequence.tokens[:-1])
+
+    def _take(self, count: int, pages: Pages) -> bool:
+        """Whether `pages` now has `count` more of each pool; none are taken where they are missing."""
+        if self.prefixes is not None:
+            self.prefixes.make_room(count)
+        whole = self.pool.take(count)
+        if whole is None:
+            return False
+        if self.window_pool is not None:
+            of_window = self.window_pool.take(count)
+            if of_window is None:
+                self.pool.release(whole)
+                return False
+            pages.of_window += of_window
+        pages.whole += whole
+        return True
+
+    def _leave_behind(self, sequence: Sequence, window_pool: PagePool) -> None:
+        """Gives back pages of windows that the sequence's next token does not see."""
+        first = first_page(sequence.num_computed, self._limits.page_size, self._limits.window)
+        held = sequence.pages.of_window
+        begin = first  # of what is given back now: all before it was given back already
+        while begin and held[begin - 1] != NO_PAGE:
+            begin -= 1
+        if begin < first:
+            self.keep(sequence)  # others may begin with what lies so far back
+            window_pool.release(held[begin:first])
+            held[begin:first] = [NO_PAGE] * (first - begin)
+
+    def _share(self, pages: Pages) -> None:
+        if not pages.whole:
+            return
+        self.pool.share(pages.whole)
+        if self.window_pool is not None:
+            self.window_pool.share(pages.held_of_window)
+
+    def _release(self, pages: Pages) -> None:
+        self.pool.release(pages.whole)
+        if self.window_pool is not None:
+            self.window_pool.release(pages.held_of_window)

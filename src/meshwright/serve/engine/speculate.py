@@ -1,0 +1,160 @@
+"""Guesses of the next tokens, which one step verifies together (Leviathan et al., 2023). Plain Python.
+
+A guess is right where the token sampled in its place is the same. Sampling depends on a position and a seed,
+not on the step: so an answer is, token for token, the one without guesses, drawn or greedy.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary, ref
+
+from meshwright.serve.engine.batch import Batch, Runner, SequenceWork
+from meshwright.serve.engine.sequence import GREEDY, Sequence
+
+_LONGEST, _SHORTEST = 4, 2  # n-grams that are looked up, the longest first
+_MEMORY = 0.95  # how much of the mean stays with each verification
+_FEW = 2  # tokens that the draft model takes one by one
+_PAUSE = 256  # steps without guesses, once they do not pay, until they are tried again
+
+
+class Payoff:
+    """Whether guessing pays, by how many guesses of a sequence were right on the mean.
+
+    num_drafts: most guesses of a sequence a step. cost_ratio: of so many sequences, how much longer a step
+    takes whose tokens are guessed and verified than one that generates.
+    """
+
+    def __init__(self, num_drafts: int, cost_ratio: Callable[[int], float]) -> None:
+        self._num_drafts, self._cost_ratio = num_drafts, cost_ratio
+        self._mean_right = float(num_drafts)
+        self._num_paused = 0
+
+    def pays(self, num_sequences: int) -> bool:
+        """Whether a step of so many sequences yields more tokens per second with guesses, by those so far.
+
+        With a right guesses per step on the mean it yields 1 + a tokens in `cost_ratio` steps' time.
+        """
+        if self._num_paused:
+            self._num_paused -= 1
+            if not self._num_paused:
+                self._mean_right = float(self._num_drafts)
+            return False
+        if 1 + self._mean_right > self._cost_ratio(num_sequences):
+            return True
+        self._num_paused = _PAUSE
+        return False
+
+    def verified(self, num_accepted: int) -> None:
+        """Tells how many of the guesses of one sequence were right."""
+        self._mean_right = _MEMORY * self._mean_right + (1 - _MEMORY) * num_accepted
+
+
+class NgramDrafter:
+    """Guesses that a sequence goes on as it did behind the last earlier place with the same few tokens.
+
+    Known as prompt look-up: it pays where answers repeat their prompt, as edits and summaries do.
+    num_drafts, cost_ratio: of Payoff.
+    """
+
+    def __init__(self, num_drafts: int, cost_ratio: Callable[[int], float]) -> None:
+        self._num_drafts, self._payoff = num_drafts, Payoff(num_drafts, cost_ratio)
+        self._places: WeakKeyDictionary[Sequence, _Places] = WeakKeyDictionary()
+
+    def pays(self, num_sequences: int) -> bool:
+        return self._payoff.pays(num_sequences)
+
+    def draft(self, sequence: Sequence) -> list[int]:
+        """The next tokens of `sequence`, none where its last ones are new to it."""
+        places = self._places.setdefault(sequence, _Places())
+        begin = places.find(sequence.tokens)
+        return [] if begin is None else [*sequence.tokens[begin : begin + self._num_drafts]]
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        self._payoff.verified(num_accepted)
+
+
+class ModelDrafter:
+    """Guesses by a smaller model of the same vocabulary, greedily, a token after another.
+
+    runner: of that model, with as many slots and as long a context as the engine's. Each slot has its own
+    pages, and what a sequence's guesses left there is taken up again as far as they were right.
+    num_drafts, cost_ratio: of Payoff.
+    """
+
+    def __init__(self, runner: Runner, num_drafts: int, cost_ratio: Callable[[int], float]) -> None:
+        self._runner, self._num_drafts = runner, num_drafts
+        self._payoff = Payoff(num_drafts, cost_ratio)
+        self._known: dict[int, _Known] = {}
+
+    def pays(self, num_sequences: int) -> bool:
+        return self._payoff.pays(num_sequences)
+
+    def draft(self, sequence: Sequence) -> list[int]:
+        assert sequence.slot is not None
+        known = self._known.get(sequence.slot)
+        if known is None or known.sequence() is not sequence:
+            known = self._known[sequence.slot] = _Known(ref(sequence))
+        count = min(self._num_drafts, self._runner.limits.context - len(sequence.tokens))
+        known.tokens = known.tokens[: _alike(known.tokens, sequence.tokens[:-1])]
+        tokens = list(sequence.tokens)
+        for _ in range(count):
+            tokens.append(self._next(sequence, known, tokens))
+        return tokens[len(sequence.tokens) :]
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        self._payoff.verified(num_accepted)
+
+    def _next(self, sequence: Sequence, known: "_Known", tokens: list[int]) -> int:
+        """The token that the model gives after `tokens`, of which those not yet known are computed."""
+        assert sequence.slot is not None
+        limits, reader = self._runner.limits, None
+        num_pages, slot = limits.pages_of_a_context, sequence.slot % limits.slots_of_replica
+        pages = tuple(range(slot * num_pages, (slot + 1) * num_pages))
+        asked = Sequence(replace(sequence.request, sampling=GREEDY), len(tokens), 0, lambda _: None)
+        while len(known.tokens) < len(tokens):
+            start = len(known.tokens)
+            missing = tokens[start:]
+            # A block is as long for two tokens as for all that it holds.
+            part = tuple(missing[: 1 if len(missing) <= _FEW else limits.chunk])
+            samples = start + len(part) == len(tokens)
+            work = SequenceWork(asked, sequence.slot, start, part, pages, samples=samples)
+            reader = self._runner.run(Batch((work,)))
+            known.tokens = tokens[: start + len(part)]
+        assert reader is not None, "the last token is never known"
+        [[token]] = reader.read()
+        return token.token
+
+
+@dataclass
+class _Known:
+    """What the draft model has computed in one slot: the tokens of one sequence, guesses included."""
+
+    sequence: "ref[Sequence]"
+    tokens: list[int] = field(default_factory=list)
+
+
+def _alike(one: Ordered[int], other: Ordered[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+class _Places:
+    """Where each n-gram of a growing list of tokens ended last."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._num_known = 0
+
+    def find(self, tokens: Ordered[int]) -> int | None:
+        """The position after the previous occurrence of the last tokens."""
+        # The n-grams that end at the last token are looked up before they are noted.
+        for end in range(self._num_known + 1, len(tokens)):
+            for length in range(_SHORTEST, min(_LONGEST, end) + 1):
+                self._ends[tuple(tokens[end - length : end])] = end
+        self._num_known = max(self._num_known, len(tokens) - 1)
+        for length in range(min(_LONGEST, len(tokens)), _SHORTEST - 1, -1):
+            if (found := self._ends.get(tuple(tokens[-length:]))) is not None:
+                return found
+        return None

@@ -1,0 +1,84 @@
+"""Answers of a given form: JSON schemas, regular expressions and grammars, followed token by token.
+
+llguidance (Microsoft, MIT) keeps the parser; a mask of the tokens that may come next goes to the sampler.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+
+from meshwright.errors import RequestError
+from meshwright.serve.engine.logit_edits import NewConstraint
+from meshwright.serve.text.tokenizer import Tokenizer
+
+GrammarKind = Literal["json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True)
+class Grammars:
+    """Compiles grammars over the tokens of one tokenizer, for a model with `vocab_size` logits."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+
+    def constraint(self, kind: GrammarKind, source: Any, param: str) -> NewConstraint:
+        """Makes constraints to `source`: a JSON schema, a regular expression, or a grammar in Lark's form.
+
+        May take a second: call it in a thread. Raises RequestError, naming the field `param`, where `source`
+        is no such thing, or the tokenizer has no token that ends an answer.
+        """
+        matcher = _llguidance().LLMatcher
+        if not self.tokenizer.eos_ids:
+            raise RequestError(
+                f"{param} needs a token that ends the answer, and the model's tokenizer has none", param=param
+            )
+        text = json.dumps(source) if kind == "json_schema" else str(source)
+        try:
+            write = {
+                "json_schema": matcher.grammar_from_json_schema,
+                "regex": matcher.grammar_from_regex,
+                "lark": matcher.grammar_from_lark,
+            }[kind]
+            grammar = write(text)
+            fault = matcher.validate_grammar(grammar, self._tokens)
+        except ValueError as error:
+            grammar, fault = "", str(error)
+        if fault:
+            raise RequestError(f"{param}: {' '.join(fault.split())[:300]}", param=param, code="invalid_value")
+        compiled = matcher(self._tokens, grammar)
+        return lambda: _Matcher(compiled.deep_copy(), self.vocab_size, min(self.tokenizer.eos_ids))
+
+    @cached_property
+    def _tokens(self) -> Any:
+        text = self.tokenizer.tokenizer.to_str()
+        return _llguidance().LLTokenizer(
+            text, n_vocab=self.vocab_size, eos_token=sorted(self.tokenizer.eos_ids)
+        )
+
+
+def _llguidance() -> Any:
+    """The library, which takes a moment to load and which most servers never need."""
+    return import_module("llguidance")
+
+
+class _Matcher:
+    """A Constraint that only the end token follows once the form is complete, or cannot be."""
+
+    def __init__(self, matcher: Any, vocab_size: int, eos_id: int) -> None:
+        self._matcher, self._vocab_size, self._eos_id = matcher, vocab_size, eos_id
+
+    def allowed(self) -> np.ndarray:
+        if not self._matcher.is_stopped() and not self._matcher.is_error():
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(bool)
+            if allowed.any():
+                return allowed
+        return np.arange(self._vocab_size) == self._eos_id
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token)

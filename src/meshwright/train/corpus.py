@@ -1,0 +1,503 @@
+"""A packed corpus on disk: text in, fixed-length rows of token ids out, and batches of them.
+
+data/
+  corpus.json        what is in here (the fields of Corpus)
+  tokenizer.json     the byte-level BPE the rows were made with
+  train.npy          [num_rows, seq_len + 1] uint16, or uint32 above 65,536 ids or with flags (`rows`)
+  train.1.npy, ...   the same of the other sources of a mixture
+  validation.npy     the same for the held-out documents of all of them
+  eval.NAME.npy      the same for a further evaluation set
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from meshwright.errors import DataError
+from meshwright.files import file_sha256
+from meshwright.models.chat import ChatTemplate, load_chat_template
+from meshwright.progress import Progress
+from meshwright.train.bpe import end_of_text_id, load_bpe, train_tokenizer
+from meshwright.train.documents import (
+    BadData,
+    Document,
+    Source,
+    divide,
+    parse_sources,
+    read_documents,
+    read_mixture,
+)
+from meshwright.train.row_codes import BEGINS, UNCOUNTED, ids, is_counted
+
+_REPACK = "delete that folder, and it is prepared again from its text"
+_FORMAT = 2  # part of the fingerprint: raise it when the files' meaning changes
+# Bounds of memory: documents and characters encoded at once, ids counted at once, text a BPE learns from.
+_ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 1 << 18
+_COUNTED_AT_ONCE = 1 << 22
+_TOKENIZER_CHARACTERS = 20_000_000
+_NPY_HEADER_BYTES = 128
+_NUM_EXAMPLES = 1 << 50
+
+VALIDATION = "validation"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A packed corpus.
+
+    num_train_tokens, num_validation_tokens: tokens in the packed rows; what does not fill the
+    last row of a split is left out. vocab_size: the tokenizer's. num_bytes: UTF-8 bytes of all
+    documents. sha256: of each split's file. unigram_entropy: nats per validation token of a model
+    that knows only how often each token occurs in the training rows,
+
+        H = -mean_v log((count_train(v) + 1) / (num_train_tokens + vocab_size))
+
+    over the predicted tokens v of the validation rows that the loss counts (all but each row's first).
+    masked: whether rows have the flags of `rows`. weights: of the sources of a mixture, by which they share
+    the examples; none where there is one source. evaluations: what each further evaluation set was read from.
+    """
+
+    directory: Path
+    source: str
+    fingerprint: str
+    vocab_size: int
+    seq_len: int
+    end_of_text_id: int
+    num_bytes: int
+    num_train_documents: int
+    num_validation_documents: int
+    num_train_tokens: int
+    num_validation_tokens: int
+    unigram_entropy: float
+    sha256: dict[str, str]
+    masked: bool = False
+    weights: list[float] = field(default_factory=list)
+    evaluations: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, directory: Path) -> "Corpus":
+        """The corpus in `directory`; DataError where there is none or a bit of its rows has changed."""
+        try:
+            record = json.loads((directory / "corpus.json").read_text())
+            corpus = cls(directory=directory, **record)
+            shapes = [sum(corpus.rows(part).size for part in corpus.parts), corpus.rows(VALIDATION).size]
+        except FileNotFoundError as error:
+            missing = Path(error.filename).name
+            raise DataError(f"corpus {directory}: {missing} is missing; {_REPACK}") from None
+        except (ValueError, TypeError, EOFError) as error:
+            raise DataError(f"corpus {directory}: is damaged ({error}); {_REPACK}") from None
+        if shapes != [corpus.num_train_tokens, corpus.num_validation_tokens]:
+            raise DataError(f"corpus {directory}: its rows do not match corpus.json; {_REPACK}")
+        for split, expected in corpus.sha256.items():
+            if file_sha256(directory / f"{split}.npy") != expected:
+                raise DataError(f"corpus {directory}: {split}.npy does not match its checksum; {_REPACK}")
+        return corpus
+
+    def rows(self, split: str) -> np.ndarray:
+        """The packed rows [num_rows, seq_len + 1] of a split, mapped from disk, not read."""
+        return self._rows[split]
+
+    @cached_property
+    def _rows(self) -> dict[str, np.ndarray]:
+        return {split: np.load(self.directory / f"{split}.npy", mmap_mode="r") for split in self.sha256}
+
+    @property
+    def parts(self) -> list[str]:
+        """The splits to train on, one for each source."""
+        return [part_of(number) for number in range(max(1, len(self.weights)))]
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.directory / "tokenizer.json"
+
+
+def part_of(source: int) -> str:
+    """The split to train on of the source with this number."""
+    return f"train.{source}" if source else "train"
+
+
+def evaluation_split(name: str) -> str:
+    return f"eval.{name}"
+
+
+def prepare_corpus(
+    source: str | Sequence[str],
+    directory: Path,
+    *,
+    vocab_size: int,
+    seq_len: int,
+    tokenizer: Path | None = None,
+    bad_data: BadData = "stop",
+    mask_documents: bool = False,
+    evaluations: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Corpus:
+    """The corpus of `source` packed into `directory`; reused where the same one already lies there.
+
+    source, bad_data: see `read_documents` and, for a mixture, `parse_sources`; the text is read several
+    times, and never held. evaluations: sources of further evaluation sets by name. vocab_size:
+    ids the model has; the BPE is trained (on the first 20M characters to train on) to at most as many.
+    tokenizer: a tokenizer.json to use instead; the chat template beside it writes conversations.
+    mask_documents: whether attention is to stay within a document; within a conversation it always does.
+    Raises DataError for a source without text, a tokenizer with more ids than the model, and text
+    that does not fill one row of each split. `directory` is replaced as a whole or not touched.
+    """
+    report = progress or (lambda what, fraction: None)
+    report("reading", 0.0)
+    chat = load_chat_template(tokenizer.parent) if tokenizer else ChatTemplate()
+    sources, evaluations = parse_sources(source), dict(evaluations or {})
+    weights = [one.weight for one in sources] if len(sources) > 1 else []
+    ingredients = [vocab_size, seq_len, mask_documents, weights, evaluations]
+    survey = _survey(sources, bad_data, tokenizer, ingredients, chat)
+    existing = _existing(directory)
+    if existing is not None and existing.fingerprint == survey.fingerprint:
+        return existing
+
+    def read() -> Iterator[Document]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is left out was named by the survey
+            yield from read_mixture(sources, bad_data, chat)
+
+    division = divide(read, survey.num_characters)
+    report("tokenizer", 0.0)
+    if tokenizer:
+        bpe = load_bpe(tokenizer)
+    else:
+        texts = (piece.text for piece, is_validation in division.pieces(read()) if not is_validation)
+        bpe = train_tokenizer(_sample(texts, _TOKENIZER_CHARACTERS), vocab_size)
+    if bpe.get_vocab_size() > vocab_size:
+        raise DataError(
+            f"tokenizer {tokenizer}: {bpe.get_vocab_size():,} ids exceed the model's vocabulary"
+            f" V = {vocab_size:,}; fits: V >= {bpe.get_vocab_size():,}"
+        )
+    end_id = end_of_text_id(bpe, tokenizer)
+    with _replacing(directory) as partial, ExitStack() as files:
+        wide = survey.masked or bpe.get_vocab_size() > 1 << 16
+        dtype = np.uint32 if wide else np.uint16
+        parts = [part_of(number) for number in range(len(sources))]
+        extra = {name: evaluation_split(name) for name in evaluations}
+        packers = {
+            split: Packer(partial / f"{split}.npy", seq_len, dtype, end_id)
+            for split in (*parts, VALIDATION, *extra.values())
+        }
+        for packer in packers.values():
+            files.callback(packer.close)
+        pieces = (
+            (piece, VALIDATION if is_validation else part_of(piece.source))
+            for piece, is_validation in division.pieces(read())
+        )
+        num_documents = _pack(pieces, bpe, end_id, packers, survey, report)
+        for name, split in extra.items():
+            texts = ((document, split) for document in read_documents(evaluations[name], bad_data, chat))
+            _pack(texts, bpe, end_id, packers, survey, report)
+        where = ", ".join(one.path for one in sources)
+        num_tokens = {split: packer.finish(split, where) for split, packer in packers.items()}
+        rows = {split: np.load(partial / f"{split}.npy", mmap_mode="r") for split in packers}
+        bpe.encode_special_tokens = False  # saved as a server wants it: special tokens are special
+        bpe.save(str(partial / "tokenizer.json"))
+        corpus = Corpus(
+            directory=directory,
+            source=where,
+            fingerprint=survey.fingerprint,
+            vocab_size=bpe.get_vocab_size(),
+            seq_len=seq_len,
+            end_of_text_id=end_id,
+            num_bytes=survey.num_bytes,
+            num_train_documents=sum(num_documents[part] for part in parts),
+            num_validation_documents=num_documents[VALIDATION],
+            num_train_tokens=sum(num_tokens[part] for part in parts),
+            num_validation_tokens=num_tokens[VALIDATION],
+            unigram_entropy=unigram_entropy(
+                [rows[part] for part in parts], rows[VALIDATION], bpe.get_vocab_size()
+            ),
+            sha256={split: file_sha256(partial / f"{split}.npy") for split in packers},
+            masked=survey.masked,
+            weights=weights,
+            evaluations=evaluations,
+        )
+        record = asdict(corpus)
+        del record["directory"]  # a run folder may be moved
+        (partial / "corpus.json").write_text(json.dumps(record, indent=2) + "\n")
+    return Corpus.load(directory)
+
+
+class Batches:
+    """Batches int32[n, T+1] to train on by the global index of their first example.
+
+    The examples are one sequence without end, shuffled anew each epoch, that depends on the seed alone. Of a
+    mixture each source has its own epochs, and its share of any stretch of the sequence.
+    The batch at index i holds examples i to i + B of it, so the position of a run is one integer,
+    whatever the batch size or the number of processes. rows: the numbers of a batch's examples that this
+    process takes, n of B; all where None.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        batch_sequences: int,
+        seed: int,
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        parts = [_endless(corpus.rows(part), seed + number) for number, part in enumerate(corpus.parts)]
+        mixed = len(parts) > 1
+        self._examples = grain.MapDataset.mix(parts, weights=corpus.weights) if mixed else parts[0]
+        self._rows = range(batch_sequences) if rows is None else rows
+
+    def at(self, example: int) -> np.ndarray:
+        """This process's rows of the batch whose first example is `example`."""
+        rows = [np.asarray(self._examples[example + row]) for row in self._rows]
+        return np.stack(rows).astype(np.int32)
+
+
+def _endless(rows: np.ndarray, seed: int) -> grain.MapDataset[np.ndarray]:
+    """The rows again and again, shuffled anew each time.
+
+    As good as without end: grain 0.2 overflows on an endless dataset of 2^63 - 1.
+    """
+    source: Any = rows
+    num_epochs = max(1, _NUM_EXAMPLES // len(rows))
+    return grain.MapDataset.source(source).shuffle(seed=seed).repeat(num_epochs)
+
+
+def unigram_entropy(train_parts: Sequence[np.ndarray], validation_rows: np.ndarray, vocab_size: int) -> float:
+    """Nats per validation token under the training frequencies; the formula stands at Corpus."""
+    train_counts = np.sum([_counts(rows, vocab_size) for rows in train_parts], axis=0)
+    validation_counts = _counts(validation_rows[:, 1:], vocab_size, counted_alone=True)
+    num_tokens = sum(rows.size for rows in train_parts)
+    log_probabilities = np.log((train_counts + 1) / (num_tokens + vocab_size))
+    return float(-(validation_counts @ log_probabilities) / validation_counts.sum())
+
+
+def _counts(rows: np.ndarray, vocab_size: int, *, counted_alone: bool = False) -> np.ndarray:
+    """How often each id occurs; a part of the rows at a time, since counting copies them as int64."""
+    counts, at_once = np.zeros(vocab_size, np.int64), max(1, _COUNTED_AT_ONCE // max(rows.shape[1], 1))
+    for start in range(0, len(rows), at_once):
+        part = rows[start : start + at_once].ravel()
+        part = part[is_counted(part)] if counted_alone else part
+        counts += np.bincount(ids(part), minlength=vocab_size)
+        _let_go(rows)
+    return counts
+
+
+def _let_go(rows: np.ndarray) -> None:
+    """Gives back the memory of what was read of mapped rows, which else stays until others need it."""
+    mapped = getattr(rows, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What one reading of the documents finds. fingerprint: of everything that decides the packed rows.
+
+    masked: whether documents are to be masked, or some are conversations.
+    """
+
+    fingerprint: str
+    num_characters: int
+    num_bytes: int
+    masked: bool
+
+
+def _survey(
+    sources: Sequence[Source],
+    bad_data: BadData,
+    tokenizer: Path | None,
+    ingredients: Sequence[Any],
+    chat: ChatTemplate,
+) -> _Survey:
+    """ingredients: vocab_size, seq_len, and what else decides the rows."""
+    vocab_size, seq_len, mask_documents, *others = ingredients
+    given = tokenizer.read_bytes() if tokenizer and tokenizer.is_file() else b""
+    digest = hashlib.sha256(repr((_FORMAT, vocab_size, seq_len, hashlib.sha256(given).hexdigest())).encode())
+    if mask_documents:
+        digest.update(b"documents are masked")
+    if any(others):
+        digest.update(repr(others).encode())
+    num_characters, num_bytes, masked = 0, 0, mask_documents
+    for document in read_mixture(sources, bad_data, chat):
+        text = document.text.encode()
+        num_characters, num_bytes = num_characters + len(document.text), num_bytes + len(text)
+        masked = masked or document.answers is not None
+        spans = [repr(document.answers).encode()] if document.answers is not None else []
+        for part in (document.name.encode(), text, *spans):
+            digest.update(hashlib.sha256(part).digest())
+    return _Survey(digest.hexdigest(), num_characters, num_bytes, masked)
+
+
+def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
+    """The first texts, of so many characters at least, or all."""
+    taken = 0
+    for text in texts:
+        if taken >= num_characters:
+            return
+        taken += len(text)
+        yield text
+
+
+class Packer:
+    """Writes token ids to a .npy of rows [num_rows, seq_len + 1] as they come, holding none of them.
+
+    num_cut: conversations that were longer than a row.
+    """
+
+    def __init__(self, path: Path, seq_len: int, dtype: type[np.unsignedinteger], end_id: int) -> None:
+        self._path, self._seq_len, self._dtype = path, seq_len, np.dtype(dtype)
+        self._end_id, self._ends_padded, self.num_cut = end_id, False, 0
+        self._file = path.open("wb")
+        self._file.write(b"\0" * _NPY_HEADER_BYTES)  # until the number of rows is known
+        self._num_tokens = 0
+
+    def add(self, ids: Sequence[int] | np.ndarray) -> None:
+        self._file.write(np.asarray(ids, self._dtype).tobytes())
+        self._num_tokens += len(ids)
+        self._ends_padded = False
+
+    def add_whole(self, ids: np.ndarray) -> None:
+        """Adds a conversation within one row: a new one where it does not fit, cut where none holds it."""
+        width = self._seq_len + 1
+        if self._num_tokens % width + len(ids) > width:
+            self._pad()
+        self.num_cut += len(ids) > width
+        self.add(ids[:width])
+        self._ends_padded = True
+
+    def _pad(self) -> None:
+        """Fills the row at hand with end tokens that nothing sees and no loss counts."""
+        missing = -self._num_tokens % (self._seq_len + 1)
+        if missing:
+            padding = np.full(missing, self._end_id | UNCOUNTED, np.uint32)
+            padding[0] |= BEGINS
+            self.add(padding)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def finish(self, split: str, source: str) -> int:
+        """The tokens in whole rows; what is over is dropped. DataError where they fill no row."""
+        width = self._seq_len + 1
+        if self._ends_padded:
+            self._pad()
+        num_rows = self._num_tokens // width
+        with self._file as file:
+            if num_rows == 0:
+                raise DataError(
+                    f"corpus {source}: its {split} split has {self._num_tokens:,} tokens, less than one row"
+                    f" of T + 1 = {width:,}; give more text or a shorter sequence"
+                )
+            file.truncate(_NPY_HEADER_BYTES + num_rows * width * self._dtype.itemsize)
+            file.seek(0)
+            shape = {"descr": self._dtype.str, "fortran_order": False, "shape": (num_rows, width)}
+            np.lib.format.write_array_header_1_0(file, shape)
+            assert file.tell() == _NPY_HEADER_BYTES, "numpy pads the header of a small shape to 128 bytes"
+        return num_rows * width
+
+
+def _pack(
+    pieces: Iterator[tuple[Document, str]],
+    bpe: Tokenizer,
+    end_id: int,
+    packers: Mapping[str, Packer],
+    survey: _Survey,
+    report: Progress,
+) -> dict[str, int]:
+    """How many documents of each split were written: their tokens, each closed by the end token."""
+    bpe.no_truncation()
+    bpe.no_padding()
+    num_documents, done = dict.fromkeys(packers, 0), 0
+    for batch in _batched(pieces):
+        report("packing", min(done / max(survey.num_characters, 1), 1.0))
+        plain = [pair for pair in batch if pair[0].answers is None]
+        bpe.encode_special_tokens = True  # a document that spells out the end token does not end there
+        encodings = bpe.encode_batch_fast([piece.text for piece, _ in plain], add_special_tokens=False)
+        for (_, split), encoding in zip(plain, encodings, strict=True):
+            document = np.asarray([*encoding.ids, end_id], np.uint32)
+            document[0] |= BEGINS if survey.masked else 0
+            packers[split].add(document)
+        chats = [pair for pair in batch if pair[0].answers is not None]
+        bpe.encode_special_tokens = False  # their template spells special tokens out
+        # Not the fast form, which does not tell where in the text a token is.
+        encodings = bpe.encode_batch([piece.text for piece, _ in chats], add_special_tokens=False)
+        for (piece, split), encoding in zip(chats, encodings, strict=True):
+            packers[split].add_whole(_of_conversation(encoding, piece, end_id))
+        for piece, split in batch:
+            num_documents[split] += 1
+            done += len(piece.text)
+    if num_cut := sum(packer.num_cut for packer in packers.values()):
+        warnings.warn(f"{num_cut} conversations are longer than a row; their ends are left out", stacklevel=2)
+    return num_documents
+
+
+def _of_conversation(encoding: Encoding, piece: Document, end_id: int) -> np.ndarray:
+    """The conversation's tokens, of which only the answers' are counted.
+
+    Where its template writes no end token, one closes it, and belongs to the last answer.
+    """
+    assert piece.answers is not None
+    found = np.asarray(encoding.ids, np.uint32)
+    starts = np.asarray([start for start, _ in encoding.offsets])
+    answered = np.zeros(len(found), bool)
+    for begin, end in piece.answers:
+        answered |= (begin <= starts) & (starts < end)
+    if end_id not in encoding.ids:
+        found, answered = np.append(found, np.uint32(end_id)), np.append(answered, answered[-1:])
+    found[~answered] |= UNCOUNTED
+    found[0] |= BEGINS
+    return found
+
+
+def _batched(pieces: Iterator[tuple[Document, str]]) -> Iterator[list[tuple[Document, str]]]:
+    """Batches to encode at once, of many documents or many characters."""
+    batch: list[tuple[Document, str]] = []
+    for piece in pieces:
+        batch.append(piece)
+        if len(batch) == _ENCODED_AT_ONCE or sum(len(p.text) for p, _ in batch) > _CHARACTERS_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _existing(directory: Path) -> Corpus | None:
+    """The corpus already in `directory`, None where there is none or it is damaged and to be remade.
+
+    A folder that holds anything but a corpus is refused, since it would be replaced.
+    """
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return None
+    if not (directory / "corpus.json").is_file():
+        raise DataError(f"corpus {directory}: exists and is not a corpus; name a new or an empty folder")
+    try:
+        return Corpus.load(directory)
+    except DataError:
+        return None
+
+
+@contextmanager
+def _replacing(directory: Path) -> Iterator[Path]:
+    """A folder beside `directory` that takes its place on success and vanishes on failure."""
+    partial = directory.parent / f".{directory.name}.partial-{os.getpid()}"
+    retired = directory.parent / f".{directory.name}.retired-{os.getpid()}"
+    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+        if directory.exists():
+            directory.rename(retired)
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(retired, ignore_errors=True)

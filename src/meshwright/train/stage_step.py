@@ -1,0 +1,423 @@
+"""The training step of a pipeline whose stages run programs of their own (nn/pipeline/stage_programs.py).
+
+The parameters and the optimizer's state of a depth lie on the devices of its stage. What another stage reads
+as well is sent there when a step begins, and its gradients come back at the end: a tied table that the head
+reads, and under DualPipe the weights of the other direction. So each parameter has one state, however many
+stages read it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import SingleDeviceSharding
+
+from meshwright.errors import LayoutError
+from meshwright.layout import Layout
+from meshwright.layout.fit import check_stacks
+from meshwright.layout.pipelines import pass_table
+from meshwright.layout.pipelines.table import Place
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import parameters
+from meshwright.models.transformer import Places
+from meshwright.nn.files.checkpoint import by_name, like
+from meshwright.nn.files.weights import load_hf
+from meshwright.nn.gradients import added, summed
+from meshwright.nn.params import abstract_params, flatten, init_params, joined, trained
+from meshwright.nn.pipeline.controller import Dispatch, Executor, OnDevices, named
+from meshwright.nn.pipeline.stage_programs import LOSS, ROUTERS, STACKS, Chunk, ChunkPrograms, is_stacked
+from meshwright.nn.start.compiler_options import Options
+from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.train.optimizer import OptimizerConfig, gradient_norm
+from meshwright.train.profiling import ProgramTexts
+from meshwright.train.step import CompiledStep, TrainState
+
+# By depth.
+State = tuple[TrainState, ...]
+
+
+def training_step(config: ModelConfig, layout: Layout, *arguments: Any, **options: Any) -> Any:
+    """The step that `train.loop.train` drives under this layout. Arguments as of CompiledStep."""
+    kind = StagedStep if layout.stages_apart else CompiledStep
+    return kind(config, layout, *arguments, **options)
+
+
+class StagedStep:
+    """What `train.loop.train` drives where every stage of the pipeline runs programs of its own.
+
+    Arguments as of CompiledStep. The state is that of each depth; it is saved as one of the whole model, in
+    the host's memory, so that a run may go on under another layout. Raises LayoutError where there are
+    several processes: none of them could dispatch what the others' devices run.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        workload: Workload,
+        optimizer: OptimizerConfig,
+        *,
+        mesh: jax.sharding.Mesh | None = None,
+        options: Options | None = None,
+        **others: Any,
+    ) -> None:
+        schedule = layout.schedule
+        if jax.process_count() > 1:
+            raise LayoutError(
+                f"layout {layout}: one process dispatches the stages of schedule = {schedule.pipeline}, and "
+                f"there are {jax.process_count()}; fits: one process, or schedule = lanes"
+            )
+        layout.check(config, workload.num_sequences, workload.seq_len)
+        check_stacks(layout, config)
+        self.config, self.layout, self.workload = config, layout, workload
+        self.mesh = device_mesh(layout) if mesh is None else mesh
+        self.stages = [
+            CompiledStep(config, layout.of_stage, workload, optimizer, mesh=own, options=options, **others)
+            for own in stage_meshes(self.mesh)
+        ]
+        self.chunks = Chunk.of_depths(config, layout)
+        self.table = pass_table(schedule.pipeline, layout.pipe, layout.microbatches, schedule.interleave)
+        self.first = self.stages[0]
+        self.owners = self.table.routes[0]
+        programs = {
+            Place(*place): self._programs(depth, place[0]) for place, depth in self.table.depths.items()
+        }
+        self.dispatch = Dispatch(self.table, [own.mesh for own in self.stages], programs, options or {})
+        depths = range(len(self.chunks))
+        self._norm = jax.jit(gradient_norm)
+        self._norms = [jax.jit(named(gradient_norm, f"depth{depth}_norm")) for depth in depths]
+        self._sum = jax.jit(named(lambda parts: sum(parts[1:], parts[0]), "sum"))
+        self._plus = jax.jit(added, donate_argnums=0)
+        self._metrics = jax.jit(self.first.metrics)
+        self._summed = {
+            (stage, home): jax.jit(named(self._reduced, f"stage{stage}_depth{home}_gradients"))
+            for stage in range(len(self.stages))
+            for home in depths
+        }
+        self._updated = self._update_programs()
+        self._sizes = [
+            jax.jit(named(partial(self._mean_squares, self._owner(depth)), f"depth{depth}_sizes"))
+            for depth in depths
+        ]
+        self._of_stacks = jax.jit(self._over_depths)
+
+    def _reduced(self, gradients: dict[str, Array]) -> dict[str, Array]:
+        """The gradients of a chunk, by path, as the moments lie."""
+        return flatten(summed(self.config, self.first.layout, joined(self.config, gradients)))
+
+    def _update_programs(self) -> list[Any]:
+        """Each depth's update: (its state, gradients, norm, mean squares of stacks) -> its next state."""
+
+        def program(depth: int, where: Any) -> Any:
+            own = self._owner(depth)
+
+            def run(
+                state: TrainState, grads: Any, norm: Array, of_stacks: dict[str, Array] | None
+            ) -> TrainState:
+                given = {} if of_stacks is None else {"whole": partial(_with_stacks, of_stacks)}
+                return own.updated(state, grads, norm, **given)
+
+            return jax.jit(named(run, f"depth{depth}_update"), donate_argnums=0, out_shardings=where)
+
+        places: list[Any] = [None] * len(self.chunks)
+        if self.layout.offload_optimizer:
+            # Said, since XLA gives up donated memory of the host otherwise.
+            places = [jax.tree.map(lambda leaf: leaf.sharding, own) for own in self.abstract_depths()]
+        return [program(depth, where) for depth, where in enumerate(places)]
+
+    def _mean_squares(
+        self, stage: CompiledStep, state: TrainState, grads: Any, norm: Array
+    ) -> dict[str, Array]:
+        """The mean squares [n, 2] of the n weights of every stack of which the state has rows."""
+        found = stage.mean_squares(state, grads, norm)
+        return {stack: jnp.stack(jax.tree.leaves(found[stack])) for stack in STACKS if stack in found}
+
+    def _over_depths(self, parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+        """The mean squares of whole stacks, of those of every depth's rows."""
+        totals: dict[str, Any] = {}
+        for chunk, own in zip(self.chunks, parts, strict=True):
+            for stack, of_rows in own.items():
+                share = chunk.num_rows(stack) / sum(one.num_rows(stack) for one in self.chunks)
+                totals[stack] = totals.get(stack, 0) + of_rows * share
+        return totals
+
+    def _programs(self, depth: int, stage: int) -> ChunkPrograms:
+        own = self.stages[stage]
+
+        def batch(rows: Array | None, index: Array) -> tuple[Array, Array, Places]:
+            if rows is None:  # of which the shape alone is read
+                like = own.abstract_tokens()
+                rows = jnp.zeros(like.shape, like.dtype, out_sharding=own.batch_sharding)
+            return own.dealt(own.microbatches(rows)[:, index])
+
+        return ChunkPrograms(
+            self.config, own.layout, own.ops, self.chunks[depth], batch, own.share, own.router_weights
+        )
+
+    # What the loop asks
+
+    @property
+    def batch_sequences(self) -> int:
+        return self.workload.num_sequences
+
+    @property
+    def own_rows(self) -> Sequence[int]:
+        return range(self.workload.num_sequences)
+
+    @property
+    def seq_len(self) -> int:
+        return self.workload.seq_len
+
+    @property
+    def flops_per_step(self) -> float:
+        return self.first.flops_per_step
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        return self.first.peak_flops_per_second * self.layout.pipe
+
+    # State
+
+    def init(self, seed: int) -> State:
+        """Fresh parameters, or those of `start_from`, which are read into the host's memory."""
+        loaded, start_from = {}, self.first.start_from
+        if start_from is not None:
+            alone = Layout.of(weights_dtype=self.layout.weights_dtype)
+            loaded = load_hf(start_from, self.config.base, alone, device_mesh(alone, _host().device_set))
+        return tuple(self._first_state(depth, seed, loaded) for depth in range(len(self.chunks)))
+
+    def _first_state(self, depth: int, seed: int, loaded: Any) -> TrainState:
+        own, chunk = self._owner(depth), self.chunks[depth]
+        there = flatten(loaded)
+        mine = [path for path in parameters(self.config) if chunk.has(path)]
+        only = [path for path in mine if path not in there]
+        fresh = init_params(self.config, own.layout, own.mesh, seed, only=only, part=chunk.part)
+        abstract = flatten(self._abstract_params(depth))
+        read = {path: _put(chunk, path, there[path], abstract[path]) for path in mine if path in there}
+        params = joined(self.config, fresh, read)
+        with jax.set_mesh(own.mesh):
+            return jax.jit(own.first_state)(params)
+
+    def _owner(self, depth: int) -> CompiledStep:
+        return self.stages[self.owners[depth].stage]
+
+    def abstract_state(self) -> TrainState:
+        """The state of the whole model, as it is saved: in the host's memory."""
+        return jax.tree.map(_on_the_host, self.first.abstract_state())
+
+    def saved(self, state: State) -> TrainState:
+        """The state of the whole model, in the host's memory."""
+        abstract = self.abstract_state()
+        whole = _whole(by_name(abstract), [by_name(own) for own in state])
+        return like(abstract, {name: jax.device_put(one, _host()) for name, one in whole.items()})
+
+    def placed(self, saved: TrainState) -> State:
+        """The state of every depth, of one as `saved` gives it."""
+        depths = zip(self.chunks, self.abstract_depths(), strict=True)
+        return tuple(_placed(chunk, saved, abstract) for chunk, abstract in depths)
+
+    def abstract_depths(self) -> State:
+        """The state of every depth as ShapeDtypeStructs."""
+        depths = range(len(self.chunks))
+        return tuple(self._owner(depth).abstract_state(self._abstract_params(depth)) for depth in depths)
+
+    def _abstract_params(self, depth: int) -> Any:
+        own, chunk = self._owner(depth), self.chunks[depth]
+        params = flatten(abstract_params(self.config, own.layout, own.mesh))
+
+        def part(path: str) -> jax.ShapeDtypeStruct:
+            shape = jax.eval_shape(partial(chunk.part, path), params[path]).shape
+            return jax.ShapeDtypeStruct(shape, params[path].dtype, sharding=params[path].sharding)
+
+        return joined(self.config, {path: part(path) for path in params if chunk.has(path)})
+
+    # The step
+
+    def step(self, state: State, tokens: np.ndarray) -> tuple[State, dict[str, Array]]:
+        """(next state, metrics) as of CompiledStep, the metrics on the first stage; the state is donated."""
+        return self.step_on(OnDevices(), state, self._rows(tokens))
+
+    def evaluate(self, state: State, tokens: np.ndarray) -> Array:
+        """Mean nats per token of tokens[B, T+1]."""
+        on = OnDevices()
+        losses = self.dispatch.loss(self._read(on, _params(state)), self._rows(tokens), on)
+        return on.run(self._owner(-1).mesh, self._sum, losses)
+
+    def of_readers(self, made: Callable[[CompiledStep], Any]) -> list[Any]:
+        """What is made of each stage that reads rows of the batch, and None of the others.
+
+        The first chunk reads tokens and the last targets; layers read where documents begin, if rows say so.
+        """
+        reads = [False] * len(self.stages)
+        for (stage, _), depth in self.table.depths.items():
+            chunk = self.chunks[depth]
+            reads[stage] |= chunk.is_first or chunk.is_last or (self.first.masked and bool(chunk.layers))
+        return [made(stage) if own else None for stage, own in zip(self.stages, reads, strict=True)]
+
+    def _rows(self, tokens: np.ndarray) -> list[Array | None]:
+        return self.of_readers(lambda stage: stage.put(tokens))
+
+    def step_on(
+        self, on: Executor, state: State, rows: Sequence[Array | None]
+    ) -> tuple[State, dict[str, Array]]:
+        """A step by an executor. rows: of the batch, on each stage that reads them."""
+        losses, gradients = self.losses_and_gradients(on, _params(state), rows)
+        first = self.first.mesh
+        norms = [
+            on.run(self._owner(depth).mesh, self._norms[depth], own)
+            for depth, own in enumerate(gradients)
+            if own
+        ]
+        norm = on.run(first, self._norm, [on.send(one, first, "sums") for one in norms])
+        told = losses[LOSS], losses.get(ROUTERS), norm, state[0].num_updates
+        metrics = on.run(first, self._metrics, *told)
+        return self._after(on, state, gradients, norm), metrics
+
+    def _after(self, on: Executor, state: State, gradients: Sequence[Any], norm: Array) -> State:
+        """The state after an update. norm: of all gradients, on the first stage."""
+        first = self.first.mesh
+        meshes = [self._owner(depth).mesh for depth in range(len(state))]
+        known = [
+            (own, gradients[depth], on.send(norm, meshes[depth], "sums")) for depth, own in enumerate(state)
+        ]
+        of_stacks = None
+        if self.layout.optimizer == "adafactor":
+            parts = [
+                on.send(on.run(mesh, self._sizes[depth], *known[depth]), first, "sums")
+                for depth, mesh in enumerate(meshes)
+            ]
+            of_stacks = on.run(first, self._of_stacks, parts)
+        return tuple(
+            on.run(mesh, self._updated[depth], *known[depth], on.send(of_stacks, mesh, "sums"))
+            for depth, mesh in enumerate(meshes)
+        )
+
+    def whole_gradients(self, params: Any, tokens: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+        """(loss, gradients by path) in the host's memory, of a whole model's parameters there."""
+        depths = range(len(self.chunks))
+        own = [_placed(self.chunks[depth], params, self._abstract_params(depth)) for depth in depths]
+        losses, gradients = self.losses_and_gradients(OnDevices(), own, self._rows(tokens))
+        shapes = flatten(abstract_params(self.config, self.first.layout, self.first.mesh))
+        trains = {path: shapes[path] for path in shapes if path in trained(self.config)}
+        return float(losses[LOSS]), _whole(trains, [flatten(one) for one in gradients])
+
+    def losses_and_gradients(
+        self, on: Executor, params: Sequence[Any], rows: Sequence[Array | None]
+    ) -> tuple[dict[str, Array], list[Any]]:
+        """(losses on the first stage, gradients by depth as the moments lie). params: by depth."""
+        totals = self.dispatch.totals(self._read(on, params), rows, on)
+        losses: dict[str, list[Array]] = {}
+        gradients: list[dict[str, Array]] = [{} for _ in self.chunks]
+        for number, own in enumerate(totals):
+            stage = self.stages[number]
+            by_home: dict[int, dict[str, Array]] = {}
+            for home, path in list(own):
+                total = own.pop((home, path))
+                if path in (LOSS, ROUTERS):
+                    losses.setdefault(path, []).append(on.send(total, self.first.mesh, "sums"))
+                else:
+                    by_home.setdefault(home, {})[path] = total
+                del total
+            for home in list(by_home):
+                reduced = on.run(stage.mesh, self._summed[number, home], by_home.pop(home))
+                for path, gradient in reduced.items():
+                    self._add(on, gradients[home], path, gradient, self._owner(home).mesh)
+        sums = {name: on.run(self.first.mesh, self._sum, parts) for name, parts in losses.items()}
+        return sums, [joined(self.config, flat) for flat in gradients]
+
+    def _add(self, on: Executor, total: dict[str, Array], path: str, more: Array, mesh: Any) -> None:
+        there = on.send(more, mesh, "gradients")
+        if path in total:
+            there = on.run(mesh, self._plus, {path: total.pop(path)}, {path: there})[path]
+        total[path] = there
+
+    def _read(self, on: Executor, params: Sequence[Any]) -> dict[Place, Any]:
+        """What every chunk reads, on its stage: its own parameters, and the head a tied table.
+
+        A stage that has both ends is sent the table once.
+        """
+        tied = ("embed",) if self.config.tied_embeddings else ()
+        tables: dict[int, dict[str, Array]] = {}
+        read = {}
+        for (stage, number), depth in self.table.depths.items():
+            mesh, chunk = self.stages[stage].mesh, self.chunks[depth]
+            own = {name: one for name, one in params[depth].items() if name not in tied}
+            read[Place(stage, number)] = on.send(own, mesh, "weights")
+            if chunk.is_first or chunk.is_last:
+                table = {name: params[0][name] for name in tied}
+                tables[stage] = tables.get(stage) or on.send(table, mesh, "weights")
+                read[Place(stage, number)] |= tables[stage]
+        return read
+
+    def program_texts(self) -> dict[str, str]:
+        """The optimized HLO of every program of a step, by its name; they are compiled for this once more."""
+        on = ProgramTexts()
+        rows = self.of_readers(lambda stage: stage.abstract_tokens())
+        self.step_on(on, self.abstract_depths(), rows)
+        return on.texts
+
+    @property
+    def num_compiled(self) -> int:
+        """How many versions of a program were compiled: one, unless the types of its arguments changed."""
+        return self.dispatch.num_compiled
+
+
+def _whole(abstract: Mapping[str, Any], depths: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Whole arrays with the names of `abstract`, in the host's memory, of those of every depth."""
+
+    def one(name: str, whole: Any) -> np.ndarray:
+        parts = [np.asarray(own[name]) for own in depths if name in own]
+        stacked = is_stacked(name) and parts[0].shape != whole.shape
+        return np.concatenate(parts) if stacked else parts[0]
+
+    return {name: one(name, whole) for name, whole in abstract.items()}
+
+
+def _with_stacks(of_stacks: dict[str, Array], own: Any) -> Any:
+    """Mean squares by weight, those of stacks from [n, 2] of each."""
+    stacks = {
+        stack: jax.tree.unflatten(jax.tree.structure(own[stack]), list(rows))
+        for stack, rows in of_stacks.items()
+        if stack in own
+    }
+    return own | stacks
+
+
+def _placed(chunk: Chunk, whole: Any, abstract: Any) -> Any:
+    """What of a whole pytree belongs to a chunk, as `abstract` has it."""
+    arrays = by_name(whole)
+    parts = {name: _put(chunk, name, arrays[name], leaf) for name, leaf in by_name(abstract).items()}
+    return like(abstract, parts)
+
+
+def _put(chunk: Chunk, name: str, whole: Any, abstract: jax.ShapeDtypeStruct) -> Array:
+    """What of a whole array of this name belongs to a chunk, as `abstract` has it."""
+    return jax.device_put(np.asarray(chunk.part(name, whole)), abstract.sharding)
+
+
+def _params(state: State) -> list[Any]:
+    return [own.params for own in state]
+
+
+def stage_meshes(mesh: jax.sharding.Mesh) -> list[jax.sharding.Mesh]:
+    """The mesh of every stage of a mesh with the axis `pipe`."""
+    axis = mesh.axis_names.index("pipe")
+    names, types = (
+        tuple(one for number, one in enumerate(of_axes) if number != axis)
+        for of_axes in (mesh.axis_names, mesh.axis_types)
+    )
+    stages = np.moveaxis(mesh.devices, axis, 0)
+    return [jax.sharding.Mesh(own, names, axis_types=types) for own in stages]
+
+
+def _host() -> Any:
+    return SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+
+
+def _on_the_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_host())

@@ -1,0 +1,150 @@
+"""The choice among the layouts that a published row may mean, by the memory that each needs.
+
+A policy that saves more than fits is mixed with full rematerialisation: so many layers keep what it
+saves as there is room for on the chip, and on the host where activations are offloaded. Where PyTorch's
+own loss has no room, a fused one is taken before anything is given up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from math import floor
+
+from meshwright.cost.eager import reported_bytes, step_memory
+from meshwright.cost.graph import Graph
+from meshwright.cost.memory import Memory
+from meshwright.cost.ops import record_training
+from meshwright.cost.recorder import Shape
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.train import price
+from meshwright.validate.reproduce import Case
+
+# A layout is asked for its memory with each loss and in mixes, and then for its time.
+_kept_record = lru_cache(maxsize=32)(record_training)
+# The share of the layers is counted in so many parts, down.
+_PARTS = 1000
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Layouts that differ in remat alone, each for a share of the layers. The first is what was asked for.
+
+    hardware: with the software that runs them.
+    """
+
+    hardware: Hardware
+    parts: tuple[tuple[float, Layout], ...]
+
+    @cached_property
+    def layout(self) -> Layout:
+        return self.parts[0][1]
+
+    def __str__(self) -> str:
+        if len(self.parts) == 1:
+            return str(self.layout)
+        (share, layout), (_, other) = self.parts
+        return f"{layout} for {share:.0%} of the layers, remat={other.remat} for the rest"
+
+
+@dataclass(frozen=True)
+class PricedMix:
+    """A mix with its prices. bytes_per_chip: what it needs. reported_bytes: what its software tells of."""
+
+    mix: Mix
+    candidates: tuple[Candidate, ...]
+    bytes_per_chip: float
+    reported_bytes: float
+
+    @cached_property
+    def step_seconds(self) -> float:
+        return sum(
+            share * candidate.step_seconds
+            for (share, _), candidate in zip(self.mix.parts, self.candidates, strict=True)
+        )
+
+
+def choose(case: Case) -> PricedMix:
+    """The fastest of the mixes that a case means."""
+    return min((_priced(case, mix) for mix in mixes(case)), key=lambda choice: choice.step_seconds)
+
+
+def _priced(case: Case, mix: Mix) -> PricedMix:
+    hardware = mix.hardware
+    if len(mix.parts) > 1:  # what fills the memory that there is does not run out of it
+        hardware = hardware.with_step(replace(hardware.chip.step, host_flush_seconds=0.0))
+    candidates = (
+        price(case.config, hardware, case.workload, layout, whole=False, graph=_graph(case, layout))
+        for _, layout in mix.parts
+    )
+    total = sum(share * memory_of(case, mix.hardware, part).total for share, part in mix.parts)
+    room = mix.hardware.chip.program_bytes
+    reported = sum(
+        share * reported_bytes(_graph(case, part), part, mix.hardware.software, room)
+        for share, part in mix.parts
+    )
+    return PricedMix(mix, tuple(candidates), total, reported)
+
+
+def mixes(case: Case) -> list[Mix]:
+    """The mixes of the first group of which some fit; if none does, though it was run, the nearest one.
+
+    Where more than full rematerialisation was open, so many layers keep matmuls as there is room for.
+    """
+    nearest: tuple[float, Hardware, Layout] | None = None
+    for group, hardware in product(case.layouts, _with_losses(case.hardware)):
+        excess = [(_excess(case, hardware, layout), layout) for layout in group]
+        if fitting := [layout for over, layout in excess if over == 0]:
+            return [_less_than_full(case, hardware, layout) for layout in fitting]
+        over, closest = min(excess, key=lambda pair: pair[0])
+        nearest = (over, hardware, closest) if nearest is None or over < nearest[0] else nearest
+    assert nearest is not None, "a case has layouts"
+    return [_with_full(case, *nearest[1:])]
+
+
+def _with_losses(hardware: Hardware) -> Iterator[Hardware]:
+    """The hardware with its software's loss, and with a fused one where the software is PyTorch's alone."""
+    yield hardware
+    software = hardware.software
+    if software.eager and not (software.loss_arrays or software.whole_logits):
+        yield replace(hardware, software=replace(software, fused_loss=True))
+
+
+@lru_cache(maxsize=32)
+def memory_of(case: Case, hardware: Hardware, layout: Layout) -> Memory:
+    """What a layout needs on a chip: as most programs for GPUs run, or as XLA plans it."""
+    return step_memory(_graph(case, layout), layout, hardware.software)
+
+
+def _graph(case: Case, layout: Layout) -> Graph:
+    return _kept_record(case.config, case.hardware, layout, Shape.of_microbatch(case.workload, layout))
+
+
+def _excess(case: Case, hardware: Hardware, layout: Layout) -> float:
+    """Bytes that do not fit, on the chip and on its share of the host."""
+    memory = memory_of(case, hardware, layout)
+    return hardware.chip.lacking_bytes(memory.total, memory.host)
+
+
+def _less_than_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
+    """`layout`, or with full rematerialisation for fewer layers where the source leaves it open."""
+    less = layout.replace(remat="matmuls")
+    if layout.remat == "full" and any(less in group for group in case.layouts):
+        return _with_full(case, hardware, less)
+    return Mix(hardware, ((1.0, layout),))
+
+
+def _with_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
+    """`layout` for as many layers as there is room for, and full rematerialisation for the rest."""
+    other = layout.replace(remat="full")
+    if layout.remat in ("full", "none"):
+        return Mix(hardware, ((1.0, layout),))
+    asked, least = memory_of(case, hardware, layout), memory_of(case, hardware, other)
+    room = max(0.0, hardware.chip.program_bytes - least.total)
+    if layout.offload:
+        room += max(0.0, hardware.chip.host_program_bytes - least.host)
+    share = min(1.0, room / max(1.0, asked.total + asked.host - least.total - least.host))
+    share = floor(share * _PARTS) / _PARTS
+    return Mix(hardware, ((share, layout), (1 - share, other)))

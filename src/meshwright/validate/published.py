@@ -1,0 +1,249 @@
+"""Rows of a table of published measurements, read from CSV (contract.md, "Published results").
+
+A row says what was trained (the model's dimensions), where, with which layout, and one measured
+figure. `validate/reproduce.py` makes of it what the planner prices. Id and source name a row in reports;
+nothing else that is not physical is read.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import Any, get_args
+
+from meshwright.errors import PlanError
+from meshwright.files import read_text
+
+STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_bytes_per_chip"
+METRICS = (STEP, THROUGHPUT, MEMORY)
+INFERENCE_METRICS = ("tpot_s", "ttft_s", "request_latency_s", "tokens_per_s")
+PER_CHIP = "tokens/s per chip"
+# A row of these measures serving; its table has other columns.
+_INFERENCE_COLUMN = "prompt_len"
+# A message names so many missing columns.
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One measured training figure. None: the source does not say, and the planner's default holds.
+
+    mlp: gated or plain. d_ff: of one expert where there are experts. micro_batch: sequences of one data
+    rank in a microbatch. zero_group: data ranks that share a shard group where that is not all of them.
+    remat: none, selective or full, each perhaps with +offload. unit: of the
+    value, in words. software, year: what ran, and when. A table may lack these three.
+    """
+
+    id: str
+    source: str
+    mlp: str
+    n_layers: int
+    d_model: int
+    d_ff: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    vocab: int
+    experts: int | None
+    experts_per_token: int | None
+    params_total: float | None
+    params_active: float | None
+    seq_len: int
+    global_batch_sequences: int
+    micro_batch: float | None
+    hardware: str
+    chips: int
+    nic_gbit_per_gpu: float | None
+    hbm_bytes_per_second: float | None
+    power_watts: float | None
+    dtype: str
+    data: int | None
+    fsdp: int | None
+    tensor: int | None
+    pipe: int | None
+    interleave: int | None
+    context: int | None
+    expert: int | None
+    zero: int | None
+    zero_group: int | None
+    sequence_parallel: int | None
+    remat: str | None
+    metric: str
+    value: float
+    unit: str | None = None
+    software: str | None = None
+    year: int | None = None
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the program ran out of memory, of which `value` is then what there was."""
+        return self.metric == MEMORY and "ran out" in (self.unit or "")
+
+    @property
+    def num_tokens(self) -> int:
+        return self.seq_len * self.global_batch_sequences
+
+    @cached_property
+    def chip(self) -> str:
+        """The chip's name: gb200-nvl72 of `gb200-nvl72:64`, v5e of `2*v5e:16x16`."""
+        return _chip_of(self.hardware)
+
+    def seconds(self, value: float | None = None) -> float:
+        """The step time that the row's figure (or another `value` of its metric) amounts to."""
+        value = self.value if value is None else value
+        return value if self.metric == STEP else self.num_tokens / self.chips / value
+
+    def in_unit(self, seconds: float) -> float:
+        """A step time in the row's own unit."""
+        return seconds if self.metric == STEP else self.num_tokens / self.chips / seconds
+
+
+@dataclass(frozen=True)
+class InferenceRow:
+    """One measured figure of serving. chips, hardware, model: as of training. unit: PER_CHIP, or of all."""
+
+    id: str
+    source: str
+    mlp: str
+    n_layers: int
+    d_model: int
+    d_ff: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    vocab: int
+    experts: int | None
+    experts_per_token: int | None
+    params_total: float | None
+    params_active: float | None
+    hardware: str
+    chips: int
+    nic_gbit_per_gpu: float | None
+    hbm_bytes_per_second: float | None
+    power_watts: float | None
+    engine: str | None
+    weight_dtype: str
+    kv_dtype: str | None
+    tensor: int | None
+    pipe: int | None
+    batch: int
+    prompt_len: int
+    output_len: int
+    metric: str
+    value: float
+    unit: str
+
+    @property
+    def seq_len(self) -> int:
+        """Positions of a whole request."""
+        return self.prompt_len + self.output_len
+
+    def seconds(self, figure: float | None = None, batch: int | None = None) -> float:
+        """The time of the row's own figure, or of `figure` in its unit.
+
+        Of a rate the time of a batch: the row's, or of so many sequences.
+        """
+        value = self.value if figure is None else figure
+        return value if self.metric != "tokens_per_s" else self._answered(batch) / value
+
+    def in_unit(self, seconds: float, batch: int | None = None) -> float:
+        """`seconds` as a figure in the row's unit, as of `seconds`."""
+        return seconds if self.metric != "tokens_per_s" else self._answered(batch) / seconds
+
+    def _answered(self, batch: int | None) -> float:
+        """New tokens of a batch, of each chip where the unit counts them so."""
+        count = (self.batch if batch is None else batch) * self.output_len
+        return count / self.chips if self.unit == PER_CHIP else count
+
+    def chip_seconds_per_token(self, figure: float | None = None) -> float:
+        """What a token takes of all chips by the row's figure, or by `figure`: of a prompt's, by TTFT."""
+        made = {"tpot_s": 1, "ttft_s": self.prompt_len}.get(self.metric, self.output_len)
+        return self.seconds(figure) * self.chips / (self.batch * made)
+
+    @cached_property
+    def chip(self) -> str:
+        """The chip's name."""
+        return _chip_of(self.hardware)
+
+
+def _chip_of(hardware: str) -> str:
+    return hardware.rpartition(":")[0].rpartition("*")[2] or hardware
+
+
+AnyRow = PublishedRow | InferenceRow
+
+
+def read_rows(path: Path) -> list[AnyRow]:
+    """The rows of a CSV of published results, in order.
+
+    Raises PlanError naming the file, and the line and column at fault.
+    """
+    text = read_text(path, PlanError).removeprefix("\ufeff")
+    try:
+        return list(_rows(csv.DictReader(StringIO(text, newline=""), strict=True), path))
+    except csv.Error as error:
+        raise PlanError(f"{path}: is not CSV: {error}") from error
+
+
+def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[AnyRow]:
+    columns = reader.fieldnames or []
+    inference = _INFERENCE_COLUMN in columns
+    kind = InferenceRow if inference else PublishedRow
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    if missing := [name for name in needed if name not in columns]:
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        raise PlanError(
+            f"{path}: lacks the column {', '.join(missing[:_MOST_NAMED])}{more}; its first line must name "
+            "the columns, as in benchmarks/published/training.csv"
+        )
+    for cells in reader:
+        where = f"{path}: line {reader.line_num} ({cells['id'] or 'no id'})"
+        if None in cells or None in cells.values():
+            raise PlanError(f"{where} has not as many cells as the {len(columns)} columns")
+        if inference:
+            yield _inference_row(cells, where)
+        else:
+            yield _row(cells, where)
+
+
+def _inference_row(cells: dict[str, str], where: str) -> InferenceRow:
+    values = {f.name: _cell(where, f.name, cells[f.name], f.type) for f in fields(InferenceRow)}
+    row = InferenceRow(**values)
+    if row.metric not in INFERENCE_METRICS:
+        raise PlanError(f"{where}: metric = {row.metric!r} is unknown; fits: {', '.join(INFERENCE_METRICS)}")
+    return row
+
+
+def _row(cells: dict[str, str], where: str) -> PublishedRow:
+    values = {f.name: _cell(where, f.name, cells.get(f.name, ""), f.type) for f in fields(PublishedRow)}
+    row = PublishedRow(**values)
+    if row.metric not in METRICS:
+        raise PlanError(f"{where}: metric = {row.metric!r} is unknown; fits: {', '.join(METRICS)}")
+    if row.mlp not in ("gated", "plain"):
+        raise PlanError(f"{where}: mlp = {row.mlp!r} is unknown; fits: gated, plain")
+    if (row.experts is None) != (row.experts_per_token is None):
+        raise PlanError(f"{where}: experts and experts_per_token go together; one of them is empty")
+    return row
+
+
+def _cell(where: str, column: str, text: str, kind: Any) -> Any:
+    """The value of a cell: empty is None where the column may be."""
+    text, optional = text.strip(), type(None) in get_args(kind)
+    kind = get_args(kind)[0] if optional else kind
+    if not text:
+        if optional:
+            return None
+        raise PlanError(f"{where}: {column} is empty")
+    if kind is str:
+        return text
+    least = 0 if column in ("zero", "sequence_parallel") else None
+    try:
+        value = float(text)
+    except ValueError:
+        raise PlanError(f"{where}: {column} = {text!r} is not a number") from None
+    if not (value > 0 or value == least) or value == float("inf") or (kind is int and value != int(value)):
+        wanted = "a whole number" if kind is int else "a finite number"
+        raise PlanError(f"{where}: {column} = {text!r} must be {wanted}{' above 0' if least is None else ''}")
+    return kind(value)

@@ -1,0 +1,272 @@
+"""What the planner prices for a published row: its model, machine, batch, and the layouts it may mean.
+
+A layout column that is empty leaves the choice open. Such a row has several layouts in order of
+preference, and is priced as the first that fits the memory, or the fastest of those that recompute
+as little (see `choose`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+
+from meshwright.errors import LayoutError
+from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.plan.space import different_remats
+from meshwright.units import DTYPE_BYTES
+from meshwright.validate.published import AnyRow, PublishedRow
+from meshwright.validate.shape_guess import model_of
+
+# What a source that names one kind of arithmetic computes in: (activations, products).
+_ARITHMETIC = {
+    "f32": ("f32", None),
+    "fp32": ("f32", None),
+    "bf16": ("bf16", None),
+    "fp16": ("bf16", "f16"),  # activations of the same width
+    "f16": ("bf16", "f16"),
+    "fp8": ("bf16", "fp8"),
+    "mxfp8": ("bf16", "mxfp8"),
+    "nvfp4": ("bf16", "nvfp4"),
+    "mxfp4": ("bf16", "mxfp4"),
+    "int8": ("bf16", "int8"),
+}
+# Scaled formats go by their width where the machine lists no rate of their own.
+_PLAIN_FORMAT = {"mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
+
+# The parameters' states, the roomiest first: f32 weights, or bf16 ones with an f32 copy, beside f32
+# moments (mixed precision, Micikevicius et al., 2018); then bf16 weights alone; then bf16 throughout.
+_SHARDED_F32: dict[str, object] = {"weights_dtype": "f32", "gradients_dtype": "f32"}
+_MASTER_COPY: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "f32", "master_weights": True}
+_BF16_WEIGHTS: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "bf16"}
+_BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
+# fp16 throughout but for a float32 copy: the loss is scaled so that gradients fit into fp16.
+_SCALED_LOSS: dict[str, object] = {**_BF16_WEIGHTS, "master_weights": True}
+
+_REMATS = {"none": ("none",), "full": ("full",)}
+# What `selective` keeps: JAX's programs the results of all products, PyTorch's of every second, Megatron all
+# but attention's (Korthikanti et al., 2022).
+_SELECTIVE = {"xla": "matmuls", "pytorch-eager": "alternate", "pytorch-compiled": "alternate"}
+_SELECTIVE_OF_MEGATRON = "attention"
+_SHORT_PIPE = 2
+# Sequences of a microbatch of which a source says nothing: whoever tunes a run takes the fastest that fits.
+_MICROBATCHES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A published row as the planner sees it.
+
+    layouts: groups in order of preference; of one group the fastest is meant.
+    """
+
+    config: ModelConfig
+    hardware: Hardware
+    workload: Workload
+    layouts: tuple[tuple[Layout, ...], ...]
+
+
+def reproduce(row: PublishedRow) -> Case:
+    """The case of a row. Raises MeshwrightError where the row cannot be expressed."""
+    config, hardware = model_of(row), machine_of_row(row)
+    if hardware.num_chips != row.chips:
+        raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
+    workload = Workload(row.global_batch_sequences, row.seq_len)
+    groups = tuple(
+        tuple(_layouts(row, config, hardware, *choice)) for choice in _preferences(row, config, hardware)
+    )
+    groups = tuple(group for group in groups if group)
+    return Case(_as_run(config, groups[0][0]), hardware, workload, groups)
+
+
+def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
+    """`config` with a KV head for each tensor rank: frameworks replicate those of which there are fewer."""
+    heads, ranks = config.num_kv_heads, layout.tensor
+    if config.mla is None and heads < ranks and ranks % heads == config.num_heads % ranks == 0:
+        config = replace(config, num_kv_heads=ranks)
+    return config
+
+
+def machine_of_row(row: AnyRow) -> Hardware:
+    """The row's hardware with its software, and the figures that the source gives of its own machine.
+
+    What others ran has kernels of its own, also where it was compiled by XLA. Sources that offload send a
+    choice of activations to the host, which they do not tell, so that nothing waits; our layouts send all
+    that is kept. Such rows have a link to the host that takes no time.
+    """
+    gigabits = row.nic_gbit_per_gpu
+    machine = catalog.load(row.hardware).with_figures(
+        nic_bytes_per_second=gigabits * 1e9 / 8 if gigabits else None,
+        hbm_bytes_per_second=row.hbm_bytes_per_second,
+        power_watts=row.power_watts,
+    )
+    if isinstance(row, PublishedRow) and (row.remat or "").endswith("+offload"):
+        machine = replace(machine, chip=replace(machine.chip, host_link_bytes_per_second=inf))
+    flash = True
+    if isinstance(row, PublishedRow) and row.software is not None:
+        machine = machine.running(row.software)
+        flash = row.year is None or row.year >= machine.software.flash_since
+    return replace(machine, software=replace(machine.software, is_ours=False, flash=flash))
+
+
+def _preferences(
+    row: PublishedRow, config: ModelConfig, hardware: Hardware
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """(remat policy, dtypes of the parameters' states), what costs least time first."""
+    asked, _, _ = (row.remat or "").partition("+")
+    remats = _REMATS.get(asked) if asked else different_remats(config, hardware)
+    if asked == "selective":
+        remats = (_SELECTIVE.get(row.software or "xla", _SELECTIVE_OF_MEGATRON),)
+    if remats is None:
+        known = ", ".join((*_REMATS, "selective"))
+        raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {known}, each with +offload")
+    mixed, narrow = _states(row, wide_sums=hardware.software.wide_sums)
+    for some in (mixed, narrow):
+        yield from product(remats, some)
+
+
+def _states(
+    row: PublishedRow, *, wide_sums: bool
+) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]]]:
+    """The dtypes that the parameters' states may have, the roomiest first: with a float32 copy, without.
+
+    Float32 gradients are given up before anything is computed again, unless the software keeps them
+    (`wide_sums`).
+
+    What is sharded can afford float32 weights, and may be bf16 alone; optimizers that shard their states or
+    nothing have a float32 copy. One chip alone holds all states, so bf16 throughout is what fine-tuning
+    there uses. The stages of a pipeline keep the weights that they gathered, where there
+    is room, since every microbatch would gather them again: in time and memory that is ZeRO 1.
+    """
+    if row.chips == 1:
+        return [_BF16], []
+    sharded = row.zero == 3 or (row.zero is None and (row.fsdp or 1) > 1)
+    narrow: list[Mapping[str, object]] = [_BF16_WEIGHTS, _BF16]
+    if row.dtype in ("fp16", "f16"):
+        return [_SCALED_LOSS], []
+    if not sharded:
+        narrower = [] if wide_sums else [_MASTER_COPY | {"gradients_dtype": "bf16"}]
+        return [_MASTER_COPY, *narrower], []
+    kept = [_MASTER_COPY | {"zero": 1}] if (row.pipe or 1) > 1 else []
+    return [*kept, _SHARDED_F32], narrow
+
+
+def _layouts(
+    row: PublishedRow, config: ModelConfig, hardware: Hardware, remat: str, states: Mapping[str, object]
+) -> Iterator[Layout]:
+    """The layouts that the row's columns leave open, with one remat policy."""
+    tensor, pipe, context = row.tensor or _least_tensor(row), row.pipe or 1, row.context or 1
+    data, fsdp, zero = _data_axes(row, row.chips // (tensor * pipe * context))
+    if data * fsdp * tensor * pipe * context != row.chips:
+        raise LayoutError(
+            f"data·fsdp·tensor·pipe·context = {data}·{fsdp}·{tensor}·{pipe}·{context} "
+            f"= {data * fsdp * tensor * pipe * context} is not the row's {row.chips} chips"
+        )
+    compute, matmul = arithmetic(row.dtype, hardware)
+    undecided = row.sequence_parallel is None and tensor > 1
+    sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
+    counts = _microbatches(row, data * fsdp, pipe, hardware.chip.kind)
+    for split, microbatches in product(sequence_parallel, counts):
+        yield Layout.from_dict(
+            {
+                "data": data,
+                "fsdp": fsdp,
+                "tensor": tensor,
+                "pipe": pipe,
+                "context": context,
+                "expert": row.expert or 1,
+                "dispatch": "once" if _dispatches_once(row, config, hardware) else "each",
+                "zero": zero,
+                "zero_context": context > 1 and bool(zero),  # as all frameworks do
+                "sequence_parallel": split and tensor > 1,
+                "microbatches": microbatches,
+                "interleave": _chunks(row, config, pipe, microbatches),
+                "remat": remat,
+                "offload": (row.remat or "").endswith("+offload"),
+                "compute_dtype": compute,
+                "matmul_dtype": matmul,
+                **states,
+            }
+        )
+
+
+def _dispatches_once(row: PublishedRow, config: ModelConfig, hardware: Hardware) -> bool:
+    """Whether the row's software sends a token to a node once, for all of its experts there."""
+    since = hardware.software.once_since
+    return config.moe is not None and bool(since) and row.year is not None and row.year >= since
+
+
+def _least_tensor(row: PublishedRow) -> int:
+    """Chips that share a sequence where a source says nothing of it: 1, or as many as have no own."""
+    named = (row.data, row.fsdp, row.pipe, row.context)
+    if any(named) or row.chips <= row.global_batch_sequences:
+        return 1
+    sharing = -(-row.chips // row.global_batch_sequences)
+    fitting = (n for n in range(sharing, row.chips + 1) if row.chips % n == 0 and n & (n - 1) == 0)
+    return next(fitting, 1)
+
+
+def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
+    """(data, fsdp, zero): groups of zero_group ranks are fsdp, replicas of them data."""
+    data, fsdp = row.data, row.fsdp
+    if data is None or fsdp is None:
+        fsdp = fsdp or (ranks // data if data else ranks)
+        data = data or max(1, ranks // fsdp)
+    zero = row.zero
+    if row.zero_group and zero and fsdp == 1:
+        data, fsdp = data * fsdp // row.zero_group, row.zero_group
+    if zero == 3 and fsdp == 1:
+        data, fsdp = 1, data
+    if zero == 2 and (row.pipe or 1) > 1:
+        zero = 1  # frameworks sum gradients once a step where there are stages, not once a microbatch
+    if zero == 0 and fsdp > 1:
+        data, fsdp = data * fsdp, 1
+    return data, fsdp, None if zero == 3 and fsdp * (row.context or 1) == 1 else zero
+
+
+def _microbatches(row: PublishedRow, ranks: int, pipe: int, kind: str) -> list[int]:
+    """The numbers of microbatches that a step may have.
+
+    Programs for TPUs shard one array over all chips and count the batch of a chip, also where several chips
+    share a sequence: if that times the chips is the whole batch, nothing accumulates. A long pipeline that
+    does not accumulate either cuts its local batch into as many microbatches as it has stages: all but one
+    would idle otherwise.
+    """
+    if row.micro_batch is None:
+        local = max(1, row.global_batch_sequences // ranks)
+        return [local // size for size in _MICROBATCHES if local % size == 0]
+    of_a_chip = kind == "tpu" or row.micro_batch < 1  # less than a sequence is no microbatch
+    if of_a_chip and pipe == 1 and row.micro_batch * row.chips == row.global_batch_sequences:
+        return [1]
+    count = max(1, round(row.global_batch_sequences / (ranks * row.micro_batch)))
+    if count == 1 and pipe > _SHORT_PIPE:
+        return [max(1, min(pipe, row.global_batch_sequences // ranks))]
+    return [count]
+
+
+def _chunks(row: PublishedRow, config: ModelConfig, pipe: int, microbatches: int) -> int:
+    """Chunks per stage: the row's. A source that does not say how many interleave means the usual two, or
+    the fewest that divide a stage's layers, since frameworks give all chunks as many.
+
+    Microbatches that do not divide over the stages run without, as the schedule has it.
+    """
+    if pipe == 1 or microbatches % pipe:
+        return 1
+    of_a_stage = max(1, config.num_layers // pipe)
+    fewest = next((chunks for chunks in range(2, of_a_stage + 1) if of_a_stage % chunks == 0), 1)
+    return row.interleave or fewest
+
+
+def arithmetic(dtype: str, hardware: Hardware) -> tuple[str, str | None]:
+    """(compute dtype, dtype of matmuls where it differs) that a source means by `dtype`."""
+    if dtype not in _ARITHMETIC:
+        raise LayoutError(f"dtype = {dtype!r} is unknown; fits: {', '.join(_ARITHMETIC)}")
+    compute, matmul = _ARITHMETIC[dtype]
+    if matmul in _PLAIN_FORMAT and (
+        matmul not in DTYPE_BYTES or matmul not in hardware.chip.flops_per_second
+    ):
+        matmul = _PLAIN_FORMAT[matmul]
+    return compute, matmul

@@ -1,0 +1,380 @@
+"""The planner's prices beside what others measured, and how far apart they are.
+
+    error = predicted / published - 1, in the row's own unit
+
+Two scores. Free: the catalog's figures alone. Anchored: the first row of each source, chip and dtype
+sets one software efficiency, a factor of every step time, as a user does who has measured one run;
+those rows are then left out of the errors. Beside each stands what needs no planner: one MFU for a
+chip and dtype (the median of the other sources' rows), and that of the anchoring row.
+
+    factor = (published / predicted of the first row) ^ TRUST
+
+What one row is off by is partly its software's, which the others share, and partly its own (its model,
+its layout, its luck). TRUST is the first part's share, so that the factor is what is expected of the
+others.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import inf, sqrt
+from statistics import mean, median
+from typing import TypeVar
+
+from meshwright.errors import MeshwrightError
+from meshwright.models.count import train_flops_per_token
+from meshwright.plan.spread import quantile
+from meshwright.validate.choice import choose
+from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow
+from meshwright.validate.reproduce import Case, reproduce
+from meshwright.validate.static_batches import reproduce_inference
+
+_Item = TypeVar("_Item")
+# Where the constants were fitted without a row's source, 0.1 to 0.25 bring the other rows alike near, and
+# nearer than more (benchmarks/fit_published.py --loso).
+TRUST = 0.2
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row and what the planner says of it, in the row's unit.
+
+    baseline: what one MFU says. fits: whether what ran, or ran out, has room by the planner's count.
+    """
+
+    row: AnyRow
+    predicted: float | None = None
+    skipped: str | None = None
+    layout: str | None = None
+    mfu: float | None = None
+    baseline: float | None = None
+    is_anchor: bool = False
+    fits: bool | None = None
+
+    @property
+    def error(self) -> float | None:
+        return None if self.predicted is None else self.predicted / self.row.value - 1
+
+    @property
+    def baseline_error(self) -> float | None:
+        return None if self.baseline is None else self.baseline / self.row.value - 1
+
+    def to_dict(self) -> dict:
+        """The keys of a row of `mw validate` in contract.md."""
+        return {
+            "id": self.row.id,
+            "source": self.row.source,
+            "predicted": self.predicted,
+            "published": self.row.value,
+            "error": self.error,
+            "skipped": self.skipped,
+            "baseline_error": self.baseline_error,
+            "layout": self.layout,
+            "fits": self.fits,
+            "anchor": self.is_anchor,
+        }
+
+
+@dataclass(frozen=True)
+class Score:
+    """Errors of some rows; None where there are none. baseline_*: of one MFU."""
+
+    num_rows: int
+    median_abs_error: float | None
+    p90_abs_error: float | None
+    within_10_percent: float | None
+    within_20_percent: float | None
+    baseline_median_abs_error: float | None
+    baseline_p90_abs_error: float | None
+
+    def meets(self, median_bar: float, p90_bar: float) -> bool:
+        """Whether both errors are known and at most these."""
+        found = (self.median_abs_error, self.p90_abs_error)
+        return all(e is not None and e <= bar for e, bar in zip(found, (median_bar, p90_bar), strict=True))
+
+
+def predict(rows: Sequence[AnyRow], on_progress: Callable[[float], None] | None = None) -> list[Prediction]:
+    """Every row priced as it is (the free score)."""
+    found = []
+    for number, row in enumerate(rows, 1):
+        found.append(_predict(row))
+        if on_progress:
+            on_progress(number / len(rows))
+    return _with_baseline(found)
+
+
+def _predict(row: AnyRow) -> Prediction:
+    try:
+        if isinstance(row, InferenceRow):
+            layout, figure = reproduce_inference(row).choice
+            return Prediction(row, figure, layout=str(layout))
+        case = reproduce(row)
+        chosen = choose(case)
+    except MeshwrightError as error:
+        return Prediction(row, skipped=str(error))
+    predicted = chosen.reported_bytes if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
+    fits = chosen.bytes_per_chip <= case.hardware.chip.program_bytes
+    return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case), fits=fits)
+
+
+def anchored_by_source(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Prediction]:
+    """The times of each source, chip and dtype, and metric of serving, scaled by what the first row shows."""
+    factors: dict[Hashable, tuple[float, float | None]] = {}
+    found = []
+    for given in predictions:
+        row = given.row
+        if row.metric == MEMORY or given.predicted is None:
+            found.append(given)
+            continue
+        key, seconds = _anchored_together(row), row.seconds(given.predicted)
+        if key not in factors:
+            factors[key] = (row.seconds() / seconds) ** trust, given.mfu
+            of_row = None if given.mfu is None else row.value
+            found.append(replace(given, predicted=row.value, baseline=of_row, is_anchor=True))
+            continue
+        factor, mfu = factors[key]
+        baseline = row.in_unit(row.seconds() * given.mfu / mfu) if given.mfu and mfu else None
+        found.append(replace(given, predicted=row.in_unit(seconds * factor), baseline=baseline))
+    return found
+
+
+def _anchored_together(row: AnyRow) -> Hashable:
+    if isinstance(row, InferenceRow):
+        return row.source, row.chip, row.weight_dtype, row.metric
+    return row.source, row.chip, row.dtype
+
+
+def _mfu(row: PublishedRow, case: Case) -> float | None:
+    """Model FLOPs per second and chip that were measured, over the peak of the chip's products."""
+    if row.metric == MEMORY:
+        return None
+    layout, chip = case.layouts[0][0], case.hardware.chip
+    peak = chip.flops(layout.matmul_dtype or layout.compute_dtype)
+    flops = train_flops_per_token(case.config, row.seq_len) * row.num_tokens / row.chips
+    return flops / row.seconds() / peak
+
+
+def _with_baseline(predictions: list[Prediction]) -> list[Prediction]:
+    """What the median MFU of the rows of other sources says of each."""
+    known = [(p.row, p.mfu) for p in predictions if isinstance(p.row, PublishedRow) and p.mfu is not None]
+    return [_baseline(p, known) for p in predictions]
+
+
+def _baseline(given: Prediction, known: Sequence[tuple[PublishedRow, float]]) -> Prediction:
+    """The prediction by one MFU: of other sources' rows with the same chip and dtype, else chip, else all."""
+    row = given.row
+    if not isinstance(row, PublishedRow) or given.mfu is None:
+        return given
+    others = [(other, mfu) for other, mfu in known if other.source != row.source]
+    same_chip = [(other, mfu) for other, mfu in others if other.chip == row.chip]
+    same = [(other, mfu) for other, mfu in same_chip if other.dtype == row.dtype]
+    taken = next((some for some in (same, same_chip, others) if some), None)
+    if taken is None:
+        return given
+    seconds = row.seconds() * given.mfu / median(mfu for _, mfu in taken)
+    return replace(given, baseline=row.in_unit(seconds))
+
+
+def step_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """The predictions of step times or throughputs that set no anchor."""
+    return [p for p in predictions if _metric(p) not in (None, MEMORY) and not p.is_anchor]
+
+
+def inference_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """The predictions of serving rows that set no anchor."""
+    return [
+        p
+        for p in predictions
+        if isinstance(p.row, InferenceRow) and p.predicted is not None and not p.is_anchor
+    ]
+
+
+def memory_predictions(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """The predictions of memory of programs that ran."""
+    return [p for p in predictions if _metric(p) == MEMORY and not _ran_out(p)]
+
+
+def _ran_out(given: Prediction) -> bool:
+    return isinstance(given.row, PublishedRow) and given.row.ran_out
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """How often the planner is wrong on whether a layout fits.
+
+    false_does_not_fit: share of the layouts that ran and are said not to fit. false_fits: share of those that
+    ran out of memory, though the same with a smaller microbatch ran, and are said to fit. num_*: of each.
+    """
+
+    num_ran: int
+    false_does_not_fit: float | None
+    num_ran_out: int
+    false_fits: float | None
+
+
+def verdicts(predictions: Iterable[Prediction]) -> Verdicts:
+    """The verdicts on all predicted rows, each layout counted once."""
+    known = {_memory_question(p): p for p in predictions if p.fits is not None and _metric(p)}
+    ran = [key for key, p in known.items() if not _ran_out(p)]
+    least: dict[Hashable, float] = {}
+    for alike, size in ran:
+        least[alike] = min(size, least.get(alike, size))
+    out = [key for key, p in known.items() if _ran_out(p) and least.get(key[0], inf) < key[1]]
+    wrong = sum(not known[key].fits for key in ran), sum(bool(known[key].fits) for key in out)
+    shares = [number / len(keys) if keys else None for number, keys in zip(wrong, (ran, out), strict=True)]
+    return Verdicts(len(ran), shares[0], len(out), shares[1])
+
+
+def _memory_question(given: Prediction) -> tuple[Hashable, float]:
+    """(what a row's memory depends on but its microbatch, its microbatch)."""
+    row = given.row
+    assert isinstance(row, PublishedRow)
+    degrees = (row.data, row.fsdp, row.tensor, row.pipe, row.interleave, row.context, row.expert)
+    return (panel_of(row), degrees, row.zero, row.zero_group, row.remat), row.micro_batch or 0.0
+
+
+def _metric(given: Prediction) -> str | None:
+    return given.row.metric if isinstance(given.row, PublishedRow) and given.predicted is not None else None
+
+
+def score_predictions(predictions: Sequence[Prediction]) -> Score:
+    """Median and 90th percentile of the absolute errors, and the shares within 10 and 20%."""
+    errors = sorted(abs(p.error) for p in predictions if p.error is not None)
+    baseline = sorted(abs(p.baseline_error) for p in predictions if p.baseline_error is not None)
+    return Score(
+        len(errors),
+        quantile(errors, 0.5),
+        quantile(errors, 0.9),
+        _share_within(errors, 0.1),
+        _share_within(errors, 0.2),
+        quantile(baseline, 0.5),
+        quantile(baseline, 0.9),
+    )
+
+
+def _share_within(errors: Sequence[float], bound: float) -> float | None:
+    return sum(e <= bound for e in errors) / len(errors) if errors else None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A panel: rows of one model, machine and batch under several layouts; of serving, several batches too.
+
+    regret: how much longer the choice ranked first took than the best one, of serving in chip-seconds per
+    token. best_of_five: the same of the best of the first five. tau: Kendall's rank correlation of predicted
+    and measured times. rule_regret: of the layout of least tensor, then least pipe, then the largest
+    microbatch, of serving the largest batch. random_regret: of one at random, on average.
+    """
+
+    ids: tuple[str, ...]
+    best_id: str
+    chosen_id: str
+    regret: float
+    best_of_five: float
+    tau: float
+    rule_regret: float
+    random_regret: float
+
+
+def rankings(predictions: Iterable[Prediction]) -> list[Ranking]:
+    """One for each panel in which several choices were measured."""
+    found = list(predictions)
+    timed = [p for p in (*step_rows(found), *inference_rows(found)) if p.predicted]
+    panels = grouped(timed, lambda p: panel_of(p.row))
+    return [_ranking(panel) for panel in panels.values() if len({_choice(p) for p in panel}) > 1]
+
+
+def _choice(given: Prediction) -> Hashable:
+    """What the rows of a panel differ in."""
+    row = given.row
+    return (given.layout, row.chips, row.batch) if isinstance(row, InferenceRow) else given.layout
+
+
+def _cost(row: AnyRow, figure: float | None = None) -> float:
+    return row.chip_seconds_per_token(figure) if isinstance(row, InferenceRow) else row.seconds(figure)
+
+
+def _ranking(panel: Sequence[Prediction]) -> Ranking:
+    measured = {id(p): _cost(p.row) for p in panel}
+    priced = {id(p): _cost(p.row, p.predicted) for p in panel}
+    order = sorted(panel, key=lambda p: priced[id(p)])
+    best = min(measured.values())
+
+    def lost(chosen: Prediction) -> float:
+        """The regret of a choice: its fastest run over the fastest run of the panel, less 1."""
+        return min(measured[id(p)] for p in panel if _choice(p) == _choice(chosen)) / best - 1
+
+    def plain(given: Prediction) -> tuple[float, ...]:
+        row = given.row
+        most = row.batch if isinstance(row, InferenceRow) else row.micro_batch or 0
+        return row.tensor or 1, row.pipe or 1, -most
+
+    return Ranking(
+        ids=tuple(p.row.id for p in panel),
+        best_id=min(panel, key=lambda p: measured[id(p)]).row.id,
+        chosen_id=order[0].row.id,
+        regret=lost(order[0]),
+        best_of_five=min(map(lost, order[:5])),
+        tau=kendall_tau([(priced[id(p)], measured[id(p)]) for p in panel]),
+        rule_regret=lost(min(panel, key=plain)),
+        random_regret=mean(measured.values()) / best - 1,
+    )
+
+
+def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
+    """Kendall's tau-b: concordant less discordant pairs over those that are not tied, on either side.
+
+    >>> kendall_tau([(1, 1), (2, 2), (3, 4), (4, 3)])
+    0.6666666666666666
+    """
+    agree, first, second = 0, 0, 0
+    for (a, b), (c, d) in combinations(pairs, 2):
+        x, y = (a > c) - (a < c), (b > d) - (b < d)
+        agree, first, second = agree + x * y, first + abs(x), second + abs(y)
+    return agree / sqrt(first * second) if first and second else 0.0
+
+
+def panel_of(row: AnyRow) -> Hashable:
+    """The model, machine and batch of a row: rows of one panel differ in their layout alone.
+
+    Of serving the model, chip, engine, types and lengths: they differ in layout, chips and batch.
+    """
+    model = (
+        row.mlp,
+        row.n_layers,
+        row.d_model,
+        row.d_ff,
+        row.n_heads,
+        row.n_kv_heads,
+        row.vocab,
+        row.experts,
+    )
+    figures = (row.nic_gbit_per_gpu, row.hbm_bytes_per_second, row.power_watts)
+    if isinstance(row, InferenceRow):
+        asked = (row.weight_dtype, row.kv_dtype, row.prompt_len, row.output_len, row.metric)
+        return (row.source, model, row.chip, figures, row.engine, asked)
+    return (row.source, model, row.hardware, figures, row.dtype, row.seq_len, row.num_tokens)
+
+
+# Beyond so many nodes, and with stages beyond one, an eager program's times are its faults.
+_NODES_HELD = 32
+
+
+def heldable(row: PublishedRow) -> bool:
+    """Whether a row's time says anything of its layout.
+
+    Of eager programs with stages over several nodes a third stalls for a second a microbatch, and with one
+    stage on 64 nodes most take 5 to 20 times as long as their work (Ultra-Scale Playbook, 2025).
+    """
+    num_nodes = max(1, row.chips // 8)
+    if row.software != "pytorch-eager" or row.zero == 3 or num_nodes == 1:
+        return True
+    return (row.pipe or 1) == 1 and num_nodes <= _NODES_HELD
+
+
+def grouped(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> dict[Hashable, list[_Item]]:
+    """The items by key, in order of first appearance."""
+    found: dict[Hashable, list[_Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found

@@ -1,0 +1,116 @@
+"""The model that published dimensions describe: a preset that has them all, or what they imply.
+
+A table gives layers, widths, heads, experts and the parameters in all. What it leaves out (tied
+embeddings, shared experts, dense first layers, latent attention) shows in the parameters: of the
+shapes that could be, the one whose count comes nearest is taken. Names are not looked at.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from math import log
+
+from meshwright.models.config import MLA, ModelConfig, MoE
+from meshwright.models.count import count_params
+from meshwright.models.presets import PRESETS
+from meshwright.validate.published import AnyRow
+
+# How far a preset's parameters may be from the published count, which is often rounded to two digits.
+_ROUNDING = 0.03
+# Between shapes that fit alike the plainer is taken: what each feature must gain in log(parameters).
+_PLAINNESS = 0.004
+# DeepSeek-V2 and V3 (2024): the latents and head dimensions of both.
+_LATENT_ATTENTION = MLA(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
+
+
+def model_of(row: AnyRow) -> ModelConfig:
+    """The model of a row, its context as long as the row's sequences."""
+    return _model(
+        row.mlp == "gated",
+        (row.n_layers, row.d_model, row.d_ff, row.n_heads, row.n_kv_heads, row.d_head, row.vocab),
+        row.experts,
+        row.experts_per_token,
+        row.params_total,
+        row.params_active,
+        row.seq_len,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _model(
+    gated: bool,
+    sizes: tuple[int, ...],
+    num_experts: int | None,
+    experts_per_token: int | None,
+    total: float | None,
+    active: float | None,
+    seq_len: int,
+) -> ModelConfig:
+    experts = (num_experts, experts_per_token)
+    for preset in PRESETS.values():
+        if _has(preset, gated, sizes, experts) and _distance(preset, total, None) < _ROUNDING:
+            return replace(preset, max_seq_len=max(preset.max_seq_len, seq_len))
+    shapes = _shapes(_plain(gated, sizes, seq_len), num_experts, experts_per_token)
+    return min(shapes, key=lambda shape: _distance(shape[1], total, active) + _PLAINNESS * shape[0])[1]
+
+
+def _has(
+    preset: ModelConfig, gated: bool, sizes: tuple[int, ...], experts: tuple[int | None, int | None]
+) -> bool:
+    """Whether a preset has these dimensions. A latent head's dimension is told in several ways."""
+    moe, mla = preset.moe, preset.mla
+    d_ff = moe.d_ff if moe else preset.d_ff
+    d_head = sizes[5] if mla else preset.d_head
+    own = (preset.num_layers, preset.d_model, d_ff, preset.num_heads, preset.num_kv_heads, d_head)
+    own_experts = (moe.num_experts, moe.experts_per_token) if moe else (None, None)
+    return (preset.gated, own, preset.vocab_size, own_experts) == (gated, sizes[:6], sizes[6], experts)
+
+
+def _distance(config: ModelConfig, total: float | None, active: float | None) -> float:
+    """How far its parameters are from the published counts, as logarithms."""
+    counted = count_params(config)
+    pairs = ((counted.total, total), (counted.active, active))
+    return sum(abs(log(count / published)) for count, published in pairs if published)
+
+
+def _plain(gated: bool, sizes: tuple[int, ...], seq_len: int) -> ModelConfig:
+    """LLaMA's block where the feed-forward is gated, else GPT's."""
+    num_layers, d_model, d_ff, num_heads, num_kv_heads, d_head, vocab_size = sizes
+    config = ModelConfig(
+        name=f"L{num_layers}-D{d_model}-F{d_ff}",
+        num_layers=num_layers,
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        d_head=d_head,
+        vocab_size=vocab_size,
+        max_seq_len=seq_len,
+    )
+    if gated:
+        return config
+    return replace(config, gated=False, activation="gelu", norm="layer", norm_bias=True, positions="learned")
+
+
+def _shapes(
+    plain: ModelConfig, num_experts: int | None, experts_per_token: int | None
+) -> Iterator[tuple[int, ModelConfig]]:
+    """(number of features, model) of the shapes that the dimensions leave open."""
+    for tied in (False, True):
+        config = replace(plain, tied_embeddings=tied)
+        if num_experts is None or experts_per_token is None:
+            yield 0, config
+            continue
+        for shared, dense, every, latent in product(range(3), range(4), (1, 2), (False, True)):
+            if (dense and every > 1) or dense >= config.num_layers:
+                continue
+            moe = MoE(num_experts, experts_per_token, config.d_ff, shared, None, dense, every)
+            # A dense layer is as wide as the experts that a token goes through elsewhere.
+            shape = replace(config, moe=moe, d_ff=(experts_per_token + shared) * config.d_ff)
+            if latent:
+                if config.num_kv_heads != config.num_heads:
+                    continue
+                mla = _LATENT_ATTENTION
+                shape = replace(shape, mla=mla, d_head=mla.nope_dim + mla.rope_dim)
+            yield shared + bool(dense) + (every > 1) + latent, shape

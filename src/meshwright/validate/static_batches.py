@@ -1,0 +1,169 @@
+"""What the planner prices for a published row of serving: a generate step, a prefill, or a batch of both.
+
+    tpot_s              one generate step of the batch, behind the prompt and half of the answer
+    ttft_s              prefill of the whole batch
+    request_latency_s   prefill and output_len generate steps
+    tokens_per_s        the batch's answers over that time; in all, or of a chip as the unit says
+
+A batch of which not all have room runs in waves of as many as do. Columns leave open how a cache is split
+beyond its heads; the fastest way that fits is taken.
+"""
+
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib import resources
+from math import ceil
+
+from meshwright.cost.serving_step import pass_cost
+from meshwright.errors import LayoutError
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.fit import num_replicas
+from meshwright.models.config import ModelConfig
+from meshwright.plan.serve.layouts import tensor_words
+from meshwright.plan.serve.phase import max_batch
+from meshwright.validate.published import InferenceRow
+from meshwright.validate.reproduce import arithmetic, machine_of_row
+from meshwright.validate.shape_guess import model_of
+
+
+@dataclass(frozen=True)
+class ServedCase:
+    """A row as the planner sees it. layouts: what the row may mean. waves: batches one after another."""
+
+    row: InferenceRow
+    config: ModelConfig
+    hardware: Hardware
+    layouts: tuple[Layout, ...]
+
+    @cached_property
+    def choice(self) -> tuple[Layout, float]:
+        """(layout, predicted figure in the row's unit) of the fastest."""
+        found = [(layout, self._figure(layout, self.hardware)) for layout in self.layouts]
+        faster = max if self.row.metric == "tokens_per_s" else min
+        return faster(found, key=lambda pair: pair[1])
+
+    def _figure(self, layout: Layout, hardware: Hardware) -> float:
+        row = self.row
+        if row.metric == "ttft_s":
+            return self._prefill(layout, hardware, row.batch)
+        batch = self.room(layout)
+        step = self._generate(layout, hardware, batch)
+        if row.metric == "tpot_s":
+            return step
+        seconds = self._prefill(layout, hardware, batch) + row.output_len * step
+        if row.metric == "request_latency_s":
+            return ceil(row.batch / batch) * seconds
+        return row.in_unit(seconds, batch)
+
+    @cache  # noqa: B019
+    def room(self, layout: Layout) -> int:
+        """Sequences of the batch that have room at once; all of them where it seems that none has."""
+        at, context = layout.at("generate"), self.row.prompt_len + max(1, self.row.output_len // 2)
+        return min(self.row.batch, max_batch(self.config, self.hardware, at, 1, context) or self.row.batch)
+
+    def microbatches(self, layout: Layout, batch: int) -> tuple[int, float]:
+        """(parts of a batch that follow each other through the stages, time of all over that of one).
+
+        A prefill fills the stages and empties them. Generate steps follow each other: a part's next token
+        enters the first stage when its last one leaves the last, so the time is that of one pass.
+        """
+        parts = min(batch, layout.pipe)
+        if layout.phase == "generate":
+            return parts, 1.0
+        return parts, (parts + layout.pipe - 1) / layout.pipe
+
+    def _generate(self, layout: Layout, hardware: Hardware, batch: int) -> float:
+        context = self.row.prompt_len + max(1, self.row.output_len // 2)
+        return self._pass(layout.at("generate"), hardware, batch, 1, context)
+
+    def _prefill(self, layout: Layout, hardware: Hardware, batch: int) -> float:
+        length = self.row.prompt_len
+        return self._pass(layout.at("prefill"), hardware, batch, length, length)
+
+    def _pass(self, at: Layout, hardware: Hardware, batch: int, queries: int, context: int) -> float:
+        parts, times = self.microbatches(at, batch)
+        cost, _ = pass_cost(self.config, at, hardware, batch / parts, queries, context)
+        return times * cost.seconds
+
+
+def reproduce_inference(row: InferenceRow) -> ServedCase:
+    """The case of a row. Raises MeshwrightError where the row cannot be expressed."""
+    config, hardware = model_of(row), with_engine(machine_of_row(row), engine_of(row))
+    if hardware.num_chips != row.chips:
+        raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
+    layouts = tuple(_layouts(row, config, hardware))
+    if not layouts:
+        degrees = f"{row.tensor or row.chips}·{row.pipe or 1}"
+        raise LayoutError(
+            f"tensor·pipe = {degrees} on {row.chips} chips divides neither the heads nor the layers of "
+            f"{config.name}"
+        )
+    return ServedCase(row, config, hardware, layouts)
+
+
+def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list[Layout]:
+    """Devices of a chip that a source counts apart (two cores) are one here."""
+    pipe = row.pipe or 1
+    tensor = min(row.tensor or row.chips // pipe, row.chips // pipe)
+    data = max(1, row.chips // (tensor * pipe))
+    weights, matmul = dtype_of_source(row.weight_dtype, hardware)
+    kv, _ = dtype_of_source(row.kv_dtype or row.weight_dtype, hardware)
+    found = []
+    for words in tensor_words(config, tensor):
+        for expert in _experts(config, data, tensor):
+            words = {**words, "data": data, "pipe": pipe, "expert": expert}
+            try:
+                layout = Layout.of(**words, weights_dtype=weights, kv_dtype=kv, matmul_dtype=matmul)
+                layout.check(config, padded=True)
+            except LayoutError:
+                continue
+            at = layout.at("generate")
+            if row.batch % num_replicas(at, config) == 0 or layout.word("cache") == "copies":
+                found.append(layout)
+    return found
+
+
+def _experts(config: ModelConfig, data: int, tensor: int) -> list[int]:
+    if config.moe is None:
+        return [1]
+    return [n for n in dict.fromkeys((1, data, data * tensor)) if config.moe.num_experts % n == 0]
+
+
+def dtype_of_source(text: str, hardware: Hardware) -> tuple[str, str | None]:
+    """(type in memory, type of products where it is not bf16) of what a source names: `int4 (group 32)`.
+
+    Weights alone are quantised to integers; fp8 is what products are in too, where the chip has them.
+    """
+    name = text.split()[0]
+    if name.startswith("int"):
+        return name, None
+    compute, matmul = arithmetic(name, hardware)
+    if matmul == "fp8":
+        return "fp8", "fp8"
+    return compute, None
+
+
+def engine_of(row: InferenceRow) -> str | None:
+    """The engine's name without its version: tensorrt-llm of `TensorRT-LLM v0.6.1`."""
+    return row.engine.split()[0].lower() if row.engine else None
+
+
+def with_engine(hardware: Hardware, engine: str | None) -> Hardware:
+    """`hardware` with what this engine reaches of it, where that is known."""
+    chip = hardware.chip
+    figures = engines().get(chip.kind, {}).get(engine or "", {})
+    if not figures:
+        return hardware
+    step = chip.inference or chip.step
+    of_products = {name.partition(".")[2]: value for name, value in figures.items() if "." in name}
+    others = {name: value for name, value in figures.items() if "." not in name}
+    step = replace(step, matmul={**step.matmul, **of_products}, **others)
+    return replace(hardware, chip=replace(chip, inference=step))
+
+
+@cache
+def engines() -> dict[str, dict[str, dict[str, float]]]:
+    """What engines reach, by kind of chip and name."""
+    return tomllib.loads((resources.files("meshwright.validate") / "engines.toml").read_text("utf-8"))
