@@ -9,8 +9,8 @@ import pytest
 
 from meshwright.cost.pipeline import PassSeconds, PipelineTimeline, Times, simulate
 from meshwright.layout.pipelines import SCHEDULES, pass_table
+from meshwright.plan.study.pipelines import shown_microbatches
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_figure, pipeline_panel
-from meshwright.report.plan_data.pipelines import shown_microbatches
 
 SVG = "{http://www.w3.org/2000/svg}"
 PICTURES = Path(__file__).parents[2] / "docs" / "explanations" / "pipeline"

@@ -14,14 +14,15 @@ from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
+from meshwright.plan.study import scaling
+from meshwright.plan.study.priced_plan import PricedPlan
+from meshwright.plan.study.scaling import BEST
+from meshwright.plan.study.split import split_step
 from meshwright.plan_file import Plan, save_plan
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.figure import Figure, Panel, write_figures
 from meshwright.report.html import build_report, read_plan, read_report
-from meshwright.report.plan_data import scaling
-from meshwright.report.plan_data.scaling import BEST
-from meshwright.report.plan_data.split import split_step
-from meshwright.report.plan_figures import PricedPlan, plan_figures
+from meshwright.report.plan_figures import plan_figures
 from meshwright.units import format_bytes, format_seconds
 
 SVG = "{http://www.w3.org/2000/svg}"

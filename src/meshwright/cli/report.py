@@ -10,7 +10,7 @@ from meshwright.errors import PlanError
 from meshwright.files import check_writable, read_text, write_whole
 
 if TYPE_CHECKING:
-    from meshwright.report.plan_figures import PricedPlan
+    from meshwright.plan.study.priced_plan import PricedPlan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _NUM_CANDIDATES = 10

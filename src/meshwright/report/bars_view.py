@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from meshwright.layout import DEGREES, Layout
 from meshwright.plan.candidate import Candidate
+from meshwright.plan.study.split import StepSplit, split_step
 from meshwright.report.chart import SMALL, bar, label, line, text_width
 from meshwright.report.figure import Panel
-from meshwright.report.plan_data.split import StepSplit, split_step
 from meshwright.units import format_bytes, format_seconds
 
 WIDTH = 506

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from meshwright.plan.candidate import Candidate
+from meshwright.plan.study.scaling import BEST, STRATEGIES, ScalingPoint
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.chart import (
     SMALL,
@@ -19,7 +20,6 @@ from meshwright.report.chart import (
     text_width,
 )
 from meshwright.report.figure import Figure, Panel
-from meshwright.report.plan_data.scaling import BEST, STRATEGIES, ScalingPoint
 from meshwright.report.scaling_view import STRATEGY_COLOUR
 from meshwright.units import format_bytes, format_seconds
 

@@ -16,6 +16,7 @@ from meshwright import __version__
 from meshwright.errors import MeshwrightError
 from meshwright.layout.workload import Workload
 from meshwright.notation.mesh import Mesh
+from meshwright.plan.study.priced_plan import PricedPlan
 from meshwright.plan_file import PLAN_FILE, load_plan
 from meshwright.progress import Progress
 from meshwright.report import audit_view, mesh_view, plan_view, summary, templating
@@ -24,7 +25,7 @@ from meshwright.report.charts import libraries, script_json
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
-from meshwright.report.plan_figures import PricedPlan, plan_figures, price_plan
+from meshwright.report.plan_figures import plan_figures
 from meshwright.report.plots import loss_chart, step_time_chart
 from meshwright.report.run_files import JsonDocument, Run, read_run, serving_plan, step_seconds_of_plan
 from meshwright.units import format_bytes, format_number_of, format_seconds
@@ -76,7 +77,7 @@ def read_plan(path: Path, on_progress: Progress | None = None) -> PricedPlan:
     plan = load_plan(path / PLAN_FILE if path.is_dir() else path.with_suffix(".toml"))
     if plan.workload.phase != "train":
         raise serving_plan(path)
-    return price_plan(plan, on_progress)
+    return PricedPlan.of(plan, on_progress)
 
 
 def render(report: Report) -> str:

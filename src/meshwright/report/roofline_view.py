@@ -8,9 +8,9 @@ from markupsafe import Markup
 
 from meshwright.cost.passes import Dtypes
 from meshwright.plan.candidate import Candidate
+from meshwright.plan.study.roofline import LinkRoof, StepOperation, link_roofs, operations
 from meshwright.report.chart import SMALL, ChartAxes, Scale, dot, label, line, padded_ends, text_width
 from meshwright.report.figure import Figure, Panel
-from meshwright.report.plan_data.roofline import LinkRoof, StepOperation, link_roofs, operations
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _WIDTH, _HEIGHT = 522, 380

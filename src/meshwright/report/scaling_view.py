@@ -6,11 +6,11 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from meshwright.hardware.topology import Hardware
+from meshwright.plan.study.scaling import BEST, STRATEGIES, ScalingPoint, ScalingSweep
+from meshwright.plan.study.split import split_step
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.chart import SMALL, ChartAxes, Scale, dot, kept_apart, label, line, padded_ends
 from meshwright.report.figure import Figure, Frame, Panel
-from meshwright.report.plan_data.scaling import BEST, STRATEGIES, ScalingPoint, ScalingSweep
-from meshwright.report.plan_data.split import split_step
 from meshwright.units import format_count, format_seconds
 
 STRATEGY_COLOUR = dict(zip(STRATEGIES, ("dp", "fsdp", "tp", "fsdp_tp"), strict=True)) | {BEST: "best"}

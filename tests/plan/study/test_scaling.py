@@ -7,8 +7,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.space import Space
-from meshwright.plan.train import price, search, well_placed
-from meshwright.report.plan_data.scaling import (
+from meshwright.plan.study.scaling import (
     BEST,
     STRATEGIES,
     base_of,
@@ -19,6 +18,7 @@ from meshwright.report.plan_data.scaling import (
     shapes,
     without_schedule,
 )
+from meshwright.plan.train import price, search, well_placed
 
 CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("v5e:4x4"), Workload(48, 2048)
 

@@ -1,14 +1,14 @@
 """Operations of a step: together they are its compute, its bytes and its collectives."""
 
 import pytest
-from tests.report.plan_data.test_split import LAYOUTS, candidate
+from tests.plan.study.test_split import LAYOUTS, candidate
 
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
+from meshwright.plan.study.roofline import link_roofs, operations
 from meshwright.plan.train import price
-from meshwright.report.plan_data.roofline import link_roofs, operations
 
 CONFIG, WORKLOAD = load_model("llama-3-8b"), Workload(64, 2048)
 

@@ -1,9 +1,9 @@
-"""The parts of a step that a picture shows: work, exposed transfers and hidden ones.
+"""The parts of a step: work, exposed transfers, hidden transfers.
 
-    step = compute + memory-bound work + waiting for activations + weights and gradients that do not hide
+    step = compute + memory-bound work + waiting for activations + exposed weights and gradients
        + pipeline bubble + rest
 
-The rest is what neither computes nor moves bytes, as launches.
+The rest is time without compute and without traffic, such as launches.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ OF_WEIGHTS = ("weights", "gradients", "updated weights")
 
 @dataclass(frozen=True)
 class StepSplit:
-    """Seconds of one step by part; hidden_seconds run under the others and are no part of the step.
+    """Seconds of one step by part. The hidden seconds overlap with compute and are not part of the step.
 
-    waiting: for activations, tokens, keys and values and the like. exposed: of weights gathered ahead and
-    gradients reduced behind, what finds no compute to hide under.
+    waiting: for activations, tokens, keys and values. exposed: transfers of weights and
+    gradients that do not overlap with compute.
     """
 
     compute_seconds: float
@@ -32,29 +32,22 @@ class StepSplit:
 
     @property
     def seconds(self) -> float:
-        """The step."""
-        return (
-            self.compute_seconds
-            + self.memory_seconds
-            + self.waiting_seconds
-            + self.exposed_seconds
-            + self.bubble_seconds
-            + self.rest_seconds
-        )
+        """Seconds of the step."""
+        return sum(vars(self).values()) - self.hidden_seconds
 
     @property
     def work_seconds(self) -> float:
-        """What a chip does by itself, bound by compute or by HBM."""
+        """Seconds of work on the chip, bound by compute or by HBM."""
         return self.compute_seconds + self.memory_seconds
 
     @property
     def communication_seconds(self) -> float:
-        """All collectives, hidden or not: what the links are busy for."""
+        """Seconds of all collectives, hidden or exposed."""
         return self.waiting_seconds + self.exposed_seconds + self.hidden_seconds
 
 
 def split_step(candidate: Candidate) -> StepSplit:
-    """The parts of the step of `candidate`; they add up to its step time."""
+    """The parts of the step of `candidate`, which add up to its step time."""
     by_bound: dict[str, float] = {}
     for term in candidate.cost.terms:
         by_bound[term.bound] = by_bound.get(term.bound, 0.0) + term.seconds

@@ -7,8 +7,8 @@ from meshwright.layout import Layout
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
+from meshwright.plan.study.pipelines import shown_microbatches, timelines
 from meshwright.plan.train import price
-from meshwright.report.plan_data.pipelines import shown_microbatches, timelines
 
 CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("h100:2x8"), Workload(64, 4096)
 

@@ -9,8 +9,8 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.candidate import Candidate
+from meshwright.plan.study.split import split_step
 from meshwright.plan.train import price
-from meshwright.report.plan_data.split import split_step
 
 LAYOUTS = (
     "data=16",

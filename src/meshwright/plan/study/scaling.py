@@ -1,11 +1,11 @@
-"""The usual strategies against batch size and chips: each the best priced layout of its kind.
+"""The usual strategies against batch size and number of chips: the best priced layout of each kind.
 
-Every point is a Candidate of the planner, so its compute, communication and memory are those that the
-search itself would have seen; no closed form is used. A strategy is a kind of mesh:
+Every point is a candidate of the planner, so its compute, communication and memory are those that a search
+would have found; no closed form is used. A strategy is a kind of mesh:
 
-    DP          data alone: the weights whole on every chip
-    FSDP        fsdp as wide as it divides, data for the rest
-    TP          tensor > 1, the weights whole over data
+    DP          data only: whole weights on every chip
+    FSDP        the widest fsdp that divides the model, data for the rest
+    TP          tensor > 1, whole weights over data
     FSDP + TP   fsdp and tensor > 1, data for the rest
 
 How to Scale Your Model, "Training", draws the same figure from formulas for one layer.
@@ -33,14 +33,14 @@ from meshwright.plan.train import price, well_placed
 
 STRATEGIES = ("DP", "FSDP", "TP", "FSDP + TP")
 BEST = "best"
-MAX_SHAPES = 4  # positions of a slider over chips
-_SPAN = 16  # batches from the planned one over this to the planned one times this
-_MAX_FSDP = 2  # widths of fsdp tried for one width of tensor
+MAX_SHAPES = 4  # machines, and so positions of the slider over chips
+_SPAN = 16  # batches range from the planned one / 16 to 16 times that
+_MAX_FSDP = 2  # degrees of fsdp tried for one degree of tensor
 
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """A strategy at one batch: the candidate that stands for it."""
+    """The best candidate of a strategy at one batch size."""
 
     strategy: str
     num_sequences: int
@@ -49,22 +49,21 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class ScalingSweep:
-    """All points on one machine, by strategy and then batch; what cannot run has no point."""
+    """All points on one machine. A strategy that cannot run at some batch size has no point there."""
 
     hardware: Hardware
     planned_tokens: int
     points: tuple[ScalingPoint, ...]
 
     def of(self, strategy: str) -> list[ScalingPoint]:
-        """The points of one strategy, by batch."""
-        found = [point for point in self.points if point.strategy == strategy]
-        return sorted(found, key=lambda point: point.num_sequences)
+        """The points of one strategy, by batch size."""
+        return [point for point in self.points if point.strategy == strategy]
 
 
 def batches(num_sequences: int, num_chips: int) -> list[int]:
-    """Numbers of sequences around the planned one, and it: each twice the one before.
+    """Numbers of sequences around the planned one, each about twice the one before.
 
-    The others are the chips by powers of two, so that shards of a batch are of whole sequences.
+    The others are the number of chips times or over powers of two, so that every shard has whole sequences.
 
     >>> batches(48, 32)
     [4, 8, 16, 32, 48, 64, 128, 256, 512]
@@ -78,10 +77,10 @@ def batches(num_sequences: int, num_chips: int) -> list[int]:
 
 
 def shapes(hardware: Hardware) -> list[Hardware]:
-    """Machines of the same chip, smaller and larger, this one among them; one alone for a host.
+    """Smaller and larger machines of the same chip, and this one; a host has only itself.
 
-    A torus grows from a cube by doubling its shortest side, which keeps every ring closed that can be;
-    GPUs by doubling their nodes.
+    A torus grows from a cube by doubling its shortest side, which keeps as many rings closed as possible.
+    GPUs grow by doubling their nodes.
     """
     network = hardware.chip.network
     if isinstance(network, SharedMemory) or hardware.num_slices > 1:
@@ -90,7 +89,10 @@ def shapes(hardware: Hardware) -> list[Hardware]:
     others = [sizes for sizes in known if prod(sizes) != hardware.num_chips]
     name = hardware.spec.split(":")[0]
     found = [catalog.load(f"{name}:{'x'.join(map(str, sizes))}") for sizes in others]
-    return _around(sorted([*found, hardware], key=lambda machine: machine.num_chips), hardware)
+    found = sorted([*found, hardware], key=lambda machine: machine.num_chips)
+    # About two thirds of the neighbours are smaller.
+    first = max(0, min(found.index(hardware) - 2 * MAX_SHAPES // 3, len(found) - MAX_SHAPES))
+    return found[first : first + MAX_SHAPES]
 
 
 def meshes(space: Space, strategy: str) -> Iterator[Layout]:
@@ -104,43 +106,42 @@ def meshes(space: Space, strategy: str) -> Iterator[Layout]:
         if strategy == "TP":
             yield base.replace(data=rest, tensor=tensor)
             continue
-        wide = [shards for shards in divisors(rest)[1:] if space.config.d_model % shards == 0]
-        for shards in wide[-_MAX_FSDP:]:
+        for shards in [d for d in divisors(rest)[1:] if space.config.d_model % d == 0][-_MAX_FSDP:]:
             yield base.replace(data=rest // shards, fsdp=shards, tensor=tensor)
 
 
 def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
-    """The fastest that fits of these meshes, each under the schedules that a search considers.
+    """The fastest layout that fits, each mesh under the schedules that a search considers.
 
-    Where none fits, the one that lacks least memory. None where no mesh takes the batch.
+    If none fits, the layout that lacks the least memory; None if no mesh divides the batch.
     """
     layouts = Fastest(space.groups(chosen))
     fastest = [choice for _, choice in islice(layouts, 1)]
     found = fastest or nsmallest(1, layouts.lacking, key=lambda choice: choice.bytes_per_chip)
     if not found:
         return None
-    priced = price(space.config, space.hardware, space.workload, found[0].layout)
-    return well_placed(priced)
+    return well_placed(price(space.config, space.hardware, space.workload, found[0].layout))
 
 
 def rank(candidate: Candidate) -> tuple[float, float]:
-    """The sort key of a candidate: layouts that fit come first, by time; the others follow, by memory."""
+    """The sort key of a candidate: layouts that fit by time, then the others by memory."""
     return (0 if candidate.fits else candidate.memory.total, candidate.step_seconds)
 
 
 def scaling_sweep(
     config: ModelConfig, hardware: Hardware, workload: Workload, base: Layout, searched: Iterable[Layout]
 ) -> ScalingSweep:
-    """Every strategy at every batch around the workload's, in the dtypes of `base`, a Layout of one chip.
+    """Every strategy at every batch size around the planned one.
 
-    "best" is the best of all strategies and of the meshes `searched` (those a search ranks first).
+    base: a layout of one chip, for dtypes and the settings that are not searched. searched: layouts that a
+    search ranks first; "best" is the best of them and of all strategies.
     """
     points: list[ScalingPoint] = []
     ranked = list(dict.fromkeys(without_schedule(layout) for layout in searched))
     for num_sequences in batches(workload.num_sequences, hardware.num_chips):
         space = Space(config, hardware, Workload(num_sequences, workload.seq_len), base)
         found = {strategy: best_of(space, meshes(space, strategy)) for strategy in STRATEGIES}
-        # Each mesh by itself: the many schedules of one would leave no other a place among the priced.
+        # Each mesh on its own: together, the many schedules of one mesh would push out the others.
         rivals = (*found.values(), *(best_of(space, [mesh]) for mesh in ranked))
         found[BEST] = min((one for one in rivals if one), key=rank, default=None)
         points += [ScalingPoint(name, num_sequences, one) for name, one in found.items() if one]
@@ -148,20 +149,20 @@ def scaling_sweep(
 
 
 def without_schedule(layout: Layout) -> Layout:
-    """The layout without its schedule, as a search takes it; that of lanes has rules of its own."""
+    """The layout without its schedule, as a search starts from it."""
     if layout.stages_alike:
         return layout.replace(microbatches=2, remat="none")
     return layout.replace(microbatches=1, schedule="1f1b", interleave=1, remat="none")
 
 
 def base_of(layout: Layout) -> Layout:
-    """A layout of one chip with the dtypes of `layout` and what else a search does not choose."""
+    """A layout of one chip with the dtypes of `layout` and the other settings that are not searched."""
     kept = ("weights_dtype", "compute_dtype", *NOT_SEARCHED)
     return Layout.of().replace(**{name: layout.word(name) for name in kept})
 
 
 def _torus_sizes(network: Torus) -> Iterator[tuple[int, ...]]:
-    """Slices from a cube of four upward, the shortest side doubled each time, as far as a pod goes."""
+    """Slices from a cube of side 4 to the whole pod, the shortest side doubled each time."""
     sizes = [min(4, most) for most in sorted(network.pod)]
     while True:
         yield tuple(sizes)
@@ -173,15 +174,6 @@ def _torus_sizes(network: Torus) -> Iterator[tuple[int, ...]]:
 
 
 def _node_counts(hardware: Hardware) -> Iterator[tuple[int, ...]]:
-    """A single node and its doublings, to four times the machine."""
-    nodes, (own, domain) = 1, hardware.dims
-    while nodes <= 4 * own:
-        yield (nodes, domain)
-        nodes *= 2
-
-
-def _around(machines: list[Hardware], own: Hardware) -> list[Hardware]:
-    """At most MAX_SHAPES neighbours in size, about two thirds of them smaller."""
-    place = machines.index(own)
-    first = max(0, min(place - 2 * MAX_SHAPES // 3, len(machines) - MAX_SHAPES))
-    return machines[first : first + MAX_SHAPES]
+    """1, 2, 4, ... nodes, to four times the machine."""
+    num_nodes, domain = hardware.dims
+    return ((2**n, domain) for n in range((4 * num_nodes).bit_length()))
