@@ -28,7 +28,7 @@ from meshwright.plan_file import load_plan
 from meshwright.serve.device.loading import load_model_folder
 from meshwright.train.bpe import train_tokenizer
 from meshwright.train.corpus import Batches, Corpus, prepare_corpus
-from meshwright.train.job import prepare_job
+from meshwright.train.job import RunOptions, prepare_job
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.row_codes import BEGINS, ID_BITS, UNCOUNTED
 from meshwright.train.stage_step import training_step
@@ -210,14 +210,16 @@ def test_a_record_that_is_no_conversation_is_named(record: Any, message: str, tm
 def test_what_cannot_be_fine_tuned_is_refused(
     given: dict[str, Any], kind: type[Exception], message: str, plan: Path, tmp_path: Path
 ) -> None:
+    options = RunOptions(given.pop("lora", None), given.pop("lora_alpha", None), tmp_path / "run")
     with pytest.raises(kind, match=message):
-        prepare_job(load_plan(plan), None, tmp_path / "run", {"data": "stdlib", **given}, resume=False)
+        prepare_job(load_plan(plan), None, options, {"data": "stdlib", **given})
 
 
 def test_weights_of_another_model_are_refused(base: Path, plan: Path, tmp_path: Path) -> None:
     other = replace(load_plan(plan), model=replace(load_plan(plan).model, d_ff=64))
+    options = RunOptions(run=tmp_path / "run")
     with pytest.raises(PlanError, match="its model has d_ff = 48 and the plan's has 64"):
-        prepare_job(other, None, tmp_path / "run", {"data": "stdlib", "from_": str(base)}, resume=False)
+        prepare_job(other, None, options, {"data": "stdlib", "from_": str(base)})
 
 
 def test_latent_attention_takes_no_adapters() -> None:

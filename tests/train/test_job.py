@@ -14,7 +14,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, save_plan
-from meshwright.train.job import prepare_job
+from meshwright.train.job import RunOptions, prepare_job
 from meshwright.train.settings import Settings, load_settings, save_settings
 
 MODEL = load_model("tiny")
@@ -34,14 +34,14 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_resumed_run_has_its_own_plan_and_settings(run: Path):
-    job = prepare_job(None, None, run, {"data": None, "steps": None}, resume=True)
+    job = prepare_job(None, None, RunOptions(run=run, resume=True), {"data": None, "steps": None})
     assert job.settings == Settings(data="stdlib", steps=20, schedule_steps=20)
     assert (job.plan.model, job.resume, job.notes) == (MODEL, True, [])
 
 
 def test_a_setting_given_again_is_stated_only_where_it_differs(run: Path):
     given = {"data": "stdlib", "steps": 20, "learning_rate": 5e-4, "keep": 3}
-    job = prepare_job(plan(Layout.of(data=1, microbatches=2)), None, run, given, resume=True)
+    job = prepare_job(plan(Layout.of(data=1, microbatches=2)), None, RunOptions(run=run, resume=True), given)
     assert job.notes == [
         "--learning-rate: 0.001 until now, 0.0005 from here on",
         "--keep: 2 until now, 3 from here on",
@@ -75,7 +75,7 @@ def test_a_setting_given_again_is_stated_only_where_it_differs(run: Path):
 )
 def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], message: str):
     with pytest.raises(MeshwrightError) as error:
-        prepare_job(None, None, run, given, resume=True)
+        prepare_job(None, None, RunOptions(run=run, resume=True), given)
     assert str(error.value).endswith(message)
 
 
@@ -93,7 +93,7 @@ def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], mes
 )
 def test_what_does_not_run_is_refused(tmp_path: Path, broken: Plan, kind: type[Exception], message: str):
     with pytest.raises(kind, match=message):
-        prepare_job(broken, None, tmp_path / "run", {"data": "stdlib"}, resume=False)
+        prepare_job(broken, None, RunOptions(run=tmp_path / "run"), {"data": "stdlib"})
     assert not (tmp_path / "run").exists()
 
 
@@ -107,14 +107,14 @@ def test_what_does_not_run_is_refused(tmp_path: Path, broken: Plan, kind: type[E
 )
 def test_data_that_is_not_there_is_refused(tmp_path: Path, data: Any, message: str):
     with pytest.raises(DataError, match=message):
-        prepare_job(plan(), None, tmp_path / "run", {"data": data}, resume=False)
+        prepare_job(plan(), None, RunOptions(run=tmp_path / "run"), {"data": data})
 
 
 def test_the_optimizer_is_the_plans_unless_another_is_asked_for(tmp_path: Path):
     planned = replace(plan(Layout.of(data=1, optimizer="muon")), planned={"step_seconds": 1.0})
     found = []
     for given in ({}, {"optimizer": "lion"}):
-        job = prepare_job(planned, None, tmp_path / "run", {"data": "stdlib", **given}, resume=False)
+        job = prepare_job(planned, None, RunOptions(run=tmp_path / "run"), {"data": "stdlib", **given})
         assert job.settings.optimizer == job.plan.layout.optimizer
         found.append((job.settings.optimizer, job.plan.planned_step_seconds))
     assert found == [("muon", 1.0), ("lion", None)]
@@ -123,7 +123,7 @@ def test_the_optimizer_is_the_plans_unless_another_is_asked_for(tmp_path: Path):
 def test_a_tokenizer_is_checked_first(tmp_path: Path):
     with pytest.raises(DataError, match=r"tokenizer .*tokenizer\.json: no such file"):
         prepare_job(
-            plan(), None, tmp_path / "run", {"data": "stdlib", "tokenizer": str(tmp_path)}, resume=False
+            plan(), None, RunOptions(run=tmp_path / "run"), {"data": "stdlib", "tokenizer": str(tmp_path)}
         )
 
 
@@ -136,8 +136,8 @@ def test_settings_that_cannot_be_read_are_named(run: Path):
 
 def test_a_job_is_checked_without_jax(run: Path):
     program = (
-        "import sys; from pathlib import Path; from meshwright.train.job import prepare_job;"
-        f"prepare_job(None, None, Path({str(run)!r}), {{}}, resume=True);"
+        "import sys; from pathlib import Path; from meshwright.train.job import RunOptions, prepare_job;"
+        f"prepare_job(None, None, RunOptions(run=Path({str(run)!r}), resume=True), {{}});"
         "print(sorted({'jax', 'orbax', 'grain'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -155,7 +155,15 @@ def test_a_job_is_checked_without_jax(run: Path):
 )
 def test_evaluation_sets_that_cannot_be_are_refused(tmp_path: Path, sets: tuple[str, ...], message: str):
     with pytest.raises(DataError, match=message):
-        prepare_job(plan(), None, tmp_path / "run", {"data": "stdlib", "eval": sets}, resume=False)
+        prepare_job(plan(), None, RunOptions(run=tmp_path / "run"), {"data": "stdlib", "eval": sets})
+
+
+def test_settings_of_an_older_version_have_the_defaults_of_newer_options(tmp_path: Path):
+    (tmp_path / "settings.json").write_text('{"data": ["a:1", "b:2"], "steps": 20, "z_loss": 0}')
+    assert load_settings(tmp_path) == Settings(data=("a:1", "b:2"), steps=20)
+    (tmp_path / "settings.json").write_text('{"data": "stdlib", "learning_rat": 1e-3}')
+    with pytest.raises(MeshwrightError, match="'learning_rat' is unknown; did you mean learning_rate"):
+        load_settings(tmp_path)
 
 
 def test_settings_come_back_as_they_were_written(tmp_path: Path):
@@ -167,7 +175,7 @@ def test_settings_come_back_as_they_were_written(tmp_path: Path):
 def test_tensorboard_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MeshwrightError, match=r"pip install 'meshwright\[tensorboard\]'"):
-        prepare_job(plan(), None, tmp_path / "run", {"data": "stdlib", "tensorboard": True}, resume=False)
+        prepare_job(plan(), None, RunOptions(run=tmp_path / "run"), {"data": "stdlib", "tensorboard": True})
 
 
 @pytest.mark.parametrize(
@@ -184,6 +192,6 @@ def test_products_that_the_machine_has_not_are_said(
     dtype: str, hardware: str, who: str | None, tmp_path: Path
 ):
     narrow = replace(plan(Layout.of(data=1, matmul_dtype=dtype)), hardware=hardware)
-    job = prepare_job(narrow, None, tmp_path / "run", {"data": "stdlib", "steps": 20}, resume=False)
+    job = prepare_job(narrow, None, RunOptions(run=tmp_path / "run"), {"data": "stdlib", "steps": 20})
     said = "operands are rounded to it and multiplied in bf16, which saves no time"
     assert job.notes == ([] if who is None else [f"{who} no products of {dtype}: {said}"])

@@ -162,7 +162,7 @@ class PricedLayout:
         Raises DeviceError where it does not see them.
         """
         from meshwright.nn.start.devices import use_devices_of
-        from meshwright.train.job import prepare_job
+        from meshwright.train.job import RunOptions, prepare_job
 
         given = {
             "data": None if data is None else str(data),
@@ -170,8 +170,8 @@ class PricedLayout:
             "learning_rate": learning_rate,
             "seed": seed,
         }
-        folder = Path(run) if run is not None else None
-        job = prepare_job(self.plan, json.dumps(self.alone.to_dict(), indent=1), folder, given, resume=resume)
+        options = RunOptions(run=None if run is None else Path(run), resume=resume)
+        job = prepare_job(self.plan, json.dumps(self.alone.to_dict(), indent=1), options, given)
         for sentence in job.notes:
             warnings.warn(sentence, stacklevel=2)
         use_devices_of(self.hardware)

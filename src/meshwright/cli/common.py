@@ -25,6 +25,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout.short import read_words
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
+from meshwright.options import option
 from meshwright.progress import Progress
 from meshwright.units import dtype_bytes, parse_count, parse_length
 
@@ -58,6 +59,7 @@ def _dtype(text: str) -> str:
     return text
 
 
+JSON = option(False, flag="--json", help="Print one JSON document on stdout.")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 ModelOption = Annotated[
     str, typer.Option("--model", help="A preset (llama-3-70b), a config.json, a checkpoint folder or a TOML.")

@@ -1,5 +1,6 @@
 """What is to be trained and where, with everything checked that can be without JAX or the data's text."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from meshwright.layout.runnable import check_runs, emulated
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.nn.files import checkpoint_files
+from meshwright.options import option
 from meshwright.plan_file import PLAN_FILE, Plan, load_plan
 from meshwright.train.bpe import check_vocab_size, load_bpe, tokenizer_file
 from meshwright.train.documents import check_source, parse_sources
@@ -24,6 +26,7 @@ from meshwright.train.settings import (
     new_settings,
 )
 from meshwright.train.tensorboard_log import check_board
+from meshwright.units import parse_count
 
 
 def check_run(run: Path) -> None:
@@ -33,12 +36,37 @@ def check_run(run: Path) -> None:
 
 
 @dataclass(frozen=True)
-class TrainingJob:
-    """A run that may begin or go on. figures: the text of the plan's plan.json, if there is one.
+class RunOptions:
+    """The options of `mw train` that settings.json does not keep."""
 
-    resume: go on from the last checkpoint, of which there is one. profile: the first and last step to
-    trace. notes: what was asked for and is
-    other than the run had, a sentence each.
+    lora: int | None = option(
+        None,
+        parser=parse_count,
+        help="Train only LoRA adapters of this rank.",
+        unset="all weights",
+        after="from_",
+    )
+    lora_alpha: float | None = option(
+        None, least=0, help="LoRA alpha: adapters add alpha / rank (x A) B.", unset="the rank"
+    )
+    run: Path | None = option(None, help="The run's folder.", unset="runs/MODEL", after="bad_data")
+    resume: bool = option(
+        False, help="Continue from the last checkpoint with the run's settings.", after="steps"
+    )
+    profile: str | None = option(
+        None,
+        metavar="FIRST:LAST",
+        help="Trace these steps and print where their time went.",
+        after="tensorboard",
+    )
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A run that can begin or continue. figures: the text of the plan's plan.json, if it exists.
+
+    resume: continue from the last checkpoint, which exists. profile: the first and last step to trace. notes:
+    a sentence about each option that differs from the run so far.
     """
 
     plan: Plan
@@ -51,27 +79,19 @@ class TrainingJob:
 
 
 def prepare_job(
-    plan: Plan | None,
-    figures: str | None,
-    run: Path | None,
-    given: Mapping[str, Any],
-    *,
-    resume: bool,
-    profile: tuple[int, int] | None = None,
+    plan: Plan | None, figures: str | None, options: RunOptions, given: Mapping[str, Any]
 ) -> TrainingJob:
-    """The job that these options ask for; nothing is written, and neither JAX nor the text is loaded.
+    """The checked job of these options. Writes nothing, and loads neither JAX nor the text.
 
-    plan: None for that of the run. run: None for runs/MODEL. given: settings by name, None where the
-    run's or the usual one is to hold. resume without a checkpoint begins from step 0 and says so, so
-    that one command may be repeated until the run is done. Raises MeshwrightError, of the kind that
-    fits, for what cannot be run, for a run in the way and for settings that cannot change.
+    plan: None for the plan of the run. given: settings by name; None or missing for the run's, or the
+    default. `resume` without a checkpoint begins at step 0 and says so: the same command can be repeated
+    until the run is done. Raises a MeshwrightError for options that do not run, for another run in the
+    folder, and for settings that cannot change.
     """
-    folder = run or (Path("runs") / plan.model.name if plan else None)
+    profile = None if options.profile is None else _traced_steps(options.profile)
+    folder, resume = options.run or (Path("runs") / plan.model.name if plan else None), options.resume
     written = load_plan(folder / PLAN_FILE) if folder and (folder / PLAN_FILE).is_file() else None
-    settings_given = dict(given)
-    chosen = _with_adapters(
-        plan or written, settings_given.pop("lora", None), settings_given.pop("lora_alpha", None)
-    )
+    chosen = _with_adapters(plan or written, options.lora, options.lora_alpha)
     if folder is None or chosen is None:
         raise PlanError("no plan: name a PLAN.toml (mw plan train ... -o PLAN.toml), or a --run that has one")
     _check_plan(chosen)
@@ -85,18 +105,18 @@ def prepare_job(
     stored = load_settings(folder) if resume else None
     notes: list[str] = []
     if stored is not None:
-        settings, notes = changed_settings(folder, stored, settings_given)
+        settings, notes = changed_settings(folder, stored, given)
         if saved and settings.steps is not None and saved[-1] > settings.steps:
             raise MeshwrightError(
                 f"run {folder}: is at step {saved[-1]} already, {settings.steps} were asked for; ask for more"
             )
     else:
-        settings = new_settings(settings_given)
+        settings = new_settings(given)
         _check_new(settings, chosen.model)
     check_has_routers(chosen.model, settings.balance_loss, settings.router_z_loss)
     if settings.tensorboard:
         check_board()
-    if stored is None and settings_given.get("optimizer") is None:
+    if stored is None and given.get("optimizer") is None:
         settings = replace(settings, optimizer=chosen.layout.optimizer)
     chosen = _with_optimizer(chosen, settings.optimizer)
     if saved and written is not None:
@@ -110,6 +130,15 @@ def prepare_job(
     if not chosen.planned:
         figures = None  # they are of what was changed above
     return TrainingJob(chosen, figures, folder, settings, bool(saved), notes, profile)
+
+
+def _traced_steps(text: str) -> tuple[int, int]:
+    """The first and the last step of `FIRST:LAST`. Raises MeshwrightError for another form."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    first, last = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise MeshwrightError(f"--profile {text}: write FIRST:LAST, the steps to trace, such as 10:15")
+    return first, last
 
 
 def _check_plan(plan: Plan) -> None:

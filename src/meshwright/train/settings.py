@@ -1,183 +1,161 @@
-"""What a run is trained with, kept in its folder as settings.json, so that a resumed run needs no options."""
+"""The settings of a training run, which its folder keeps in settings.json for a later --resume."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from math import inf
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from meshwright.errors import DataError, MeshwrightError
+from meshwright.errors import DataError, MeshwrightError, nearest
 from meshwright.files import parse_json, read_text, write_whole
 from meshwright.models.config import ModelConfig
+from meshwright.options import REQUIRED, check_options, flag_of, option
 from meshwright.train.documents import BadData
+from meshwright.units import parse_count
 
 SETTINGS = "settings.json"
-# What decides the parameters and the data a run began with: another value would be another run.
+# Another value of these would be another run: they decide its parameters or its data.
 _FIXED = ("data", "eval", "tokenizer", "from_", "mask_documents", "seed", "optimizer")
 OptimizerName = Literal["adamw", "adafactor", "lion", "muon"]
 ScheduleName = Literal["cosine", "wsd", "constant"]
 OnSpike = Literal["skip", "stop"]
-_KNOWN = {
-    name: get_args(kind)
-    for name, kind in {
-        "on_spike": OnSpike,
-        "bad_data": BadData,
-        "schedule": ScheduleName,
-        "optimizer": OptimizerName,
-    }.items()
-}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run.
+    """The settings of a run. A resumed run may change any but those in `_FIXED`.
 
-    data, bad_data: as for `read_documents`; several, PATH:WEIGHT, are a mixture. eval: further evaluation
-    sets, NAME=PATH. tokenizer: a tokenizer.json, or a folder with one, to use in
-    place of one trained on the data. from_: a Hugging Face checkpoint's folder whose weights training starts
-    from, and whose tokenizer it takes. mask_documents: attention stays within a document. steps: train up
-    to this one; None is one epoch, and is a number once the corpus is packed. schedule_steps: updates until
-    the learning rate has decayed; None is `steps` as the run began, so that more steps later do not change
-    the rate of earlier ones. learning_rate: at its peak; schedule: its course from there. optimizer: that of
-    the plan unless another is asked for. weight_decay: of matrices, times the learning rate. clip_norm: bound
-    of the gradients' global norm. z_loss: weight of the squared log of the softmax' sum in the loss.
-    balance_loss, router_z_loss: weights of what each layer's router adds where its experts have unequal
-    loads, and for the squared log of its own softmax' sum.
-    checkpoint_every: steps between checkpoints, 0 for none but those by time, by validation and at the end.
-    checkpoint_minutes: minutes between checkpoints. keep: how many of the last are kept. on_spike: what is
-    done about a loss that is not finite or far above its trend. tensorboard: whether it gets metrics, too.
+    steps: a number once the corpus is packed. schedule_steps: None is `steps` as the run began, so that a
+    later and larger `steps` does not change the rate of earlier ones. checkpoint_every: 0 for checkpoints
+    only by time, after the best validation, and at the end.
     """
 
-    data: str | tuple[str, ...]
-    eval: tuple[str, ...] = ()
-    tokenizer: str | None = None
-    from_: str | None = None
-    mask_documents: bool = False
-    bad_data: BadData = "stop"
-    steps: int | None = None
-    schedule_steps: int | None = None
-    learning_rate: float = 1e-3
-    schedule: ScheduleName = "cosine"
-    optimizer: OptimizerName = "adamw"
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
-    z_loss: float = 0.0
-    balance_loss: float = 0.0
-    router_z_loss: float = 0.0
-    seed: int = 0
-    checkpoint_every: int = 0
-    checkpoint_minutes: float = 10.0
-    keep: int = 2
-    on_spike: OnSpike = "skip"
-    tensorboard: bool = False
+    data: str | tuple[str, ...] = option(
+        REQUIRED,
+        metavar="PATH[:WEIGHT]",
+        help="A folder, a .txt, .py, .jsonl or .parquet file, or stdlib; repeat to mix by weight.",
+    )
+    eval: tuple[str, ...] = option((), metavar="NAME=PATH", help="Another evaluation set; repeatable.")
+    tokenizer: str | None = option(
+        None, help="A tokenizer.json or a folder with one.", unset="trained on the data"
+    )
+    from_: str | None = option(
+        None, metavar="DIR", help="Fine-tune this Hugging Face checkpoint.", unset="fresh weights"
+    )
+    mask_documents: bool = option(False, help="Keep attention within each document (chats always do).")
+    bad_data: BadData = option("stop", help="What to do with a damaged file or line.")
+    steps: int | None = option(
+        None, parser=parse_count, least=1, help="Train up to this step.", unset="one epoch"
+    )
+    learning_rate: float = option(1e-3, above=0, help="Peak learning rate after the warm-up.", unset="1e-3")
+    schedule_steps: int | None = option(
+        None, parser=parse_count, least=1, help="Step at which the decay ends.", unset="--steps"
+    )
+    schedule: ScheduleName = option("cosine", help="Learning-rate schedule after the warm-up.")
+    optimizer: OptimizerName = option("adamw", help="The optimizer.", unset="the plan's")
+    weight_decay: float = option(0.1, least=0, help="Weight decay of matrices, times the learning rate.")
+    clip_norm: float = option(1.0, above=0, help="Clip gradients to this global norm.")
+    z_loss: float = option(0.0, least=0, help="Weight of log(sum exp(logits))^2 in the loss.")
+    balance_loss: float = option(0.0, least=0, help="Weight of the load-balancing loss of each router.")
+    router_z_loss: float = option(0.0, least=0, help="Weight of the z-loss of each router.")
+    seed: int = option(
+        0, least=0, most=2**32 - 1, help="Seed of the parameters and of the order of the data."
+    )
+    checkpoint_every: int = option(
+        0, parser=parse_count, least=0, help="Steps between checkpoints.", unset="only by time"
+    )
+    checkpoint_minutes: float = option(10.0, above=0, metavar="MINUTES", help="Minutes between checkpoints.")
+    keep: int = option(2, least=1, help="How many of the last checkpoints to keep; the best one stays too.")
+    on_spike: OnSpike = option("skip", help="When the loss spikes: skip the batch, or stop.")
+    tensorboard: bool = option(False, help="Also write the metrics for TensorBoard.")
 
     def __post_init__(self) -> None:
         for name in ("data", "eval"):  # JSON has lists
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        for name, least in (("steps", 1), ("schedule_steps", 1), ("checkpoint_every", 0), ("keep", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise MeshwrightError(f"{option(name)} {value} is below {least}")
-        for name in ("weight_decay", "z_loss", "balance_loss", "router_z_loss"):
-            if not 0 <= getattr(self, name) < inf:
-                raise MeshwrightError(f"{option(name)} {getattr(self, name):g} is not a number from 0 up")
-        for name in ("learning_rate", "checkpoint_minutes", "clip_norm"):
-            value = getattr(self, name)
-            if not 0 < value < inf:
-                finite = " and finite" if value > 0 else ""
-                raise MeshwrightError(f"{option(name)} {value:g} is not above 0{finite}")
-        for name, known in _KNOWN.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise MeshwrightError(f"{option(name)} {value!r} is unknown; known: {', '.join(known)}")
+        check_options(self)
 
 
 def check_has_routers(model: ModelConfig, balance_loss: float, router_z_loss: float) -> None:
-    """Raises MeshwrightError where losses of routers have weights, and the model has no router."""
+    """Raise MeshwrightError if a loss of routers has a weight and the model has no experts."""
     for name, weight in (("balance_loss", balance_loss), ("router_z_loss", router_z_loss)):
         if weight and model.moe is None:
-            raise MeshwrightError(f"{option(name)} {weight:g}: {model.name} has no experts; fits: 0")
-
-
-def option(name: str) -> str:
-    """The command line's name of a setting."""
-    return "--" + name.rstrip("_").replace("_", "-")
+            raise MeshwrightError(f"{flag_of(name)} {weight:g}: {model.name} has no experts; fits: 0")
 
 
 def new_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings of a run that begins. Raises DataError where no data is given."""
+    """The settings of a new run. Raises DataError if `given` has no data."""
     if given.get("data") is None:
         raise DataError("no data: give --data, a folder, a .txt, .py, .jsonl or .parquet file, or stdlib")
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
 def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """The settings of a run that is resumed, and a sentence on each that the caller asks to change.
+    """The settings of a resumed run, and a sentence about each that `given` changes.
 
     Raises MeshwrightError for a setting that is fixed when a run begins.
     """
-    asked = {
+    changed = {
         name: value
         for name, value in given.items()
         if value is not None and not _same(name, getattr(stored, name), value)
     }
     for name in _FIXED:
-        if name in asked:
+        if name in changed:
             raise MeshwrightError(
-                f"run {run}: began with {option(name)} {_written(getattr(stored, name))},"
-                f" not {_written(asked[name])};"
+                f"run {run}: began with {flag_of(name)} {_written(getattr(stored, name))},"
+                f" not {_written(changed[name])};"
                 " leave the option out, or name another run"
             )
-    changes = [
-        f"{option(name)}: {getattr(stored, name)} until now, {value} from here on"
-        for name, value in asked.items()
+    sentences = [
+        f"{flag_of(name)}: {getattr(stored, name)} until now, {value} from here on"
+        for name, value in changed.items()
     ]
-    return replace(stored, **asked), changes
+    return replace(stored, **changed), sentences
 
 
-def _written(value: Any) -> Any:
+def _written(value: object) -> object:
     return " ".join(value) if isinstance(value, tuple) else value
 
 
 def evaluation_sets(written: Sequence[str]) -> dict[str, str]:
-    """Sources by name of `NAME=PATH`. Raises DataError for what is none, or a name given twice."""
-    found: dict[str, str] = {}
-    for one in written:
-        name, equals, path = one.partition("=")
+    """The sources that `NAME=PATH` name, by name. Raises DataError for another form or a repeated name."""
+    sources: dict[str, str] = {}
+    for text in written:
+        name, equals, path = text.partition("=")
         if not equals or not path or not re.fullmatch(r"[\w-]+", name):
-            raise DataError(f"--eval {one}: write NAME=PATH, a name of letters, digits, - and _")
-        if name in found:
-            raise DataError(f"--eval {one}: {name} is given twice")
-        found[name] = path
-    return found
+            raise DataError(f"--eval {text}: write NAME=PATH, a name of letters, digits, - and _")
+        if name in sources:
+            raise DataError(f"--eval {text}: {name} is given twice")
+        sources[name] = path
+    return sources
 
 
-def _same(name: str, stored: Any, given: Any) -> bool:
+def _same(name: str, stored: object, given: object) -> bool:
     if name in ("data", "tokenizer", "from_") and isinstance(stored, str) and isinstance(given, str):
         return stored == given or Path(stored).resolve() == Path(given).resolve()
     return stored == given
 
 
 def load_settings(run: Path) -> Settings | None:
-    """The settings of the run in the folder `run`, None where none has begun there."""
+    """The settings of the run in the folder `run`; None if no run has begun there."""
     path = run / SETTINGS
     if not path.is_file():
         return None
     try:
         values = parse_json(read_text(path, MeshwrightError))
-        known = {field.name for field in fields(Settings)}
-        if unknown := sorted(values.keys() - known):
-            raise ValueError(f"{unknown[0]!r} is unknown")
+        known = [field.name for field in fields(Settings)]
+        for name in values:
+            if name not in known:
+                raise ValueError(f"{name!r} is unknown; {nearest(name, known)}")
         return Settings(**values)
-    except (OSError, ValueError, TypeError, AttributeError, MeshwrightError) as error:
+    except (OSError, ValueError, TypeError, MeshwrightError) as error:
         raise MeshwrightError(
-            f"{path}: cannot be read ({error}); delete it and give the options anew"
+            f"{path}: cannot be read ({error}); delete it and give the options again"
         ) from None
 
 
 def save_settings(settings: Settings, run: Path) -> None:
-    """Writes settings.json whole or not at all."""
+    """Write settings.json whole or not at all."""
     write_whole(run / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n")

@@ -1,0 +1,130 @@
+"""The parameters of a command, made from the options that `meshwright.options` declares.
+
+    @command(app)
+    def train(*, run: RunOptions, given: Annotated[dict, OptionsOf(Settings)], as_json: bool = JSON):
+
+The type of a parameter may be a dataclass with options: the function then gets an instance of it, or with
+`OptionsOf` a dict of the values. The default of a parameter may be an option.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, is_dataclass
+from inspect import Parameter, signature
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import typer
+
+from meshwright.errors import MeshwrightError
+from meshwright.options import Option, as_option, options_of
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class OptionsOf:
+    """Marks a parameter that is a dict of the options of `owner`. given: only those that the user gave."""
+
+    owner: type
+    given: bool = False
+
+
+def command(app: typer.Typer, **settings: Any) -> Callable[[Function], Function]:
+    """Add a function to `app` as a command, with the options that its parameters declare."""
+
+    def add(function: Function) -> Function:
+        app.command(**settings)(_with_options(function))
+        return function
+
+    return add
+
+
+def _with_options(function: Callable[..., object]) -> Callable[..., object]:
+    """The function with a parameter for each option, in the form that Typer reads."""
+    shown: list[Parameter] = []
+    later: list[tuple[str, list[Parameter]]] = []
+    owners: dict[str, tuple[type, OptionsOf | None]] = {}
+    collections: dict[str, Callable[[Sequence[str]], object]] = {}
+    for parameter in signature(function, eval_str=True).parameters.values():
+        name, kind, options = parameter.name, parameter.annotation, []
+        marker = next((mark for mark in get_args(kind)[1:] if isinstance(mark, OptionsOf)), None)
+        owner = marker.owner if marker else kind
+        if isinstance(owner, type) and is_dataclass(owner):
+            owners[name] = owner, marker
+            options = list(options_of(owner).values())
+        elif option := as_option(parameter.default, name, kind):
+            options = [option]
+        else:
+            shown.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+        group = shown
+        for option in options:
+            if option.after:
+                later.append((option.after, group := []))
+            group.append(_parameter(option, optional=marker is not None and marker.given))
+            if collection := _collection(option.kind):
+                collections[option.name] = collection
+    for name, group in later:
+        at = [parameter.name for parameter in shown].index(name) + 1
+        shown[at:at] = group
+
+    def run(**values: Any) -> object:
+        values |= {name: collection(values[name] or ()) for name, collection in collections.items()}
+        for name, (owner, marker) in owners.items():
+            own = {field: values.pop(field) for field in options_of(owner)}
+            if marker and marker.given:
+                own = {field: value for field, value in own.items() if value is not None and value != ()}
+            values[name] = own if marker else owner(**own)
+        return function(**values)
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    run.__dict__["__signature__"] = signature(function).replace(parameters=shown)
+    return run
+
+
+def _parameter(option: Option, *, optional: bool) -> Parameter:
+    """The option as Typer's parameter. optional: with None as default; the help shows the option's own."""
+    kind, default, text = option.kind, option.default, option.help
+    if option.unset:
+        text += f" [default: {option.unset}]"
+    elif optional and kind is not bool and default not in (None, (), MISSING):
+        text += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
+    if optional or (_collection(kind) and default is not MISSING):
+        default = None
+    flags, metavar = option.flag.split(), option.metavar
+    if kind is bool and default is True and "/" not in option.flag:
+        flags = [f"{option.flag}/--no-{option.flag.removeprefix('--')}"]
+    if _collection(kind):
+        kind = list[get_args(kind)[0]]
+    elif optional and option.choices:  # which the dataclass checks
+        kind, metavar = str, "|".join(option.choices)
+    declared = typer.Option(
+        *flags,
+        help=text,
+        metavar=metavar or None,
+        envvar=option.env,
+        parser=_parser(option) if option.parser or option.is_bounded else None,
+    )
+    kind = Annotated[kind if default is not None else kind | None, declared]
+    default = Parameter.empty if default is MISSING else default
+    return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _collection(kind: Any) -> Callable[[Sequence[str]], object] | None:
+    """The constructor of the values of a repeatable option, a tuple or frozenset; None for other options."""
+    if get_origin(kind) in (tuple, frozenset):
+        return get_origin(kind)
+    return _single_or_tuple if kind == str | tuple[str, ...] else None
+
+
+def _single_or_tuple(values: Sequence[str]) -> str | tuple[str, ...]:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _parser(option: Option) -> Callable[[str], object]:
+    def parsed(text: str) -> object:
+        try:
+            return option.parse(text)
+        except MeshwrightError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parsed

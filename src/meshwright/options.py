@@ -1,0 +1,155 @@
+"""Options, each declared once, as a field of the dataclass that uses it.
+
+    @dataclass(frozen=True)
+    class Settings:
+        steps: int | None = option(None, parser=parse_count, help="Train up to this step.", unset="one epoch")
+        keep: int = option(2, least=1, help="How many of the last checkpoints to keep.")
+
+The command line makes its parameters from these fields (`cli/parameters.py`). `check_options` checks values
+that come from Python or from a file.
+"""
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache
+from math import inf
+from reprlib import repr as brief
+from types import NoneType
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from meshwright.errors import MeshwrightError
+from meshwright.units import dtype_bytes, parse_count, parse_length
+
+T = TypeVar("T")
+# The default of an option that must be given.
+REQUIRED = cast(Any, MISSING)
+
+
+def parse_dtype(text: str) -> str:
+    """The name of a dtype. Raises MeshwrightError if it is unknown."""
+    dtype_bytes(text)
+    return text
+
+
+_METAVARS = {parse_count: "N", parse_length: "T", parse_dtype: "DTYPE", int: "N", float: "X"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the command line.
+
+    flag: `--name`, `--yes/--no` or `-s --long`. parser: reads the text of a value. least, most: bounds, both
+    allowed; above: a lower bound that is not allowed. unset: the default in words, for the help. env: an
+    environment variable that sets it too. after: the option that it follows in the help, if not the one
+    before it in its class. name, kind, default: those of the field; kind is its type without None.
+    """
+
+    help: str
+    flag: str = ""
+    metavar: str = ""
+    parser: Callable[[str], object] | None = None
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    unset: str = ""
+    env: str | None = None
+    after: str = ""
+    name: str = ""
+    kind: Any = str
+    default: object = None
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of an enumeration; () for other types."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def is_bounded(self) -> bool:
+        return (self.least, self.most, self.above) != (None, None, None)
+
+    def parse(self, text: str) -> object:
+        """The value of a text. Raises MeshwrightError if it has none or is out of bounds."""
+        if self.parser is not None:
+            return self.parser(text)
+        number, form, kind = (int, "d", "") if self.kind is int else (float, "g", "a finite number, ")
+        try:
+            value = number(text)
+        except ValueError:
+            raise MeshwrightError(f"{brief(text)} is not a {'whole ' * (number is int)}number") from None
+        least = self.above if self.least is None else self.least
+        if not ((least is None or least <= value < inf) and (self.most is None or value <= self.most)):
+            bounds = (
+                f"at least {least:{form}}"
+                if self.most is None
+                else f"from {least:{form}} to {self.most:{form}}"
+            )
+            raise MeshwrightError(f"{value:{form}} is out of range; it must be {kind}{bounds}")
+        return value
+
+    def check(self, value: object) -> None:
+        """Raise MeshwrightError for a value that is not among the choices, or out of bounds."""
+        if self.choices and value is not None and value not in self.choices:
+            raise MeshwrightError(f"{self.flag} {value!r} is unknown; known: {', '.join(self.choices)}")
+        if not isinstance(value, int | float):
+            return
+        if self.above is not None and not self.above < value < inf:
+            finite = " and finite" if value > self.above else ""
+            raise MeshwrightError(f"{self.flag} {value:g} is not above {self.above:g}{finite}")
+        if self.least is not None and not self.least <= value < inf:
+            fault = f"below {self.least}" if self.kind is int else f"not a number from {self.least:g} up"
+            raise MeshwrightError(f"{self.flag} {value:g} is {fault}")
+        if self.most is not None and value > self.most:
+            raise MeshwrightError(f"{self.flag} {value:g} is above {self.most:g}")
+
+
+def option(
+    default: T,
+    *,
+    help: str,
+    flag: str = "",
+    metavar: str = "",
+    parser: Callable[[str], object] | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    unset: str = "",
+    env: str | None = None,
+    after: str = "",
+) -> T:
+    """A field of a dataclass that is an option of the command line; the arguments are those of `Option`.
+
+    It may also be the default of a parameter of a command's function.
+    """
+    declared = Option(help, flag, metavar, parser, least, most, above, unset, env, after)
+    return cast(T, field(default=default, metadata={"option": declared}))
+
+
+def as_option(declared: object, name: str, kind: Any) -> Option | None:
+    """The option that a field declares, with its name and type; None for other fields and values."""
+    if not (isinstance(declared, Field) and "option" in declared.metadata):
+        return None
+    inner = [part for part in get_args(kind) if part is not NoneType]
+    kind = inner[0] if NoneType in get_args(kind) and len(inner) == 1 else kind
+    found: Option = declared.metadata["option"]
+    metavar = found.metavar or _METAVARS.get(found.parser or kind, "")
+    flag = found.flag or flag_of(name)
+    return replace(found, name=name, kind=kind, default=declared.default, flag=flag, metavar=metavar)
+
+
+@cache
+def options_of(owner: type) -> dict[str, Option]:
+    """The options of a dataclass, by the names of their fields."""
+    kinds = get_type_hints(owner)
+    declared = {each.name: as_option(each, each.name, kinds[each.name]) for each in fields(owner)}
+    return {name: each for name, each in declared.items() if each is not None}
+
+
+def check_options(settings: object) -> None:
+    """Raise MeshwrightError for a value of a dataclass that its option does not take."""
+    for name, declared in options_of(type(settings)).items():
+        declared.check(getattr(settings, name))
+
+
+def flag_of(name: str) -> str:
+    """The command line's name of a field: `--checkpoint-every`, `--from` for `from_`."""
+    return "--" + name.rstrip("_").replace("_", "-")
