@@ -57,7 +57,7 @@ from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan.train import price
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.sequence import GREEDY, Request
+from meshwright.serve.engine.request import GREEDY, Request
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 

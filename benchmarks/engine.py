@@ -51,8 +51,8 @@ from meshwright.nn.start.compiled_cache import keep_compiled
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.scheduler import Mode
-from meshwright.serve.engine.sequence import Request, SamplingParams
+from meshwright.serve.engine.policy import Mode
+from meshwright.serve.engine.request import Request, SamplingParams
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.server import bind, run
 from meshwright.serve.text.tokenizer import Tokenizer

@@ -60,7 +60,7 @@ def ours(folder: Path, dtype: str) -> Answer:
     from meshwright.nn.start.device_mesh import device_mesh
     from meshwright.serve.device.runner import JaxRunner
     from meshwright.serve.engine.engine import Engine
-    from meshwright.serve.engine.sequence import Request
+    from meshwright.serve.engine.request import Request
 
     keep_compiled()
     config = read_model(folder)

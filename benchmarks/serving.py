@@ -37,7 +37,7 @@ from meshwright.nn.start.compiled_cache import keep_compiled
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.sequence import Request, SamplingParams
+from meshwright.serve.engine.request import Request, SamplingParams
 
 CONFIG = ModelConfig("llama-134m", 12, 768, 2048, 12, 12, 64, 32_000, 2048)
 NUM_SLOTS, CONTEXT = 16, 640

@@ -25,7 +25,7 @@ from meshwright.load.planned_server import simulated_figures
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds
-from meshwright.serve.engine.batch import Limits
+from meshwright.serve.engine.limits import Limits
 
 RATE, PROMPT, ANSWER, CONTEXT, SLOTS, HOUR = 100.0, 512, 128, 1024, 512, 3600
 
@@ -50,7 +50,7 @@ def main() -> None:
     asked = parser.parse_args()
     limits = Limits.of(SLOTS, CONTEXT)
     layout, machine = Layout.of(tensor=8, compute_dtype="bf16"), catalog.load("h100:1x8")
-    most = limits.tokens_of_a_step(0)
+    most = limits.max_step_tokens(0)
     prices = StepSeconds(load_model("llama-3-8b"), layout, machine, most, CONTEXT)
     steps = PaddedSteps(prices, limits, has_kernels=True)
     server = Planned(limits, steps, idle=steps.idle_seconds)

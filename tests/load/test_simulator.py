@@ -20,8 +20,9 @@ from meshwright.models.config import Window
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds, end_of_one
 from meshwright.serve.device.runner import JaxRunner, _Shape
-from meshwright.serve.engine.batch import Batch, IdleSeconds, Limits, SequenceWork
-from meshwright.serve.engine.pace import MOST
+from meshwright.serve.engine.batch import Batch, SequenceWork
+from meshwright.serve.engine.limits import IdleSeconds, Limits
+from meshwright.serve.engine.prefill_budget import MAX_SLOWDOWN
 
 
 class Fixed:
@@ -127,14 +128,14 @@ def test_batches_wait_for_their_slowest():
 
 
 def test_prompts_are_paced_beside_those_that_generate():
-    """So that a step takes at most MOST times one without: of `Fixed` 96 tokens, 1 + 96 / 64 seconds.
+    """So that a step takes at most MAX_SLOWDOWN times one without: of `Fixed` 96 tokens, 1 + 96 / 64 seconds.
 
     Where padding is multiplied the nearest program has 8 blocks, not 6: 1 + 128 / 64 seconds.
     """
     chats, padded = [*[one(2, 100)] * 3, one(1800, 1, 5.0)], Limits.of(4, 2048, block=16)
     idle = IdleSeconds(((1, 1.0), (2, 1.0), (4, 1.0)), 1 / 64)
     exact = replace(padded, multiplies_padding=False)
-    for limits, known, longest in (padded, None, 9.0), (padded, idle, 3.0), (exact, idle, MOST):
+    for limits, known, longest in (padded, None, 9.0), (padded, idle, 3.0), (exact, idle, MAX_SLOWDOWN):
         answers, _ = simulate_server(Planned(limits, Fixed(), idle=known), loaded(*chats))
         assert max(gap for answer in answers[:3] for gap in _gaps(answer)) == pytest.approx(longest)
 
@@ -356,5 +357,5 @@ def test_a_plan_has_the_slots_and_chunks_of_its_layout(
 ):
     """The server and its simulation take them from here; kv_replicas=2 leaves sequences two caches."""
     limits = Limits.of_layout(load_model("demo"), Layout.of(**words), "cpu", 8, 512)
-    assert (limits.num_replicas, limits.slots_of_replica) == (replicas, 8 // replicas)
+    assert (limits.num_replicas, limits.slots_per_replica) == (replicas, 8 // replicas)
     assert (limits.chunk, limits.block) == (chunk, block)

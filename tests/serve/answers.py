@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.layout import Layout
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.sequence import Event, Request, SamplingParams
+from meshwright.serve.engine.request import Event, Request, SamplingParams
 
 CONTEXT, NUM_SLOTS, PAGE = 40, 2, 8
 # A prompt that fills its blocks, one that passes them by a token, short ones, and one so long that little

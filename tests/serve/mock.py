@@ -9,13 +9,13 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from meshwright.models.config import Window
-from meshwright.serve.device.sampling import NUM_TOP, sample
-from meshwright.serve.engine.batch import ALREADY_THERE, PENDING, Batch, Limits, SequenceWork
+from meshwright.serve.device.sampling import NUM_TOP, batch_edits, batch_rows, sample
+from meshwright.serve.engine.batch import CACHED, PENDING, Batch, SequenceWork
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.logit_edits import batch_edits, batch_rows
+from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.pages import Move
+from meshwright.serve.engine.request import Request, SamplingParams, TokenScore
 from meshwright.serve.engine.scoring import TokenScores
-from meshwright.serve.engine.sequence import Request, SamplingParams, TokenScore
 from meshwright.serve.text.tokenizer import Tokenizer
 
 EOS = 256
@@ -179,7 +179,7 @@ class MockRunner:
     def accept(self, pages: Sequence[int], exported: object) -> None:
         assert isinstance(exported, list) and len(pages) == len(exported)
         for page, tokens in zip(pages, exported, strict=True):
-            if page != ALREADY_THERE:
+            if page != CACHED:
                 self.num_accepted += 1
                 self.cache.update({(page, place): token for place, token in enumerate(tokens)})
 

@@ -24,7 +24,7 @@ from meshwright.nn.params import init_params
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.sequence import Request, SamplingParams
+from meshwright.serve.engine.request import Request, SamplingParams
 
 pytestmark = pytest.mark.sampled(4)
 

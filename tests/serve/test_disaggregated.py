@@ -8,7 +8,7 @@ from tests.serve.mock import EOS, MockRunner, answer_to, count_up, script, token
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.sequence import EngineError, Request, SamplingParams
+from meshwright.serve.engine.request import EngineError, Request, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -24,7 +24,7 @@ async def until(condition) -> None:
 
 
 def is_empty(engine: Engine) -> bool:
-    counts = engine._counts()
+    counts = engine._occupancy()
     return (counts.waiting, counts.running, counts.held_pages) == (0, 0, 0)
 
 

@@ -24,7 +24,7 @@ from meshwright.nn.params import init_params
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.sequence import Request
+from meshwright.serve.engine.request import Request
 
 # Every layer sees its last seven positions, so that caches keep no more.
 WINDOWED = replace(SHARED, name="windowed", sliding_window=7, global_every=0)

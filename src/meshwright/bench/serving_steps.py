@@ -37,7 +37,8 @@ from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.programs.efficiency import StepEfficiency
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.batch import Batch, SequenceWork
-from meshwright.serve.engine.sequence import GREEDY, Request, Sequence
+from meshwright.serve.engine.request import GREEDY, Request
+from meshwright.serve.engine.sequence import TokenSequence
 
 DTYPE = "f32"
 _SLOTS, _SHORT, _LONG, _CONTEXT, _PROMPT = 8, 16, 448, 512, 256
@@ -216,7 +217,7 @@ def steps(
     works = tuple(
         SequenceWork(
             # As load tests ask: to sample from a vocabulary takes a CPU about as long as a small model.
-            Sequence(Request((1,) * context, sampling=GREEDY), 1, 0, lambda _: None),
+            TokenSequence(Request((1,) * context, sampling=GREEDY), 1, 0, lambda _: None),
             slot,
             context - queries,
             (1,) * queries,

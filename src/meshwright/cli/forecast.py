@@ -6,7 +6,8 @@ from meshwright.load.padded import PaddedSteps
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.steps import StepBytes
 from meshwright.plan_file import Plan
-from meshwright.serve.engine.batch import Batch, Limits
+from meshwright.serve.engine.batch import Batch
+from meshwright.serve.engine.limits import Limits
 
 
 class StepForecast:

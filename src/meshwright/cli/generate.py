@@ -29,7 +29,7 @@ from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
     from meshwright.cli.serving import Service
-    from meshwright.serve.engine.sequence import Request
+    from meshwright.serve.engine.request import Request
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -67,7 +67,7 @@ def generate(
     split_host(tensor)
     from meshwright.cli.serving import Serving, context_of, open_service
     from meshwright.serve.device.loading import load_model_folder
-    from meshwright.serve.engine.sequence import Request, SamplingParams
+    from meshwright.serve.engine.request import Request, SamplingParams
 
     asked = Serving(
         tensor=tensor,

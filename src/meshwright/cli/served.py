@@ -11,7 +11,7 @@ from meshwright.errors import PlanError
 from meshwright.nn.start.devices import split_host, use_devices_of
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
-from meshwright.serve.engine.scheduler import DISAGGREGATED
+from meshwright.serve.engine.policy import DISAGGREGATED
 from meshwright.serve.http.client_limits import ClientLimits
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from meshwright.progress import Progress
 from meshwright.serve.device.loading import ModelFolder, load_model_folder
 from meshwright.serve.device.runner import JaxRunner, check_serves
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.scheduler import DISAGGREGATED, Drafter, mode_of
-from meshwright.serve.engine.speculate import ModelDrafter, NgramDrafter
+from meshwright.serve.engine.policy import DISAGGREGATED, mode_of
+from meshwright.serve.engine.speculate import Drafter, ModelDrafter, NgramDrafter
 from meshwright.serve.text.tokenizer import Tokenizer
 
 # A longer context is there for the asking: the cache of every slot is as long.

@@ -9,7 +9,7 @@ from meshwright.layout import Layout
 from meshwright.layout.paged import attends_to_whole_prompts
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.steps import StepSeconds, end_of_one
-from meshwright.serve.engine.batch import IdleSeconds, Limits, compiled_sizes, timed_blocks
+from meshwright.serve.engine.limits import IdleSeconds, Limits, compiled_sizes, timed_blocks
 
 if TYPE_CHECKING:  # it loads an HTTP client, which generation does without
     from meshwright.load.simulator import StepPrices
@@ -38,7 +38,7 @@ class PaddedSteps:
     ) -> None:
         self._prices, self._limits, self._has_kernels, self._padding = prices, limits, has_kernels, padding
         self._host_step_seconds, self._host_token_seconds = host_step_seconds, host_token_seconds
-        self._rows = _filled_up(limits.slots_of_replica, limits.num_replicas)
+        self._rows = _filled_up(limits.slots_per_replica, limits.num_replicas)
         self._blocks = _filled_up(limits.chunk // limits.block, limits.num_replicas)
 
     @classmethod
@@ -46,7 +46,7 @@ class PaddedSteps:
         cls, config: ModelConfig, layout: Layout, hardware: Hardware, limits: Limits, num_drafts: int
     ) -> "PaddedSteps":
         """The steps of a server of this layout on a machine, as that prices them."""
-        most, reached = limits.tokens_of_a_step(num_drafts), in_inference(hardware).chip.step
+        most, reached = limits.max_step_tokens(num_drafts), in_inference(hardware).chip.step
         return cls(
             StepSeconds(config, layout, hardware, most, limits.context),
             limits,
@@ -60,7 +60,7 @@ class PaddedSteps:
     def idle_seconds(self) -> IdleSeconds:
         """What `JaxRunner` finds by steps whose rows are at the first position."""
         limits, replicas = self._limits, self._limits.num_replicas
-        sizes = compiled_sizes(limits.slots_of_replica)
+        sizes = compiled_sizes(limits.slots_per_replica)
         generate = [(size, self._prices.seconds(size * replicas, 0.0, [], 0)) for size in sizes]
         num_tokens = timed_blocks(limits) * replicas * limits.block
         mixed = self._prices.seconds(limits.num_slots, 0.0, [(num_tokens, num_tokens)], 0)

@@ -17,8 +17,8 @@ from meshwright.load.percentiles import LatencyTargets, summary
 from meshwright.load.simulator import Planned, Used, collector_paused, simulate_server
 from meshwright.load.traffic import num_cut, within
 from meshwright.plan_file import Plan, load_plan
-from meshwright.serve.engine.batch import Limits
-from meshwright.serve.engine.scheduler import DISAGGREGATED, Mode, mode_of
+from meshwright.serve.engine.limits import Limits
+from meshwright.serve.engine.policy import DISAGGREGATED, Mode, mode_of
 from meshwright.units import format_number_of, format_seconds
 
 _MODES = (*get_args(Mode), DISAGGREGATED)

@@ -24,13 +24,14 @@ import numpy as np
 
 from meshwright.errors import RequestError
 from meshwright.load.client import Answer
+from meshwright.load.counted import CountedRunning, CountedText, counted_tokens
 from meshwright.load.drive import Load
-from meshwright.serve.engine.batch import Batch, IdleSeconds, Limits, SequenceWork
-from meshwright.serve.engine.counted import Text
-from meshwright.serve.engine.pace import Pace
-from meshwright.serve.engine.scheduler import Mode, Scheduler
-from meshwright.serve.engine.sequence import Event, Request, TokenScore
-from meshwright.serve.engine.sequence import Sequence as Answering
+from meshwright.serve.engine.batch import Batch, SequenceWork
+from meshwright.serve.engine.limits import IdleSeconds, Limits
+from meshwright.serve.engine.policy import Mode, policy_of
+from meshwright.serve.engine.request import Event, Request, TokenScore
+from meshwright.serve.engine.scheduler import Scheduler
+from meshwright.serve.engine.sequence import TokenSequence
 
 # A queue as long as anyone likes: clients wait, none is turned away.
 _ENDLESS = 1 << 60
@@ -166,9 +167,9 @@ class _Simulation:
             return
         self._under_way += 1
         replica = min(self._pools, key=_Replica.num_unfinished) if len(self._pools) > 1 else self._pools[0]
-        self._ask(number, replica, 0, Text(number, self._load.prefix_tokens, self._load.prefix_tokens))
+        self._ask(number, replica, 0, CountedText(number, self._load.prefix_tokens, self._load.prefix_tokens))
 
-    def _ask(self, number: int, replica: "_Replica", turn_number: int, said: Text) -> None:
+    def _ask(self, number: int, replica: "_Replica", turn_number: int, said: CountedText) -> None:
         """Asks for a turn of a chat."""
         turn = self._load.chats[number].turns[turn_number]
         prompt = said.of_length(len(said) + turn.prompt_tokens)
@@ -208,7 +209,7 @@ def _finds_pages(planned: Planned, load: Load) -> bool:
     """
     limits = planned.limits
     alike = load.prefix_tokens >= limits.page_size or any(len(chat.turns) > 1 for chat in load.chats)
-    scarce = limits.num_pages < limits.slots_of_replica * limits.pages_of_a_context
+    scarce = limits.num_pages < limits.slots_per_replica * limits.pages_per_context
     return alike or scarce or bool(planned.prefill_replicas) or limits.window is not None
 
 
@@ -222,7 +223,7 @@ class _Asked:
     chat: int
     turn: int
     replica: "_Replica"
-    prompt: Text
+    prompt: CountedText
     max_tokens: int
     answer: Answer
     num_tokens: int = 0
@@ -252,7 +253,7 @@ class _Drafts:
     def pays(self, num_sequences: int) -> bool:
         return True
 
-    def draft(self, sequence: Answering) -> list[int]:
+    def draft(self, sequence: TokenSequence) -> list[int]:
         return [-2 - place for place in range(self._num_drafts)]
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
@@ -267,16 +268,15 @@ class _Replica:
     ) -> None:
         self._simulation, self._planned, self._prefills = simulation, planned, prefills
         drafter = _Drafts(planned.num_drafts) if planned.num_drafts else None
-        self._counts = planned.counted and drafter is None
-        self._pace = None if planned.idle is None else Pace(planned.idle, planned.limits)
+        is_counted = planned.counted and drafter is None
+        self._counted = CountedRunning(self._take_counted) if is_counted else None
         self._scheduler = Scheduler(
             planned.limits,
             _ENDLESS,
-            mode=planned.mode,
+            policy_of(planned.mode, planned.limits, planned.idle),
             prefix_cache=planned.prefix_cache,
             drafter=drafter,
-            pace=self._pace,
-            on_tokens=self._take_together if self._counts else None,
+            running=self._counted,
         )
         self._random = np.random.default_rng([number, planned.num_drafts])
         self._running: Batch | None = None
@@ -285,7 +285,7 @@ class _Replica:
         self._coming: deque[_Asked] = deque()  # prefilled elsewhere, without pages here yet
         self._heard: deque[_Asked] = deque()  # not yet queued: the host takes them in, the first now
         self._lost = 0.0  # seconds of the step that runs, to the host
-        self._asked: dict[Answering, _Asked] = {}
+        self._asked: dict[TokenSequence, _Asked] = {}
         self._ends = array("d")  # of its steps
         self.prompt_tokens = self.cached_tokens = self.preempted = 0
         self.busy_seconds = 0.0
@@ -301,7 +301,7 @@ class _Replica:
 
     def num_unfinished(self) -> int:
         outside = len(self._coming) + len(self._heard)
-        return self._scheduler.num_running + self._scheduler.num_waiting + outside
+        return len(self._scheduler.running) + len(self._scheduler.waiting) + outside
 
     def hear(self, asked: _Asked) -> None:
         """Queues a turn once the host has taken it in."""
@@ -337,7 +337,8 @@ class _Replica:
                 param="prompt",
             )
 
-        sequence = Answering(Request(prompt, max_tokens), max_tokens, 0, _tell_nobody)
+        request = Request(prompt, max_tokens)
+        sequence = TokenSequence(request, max_tokens, 0, _tell_nobody, new_tokens=counted_tokens)
         self._asked[sequence] = asked
         self._scheduler.add([sequence])
         self._wake()
@@ -376,40 +377,34 @@ class _Replica:
             self._simulation.at(self._simulation.now + lost, self._end)
             return
         self._ends.append(self._simulation.now)
-        if self._pace is not None:
-            self._pace.took(batch, self._seconds)
-        alone = self._scheduler.delivered_together() if self._counts else ()
-        if batch.works or alone:
-            self._deliver_all([work for work in batch.works if work.samples], alone)
+        self._scheduler.policy.measured(batch, self._seconds)
+        works = [work for work in batch.works if work.samples]
+        if self._counted is not None:
+            works += self._counted.delivered()
+        self._deliver(works)
         # Nothing could be scheduled before these tokens were known, or nothing was there.
         following, self._next = self._next, None
         if self._coming:
             self._admit_coming()
         self._begin(following or self._scheduler.schedule())
 
-    def _deliver_all(self, works: Sequence[SequenceWork], alone: Sequence[Answering]) -> None:
-        """Hands out the tokens of a step, the first to come first: those of works, and one to each alone."""
-        pairs = [(work.sequence, work) for work in works] + [(sequence, None) for sequence in alone]
-        if len(pairs) > 1:
-            pairs.sort(key=lambda pair: pair[0].rank)
+    def _deliver(self, works: list[SequenceWork]) -> None:
+        """Hand out the tokens of a step, to the first in rank first."""
+        if len(works) > 1:
+            works.sort(key=lambda work: work.sequence.rank)
         step = self.steps - 1
-        for sequence, work in pairs:
-            if work is None:
-                self._hand(sequence, _TOKEN.token, step)
-                continue
-            for score in self._scheduler.delivered(work, self._sampled(work)):
-                self._hand(sequence, score.token, step)
+        for work, scores in self._scheduler.postprocess(works, [self._sampled(work) for work in works]):
+            sequence, asked = work.sequence, self._asked[work.sequence]
+            for score in scores:
+                sequence.take(score.token)
+                asked.take(self, step, step + 1)
+                if sequence.finish_reason:
+                    self._scheduler.release(sequence, sequence.finish_reason)
+                    self._finished(sequence)
+                    (self._simulation.prefilled if self._prefills else self._simulation.heard)(asked)
+                    break
 
-    def _hand(self, sequence: Answering, token: int, step: int) -> None:
-        sequence.take(token)
-        asked = self._asked[sequence]
-        asked.take(self, step, step + 1)
-        if sequence.finish_reason:
-            self._scheduler.release(sequence, sequence.finish_reason)
-            self._finished(sequence)
-            (self._simulation.prefilled if self._prefills else self._simulation.heard)(asked)
-
-    def _take_together(self, sequence: Answering, first: int, stop: int) -> None:
+    def _take_counted(self, sequence: TokenSequence, first: int, stop: int) -> None:
         self._asked[sequence].take(self, first, stop)
 
     def _sampled(self, work: SequenceWork) -> list[TokenScore]:
@@ -422,7 +417,7 @@ class _Replica:
             found.append(TokenScore(draft, 0.0))
         return found + [_TOKEN] * (work.num_samples - len(found))
 
-    def _finished(self, sequence: Answering) -> None:
+    def _finished(self, sequence: TokenSequence) -> None:
         del self._asked[sequence]
         self.prompt_tokens += sequence.num_prompt
         if self._prefills or not self._planned.prefill_replicas:  # else they have come from there

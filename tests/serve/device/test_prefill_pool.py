@@ -21,7 +21,7 @@ from meshwright.serve.device import prefill_pool
 from meshwright.serve.device.page_transfer import PageTransfer
 from meshwright.serve.device.prefill_pool import Offer, PrefilledElsewhere, Prefiller, Tokens
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.sequence import EngineError, Request, SamplingParams
+from meshwright.serve.engine.request import EngineError, Request, SamplingParams
 from meshwright.serve.http.app import create_app
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -41,7 +41,7 @@ from meshwright.serve.device.programs import InferencePrograms
 from meshwright.serve.device.runner import JaxRunner, score_lengths
 from meshwright.serve.engine.batch import Batch
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.sequence import EngineError, Request, SamplingParams
+from meshwright.serve.engine.request import EngineError, Request, SamplingParams
 
 pytestmark = pytest.mark.sampled(5)
 

@@ -11,8 +11,9 @@ from meshwright.models.config import Window
 from meshwright.serve.engine.batch import Batch
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.pages import NO_PAGE
-from meshwright.serve.engine.scheduler import MODES
-from meshwright.serve.engine.sequence import EngineError, Lifetime, Request, SamplingParams, Sequence
+from meshwright.serve.engine.policy import MODES
+from meshwright.serve.engine.request import EngineError, Request, SamplingParams
+from meshwright.serve.engine.sequence import Lifetime, TokenSequence
 from meshwright.serve.engine.speculate import ModelDrafter
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -365,7 +366,7 @@ class GoodGuesser:
     def pays(self, num_sequences: int) -> bool:
         return self._random.random() < 0.8
 
-    def draft(self, sequence: Sequence) -> list[int]:
+    def draft(self, sequence: TokenSequence) -> list[int]:
         drafts = answer_to(of_all_tokens, tuple(sequence.tokens), self._random.randint(0, 3))
         return [token if self._random.random() < 0.7 else (token + 1) % 50 for token in drafts]
 
@@ -433,7 +434,7 @@ def test_answers_are_the_same_however_they_are_computed(seed):
     free = sum(replica.pool.num_free for replica in engine._scheduler.replicas)
     assert free + engine.num_cached_pages == num_pages
     _assert_no_window_page_is_lost(engine)
-    counts = engine._counts()
+    counts = engine._occupancy()
     [replica] = engine._scheduler.replicas
     assert (
         replica.host_pool is None or replica.host_pool.num_free + counts.cached_on_host == counts.host_pages

@@ -5,9 +5,10 @@ import asyncio
 import numpy as np
 from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, count_up, says
 
+from meshwright.serve.device.sampling import batch_edits
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.logit_edits import LogitEdits, batch_edits
-from meshwright.serve.engine.sequence import Event, Request, SamplingParams
+from meshwright.serve.engine.logit_edits import LogitEdits
+from meshwright.serve.engine.request import Event, Request, SamplingParams
 
 
 def edits(request: Request) -> LogitEdits:

@@ -10,15 +10,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from meshwright.errors import RequestError
 from meshwright.models.config import Window
-from meshwright.serve.engine.batch import PENDING, Batch, Limits
+from meshwright.serve.engine.batch import PENDING, Batch
+from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.pages import NO_PAGE, Pages
+from meshwright.serve.engine.request import Request, TokenScore
 from meshwright.serve.engine.scheduler import Scheduler
-from meshwright.serve.engine.sequence import Request, Sequence, TokenScore
+from meshwright.serve.engine.sequence import TokenSequence
 
 
-def sequence(num_tokens: int = 1, max_tokens: int = 4, first: int = 0, priority: int = 0) -> Sequence:
+def sequence(num_tokens: int = 1, max_tokens: int = 4, first: int = 0, priority: int = 0) -> TokenSequence:
     prompt = tuple(range(first, first + num_tokens))
-    return Sequence(Request(prompt, priority=priority), max_tokens, index=0, emit=lambda _: None)
+    return TokenSequence(Request(prompt, priority=priority), max_tokens, index=0, emit=lambda _: None)
 
 
 def limits(num_slots: int = 2, num_pages: int = 100, chunk: int = 8) -> Limits:
@@ -31,13 +33,12 @@ def tokens_of(batch: Batch | None) -> list[tuple[int, ...]]:
 
 def run(scheduler: Scheduler, batch: Batch, token: int = 99) -> None:
     """What an engine does with a step: everything that is sampled is `token`."""
-    for work in batch.works:
-        if work.samples and work.sequence.finish_reason is None:
-            for sampled in scheduler.accepted(work, [TokenScore(token, 0.0)] * work.num_samples):
-                if work.sequence.append(sampled).finish_reason:
-                    scheduler.release(work.sequence, "length")
-                    break
-            scheduler.computed(work.sequence)
+    sampled = [[TokenScore(token, 0.0)] * work.num_samples for work in batch.works]
+    for work, tokens in scheduler.postprocess(batch.works, sampled):
+        for one in tokens:
+            if work.sequence.append(one).finish_reason:
+                scheduler.release(work.sequence, "length")
+                break
 
 
 def test_slots_are_given_in_order_of_arrival():
@@ -92,7 +93,7 @@ def test_pages_are_taken_from_whoever_came_last():
     assert first and second
     assert tokens_of(first) == [tuple(range(8)), tuple(range(50, 57))]
     assert tokens_of(second) == [(PENDING,)]  # its third page was the other's
-    assert (late.slot, late.pages, late.num_computed, scheduler.num_waiting) == (None, Pages(), 0, 1)
+    assert (late.slot, late.pages, late.num_computed, len(scheduler.waiting)) == (None, Pages(), 0, 1)
     for batch in (first, second):
         run(scheduler, batch)
     assert late.tokens[-1] == 99  # what was sampled before it lost its pages still counts
@@ -126,7 +127,7 @@ def test_a_full_queue_refuses_all_or_nothing():
     ) as e:
         scheduler.add([sequence(), sequence()])
     assert (e.value.status, e.value.code) == (429, "queue_full")
-    assert scheduler.num_waiting == 2
+    assert len(scheduler.waiting) == 2
 
 
 def test_a_request_that_can_never_fit_is_the_users_mistake():
@@ -142,7 +143,7 @@ def test_releasing_a_waiting_sequence_leaves_the_slots_alone():
     scheduler.add([running, waiting])
     scheduler.schedule()
     scheduler.release(waiting, "cancelled")
-    assert (scheduler.num_waiting, scheduler.running) == (0, [running])
+    assert (len(scheduler.waiting), scheduler.running) == (0, [running])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -186,7 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             of_replica = collections.Counter[int]()
             for work in batch.works:
                 padded = -(-len(work.tokens) // 4) * 4 if len(work.tokens) > 1 else 0
-                of_replica[work.slot // self.limits.slots_of_replica] += padded
+                of_replica[work.slot // self.limits.slots_per_replica] += padded
             assert max(of_replica.values()) <= self.limits.chunk
             self.under_way.append(batch)
 
@@ -204,7 +205,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def slots_are_held_once(self):
         slots = [one.slot for one in self.scheduler.running]
         assert len(set(slots)) == len(slots) <= self.limits.num_slots
-        assert all(one.slot is None and one.pages == Pages() for one in self.scheduler._waiting)
+        assert all(one.slot is None and one.pages == Pages() for one in self.scheduler.waiting)
 
     @invariant()
     def every_page_is_free_or_held(self):
@@ -213,7 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             here = [
                 one.pages
                 for one in self.scheduler.running
-                if one.slot is not None and one.slot // self.limits.slots_of_replica == number
+                if one.slot is not None and one.slot // self.limits.slots_per_replica == number
             ]
             held = [pages.whole for pages in here] + [[node.page] for node in nodes]
             self._are_held(replica.pool, held)

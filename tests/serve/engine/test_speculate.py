@@ -1,11 +1,12 @@
 """Guesses by n-grams: found where the text repeats itself, and left off where they do not pay."""
 
-from meshwright.serve.engine.sequence import Request, Sequence
+from meshwright.serve.engine.request import Request
+from meshwright.serve.engine.sequence import TokenSequence
 from meshwright.serve.engine.speculate import NgramDrafter
 
 
-def sequence(*tokens: int) -> Sequence:
-    return Sequence(Request(tokens), max_tokens=100, index=0, emit=lambda _: None)
+def sequence(*tokens: int) -> TokenSequence:
+    return TokenSequence(Request(tokens), max_tokens=100, index=0, emit=lambda _: None)
 
 
 def test_the_last_place_with_the_longest_match_is_followed():

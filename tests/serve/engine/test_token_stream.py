@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.serve.engine.sequence import Event, Lifetime, TokenScore
+from meshwright.serve.engine.request import Event, TokenScore
+from meshwright.serve.engine.sequence import Lifetime
 from meshwright.serve.engine.token_stream import TokenStream
 
 

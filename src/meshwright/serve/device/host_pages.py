@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from meshwright.errors import PlanError
-from meshwright.serve.engine.batch import on_each
+from meshwright.serve.engine.limits import on_each
 
 
 class HostPages:

@@ -9,7 +9,7 @@ import jax
 from jax.experimental import transfer
 
 from meshwright.serve.device.prefill_pool import Offer
-from meshwright.serve.engine.sequence import EngineError
+from meshwright.serve.engine.request import EngineError
 
 # An address that nobody listens at any more would hold up a pull for ever.
 _PROBE_SECONDS, _POLL_SECONDS = 2.0, 0.001

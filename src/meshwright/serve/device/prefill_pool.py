@@ -14,7 +14,7 @@ from typing import Protocol
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.sequence import GREEDY, EngineError, Request
+from meshwright.serve.engine.request import GREEDY, EngineError, Request
 
 logger = logging.getLogger(__name__)
 

@@ -41,11 +41,10 @@ from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over
 from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
-from meshwright.serve.device.sampling import Edits, Needs, Sampled, SampledRows, sample
+from meshwright.serve.device.sampling import Edits, Needs, Sampled, SampledRows, batch_rows, no_edits, sample
 from meshwright.serve.engine.batch import PENDING
-from meshwright.serve.engine.logit_edits import batch_rows, no_edits
+from meshwright.serve.engine.request import GREEDY
 from meshwright.serve.engine.scoring import score
-from meshwright.serve.engine.sequence import GREEDY
 
 _TOKENS, _POSITIONS, _SLOTS, _TABLES, _HEADS = range(5)  # the columns of a step
 

@@ -44,22 +44,14 @@ from meshwright.serve.device.programs import (
     InferencePrograms,
     StepShape,
 )
-from meshwright.serve.device.sampling import Edits, Needs, Sampled, SampledRows
-from meshwright.serve.engine.batch import (
-    ALREADY_THERE,
-    Batch,
-    IdleSeconds,
-    Limits,
-    SequenceWork,
-    compiled_sizes,
-    on_each,
-    timed_blocks,
-)
-from meshwright.serve.engine.logit_edits import LogitEdits, batch_edits, batch_rows
+from meshwright.serve.device.sampling import Edits, Needs, Sampled, SampledRows, batch_edits, batch_rows
+from meshwright.serve.engine.batch import CACHED, Batch, SequenceWork
+from meshwright.serve.engine.limits import IdleSeconds, Limits, compiled_sizes, on_each, timed_blocks
+from meshwright.serve.engine.logit_edits import LogitEdits
 from meshwright.serve.engine.pages import Move
+from meshwright.serve.engine.request import GREEDY, Request, TokenScore
 from meshwright.serve.engine.scoring import TokenScores
-from meshwright.serve.engine.sequence import GREEDY, Request, TokenScore
-from meshwright.serve.engine.sequence import Sequence as Answering
+from meshwright.serve.engine.sequence import TokenSequence
 
 _SHORTEST_SCORED = 16
 _FEWEST_PAGES = 4  # that a program of its own is worth
@@ -162,7 +154,7 @@ class JaxRunner:
             config,
             layout,
             mesh,
-            num_slots=limits.slots_of_replica,
+            num_slots=limits.slots_per_replica,
             num_pages=limits.num_pages,
             page_size=page_size,
             num_window_pages=limits.num_window_pages,
@@ -211,7 +203,7 @@ class JaxRunner:
             self._steps = dict(zip(shapes, compiled, strict=True))
             self._choices = dict(zip(choices, chosen, strict=True))
         moves_pages = self._shares_pages or self._host.num_pages
-        for count in compiled_sizes(self.limits.pages_of_a_context) if moves_pages else ():
+        for count in compiled_sizes(self.limits.pages_per_context) if moves_pages else ():
             self._exports[count] = self._programs.export(count)
             self._accepts[count] = self._programs.accept(count)
         self._pools, self._last = self._programs.empty()
@@ -254,7 +246,7 @@ class JaxRunner:
 
     def _measured(self) -> IdleSeconds:
         of_steps = [(shape.generate, seconds) for shape, seconds in self._seconds.items() if shape.generate]
-        slots, count = self.limits.slots_of_replica, timed_blocks(self.limits)
+        slots, count = self.limits.slots_per_replica, timed_blocks(self.limits)
         prompts = [
             _of_nobody(self.limits, replica, 0, count * self.limits.block, samples=False)
             for replica in range(self.limits.num_replicas)
@@ -267,7 +259,7 @@ class JaxRunner:
 
     def _rows_for(self, num_sequences: int) -> int:
         of_replica = -(-num_sequences // self.limits.num_replicas)
-        return next(n for n in compiled_sizes(self.limits.slots_of_replica) if n >= of_replica)
+        return next(n for n in compiled_sizes(self.limits.slots_per_replica) if n >= of_replica)
 
     def cost_ratio(self, num_sequences: int) -> float:
         """How much longer a step that verifies drafts of so many sequences takes than one that generates."""
@@ -275,11 +267,11 @@ class JaxRunner:
         return self._seconds[_Shape(0, count, 0)] / self._seconds[_Shape(count, 0, 0)]
 
     def _shapes(self) -> list[_Shape]:
-        slots = compiled_sizes(self.limits.slots_of_replica)
-        blocks = self.limits.sizes_of_blocks
+        slots = compiled_sizes(self.limits.slots_per_replica)
+        blocks = self.limits.block_counts
         return [
             *[_Shape(count, 0, 0, pages=pages) for count in slots for pages in self._pages_of_rows(1)],
-            *[_Shape(self.limits.slots_of_replica, 0, count) for count in blocks],
+            *[_Shape(self.limits.slots_per_replica, 0, count) for count in blocks],
             *[
                 _Shape(0, count, 0, pages=pages)
                 for count in slots
@@ -292,7 +284,7 @@ class JaxRunner:
     def _pages_of_rows(self, queries: int) -> list[int]:
         """The widths of tables that steps with rows of so many queries are compiled for; 0: of a context."""
         is_narrower = self._programs.reads_whole_tables(queries) and not self._is_invariant
-        return [*(_widths(self.limits.pages_of_a_context) if is_narrower else []), 0]
+        return [*(_widths(self.limits.pages_per_context) if is_narrower else []), 0]
 
     def _step_of(self, shape: _Shape) -> StepShape:
         """The step of this shape. Its logits are one, those of all slots or the most of any shape.
@@ -300,7 +292,7 @@ class JaxRunner:
         So few programs sample.
         """
         num_heads = self._num_heads(shape)
-        sizes = 1, self.limits.slots_of_replica, max(map(self._num_heads, self._shapes()))
+        sizes = 1, self.limits.slots_per_replica, max(map(self._num_heads, self._shapes()))
         num_logits = next(size for size in sizes if size >= num_heads)
         block = self.limits.block
         rows = (
@@ -310,7 +302,7 @@ class JaxRunner:
             Rows(min(shape.fresh, 1), shape.fresh * block),
         )
         used = tuple(row for row in rows if row.num_rows)
-        pages = shape.pages or self.limits.pages_of_a_context
+        pages = shape.pages or self.limits.pages_per_context
         return StepShape(used, num_heads, num_logits, pages, is_fresh=bool(shape.fresh))
 
     def _num_heads(self, shape: _Shape) -> int:
@@ -364,13 +356,13 @@ class JaxRunner:
         return self._programs.exported(self._size_for([range(num_pages)]))
 
     def accept(self, pages: Sequence[int], exported: Any) -> None:
-        """Dispatches writing what another runner exported to these pages, but those ALREADY_THERE."""
+        """Dispatches writing what another runner exported to these pages, but those CACHED."""
         no_page = self.limits.num_pages
-        self._accept([[no_page if page == ALREADY_THERE else page for page in pages]], exported)
+        self._accept([[no_page if page == CACHED else page for page in pages]], exported)
 
     def move(self, moves: Sequence[Move]) -> None:
         """Makes these moves of pages between the cache and the host's memory, in their order."""
-        most = self.limits.pages_of_a_context
+        most = self.limits.pages_per_context
         for is_out, run in groupby(moves, key=lambda move: move.is_out):
             for some in _in_parts(run, most):
                 of_replicas = [
@@ -429,7 +421,7 @@ class JaxRunner:
 
     def _shape_of(self, batch: Batch) -> _Shape:
         """The smallest compiled shape that holds the batch."""
-        of_replica, sharing = self.limits.slots_of_replica, self._programs.num_sharing
+        of_replica, sharing = self.limits.slots_per_replica, self._programs.num_sharing
         blocks, others, prompts = Counter[int](), Counter[int](), Counter[int]()
         for work in batch.works:
             replica = work.slot // of_replica
@@ -468,7 +460,7 @@ class _Inputs:
     def __init__(
         self, batch: Batch, step: StepShape, limits: Limits, num_together: int, num_sharing: int
     ) -> None:
-        self._step, self._slots = step, limits.slots_of_replica
+        self._step, self._slots = step, limits.slots_per_replica
         self._num_together, self._num_sharing = num_together, num_sharing
         count = limits.num_replicas
         num_shares = count // num_sharing
@@ -569,8 +561,8 @@ def _of_nobody(
     """So many tokens at the beginning of a sequence, in a slot and on pages that nobody has yet."""
     pages = tuple(range(-(-count // limits.page_size)))
     return SequenceWork(
-        Answering(Request((0,), sampling=GREEDY), 1, 0, lambda _: None),
-        replica * limits.slots_of_replica + row,
+        TokenSequence(Request((0,), sampling=GREEDY), 1, 0, lambda _: None),
+        replica * limits.slots_per_replica + row,
         0,
         (0,) * count,
         pages,

@@ -1,13 +1,17 @@
 """Sampling of the next token from logits: penalties, temperature, filters and a seed, one row at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
+
+from meshwright.serve.engine.logit_edits import LogitEdits
+from meshwright.serve.engine.request import SamplingParams
 
 NUM_TOP = 20
 """Most alternatives whose log-probabilities are returned, as OpenAI's API allows."""
@@ -204,3 +208,45 @@ def _argmax(x: Array) -> Array:
     """
     places = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     return jnp.min(jnp.where(x < jnp.max(x, axis=-1, keepdims=True), x.shape[-1], places), axis=-1)
+
+
+def batch_edits(rows: Sequence[tuple[SamplingParams, LogitEdits | None]], vocab_size: int) -> Edits | None:
+    """The edits of a batch, row by row; None if no row has any."""
+    if all(edits is None for _, edits in rows):
+        return None
+    shape = (len(rows), vocab_size)
+    counts, prompt, bias = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32)
+    for number, (_, edits) in enumerate(rows):
+        if edits is not None:
+            counts[number], prompt[number], bias[number] = edits.counts, edits.prompt, edits.bias()
+    params = [row for row, _ in rows]
+    return Edits(
+        counts,
+        prompt,
+        bias,
+        np.array([row.repetition_penalty for row in params], np.float32),
+        np.array([row.presence_penalty for row in params], np.float32),
+        np.array([row.frequency_penalty for row in params], np.float32),
+    )
+
+
+def no_edits(num_rows: int, vocab_size: int) -> Edits:
+    """Edits that change nothing, to compile the sampler with."""
+    shape = (num_rows, vocab_size)
+    ones, zeros = np.ones(num_rows, np.float32), np.zeros(num_rows, np.float32)
+    return Edits(
+        np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32), ones, zeros, zeros
+    )
+
+
+def batch_rows(params: Sequence[SamplingParams], positions: Sequence[int] | np.ndarray) -> SampledRows:
+    """The sampler's parameters of a batch whose next tokens stand at `positions`."""
+    return SampledRows(
+        np.array([row.temperature for row in params], np.float32),
+        np.array([row.top_p for row in params], np.float32),
+        np.array([row.top_k for row in params], np.int32),
+        np.array([row.min_p for row in params], np.float32),
+        np.array([row.seed for row in params], np.uint32),
+        np.asarray(positions, np.int32),
+        np.array([row.top_logprobs for row in params], np.int32),
+    )

@@ -1,51 +1,41 @@
-"""What one step of the device does, as data: the scheduler makes it, the runner runs it."""
+"""One step of the device, as data: the scheduler makes it, the runner runs it."""
 
-from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
-from functools import cached_property
-from math import inf
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from meshwright.errors import PlanError
-from meshwright.layout import Layout
-from meshwright.layout.fit import num_replicas
-from meshwright.layout.paged import DEFAULT_BLOCK, DEFAULT_PAGE, block_of, chunk_of, divided_block
-from meshwright.layout.workload import DEFAULT_CHUNK
-from meshwright.models.config import ModelConfig, Window
-from meshwright.models.count import even_context, widest_window
+from meshwright.serve.engine.limits import IdleSeconds, Limits
 from meshwright.serve.engine.pages import Move
-from meshwright.serve.engine.sequence import Sequence, TokenScore
+from meshwright.serve.engine.request import TokenScore
+from meshwright.serve.engine.sequence import TokenSequence
 
 if TYPE_CHECKING:  # it loads JAX
     from meshwright.serve.engine.scoring import TokenScores
 
-# Of prompts, in a step by which they are timed.
-_TIMED_TOKENS = 64
-PENDING = -1  # a token that the step before samples and nobody has read yet
+PENDING = -1  # a token that the step before samples, and that the host has not read yet
+CACHED = -1  # in place of a page that is cached already and needs no copy
 
 
 class SequenceWork(NamedTuple):
-    """Some consecutive tokens of one sequence, whose keys and values the step computes.
+    """Consecutive tokens of one sequence, whose keys and values the step computes.
 
-    slot: of the sequence, which may have left it since. start: the position of the first token. tokens:
-    their ids; the first may be PENDING. pages: of the sequence, as far as these tokens reach; window_pages:
-    those of layers with a window, NO_PAGE where these tokens do not see them. num_drafts: how many of the
-    last ones are guesses to be verified. samples: whether a next token is sampled, after the last and after
-    each of those before a draft.
+    slot: of the sequence, which may have left it since. start: the position of the first token.
+    tokens: ids; the first may be PENDING. pages: of the sequence, up to these tokens.
+    num_drafts: the number of tokens at the end that are guesses to verify.
+    samples: a next token is sampled after the last token, and after each token before a draft.
+    window_pages: of layers with a window, NO_PAGE for pages that these tokens do not see.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     slot: int
     start: int
-    tokens: Ordered[int]
+    tokens: Sequence[int]
     pages: tuple[int, ...]
     num_drafts: int = 0
     samples: bool = True
     window_pages: tuple[int, ...] = ()
 
     @property
-    def drafts(self) -> Ordered[int]:
-        """The guesses that are to be verified."""
+    def drafts(self) -> Sequence[int]:
         return self.tokens[len(self.tokens) - self.num_drafts :] if self.num_drafts else ()
 
     @property
@@ -54,34 +44,33 @@ class SequenceWork(NamedTuple):
 
     @property
     def is_prompt(self) -> bool:
-        """Whether it prefills: several tokens that are no guesses."""
+        """Whether it prefills: several tokens that are not guesses."""
         return len(self.tokens) > 1 + self.num_drafts
 
 
 class Batch(NamedTuple):
-    """One step: for each of its sequences some tokens, one to generate and many to prefill.
+    """One step: one or more tokens of each of its sequences.
 
-    num_together: sequences that generate besides, of which nothing is told but the positions that they see,
-    `contexts_together` of all; only of a scheduler that counts them. moves: of pages between cache and host,
-    to be made before it.
+    num_counted: further sequences that generate, which a load test counts instead of listing them.
+    counted_positions: that all of these see. moves: of pages between cache and host, made before the step.
     """
 
     works: tuple[SequenceWork, ...]
-    num_together: int = 0
-    contexts_together: int = 0
+    num_counted: int = 0
+    counted_positions: int = 0
     moves: tuple[Move, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(work.tokens) for work in self.works) + self.num_together
+        return sum(len(work.tokens) for work in self.works) + self.num_counted
 
     @property
     def figures(self) -> tuple[int, float, list[tuple[int, int]], int]:
-        """What its time depends on: (sequences that generate, the mean of their contexts, chunks, drafts).
+        """The inputs of its price: (sequences that generate, their mean context, chunks, drafts).
 
-        chunks: of each prompt its tokens in this step, and the positions up to their last.
+        chunks: for each prompt its tokens in this step, and the positions up to its last.
         """
-        contexts, number, num_drafts = self.contexts_together, self.num_together, 0
+        positions, num_generating, num_drafts = self.counted_positions, self.num_counted, 0
         chunks: list[tuple[int, int]] = []
         for work in self.works:
             num_tokens = len(work.tokens)
@@ -89,202 +78,17 @@ class Batch(NamedTuple):
             if num_tokens > 1 + work.num_drafts:  # `is_prompt`
                 chunks.append((num_tokens, work.start + num_tokens))
             else:
-                contexts += work.start + 1
-                number += 1
-        return number, contexts / number if number else 0.0, chunks, num_drafts
-
-
-def on_each(num_replicas: int) -> str:
-    """Words behind what each replica has, where there are several."""
-    return f" on each of {num_replicas} replicas" if num_replicas > 1 else ""
-
-
-def compiled_sizes(most: int) -> list[int]:
-    """The numbers of rows or blocks that programs have: powers of two below `most`, and `most`.
-
-    >>> compiled_sizes(6), compiled_sizes(1)
-    ([1, 2, 4, 6], [1])
-    """
-    sizes = [1]
-    while sizes[-1] < most:
-        sizes.append(min(2 * sizes[-1], most))
-    return sizes
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much a runner holds, in sequences, positions and tokens.
-
-    num_slots: sequences that run at once, split evenly over num_replicas, in order. context: most tokens of
-    one. page_size: positions of a page. num_pages: of a replica's cache.
-    chunk: most prompt tokens of a replica's step, of which each sequence takes whole blocks of `block`.
-    window: of the layers that have pages of their own, num_window_pages of a replica, since they keep no more
-    positions; None where all layers share pages. num_host_pages: of a replica in the host's memory, for what
-    is evicted from the cache. even_context: the position behind which attention takes a token as long as its
-    products do; a step takes fewer tokens of a prompt that are far behind it. multiplies_padding: whether
-    rows of a step that nobody holds take as long as others, but for attention.
-    """
-
-    num_slots: int
-    context: int
-    page_size: int
-    num_pages: int
-    chunk: int
-    block: int
-    num_replicas: int = 1
-    window: Window | None = None
-    num_window_pages: int = 0
-    num_host_pages: int = 0
-    even_context: float = inf
-    multiplies_padding: bool = True
-
-    @property
-    def slots_of_replica(self) -> int:
-        return self.num_slots // self.num_replicas
-
-    @classmethod
-    def of_layout(
-        cls,
-        config: ModelConfig,
-        layout: Layout,
-        platform: str,
-        num_slots: int,
-        context: int,
-        *,
-        num_pages: int | None = None,
-        page_size: int = DEFAULT_PAGE,
-        chunk: int | None = None,
-        block: int | None = None,
-        keeps_windows: bool = True,
-    ) -> "Limits":
-        """The limits of a runner of this layout on devices of a platform, as `of` has them.
-
-        chunk: most prompt tokens of a step, as `chunk_of` has it. block: the platform's where None.
-        keeps_windows: whether layers with a window keep no more pages than it needs.
-        """
-        at, longest = layout.at("generate"), chunk_of(layout, context, chunk)
-        replicas = num_replicas(at, config)
-        return cls.of(
-            num_slots,
-            context,
-            num_replicas=replicas,
-            num_pages=num_pages,
-            page_size=page_size,
-            # The chunks of replicas that share a shard of the batch are computed by all of its devices.
-            chunk=max(1, longest // (replicas // at.num_batch_shards)),
-            block=divided_block(block or block_of(platform), layout.num_prompt_shards),
-            window=widest_window(config) if keeps_windows else None,
-            even_context=even_context(config, context),
-        )
-
-    @classmethod
-    def of(
-        cls,
-        num_slots: int,
-        context: int,
-        *,
-        num_replicas: int = 1,
-        num_pages: int | None = None,
-        page_size: int = DEFAULT_PAGE,
-        chunk: int = DEFAULT_CHUNK,
-        block: int = DEFAULT_BLOCK,
-        window: Window | None = None,
-        even_context: float = inf,
-    ) -> "Limits":
-        """The limits of a runner: whole slots and pages a replica, chunks of whole blocks within a context.
-
-        num_pages: in all, as many as all slots can fill where None. window: the widest of the model's layers,
-        if any; their pages are as many as all slots need at once, where these are fewer. Raises PlanError
-        where those of a replica are too few for one context.
-        """
-        of_context = -(-context // page_size)
-        num_slots = num_slots // num_replicas * num_replicas
-        num_pages = num_slots * of_context if num_pages is None else num_pages
-        least = of_context * num_replicas
-        if num_pages < least:
-            raise PlanError(
-                f"a cache of {num_pages} pages of {page_size} positions is too small for a context of "
-                f"{context}{on_each(num_replicas)}; "
-                f"fits: {least} pages or more, {least * page_size} positions"
-            )
-        block = min(block, 1 << (context - 1).bit_length())
-        chunk = min(-(-chunk // block), -(-context // block)) * block
-        found = cls(
-            num_slots,
-            context,
-            page_size,
-            num_pages // num_replicas,
-            chunk,
-            block,
-            num_replicas,
-            even_context=even_context,
-        )
-        if window is None:
-            return found
-        # So many positions in a row lie on a page more than they fill, and a step adds a chunk to one window.
-        of_window = (window.size + page_size - 2) // page_size + 1
-        needed = found.slots_of_replica * of_window + -(-chunk // page_size)
-        return replace(found, window=window, num_window_pages=needed) if needed < found.num_pages else found
-
-    def tokens_of_a_step(self, num_drafts: int) -> int:
-        """Most tokens of a step, of all replicas: their chunks, and a token and its drafts of every slot."""
-        return self.chunk * self.num_replicas + self.num_slots * (1 + num_drafts)
-
-    @cached_property
-    def sizes_of_blocks(self) -> list[int]:
-        """The numbers of blocks of a replica's prompts that programs have."""
-        return compiled_sizes(self.chunk // self.block)
-
-    def prompt_time(self, start: int, count: int) -> float:
-        """The time of so many tokens of a prompt from position `start` on, in tokens without attention."""
-        return count * (1 + (start + count / 2) / self.even_context)
-
-    @cached_property
-    def longest_prompts(self) -> float:
-        """The most time of the prompts of a replica's step: twice that of a chunk at the beginning of one.
-
-        Far behind it fewer tokens fit, since attention to all before them takes longer.
-        """
-        return 2 * self.prompt_time(0, self.chunk)
-
-    @property
-    def pages_of_a_context(self) -> int:
-        return -(-self.context // self.page_size)
-
-
-class IdleSeconds(NamedTuple):
-    """Seconds of steps of an engine that does nothing else.
-
-    generate: of steps for so many sequences of each replica, in order up to all slots, with sampling and
-    without attention.
-    prompt_token: that one more token of a prompt takes beside all of them, at the prompt's beginning.
-    """
-
-    generate: tuple[tuple[int, float], ...]
-    prompt_token: float
-
-    @classmethod
-    def of(cls, generate: Ordered[tuple[int, float]], mixed: float, limits: Limits) -> "IdleSeconds":
-        """The seconds by measured steps: those that generate, and one of all slots beside `timed_blocks`."""
-        num_tokens = timed_blocks(limits) * limits.block
-        return cls(tuple(generate), max(mixed - generate[-1][1], 0.0) / num_tokens)
-
-
-def timed_blocks(limits: Limits) -> int:
-    """The blocks of a replica's step that tells what a token of a prompt takes: no more than it needs to."""
-    sizes = limits.sizes_of_blocks
-    return next((size for size in sizes if size * limits.block >= _TIMED_TOKENS), sizes[-1])
+                positions += work.start + 1
+                num_generating += 1
+        return num_generating, positions / num_generating if num_generating else 0.0, chunks, num_drafts
 
 
 class StepResult(Protocol):
-    """The tokens of a step that has been dispatched."""
+    """The tokens of a dispatched step."""
 
-    def read(self) -> Ordered[Ordered[TokenScore]]:
+    def read(self) -> Sequence[Sequence[TokenScore]]:
         """The sampled tokens of each work of the batch, `work.num_samples` of them; waits for the device."""
         ...
-
-
-ALREADY_THERE = -1  # in place of a page that needs no copy
 
 
 class Runner(Protocol):
@@ -298,29 +102,29 @@ class Runner(Protocol):
 
     @property
     def idle_seconds(self) -> IdleSeconds | None:
-        """None where it has not been measured."""
+        """None if it has not been measured."""
         ...
 
     def run(self, batch: Batch) -> StepResult:
-        """Dispatches one step; it may return before the step is done."""
+        """Dispatch one step; may return before the step ends."""
         ...
 
-    def export(self, pages: Ordered[int]) -> object:
-        """Dispatches a copy of what stands in these pages, for another runner of the same model."""
+    def export(self, pages: Sequence[int]) -> object:
+        """Dispatch a copy of the contents of these pages, for another runner of the same model."""
         ...
 
-    def accept(self, pages: Ordered[int], exported: object) -> None:
-        """Dispatches writing what another runner exported to these pages, but those ALREADY_THERE."""
+    def accept(self, pages: Sequence[int], exported: object) -> None:
+        """Dispatch a write of another runner's exported pages to these pages; CACHED ones are skipped."""
         ...
 
-    def move(self, moves: Ordered[Move]) -> None:
-        """Makes these moves of pages between cache and host; `run` makes those of its batch."""
+    def move(self, moves: Sequence[Move]) -> None:
+        """Make these moves of pages between cache and host; `run` makes those of its batch."""
         ...
 
     def prepare_scores(self, num_tokens: int) -> None:
-        """Compile what scores prompts of so many tokens; called from any thread."""
+        """Compile the program that scores prompts of this length; called from any thread."""
         ...
 
     def scores(self, tokens: list[int]) -> "TokenScores":
-        """Log-probabilities of `tokens` but the first, each given those before it."""
+        """Log-probabilities of `tokens` but the first, each given the ones before it."""
         ...

@@ -1,52 +1,49 @@
 """Continuous batching: requests join and leave the running batch between two steps.
 
-One background thread owns the device. Each turn it asks the scheduler for the next step, has it run, and
-only then reads the tokens of the step before: so the device has work while tokens are handed out. Everything
-else (submit, cancel) only changes the scheduler, under a lock.
+One background thread owns the device. Each turn it schedules a step, dispatches it, and then reads the tokens
+of the step before, so that the device has work while tokens are handed out. All other calls (submit, cancel)
+change only the scheduler, under a lock.
 """
 
 import logging
 import math
 import threading
 import time
-from collections.abc import Sequence as Ordered
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.errors import RequestError
-from meshwright.serve.engine.batch import Batch, Runner, SequenceWork, StepResult
+from meshwright.serve.engine.batch import Batch, Runner, StepResult
+from meshwright.serve.engine.handover import Arrivals
 from meshwright.serve.engine.logit_edits import LogitEdits
 from meshwright.serve.engine.metrics import Forecast, Metrics
-from meshwright.serve.engine.pace import Pace
-from meshwright.serve.engine.scheduler import Counts, Drafter, Mode, Scheduler
-from meshwright.serve.engine.sequence import (
-    EngineError,
-    EngineStopped,
-    FinishReason,
-    Lifetime,
-    Request,
-    Sequence,
-    TokenScore,
-)
+from meshwright.serve.engine.occupancy import Occupancy
+from meshwright.serve.engine.policy import Mode, policy_of
+from meshwright.serve.engine.request import EngineError, EngineStopped, FinishReason, Request, TokenScore
+from meshwright.serve.engine.scheduler import Scheduler
+from meshwright.serve.engine.sequence import Lifetime, TokenSequence
+from meshwright.serve.engine.speculate import Drafter
 from meshwright.serve.engine.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
 
 class _Dispatched(NamedTuple):
-    """A step on its way, and when it was dispatched."""
+    """A step under way, and the time of its dispatch."""
 
     batch: Batch
     seconds: float
-    sampled: StepResult
+    result: StepResult
 
 
 class Engine:
-    """Serves requests with a runner from entering its `with` block to leaving it.
+    """A context manager that serves requests with a runner.
 
-    mode, prefix_cache, drafter: of the Scheduler. forecast: what its steps should take, for the metrics.
-    generator: an engine on other devices, which gets each request after its first token, with the pages of
-    its prompt; it runs while this one does, and its metrics are this one's.
+    mode: of the scheduler's policy. prefix_cache, drafter: of the Scheduler.
+    forecast: planned seconds and bytes of steps, for the metrics.
+    generator: an engine on other devices. It gets each request after its first token, with the pages of its
+    prompt, runs while this one does, and shares its metrics.
     """
 
     def __init__(
@@ -61,39 +58,31 @@ class Engine:
         generator: "Engine | None" = None,
     ) -> None:
         self._runner, self._generator = runner, generator
-        idle = runner.idle_seconds
-        self._pace = None if idle is None else Pace(idle, runner.limits)
+        policy = policy_of(mode, runner.limits, runner.idle_seconds)
         self._scheduler = Scheduler(
-            runner.limits,
-            max_waiting,
-            mode=mode,
-            prefix_cache=prefix_cache,
-            drafter=drafter,
-            first_only=generator is not None,
-            pace=self._pace,
+            runner.limits, max_waiting, policy, prefix_cache=prefix_cache, drafter=drafter
         )
-        self._handed_over: list[tuple[Sequence, int, object]] = []  # to this engine, with their pages
-        self._arrived: list[tuple[Ordered[int], object]] = []  # pages of prompts that another process filled
+        self._arrivals = Arrivals(self._scheduler, runner)
         self._changed = threading.Condition()
         self._stopped: str | None = "the engine has not started"
         self._read_seconds = 0.0  # when the tokens of a step were last read
         self._thread = threading.Thread(target=self._serve, name="meshwright-engine", daemon=True)
-        self.metrics = Metrics(self._counts, forecast)
+        self.metrics = Metrics(self._occupancy, forecast)
         if generator is not None:
             generator.metrics = self.metrics
 
     @property
     def _num_waiting(self) -> int:
-        return self._scheduler.num_waiting + len(self._handed_over)
+        return len(self._scheduler.waiting) + len(self._arrivals.sequences)
 
-    def _counts(self) -> Counts:
+    def _occupancy(self) -> Occupancy:
         with self._changed:
-            own = self._scheduler.counts
-        return own if self._generator is None else own + self._generator._counts()
+            occupancy = self._scheduler.occupancy
+        return occupancy if self._generator is None else occupancy + self._generator._occupancy()
 
     @property
     def context(self) -> int:
-        """Most tokens of a prompt and its answer together."""
+        """Maximum tokens of a prompt and its answer."""
         return self._runner.limits.context
 
     @property
@@ -103,9 +92,9 @@ class Engine:
 
     @property
     def num_cached_pages(self) -> int:
-        """Pages of prompts and answers that are kept for others that begin alike."""
-        there = 0 if self._generator is None else self._generator.num_cached_pages
-        return self._scheduler.num_cached_pages + there
+        """Pages kept for prompts with the same prefix."""
+        generator_pages = 0 if self._generator is None else self._generator.num_cached_pages
+        return self._scheduler.num_cached_pages + generator_pages
 
     @property
     def vocab_size(self) -> int:
@@ -130,19 +119,20 @@ class Engine:
             self._generator.__exit__()
 
     def submit(self, *requests: Request) -> TokenStream:
-        """The events of `requests`, numbered in order; all of them are queued, or none.
+        """The events of `requests`, numbered in order; either all of them are queued or none.
 
-        Called from a running asyncio loop. Raises RequestError (400: it cannot fit the context; 429: the
+        Call it from a running asyncio loop. Raises RequestError (400: it cannot fit the context; 429: the
         queue is full) and EngineStopped.
         """
         lifetimes = [Lifetime() for _ in requests]
         stream = TokenStream(lifetimes, lambda index, reason: self._release(sequences[index], reason))
         sequences = [
-            Sequence(
+            TokenSequence(
                 request,
                 self._max_tokens(request),
                 index,
                 stream.put,
+                limit=-1 if self._generator is None else 1,
                 edits=LogitEdits.of(request, self.vocab_size),
                 lifetime=lifetime,
             )
@@ -155,19 +145,19 @@ class Engine:
             self._changed.notify()
         return stream
 
-    def num_unknown_pages(self, prompt: Ordered[int]) -> int:
-        """Full pages of a prompt, whose last token is always computed, that the cache does not hold."""
+    def num_unknown_pages(self, prompt: Sequence[int]) -> int:
+        """Full pages of a prompt that are not cached; its last token is always computed."""
         with self._changed:
-            known = self._scheduler.num_known_pages(prompt[:-1])
-        return (len(prompt) - 1) // self.page_size - known
+            num_known = max(replica.num_known_pages(prompt) for replica in self._scheduler.replicas)
+        return (len(prompt) - 1) // self.page_size - num_known
 
-    def take_pages(self, tokens: Ordered[int], exported: object) -> None:
-        """Caches full pages of a prompt that another engine has exported; requests from now on find them."""
+    def take_pages(self, tokens: Sequence[int], exported: object) -> None:
+        """Cache full pages of a prompt that another engine has exported, for later requests."""
         with self._changed:
-            self._arrived.append((tokens, exported))
+            self._arrivals.put_pages(tokens, exported)
 
     def prepare_scores(self, num_tokens: int) -> None:
-        """Compile what a request with `scores_prompt` needs, which would else hold up everyone's steps."""
+        """Compile the program for a request with `scores_prompt`, which would delay steps otherwise."""
         self._runner.prepare_scores(num_tokens)
 
     def _max_tokens(self, request: Request) -> int:
@@ -205,7 +195,7 @@ class Engine:
                 try:
                     if batch.works:
                         dispatched = _Dispatched(batch, time.perf_counter(), self._runner.run(batch))
-                finally:  # also where the device fails: what it did before is whole
+                finally:  # also if the device fails: the step before was whole
                     if under_way is not None:
                         self._deliver(under_way)
                 under_way = dispatched
@@ -214,28 +204,30 @@ class Engine:
             self._stop(f"the engine failed: {type(error).__name__}: {error}")
 
     def _next_step(self, *, wait: bool) -> Batch | None:
-        """The next step, empty where there is none yet; None once the engine has stopped.
+        """The next step, empty if there is none yet; None once the engine has stopped.
 
         wait: for a sequence to serve, since no step is under way whose tokens could be read meanwhile.
         """
         with self._changed:
             if wait:
-                self._changed.wait_for(
-                    lambda: self._stopped or self._scheduler.unfinished or self._handed_over
-                )
+                self._changed.wait_for(lambda: self._stopped or self._unfinished)
             if self._stopped is not None:
                 return None
-            self._adopt()
+            self._arrivals.take_in()
             batch = self._scheduler.schedule()
-            assert batch or not wait, "the first of those that run can always go on"
+            assert batch or not wait, "the first running sequence can always go on"
             for work in batch.works if batch else ():
                 work.sequence.lifetime.start()
             return batch or Batch(())
 
-    def _deliver(self, step: "_Dispatched") -> None:
+    @property
+    def _unfinished(self) -> list[TokenSequence]:
+        return [*self._scheduler.unfinished, *self._arrivals.sequences]
+
+    def _deliver(self, step: _Dispatched) -> None:
         """Hand each sequence its tokens, unless it was cancelled while the device worked."""
-        batch, read = step.batch, step.sampled.read()
-        # A step that was dispatched behind another began when that one ended.
+        batch, sampled = step.batch, step.result.read()
+        # A step that was dispatched during another began when that one ended.
         began, self._read_seconds = max(step.seconds, self._read_seconds), time.perf_counter()
         seconds = self._read_seconds - began
         self.metrics.step(batch, seconds)
@@ -243,52 +235,42 @@ class Engine:
             if sequence.request.scores_prompt and not sequence.num_generated:
                 self._score_prompt(sequence)
         with self._changed:
-            if self._pace is not None:
-                self._pace.took(batch, seconds)
-            for work, tokens in zip(batch.works, read, strict=True):
-                if work.samples:
-                    self._deliver_one(work, tokens)
+            self._scheduler.policy.measured(batch, seconds)
+            for work, tokens in self._scheduler.postprocess(batch.works, sampled):
+                num_taken = self._take(work.sequence, tokens)
+                self.metrics.drafted(work.num_drafts, num_taken - 1)
 
-    def _score_prompt(self, sequence: Sequence) -> None:
+    def _score_prompt(self, sequence: TokenSequence) -> None:
         prompt, num_top = list(sequence.request.prompt), sequence.request.sampling.top_logprobs
         sequence.prompt_scores = self._runner.scores(prompt).of(prompt[1:], num_top)
 
-    def _deliver_one(self, work: SequenceWork, tokens: Ordered[TokenScore]) -> None:
+    def _take(self, sequence: TokenSequence, tokens: Sequence[TokenScore]) -> int:
+        """Append these tokens up to the last of the answer; how many they are."""
         num_taken = 0
-        for token in self._scheduler.delivered(work, tokens):
-            self._append(work.sequence, token)
+        for token in tokens:
             num_taken += 1
-        self.metrics.drafted(work.num_drafts, num_taken - 1)
-        if self._generator is not None and num_taken and work.sequence.finish_reason is None:
-            self._hand_over(work.sequence, self._generator)
+            self._append(sequence, token)
+            if sequence.finish_reason is not None:
+                return num_taken
+        if self._generator is not None:
+            self._hand_over(sequence, self._generator)
+        return num_taken
 
-    def _hand_over(self, sequence: Sequence, generator: "Engine") -> None:
-        """The rest of the answer is `generator`'s, which gets the pages of the prompt filled here."""
-        pages = self._scheduler.hand_over(sequence)
+    def _hand_over(self, sequence: TokenSequence, generator: "Engine") -> None:
+        """Leave the rest of an answer to `generator`, with the full pages that were computed here."""
+        self._scheduler.keep_pages(sequence)
+        pages = sequence.pages.whole[: sequence.num_computed // self.page_size]
+        self._scheduler.remove(sequence)
         exported = self._runner.export(pages) if pages else None
-        sequence.is_handed_over = True
+        sequence.limit = sequence.max_tokens
         with generator._changed:
-            generator._handed_over.append((sequence, len(pages), exported))
+            generator._arrivals.put(sequence, len(pages), exported)
             if generator._stopped is not None:
                 generator._stop(generator._stopped)
             generator._changed.notify()
 
-    def _adopt(self) -> None:
-        """Queues what was handed over to this engine; writes the pages that came, as far as there is room."""
-        while self._arrived:
-            tokens, exported = self._arrived.pop(0)
-            self._write(self._scheduler.keep_copied(tokens), exported)
-        while self._handed_over:
-            sequence, num_pages, exported = self._handed_over.pop(0)
-            self._write(self._scheduler.adopt(sequence, num_pages), exported)
-
-    def _write(self, places: list[int], exported: object) -> None:
-        if places:
-            self._runner.move(self._scheduler.take_moves())  # out of the pages that are written next
-            self._runner.accept(places, exported)
-
-    def _append(self, sequence: Sequence, token: TokenScore) -> None:
-        if not math.isfinite(token.logprob):  # its neighbours' logits are their own, so only this one fails
+    def _append(self, sequence: TokenSequence, token: TokenScore) -> None:
+        if not math.isfinite(token.logprob):  # the logits of other sequences are not affected
             position = len(sequence.tokens)
             self._fail(sequence, f"the model's logits at position {position} are not finite")
             return
@@ -302,40 +284,38 @@ class Engine:
             self._finish(sequence, event.finish_reason)
         sequence.emit(event)
 
-    def _exported(self, sequence: Sequence) -> object:
-        """The full pages of its prompt; None where it has none, or has lost them."""
+    def _exported(self, sequence: TokenSequence) -> object:
+        """The full pages of its prompt; None if it has none, or has lost them."""
         count = sequence.num_prompt // self.page_size
         pages = sequence.pages.whole[:count]
         return self._runner.export(pages) if pages and len(pages) == count else None
 
-    def _release(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _release(self, sequence: TokenSequence, reason: FinishReason) -> None:
         with self._changed:
             if sequence.finish_reason is not None:
                 return
-            if sequence.is_handed_over and self._generator is not None:
+            is_here = sequence in self._unfinished
+            if self._generator is not None and not is_here:
                 self._generator._release(sequence, reason)
             else:
                 self._finish(sequence, reason)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        arrived = next((one for one in self._handed_over if one[0] is sequence), None)
-        if arrived is None:
-            self._scheduler.release(sequence, reason)
-        else:
-            self._handed_over.remove(arrived)
+    def _finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
+        if self._arrivals.discard(sequence):
             sequence.finish_reason = reason
+        else:
+            self._scheduler.release(sequence, reason)
         sequence.lifetime.finish(reason)
         self.metrics.finish(sequence)
 
     def _stop(self, why: str) -> None:
-        """Serve nothing more, and tell everyone who waits; the first reason stays."""
+        """Fail all requests and serve nothing more; the first reason stays."""
         with self._changed:
             self._stopped = self._stopped or why
-            arrived = [sequence for sequence, _, _ in self._handed_over]
-            for sequence in [*self._scheduler.unfinished, *arrived]:
+            for sequence in self._unfinished:
                 self._fail(sequence, self._stopped)
             self._changed.notify()
 
-    def _fail(self, sequence: Sequence, why: str) -> None:
+    def _fail(self, sequence: TokenSequence, why: str) -> None:
         self._finish(sequence, "failed")
         sequence.emit(EngineError(why))

@@ -1,31 +1,11 @@
-"""What one request changes in its logits as its answer grows, and the arrays of a batch for the sampler.
+"""Changes of one request to its logits, which depend on the tokens of its answer so far.
 
 Kept on the host: penalties count tokens that the host has seen, and a grammar is followed token by token.
-A batch in which nobody asks for any of it is sampled without these arrays.
 """
-
-from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
-from meshwright.serve.device.sampling import Edits, SampledRows
-from meshwright.serve.engine.sequence import Request, SamplingParams
-
-
-class Constraint(Protocol):
-    """A constraint on the next token by those before: a JSON schema, a regular expression, a grammar."""
-
-    def allowed(self) -> np.ndarray:
-        """bool[V], at least one of them true."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """Go on past `token`, which was allowed."""
-        ...
-
-
-NewConstraint = Callable[[], Constraint]
+from meshwright.serve.engine.request import Request
 
 
 class LogitEdits:
@@ -68,45 +48,3 @@ class LogitEdits:
         if self._constraint is not None:
             bias = np.where(self._constraint.allowed(), bias, -np.inf)
         return bias
-
-
-def batch_edits(rows: Sequence[tuple[SamplingParams, LogitEdits | None]], vocab_size: int) -> Edits | None:
-    """The edits of a batch, row by row; None if no row has any."""
-    if all(edits is None for _, edits in rows):
-        return None
-    shape = (len(rows), vocab_size)
-    counts, prompt, bias = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32)
-    for number, (_, edits) in enumerate(rows):
-        if edits is not None:
-            counts[number], prompt[number], bias[number] = edits.counts, edits.prompt, edits.bias()
-    params = [row for row, _ in rows]
-    return Edits(
-        counts,
-        prompt,
-        bias,
-        np.array([row.repetition_penalty for row in params], np.float32),
-        np.array([row.presence_penalty for row in params], np.float32),
-        np.array([row.frequency_penalty for row in params], np.float32),
-    )
-
-
-def no_edits(num_rows: int, vocab_size: int) -> Edits:
-    """Edits that change nothing, to compile the sampler with."""
-    shape = (num_rows, vocab_size)
-    ones, zeros = np.ones(num_rows, np.float32), np.zeros(num_rows, np.float32)
-    return Edits(
-        np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32), ones, zeros, zeros
-    )
-
-
-def batch_rows(params: Sequence[SamplingParams], positions: Sequence[int] | np.ndarray) -> SampledRows:
-    """The sampler's parameters of a batch whose next tokens stand at `positions`."""
-    return SampledRows(
-        np.array([row.temperature for row in params], np.float32),
-        np.array([row.top_p for row in params], np.float32),
-        np.array([row.top_k for row in params], np.int32),
-        np.array([row.min_p for row in params], np.float32),
-        np.array([row.seed for row in params], np.uint32),
-        np.asarray(positions, np.int32),
-        np.array([row.top_logprobs for row in params], np.int32),
-    )

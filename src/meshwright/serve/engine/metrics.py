@@ -9,8 +9,9 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from meshwright.serve.engine.batch import Batch
-from meshwright.serve.engine.scheduler import Counts
-from meshwright.serve.engine.sequence import Event, Sequence
+from meshwright.serve.engine.occupancy import Occupancy
+from meshwright.serve.engine.request import Event
+from meshwright.serve.engine.sequence import TokenSequence
 
 # Seconds, four a decade: from a token of a small model to a long prompt in a long queue.
 _BUCKETS = (
@@ -56,10 +57,10 @@ class Forecast(Protocol):
 class Metrics:
     """One server's counters, in a registry of their own so that two servers can share a process.
 
-    counts: of the scheduler, asked for when somebody reads the metrics.
+    occupancy: of the scheduler, called whenever the metrics are read.
     """
 
-    def __init__(self, counts: Callable[[], Counts], forecast: Forecast | None = None) -> None:
+    def __init__(self, occupancy: Callable[[], Occupancy], forecast: Forecast | None = None) -> None:
         self._registry, self._forecast = CollectorRegistry(), forecast
         self.http_requests = self._counter(
             "http_requests", "HTTP requests answered, by endpoint and status", "endpoint", "status"
@@ -121,7 +122,7 @@ class Metrics:
             "planned_step_seconds", "Planned seconds of a generate step; NaN where the server has no plan"
         )
         self.planned_step.set(math.nan)
-        now: dict[str, tuple[str, Callable[[Counts], float]]] = {
+        now: dict[str, tuple[str, Callable[[Occupancy], float]]] = {
             "waiting_requests": ("Requests that wait for a slot", lambda now: now.waiting),
             "running_requests": ("Requests that hold a slot", lambda now: now.running),
             "pages": ("Pages of the cache", lambda now: now.pages),
@@ -133,7 +134,7 @@ class Metrics:
             "cache_usage": ("Held pages over all pages", lambda now: now.held_pages / now.pages),
         }
         for name, (what, figure) in now.items():
-            self._gauge(name, what).set_function(lambda figure=figure: figure(counts()))
+            self._gauge(name, what).set_function(lambda figure=figure: figure(occupancy()))
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"meshwright_{name}", what, labels, registry=self._registry)
@@ -166,7 +167,7 @@ class Metrics:
         self._drafts.inc(num_drafts)
         self._accepted.inc(max(num_accepted, 0))
 
-    def prefilled(self, sequence: Sequence) -> None:
+    def prefilled(self, sequence: TokenSequence) -> None:
         """A request has its first token."""
         num_prompt = len(sequence.request.prompt)
         self.prompt_tokens.inc(num_prompt)
@@ -175,7 +176,7 @@ class Metrics:
         self._request_prompt_tokens.observe(num_prompt)
         self._time_to_first_token.observe(sequence.time_to_first_token_seconds)
 
-    def finish(self, sequence: Sequence) -> None:
+    def finish(self, sequence: TokenSequence) -> None:
         """A request has finished, for whatever reason."""
         lifetime = sequence.lifetime
         self._finished.labels(lifetime.reason).inc()

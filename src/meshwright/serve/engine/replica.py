@@ -4,14 +4,15 @@ A sequence has a page for every `page_size` of its positions. Layers with a wind
 which a sequence keeps those that its next token sees: the others go back as it grows.
 """
 
-from collections.abc import Sequence as Ordered
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.layout.paged import first_page
-from meshwright.serve.engine.batch import ALREADY_THERE, Limits
+from meshwright.serve.engine.batch import CACHED
+from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.pages import NO_PAGE, Move, PagePool, Pages
 from meshwright.serve.engine.prefix import PrefixTree
-from meshwright.serve.engine.sequence import Sequence
+from meshwright.serve.engine.sequence import Tokens, TokenSequence
 
 
 class Replica:
@@ -22,11 +23,11 @@ class Replica:
     """
 
     def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
-        first = number * limits.slots_of_replica
-        self._limits, self._number = limits, number
+        first = number * limits.slots_per_replica
+        self._limits, self.number, self.page_size = limits, number, limits.page_size
         # Pages, by all of its sequences in one step.
-        self._most_taken = limits.slots_of_replica + limits.chunk // limits.page_size + 1
-        self.free_slots = list(range(first, first + limits.slots_of_replica))[::-1]
+        self._most_taken = limits.slots_per_replica + limits.chunk // limits.page_size + 1
+        self.free_slots = list(range(first, first + limits.slots_per_replica))[::-1]
         self.pool = PagePool(limits.num_pages)
         self.window_pool = PagePool(limits.num_window_pages) if limits.window else None
         self.host_pool = PagePool(limits.num_host_pages) if limits.num_host_pages else None
@@ -41,18 +42,23 @@ class Replica:
         """Whether all that its sequences may take in one step is free: then nobody takes it from another."""
         return self.window_pool is None and self.pool.num_free > self._most_taken
 
-    def num_known(self, sequence: Sequence) -> int:
-        """Cached pages that the sequence begins with; its last token is always computed."""
-        return 0 if self.prefixes is None else self.prefixes.num_known(sequence.tokens[:-1])
+    @property
+    def num_cached_pages(self) -> int:
+        """Pages kept for prompts with the same prefix."""
+        return 0 if self.prefixes is None else len(self.prefixes)
+
+    def num_known_pages(self, tokens: Tokens | Sequence[int]) -> int:
+        """Cached pages of the longest known prefix of `tokens`; the last of them is always computed."""
+        return 0 if self.prefixes is None else self.prefixes.num_known(tokens[:-1])
 
     def take_moves(self) -> list[Move]:
         """The moves between cache and host that nobody has taken yet."""
         if self.prefixes is None:
             return []
         moves, self.prefixes.moves = self.prefixes.moves, []
-        return [replace(move, replica=self._number) for move in moves]
+        return [replace(move, replica=self.number) for move in moves]
 
-    def begin(self, sequence: Sequence) -> bool:
+    def begin(self, sequence: TokenSequence) -> bool:
         """Gives a sequence a slot, and the cached pages that it begins with.
 
         Whether it did: not where some wait on the host, and there is no room yet for the whole sequence.
@@ -71,7 +77,7 @@ class Replica:
         sequence.pages, sequence.num_computed = known, len(known.whole) * self._limits.page_size
         return True
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+    def grow(self, sequence: TokenSequence, num_tokens: int) -> bool:
         """Whether the sequence now has pages for so many tokens.
 
         If need be cached prefixes are evicted. What its next token no longer sees is given back before.
@@ -83,27 +89,27 @@ class Replica:
             return True
         return self._take(missing, sequence.pages)
 
-    def room(self, sequence: Sequence) -> int:
-        """Tokens that the sequence can take before `grow` has anything to do for it."""
+    def num_free_positions(self, sequence: TokenSequence) -> int:
+        """Tokens that the sequence can take before `grow` changes its pages."""
         size = self._limits.page_size
-        room = len(sequence.pages.whole) * size - sequence.num_computed
+        free = len(sequence.pages.whole) * size - sequence.num_computed
         if self.window_pool is None or self._limits.window is None:
-            return room
+            return free
         first = first_page(sequence.num_computed, size, self._limits.window)
         if first and sequence.pages.of_window[first - 1] != NO_PAGE:
             return 0
-        return min(room, self._limits.window.last((first + 1) * size - 1) + 1 - sequence.num_computed)
+        return min(free, self._limits.window.last((first + 1) * size - 1) + 1 - sequence.num_computed)
 
-    def keep(self, sequence: Sequence) -> None:
+    def keep(self, sequence: TokenSequence) -> None:
         """Keeps the full pages of a sequence for others that begin alike."""
         if self.prefixes is not None:
             known = min(sequence.num_computed, len(sequence.tokens))
             self.prefixes.insert(sequence.tokens[:known], sequence.pages)
 
-    def keep_copied(self, tokens: Ordered[int]) -> list[int] | None:
+    def keep_copied(self, tokens: Sequence[int]) -> list[int] | None:
         """Keeps the full pages of tokens that were computed elsewhere; None where there is no room.
 
-        Yields the page of each, to be written, or ALREADY_THERE.
+        Yields the page of each, to be written, or CACHED.
         """
         if self.prefixes is None:
             return []
@@ -114,16 +120,16 @@ class Replica:
         if has_room:
             self.prefixes.insert(tokens, known)
         self._release(known)
-        return [ALREADY_THERE] * num_known + known.whole[num_known:] if has_room else None
+        return [CACHED] * num_known + known.whole[num_known:] if has_room else None
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: TokenSequence) -> None:
         """Takes slot and pages from a sequence."""
         assert sequence.slot is not None
         self.free_slots.append(sequence.slot)
         self._release(sequence.pages)
         sequence.slot, sequence.pages, sequence.num_computed = None, Pages(), 0
 
-    def _known(self, sequence: Sequence) -> Pages:
+    def _known(self, sequence: TokenSequence) -> Pages:
         return Pages() if self.prefixes is None else self.prefixes.match(sequence.tokens[:-1])
 
     def _take(self, count: int, pages: Pages) -> bool:
@@ -142,7 +148,7 @@ class Replica:
         pages.whole += whole
         return True
 
-    def _leave_behind(self, sequence: Sequence, window_pool: PagePool) -> None:
+    def _leave_behind(self, sequence: TokenSequence, window_pool: PagePool) -> None:
         """Gives back pages of windows that the sequence's next token does not see."""
         first = first_page(sequence.num_computed, self._limits.page_size, self._limits.window)
         held = sequence.pages.of_window

@@ -16,7 +16,7 @@ from jax import Array, lax
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import Places, enter, leave, through
 from meshwright.serve.device.sampling import top_tokens
-from meshwright.serve.engine.sequence import TokenScore
+from meshwright.serve.engine.request import TokenScore
 
 _POSITIONS = 64  # of one product with the head
 

@@ -4,18 +4,48 @@ A guess is right where the token sampled in its place is the same. Sampling depe
 not on the step: so an answer is, token for token, the one without guesses, drawn or greedy.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 from weakref import WeakKeyDictionary, ref
 
 from meshwright.serve.engine.batch import Batch, Runner, SequenceWork
-from meshwright.serve.engine.sequence import GREEDY, Sequence
+from meshwright.serve.engine.request import GREEDY
+from meshwright.serve.engine.sequence import Tokens, TokenSequence
 
 _LONGEST, _SHORTEST = 4, 2  # n-grams that are looked up, the longest first
 _MEMORY = 0.95  # how much of the mean stays with each verification
 _FEW = 2  # tokens that the draft model takes one by one
 _PAUSE = 256  # steps without guesses, once they do not pay, until they are tried again
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of sequences."""
+
+    def pays(self, num_sequences: int) -> bool:
+        """Whether guesses make a step of this number of sequences worth its longer time."""
+        ...
+
+    def draft(self, sequence: TokenSequence) -> list[int]:
+        """The next tokens of `sequence`, perhaps none."""
+        ...
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        """Note how many of the guesses of one sequence were right."""
+        ...
+
+
+class NoDrafts:
+    """A Drafter that never guesses."""
+
+    def pays(self, num_sequences: int) -> bool:
+        return False
+
+    def draft(self, sequence: TokenSequence) -> list[int]:
+        return []
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        pass
 
 
 class Payoff:
@@ -59,12 +89,12 @@ class NgramDrafter:
 
     def __init__(self, num_drafts: int, cost_ratio: Callable[[int], float]) -> None:
         self._num_drafts, self._payoff = num_drafts, Payoff(num_drafts, cost_ratio)
-        self._places: WeakKeyDictionary[Sequence, _Places] = WeakKeyDictionary()
+        self._places: WeakKeyDictionary[TokenSequence, _Places] = WeakKeyDictionary()
 
     def pays(self, num_sequences: int) -> bool:
         return self._payoff.pays(num_sequences)
 
-    def draft(self, sequence: Sequence) -> list[int]:
+    def draft(self, sequence: TokenSequence) -> list[int]:
         """The next tokens of `sequence`, none where its last ones are new to it."""
         places = self._places.setdefault(sequence, _Places())
         begin = places.find(sequence.tokens)
@@ -90,7 +120,7 @@ class ModelDrafter:
     def pays(self, num_sequences: int) -> bool:
         return self._payoff.pays(num_sequences)
 
-    def draft(self, sequence: Sequence) -> list[int]:
+    def draft(self, sequence: TokenSequence) -> list[int]:
         assert sequence.slot is not None
         known = self._known.get(sequence.slot)
         if known is None or known.sequence() is not sequence:
@@ -105,13 +135,13 @@ class ModelDrafter:
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         self._payoff.verified(num_accepted)
 
-    def _next(self, sequence: Sequence, known: "_Known", tokens: list[int]) -> int:
+    def _next(self, sequence: TokenSequence, known: "_Known", tokens: list[int]) -> int:
         """The token that the model gives after `tokens`, of which those not yet known are computed."""
         assert sequence.slot is not None
         limits, reader = self._runner.limits, None
-        num_pages, slot = limits.pages_of_a_context, sequence.slot % limits.slots_of_replica
+        num_pages, slot = limits.pages_per_context, sequence.slot % limits.slots_per_replica
         pages = tuple(range(slot * num_pages, (slot + 1) * num_pages))
-        asked = Sequence(replace(sequence.request, sampling=GREEDY), len(tokens), 0, lambda _: None)
+        asked = TokenSequence(replace(sequence.request, sampling=GREEDY), len(tokens), 0, lambda _: None)
         while len(known.tokens) < len(tokens):
             start = len(known.tokens)
             missing = tokens[start:]
@@ -130,11 +160,11 @@ class ModelDrafter:
 class _Known:
     """What the draft model has computed in one slot: the tokens of one sequence, guesses included."""
 
-    sequence: "ref[Sequence]"
+    sequence: "ref[TokenSequence]"
     tokens: list[int] = field(default_factory=list)
 
 
-def _alike(one: Ordered[int], other: Ordered[int]) -> int:
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
@@ -147,7 +177,7 @@ class _Places:
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_known = 0
 
-    def find(self, tokens: Ordered[int]) -> int | None:
+    def find(self, tokens: Tokens) -> int | None:
         """The position after the previous occurrence of the last tokens."""
         # The n-grams that end at the last token are looked up before they are noted.
         for end in range(self._num_known + 1, len(tokens)):

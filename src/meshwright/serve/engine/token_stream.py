@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
-from meshwright.serve.engine.sequence import EngineError, Event, FinishReason, Lifetime
+from meshwright.serve.engine.request import EngineError, Event, FinishReason
+from meshwright.serve.engine.sequence import Lifetime
 
 
 class _Mailbox:

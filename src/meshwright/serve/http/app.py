@@ -19,7 +19,7 @@ from meshwright.errors import CheckpointError, RequestError
 from meshwright.serve.device.prefill_pool import PrefilledElsewhere
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.metrics import Metrics
-from meshwright.serve.engine.sequence import EngineError
+from meshwright.serve.engine.request import EngineError
 from meshwright.serve.http.asking import Asking, is_forced
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.error_bodies import on_failure, on_http_exception, on_request_error

@@ -9,8 +9,7 @@ from typing import Any
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.logit_edits import NewConstraint
-from meshwright.serve.engine.sequence import Request, SamplingParams
+from meshwright.serve.engine.request import NewConstraint, Request, SamplingParams
 from meshwright.serve.http.protocol import ChatRequest, CompletionRequest, Message, Tool, ToolChoice
 from meshwright.serve.text.grammar import Grammars
 from meshwright.serve.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from meshwright.errors import RequestError
-from meshwright.serve.engine.sequence import EngineError, EngineStopped
+from meshwright.serve.engine.request import EngineError, EngineStopped
 
 _TYPES = {
     401: "authentication_error",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from meshwright.serve.engine.sequence import TokenScore
+from meshwright.serve.engine.request import TokenScore
 from meshwright.serve.text.generation import AnswerToken
 from meshwright.serve.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from meshwright.errors import RequestError
-from meshwright.serve.engine.sequence import EngineError
+from meshwright.serve.engine.request import EngineError
 from meshwright.serve.http.error_bodies import error_object
 from meshwright.serve.http.forms import Choice, Form, Json
 from meshwright.serve.http.protocol import StreamOptions

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from meshwright.serve.engine.sequence import EngineError
+from meshwright.serve.engine.request import EngineError
 from meshwright.serve.http.app import guarded
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.error_bodies import error_object

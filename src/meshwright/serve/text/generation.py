@@ -9,7 +9,8 @@ from typing import NamedTuple
 from meshwright.errors import RequestError
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.metrics import Latencies
-from meshwright.serve.engine.sequence import Event, FinishReason, Lifetime, Request, TokenScore
+from meshwright.serve.engine.request import Event, FinishReason, Request, TokenScore
+from meshwright.serve.engine.sequence import Lifetime
 from meshwright.serve.text.detokenizer import TextStream
 from meshwright.serve.text.tokenizer import Tokenizer
 

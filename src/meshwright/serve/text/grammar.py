@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from meshwright.errors import RequestError
-from meshwright.serve.engine.logit_edits import NewConstraint
+from meshwright.serve.engine.request import NewConstraint
 from meshwright.serve.text.tokenizer import Tokenizer
 
 GrammarKind = Literal["json_schema", "regex", "lark"]

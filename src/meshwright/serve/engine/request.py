@@ -1,0 +1,128 @@
+"""A request for tokens, and the events that answer it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+FinishReason = Literal["stop", "length", "cancelled", "failed"]
+
+
+class EngineError(Exception):
+    """The engine cannot finish a request; not the user's mistake, so HTTP answers 500."""
+
+
+class EngineStopped(EngineError):
+    """The engine takes no requests any more; nothing of this one was done, and HTTP answers 503."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose among tokens; see `SampledRows` and `Edits` in `meshwright.serve.device.sampling`.
+
+    logit_bias: (token, what is added to its logit). allowed_ids: the only tokens that may come, None for all.
+    min_tokens: no stop token comes before so many. top_logprobs: alternatives to report with each token.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.temperature >= 0 and 0 <= self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1
+        assert 0 <= self.seed < 2**32 and self.repetition_penalty > 0 and self.top_logprobs >= 0
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether it changes logits before they are sampled."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+        return penalties or bool(self.logit_bias) or self.allowed_ids is not None or self.min_tokens > 0
+
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Constraint(Protocol):
+    """A constraint on the next token by those before: a JSON schema, a regular expression, a grammar."""
+
+    def allowed(self) -> np.ndarray:
+        """bool[V], at least one of them true."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Go on past `token`, which was allowed."""
+        ...
+
+
+NewConstraint = Callable[[], Constraint]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to continue.
+
+    max_tokens: None continues to the end of the context.
+    stop_ids: tokens that end the answer, such as end-of-sequence.
+    priority: requests of a lower number go first, and keep their pages when these run out.
+    new_constraint: makes what says, token by token, which may come next (see `logit_edits.Constraint`).
+    scores_prompt: report the log-probabilities of the prompt's tokens with the first event.
+    exports_pages: hand out what stands in the prompt's full pages with the last event, for another engine.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int | None = None
+    sampling: SamplingParams = SamplingParams()
+    stop_ids: frozenset[int] = frozenset()
+    new_constraint: Callable[[], Any] | None = None
+    scores_prompt: bool = False
+    exports_pages: bool = False
+    priority: int = 0
+
+    @property
+    def edits_logits(self) -> bool:
+        return self.sampling.edits_logits or self.new_constraint is not None
+
+
+class TokenScore(NamedTuple):
+    """A token, its log-probability in nats under the model's unmodified distribution, and the likeliest.
+
+    top: (token, log-probability), descending, as many as were asked for.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Event:
+    """One more token of the request at `index` among those submitted together.
+
+    finish_reason: set on the last event: `stop` (the token is one of stop_ids and not part of the
+    answer) or `length`. prompt: with the first event, the scores of the prompt's tokens but the first,
+    if they were asked for. pages: with the last event, as the runner exports them, where they were asked for.
+    """
+
+    index: int
+    score: TokenScore
+    finish_reason: FinishReason | None = None
+    prompt: tuple[TokenScore, ...] = ()
+    pages: object = None
+
+    @property
+    def token(self) -> int:
+        return self.score.token
+
+    @property
+    def logprob(self) -> float:
+        return self.score.logprob
