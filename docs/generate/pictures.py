@@ -14,18 +14,13 @@ from markupsafe import Markup
 import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.hardware import catalog
-from meshwright.report.chart import ChartAxes, Scale, bar, dot, label, line, padded_ends
-from meshwright.report.figure import Figure, Panel
+from meshwright.report.draw.chart import Axis, Chart, padded_ends
+from meshwright.report.draw.figure import Figure, Panel
+from meshwright.report.draw.marks import arrow, bar, dot, label, line
+from meshwright.report.pictures.bars import Row, memory_pieces, stacked
 from meshwright.units import format_bytes, format_count, format_seconds
 
 ROOT = Path(__file__).parents[2]
-_PARTS = {
-    "weights": "compute",
-    "gradients": "gradients",
-    "optimizer": "memory",
-    "activations": "exposed",
-    "buffers": "buffers",
-}
 # The four cases of "Sharded Matrices".
 CASES = {
     1: "A[I_X, J] . B[J, K_Y] -> C[I_X, K_Y]",
@@ -82,8 +77,8 @@ def loop() -> Figure:
         ]
         if number:
             parts += [
-                *_arrow(x - gap + 6, x - 6, top + height / 2),
-                _above(handed[number - 1], x - gap / 2, top),
+                arrow((x - gap + 6, top + height / 2), (x - 6, top + height / 2)),
+                label(handed[number - 1], x - gap / 2, top + 30, "muted", anchor="middle", size=11),
             ]
     end = len(stages) * (width + gap) - gap
     low = top + height + 34
@@ -93,7 +88,9 @@ def loop() -> Figure:
         (width / 2, low),
         (width / 2, top + height + 6),
     ]
-    parts += [line(back, "muted", width=1.4), _head(width / 2, top + height + 2, up=True)]
+    tip = width / 2, top + height + 2
+    head = [(tip[0] - 4, tip[1] + 6), tip, (tip[0] + 4, tip[1] + 6)]
+    parts += [line(back, "muted", width=1.4), line(head, "muted", width=1.4)]
     parts.append(
         label(
             "machine.toml, metrics.jsonl: what was measured prices the next plan",
@@ -105,21 +102,6 @@ def loop() -> Figure:
     )
     caption = "One layout, in one file, passes between the four. Plan and audit need no accelerator."
     return Figure.of("loop", "Plan, run, audit, measure", caption, Panel(end, low + 10, Markup().join(parts)))
-
-
-def _above(words: str, x: float, top: float) -> Markup:
-    return label(words, x, top + 30, "muted", anchor="middle", size=11)
-
-
-def _arrow(start: float, end: float, y: float) -> tuple[Markup, Markup]:
-    return line([(start, y), (end, y)], "muted", width=1.4), line(
-        [(end - 6, y - 4), (end, y), (end - 6, y + 4)], "muted", width=1.4
-    )
-
-
-def _head(x: float, y: float, *, up: bool) -> Markup:
-    rise = 6 if up else -6
-    return line([(x - 4, y + rise), (x, y), (x + 4, y + rise)], "muted", width=1.4)
 
 
 def torus() -> Figure:
@@ -197,42 +179,18 @@ def zero() -> Figure:
         name: mw.price("llama-3-8b", "h100:8x8", work, f"{text},remat=full").to_dict()
         for name, text in rows.items()
     }
-    most = max(one["bytes_per_chip"]["total"] for one in priced.values())
-    x = Scale(0, most * 1.12, 110, 640)
-    parts: list[Markup] = []
-    for number, (name, one) in enumerate(priced.items()):
-        y = 10 + number * 40
-        parts.append(label(name, 100, y + 18, anchor="end"))
-        start = 0
-        for part, colour in _PARTS.items():
-            size = one["bytes_per_chip"][part]
-            parts.append(
-                bar(
-                    x.place(start),
-                    y,
-                    x.place(start + size) - x.place(start),
-                    26,
-                    colour,
-                    title=f"{part} {format_bytes(size)}",
-                )
-            )
-            start += size
-        parts.append(label(format_bytes(start), x.place(start) + 8, y + 18))
-    room = catalog.load("h100:8x8").chip.program_bytes
-    parts.append(line([(x.place(room), 2), (x.place(room), 170)], "waiting", dashes="4 3"))
-    parts.append(label(f"{format_bytes(room)} of an H100", x.place(room) + 5, 186, "waiting", size=11))
-    for number, (part, colour) in enumerate(_PARTS.items()):
-        parts += [
-            bar(110 + number * 112, 200, 11, 11, colour),
-            label(part, 126 + number * 112, 210, "muted", size=11),
-        ]
+    bars = [
+        Row(name, "", memory_pieces(one["bytes_per_chip"]), format_bytes(one["bytes_per_chip"]["total"]))
+        for name, one in priced.items()
+    ]
+    usable = catalog.load("h100:8x8").chip.program_bytes
+    most = 1.02 * max(usable, *(one["bytes_per_chip"]["total"] for one in priced.values()))
+    panel = stacked(bars, most=most, marks=[(usable, f"{format_bytes(usable)} of an H100")])
     caption = (
         "llama-3-8b on 64 H100s, bf16 weights, float32 moments, remat=full, one sequence of 4,096 tokens a "
         "GPU, as mw plan train counts it."
     )
-    return Figure.of(
-        "zero", "Memory of one GPU by ZeRO stage", caption, Panel(690, 220, Markup().join(parts))
-    )
+    return Figure.of("zero", "Memory of one GPU by ZeRO stage", caption, panel)
 
 
 def scatter() -> Figure:
@@ -262,20 +220,23 @@ def _point(row: dict[str, str], log_error: float) -> tuple[dict[str, str], float
 
 def _dots(rows: Sequence[tuple[dict, float, float]], what: str, text: Callable[[float], str]) -> Panel:
     low, high = padded_ends([value for _, *pair in rows for value in pair], 0.05)
-    x, y = Scale(low, high, 64, 404, logarithmic=True), Scale(low, high, 360, 30, logarithmic=True)
-    parts = [ChartAxes(x, y, f"published {what}", f"predicted {what}", text, text).svg()]
+    published_axis, predicted_axis = (
+        Axis(f"{kind} {what}", text, (low, high), logarithmic=True) for kind in ("published", "predicted")
+    )
+    chart = Chart(published_axis, predicted_axis, 420, 400, left=64, top=30)
+    parts = []
     for factor, dashes in ((1.0, ""), (1.2, "4 3"), (1 / 1.2, "4 3")):
         ends = [
             (max(low, low / factor), max(low, low * factor)),
             (min(high, high / factor), min(high, high * factor)),
         ]
-        parts.append(line([(x.place(a), y.place(b)) for a, b in ends], "muted", dashes=dashes))
+        parts.append(line([chart.place(*end) for end in ends], "muted", dashes=dashes))
     for row, published, predicted in rows:
         gpu = row["hardware"].partition(":")[0][:1] in "abghlm"
         title = (
             f"{row['model']} on {row['hardware']}: {text(predicted)} predicted, {text(published)} published"
         )
-        parts.append(dot(x.place(published), y.place(predicted), 3, "tp" if gpu else "fsdp", title=title))
+        parts.append(dot(*chart.place(published, predicted), 3, "tp" if gpu else "fsdp", title=title))
     for number, (name, colour) in enumerate((("GPUs", "tp"), ("TPUs", "fsdp"))):
-        parts += [dot(84 + number * 66, 40, 4, colour), label(name, 94 + number * 66, 44, size=11)]
-    return Panel(420, 400, Markup().join(parts))
+        parts += [dot(84 + number * 66, 40, 4, colour), label(name, 94 + number * 66, 44)]
+    return chart.panel("", *parts)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.report.test_html import Page
+from tests.report.pages.test_run import Page
 
 from meshwright.cli.main import main
 from meshwright.layout import Layout

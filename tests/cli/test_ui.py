@@ -23,7 +23,7 @@ from tests.report.browser import THEMES, WIDTHS, faint, viewed, wide
 import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.cli.ui import price_of
-from meshwright.report.ui import DEFAULTS, Planner, answer, state_of
+from meshwright.report.pages.ui import DEFAULTS, Planner, answer, state_of
 from meshwright.units import format_count
 
 SMALL = {"model": "tiny", "hardware": "h100:8", "batch": "64Ki", "seq": "64", "layout": "data=8"}
@@ -85,8 +85,8 @@ def test_two_layouts_side_by_side(address: str):
     found = json.loads(got(address, "price", **SMALL, layout2="fsdp=8", hardware2="b200:8"))
     assert found["html"].count('<section class="side"') == 2 and found["said"].count(" per step, ") == 2
     assert "tiny on b200:8: fsdp=8" in found["html"]
-    assert re.findall(r">usable [\d.]+ GB, (\w+)<", found["html"]) == ["h100", "b200"]
-    assert found["html"].count(">on b200:8<") == 2  # under its bars of time and of memory
+    assert re.findall(r">usable [\d.]+ GB, (\w+)<", found["html"]) == 2 * ["h100", "b200"]
+    assert found["html"].count(">on b200:8<") == 2 * 2  # its bars of time and of memory, large and small
 
 
 def test_the_cards_say_what_the_library_says(address: str):
@@ -230,7 +230,7 @@ def test_the_tree_of_roles_has_a_name_for_every_control(browser: Any, address: s
             "combobox": ["model", "hardware", "data", "fsdp", "tensor", "context", "pipe", "expert"],
             "slider": ["tokens per step, by doubling"],
             "checkbox": ["sequence parallel"],
-            "group": ["Run", "Layout", "Compare with", "Where the step goes", "What fills a chip"],
+            "group": ["Run", "Layout", "Compare with", "Where the step goes", "Memory of a chip"],
             "img": ["compute: 691 us"],
             "button": ["use data=8"],
         }

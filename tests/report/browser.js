@@ -17,14 +17,14 @@ function texts() {
     const style = getComputedStyle(parent), svg = parent.closest("svg");
     let opacity = 1;
     for (let one = parent; one; one = one.parentElement) opacity *= getComputedStyle(one).opacity;
-    const size = parseFloat(style.fontSize) * (svg && parent.getScreenCTM ? parent.getScreenCTM().a : 1);
+    const size = parseFloat(style.fontSize) * (svg && parent.getScreenCTM ? Math.hypot(parent.getScreenCTM().a, parent.getScreenCTM().b) : 1);
     range.selectNodeContents(node);
     for (const box of range.getClientRects()) {
       const clip = parent.closest(".pane, .scroll, .contents")?.getBoundingClientRect();
       if (box.width < 1 || (clip && (box.right > clip.right || box.left < clip.left))) continue;
       found.push({
         words: node.data.trim().slice(0, 60), opacity, colour: svg ? style.fill : style.color,
-        large: size >= 24 || (size >= 18.66 && style.fontWeight >= 700),
+        size, large: size >= 24 || (size >= 18.66 && style.fontWeight >= 700),
         at: [box.left + scrollX, box.top + scrollY, box.width, box.height].map(Math.round),
       });
     }

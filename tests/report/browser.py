@@ -26,6 +26,8 @@ REFERENCES = Path(__file__).parent / "references"
 _SCRIPT = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
 
 
+_SMALLEST = 11  # pixels of a text
+_CUT = "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
 _NO_TEXT = (
     "* { -webkit-text-fill-color: transparent !important; transition: none !important }"
     "svg text, svg text * { fill: transparent !important; stroke: transparent !important }"
@@ -57,12 +59,15 @@ def viewed(browser: Any, address: str, width: int, theme: str) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a browser found: elements wider than the window, its size, charts drawn, seconds to draw it all.
+    """The findings of a browser: elements wider than the window, its size, charts drawn, seconds to draw it.
 
-    seconds: of processor time of the page's thread, which other work on the machine does not lengthen.
+    cut: tables of which columns are out of sight. small: texts of less than 11 pixels. seconds: processor
+    time of the page's thread, which other work on the machine does not lengthen.
     """
 
     wide: list[str]
+    cut: list[str]
+    small: list[str]
     width: int
     scroll: int
     height: int
@@ -76,7 +81,9 @@ def see(browser: Any, page: Path, width: int, theme: str, screenshot: Path | Non
         seen = Seen(
             seconds=drawing_seconds(shown),
             wide=wide(shown),
-            charts=shown.locator(".chart svg").count(),
+            cut=shown.locator(".scroll").evaluate_all(_CUT),
+            small=[one["words"] for one in _run(shown, "texts()") if one["size"] < _SMALLEST],
+            charts=shown.locator(".figures svg:visible").count(),
             **_run(shown, "size"),
         )
         if screenshot:

@@ -23,14 +23,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_pages(tmp_path_factory.mktemp("pages"))
 
 
-@pytest.mark.parametrize(("page", "charts"), [("run", 2), ("plan", 0), ("collectives", 1)])
+@pytest.mark.parametrize(("page", "charts"), [("run", 5), ("plan", 8), ("collectives", 1)])
 @pytest.mark.parametrize(("width", "theme"), list(product(WIDTHS, THEMES)))
 def test_no_error_and_no_overflow(
     page: str, charts: int, width: int, theme: str, pages: dict[str, Path], browser: Any, tmp_path: Path
 ):
     picture = tmp_path / f"{page}-{theme}-{width}.png"
     seen = see(browser, pages[page], width, theme, picture)
-    assert seen.wide == []
+    assert seen.wide == [] == seen.small
+    assert width < _SCREEN or seen.cut == []
     assert seen.width == seen.scroll == width
     assert seen.charts >= charts
     assert seen.height < _TALLEST[width]
@@ -56,7 +57,7 @@ def test_a_faint_text_is_found(pages: dict[str, Path], browser: Any):
 @pytest.mark.parametrize("key", ["ArrowRight", "ArrowLeft"])
 def test_the_words_of_a_mark_come_by_keyboard(key: str, pages: dict[str, Path], browser: Any):
     with viewed(browser, pages["plan"].as_uri(), _SCREEN, "light") as shown:
-        marks = shown.locator("#figure-step rect[role=img]")
+        marks = shown.locator("#figure-step .large rect[role=img]")
         assert marks.count() > 3
         marks.first.focus()
         tip = shown.locator(".tip")
@@ -65,27 +66,34 @@ def test_the_words_of_a_mark_come_by_keyboard(key: str, pages: dict[str, Path], 
         other = marks.nth(1 if key == "ArrowRight" else marks.count() - 1)
         assert tip.inner_text() == other.locator("title").text_content()
         assert other.evaluate("(mark) => mark === document.activeElement && mark.tabIndex === 0")
-        assert shown.locator("#figure-step [tabindex='0']").count() == 1
+        assert shown.locator("#figure-step .large [tabindex='0']").count() == 1
         shown.keyboard.press("Escape")
         assert tip.is_hidden()
 
 
 def test_a_finger_beside_a_mark_means_the_mark(pages: dict[str, Path], browser: Any):
     with viewed(browser, pages["plan"].as_uri(), _SCREEN, "light") as shown:
-        mark = shown.locator("#figure-step rect[role=img]").first
+        mark = shown.locator("#figure-step .large rect[role=img]").first
         mark.scroll_into_view_if_needed()
         at = mark.bounding_box()
         shown.mouse.click(at["x"] + at["width"] / 2, at["y"] - 5)
         assert shown.locator(".tip").inner_text() == mark.locator("title").text_content()
 
 
-def test_the_points_of_a_chart_are_said_by_keyboard(pages: dict[str, Path], browser: Any):
-    with viewed(browser, pages["run"].as_uri(), _SCREEN, "dark") as shown:
-        shown.locator("#chart-loss").focus()
-        said = shown.locator("p[role=status]")
-        assert said.inner_text() == ""
+@pytest.mark.parametrize(("width", "kind"), [(_SCREEN, "large"), (390, "small")])
+def test_the_points_of_a_chart_have_words_by_keyboard_and_pointer(
+    width: int, kind: str, pages: dict[str, Path], browser: Any
+):
+    with viewed(browser, pages["run"].as_uri(), width, "dark") as shown:
+        tip = shown.locator(".tip")
+        marks = shown.locator(f"#figure-loss .{kind} circle[role=img]")
+        marks.first.hover(force=True)
+        assert tip.inner_text() == marks.first.locator("title").text_content()
+        shown.locator(f"#figure-loss .{kind} [tabindex='0']").focus()
+        words = tip.inner_text()
+        assert words.startswith("step ")
         shown.keyboard.press("ArrowRight")
-        assert said.inner_text().startswith("training step 5 ")
+        assert tip.inner_text().startswith("step ") and tip.inner_text() != words
 
 
 def test_another_page_is_not_the_reference(browser: Any):

@@ -265,7 +265,7 @@ class Plans:
         )
 
     def __repr__(self) -> str:
-        from meshwright.report.tables import plain_text, plan_table
+        from meshwright.report.terminal.tables import plain_text, plan_table
 
         document, found = self.document(None), self.search
         below = [found.faster_words] if found.faster_words else []

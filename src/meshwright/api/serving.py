@@ -143,8 +143,8 @@ class ServedLayouts:
         return self._document
 
     def __repr__(self) -> str:
-        from meshwright.report.serve_tables import frontier_table
-        from meshwright.report.tables import plain_text
+        from meshwright.report.terminal.serving import frontier_table
+        from meshwright.report.terminal.tables import plain_text
 
         return plain_text(frontier_table(self._document))
 

@@ -126,11 +126,11 @@ def _finish(document: dict, output: Path | None, before: dict | None, *, as_json
     elif before is not None:
         show("\n".join(document["changes"]))
     elif "planned" in document:
-        from meshwright.report.tables import audit_table
+        from meshwright.report.terminal.audits import audit_table
 
         show(audit_table(document))
     else:
-        from meshwright.report.program_tables import program_table
+        from meshwright.report.terminal.audits import program_table
 
         show(program_table(document))
     if document["verdict"] != "match":

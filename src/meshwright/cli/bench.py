@@ -125,7 +125,7 @@ def _sizes(text: str | None) -> list[int] | None:
 def _draw(document: dict[str, Any], plot: bool, html: Path | None) -> None:
     if not (plot or html):
         return
-    from meshwright.report.collectives_view import collectives_html, measured_ops, terminal_plot
+    from meshwright.report.pages.collectives import collectives_html, measured_ops, terminal_plot
 
     if plot:
         for op in measured_ops(document):

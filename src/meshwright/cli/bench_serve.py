@@ -20,7 +20,7 @@ from meshwright.cli.common import (
 )
 from meshwright.files import write_whole
 from meshwright.progress import Progress
-from meshwright.units import format_number_of, format_seconds
+from meshwright.units import format_number_of
 
 if TYPE_CHECKING:
     from meshwright.load.drive import Load
@@ -247,22 +247,14 @@ def _tell(document: dict[str, Any], output: Path | None, *, plot: bool, as_json:
     else:
         _print(document)
     if plot:
-        from meshwright.report.serving_view import terminal_histograms
+        from meshwright.report.pages.load import terminal_histograms
 
         note(terminal_histograms(document))
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from meshwright.report.pages.load import facts, times_table
+    from meshwright.report.terminal.tables import rich_table
 
-    from meshwright.report.serving_view import ROWS, facts
-
-    table = Table(title=f"{document['model']} at {document['url']}", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("", "mean", "p50", "p95", "p99", "max"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for key, name in ROWS.items():
-        found = document[key]
-        cells = [found[column] for column in ("mean", "p50", "p95", "p99", "max")]
-        table.add_row(name, *("–" if cell is None else format_seconds(cell) for cell in cells))
+    table = rich_table(times_table(document, f"{document['model']} at {document['url']}"))
     show(table, *facts(document))

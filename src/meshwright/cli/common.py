@@ -164,7 +164,7 @@ def show(*renderables: Any) -> None:
     """Prints tables and text on stdout, as wide as the terminal, or as COLUMNS says."""
     from rich.console import Console
 
-    from meshwright.report.fitted import fitted
+    from meshwright.report.terminal.fitted import fitted
 
     asked = os.environ.get("COLUMNS", "").isdecimal()  # which rich reads by itself
     console = Console(width=None if asked or sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)

@@ -113,7 +113,7 @@ def _table(plans: Sequence[dict]) -> object:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from meshwright.report.fitted import AtCommas
+    from meshwright.report.terminal.fitted import AtCommas
 
     rows = {
         "model": lambda p: p["model"],

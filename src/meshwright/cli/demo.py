@@ -126,7 +126,7 @@ def plan(job: Demo) -> None:
         *("-o", str(job.run / "plan.toml")),
     )
     if not job.quiet:
-        from meshwright.report.tables import plan_table
+        from meshwright.report.terminal.tables import plan_table
 
         show(plan_table(job.plan))
 
@@ -208,8 +208,8 @@ def _finish(job: Demo, seconds: float) -> None:
     if job.quiet:
         emit({"run": str(job.run), "seconds": seconds, "stages": job.stages, "verdict": job.verdict})
     else:
-        from meshwright.report.run_files import read_run
-        from meshwright.report.tables import summary_panel
+        from meshwright.report.documents import read_run
+        from meshwright.report.terminal.tables import summary_panel
 
         show("", summary_panel(read_run(job.run), places))
         note(f"done in {format_seconds(seconds)}")

@@ -41,7 +41,7 @@ def show_plan(
     sizing: Smallest | None,
 ) -> None:
     """The ranked layouts, where the best one's step goes, and what was asked for besides."""
-    from meshwright.report.tables import breakdown_table, plan_table
+    from meshwright.report.terminal.tables import breakdown_table, plan_table
 
     sections = [s for s in said.sections if in_words or s.title in _asked(said)] if said else []
     show(
@@ -100,7 +100,7 @@ def prose(title: str, paragraphs: tuple[str, ...]) -> object:
     from rich.table import Table
     from rich.text import Text
 
-    from meshwright.report.fitted import AtCommas
+    from meshwright.report.terminal.fitted import AtCommas
 
     points = Table.grid(padding=(0, 1, 0, 0))
     for paragraph in paragraphs:

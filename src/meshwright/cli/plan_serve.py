@@ -298,8 +298,8 @@ def _one_step(
     if as_json:
         emit(document)
     else:
-        from meshwright.report.serve_tables import phase_lines
-        from meshwright.report.tables import breakdown_table
+        from meshwright.report.terminal.serving import phase_lines
+        from meshwright.report.terminal.tables import breakdown_table
 
         show(phase_lines(document), breakdown_table(document))
     if output and point.fits:
@@ -362,7 +362,8 @@ def _frontier(
 
 def _show(document: dict, seconds: float, said: "ServeExplanation | None") -> None:
     from meshwright.cli.plan_output import prose
-    from meshwright.report.serve_tables import frontier_plot, frontier_table, requests_text
+    from meshwright.report.serving_points import requests_text
+    from meshwright.report.terminal.serving import frontier_plot, frontier_table
 
     best, requests = document["best"], document["requests"]
     small = [

@@ -40,15 +40,15 @@ def report(
     check_writable(output)
     if plots:
         check_writable(plots / "figure.svg")
-    from meshwright.report.figure import write_figures
-    from meshwright.report.frontier_view import frontier_figure, read_serving_plan, serving_plan_html
-    from meshwright.report.html import read_report, render
-    from meshwright.report.serving_view import read_load_test, serving_html
+    from meshwright.report.draw.figure import write_figures
+    from meshwright.report.pages.frontier import frontier_figure, read_serving_plan, serving_plan_html
+    from meshwright.report.pages.load import load_test_html, read_load_test
+    from meshwright.report.pages.run import read_report, report_html
 
     if (tested := read_load_test(run)) is not None:
         if plots:
             raise PlanError(f"{run} is a load test, whose charts are in the page; leave out --plots")
-        _finish(write_whole(output, serving_html(tested)), [], as_json)
+        _finish(write_whole(output, load_test_html(tested)), [], as_json)
         return
     if (served := read_serving_plan(run)) is not None:
         plan = run.with_suffix(".toml")
@@ -60,7 +60,7 @@ def report(
         found = read_report(run, _describe, update)
     if plots and not found.figures:
         raise PlanError(f"{run}: {found.missing or 'it holds no plan.toml'}, so there is nothing for --plots")
-    path = write_whole(output, render(found))
+    path = write_whole(output, report_html(found))
     _finish(path, write_figures(found.figures, plots) if plots else [], as_json)
 
 

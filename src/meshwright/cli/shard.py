@@ -28,9 +28,14 @@ from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
 from meshwright.notation.resharding import cheapest_reshard
 from meshwright.notation.roles import case_of
 from meshwright.notation.written import is_chain, parse_written
-from meshwright.report.algorithm_board import chain_lines, pass_lines
-from meshwright.report.board import contraction_lines, reshard_lines, run_lines
-from meshwright.report.shard_svg import contraction_svg, reshard_svg
+from meshwright.report.pictures.derivation import contraction_svg, reshard_svg
+from meshwright.report.terminal.board import (
+    chain_lines,
+    contraction_lines,
+    pass_lines,
+    reshard_lines,
+    run_lines,
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

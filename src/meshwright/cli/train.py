@@ -70,7 +70,7 @@ def train(
         emit(result.line | of_profile, as_line=True)
     elif speaks:
         if rows:
-            from meshwright.report.tables import operations_table
+            from meshwright.report.terminal.tables import operations_table
 
             show(operations_table([asdict(row) for row in rows]))
         print("\n".join(result.sentences(*_collectives(rows))))

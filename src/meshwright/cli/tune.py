@@ -54,7 +54,7 @@ def tune(
     if as_json:
         emit(document)
     else:
-        from meshwright.report.tune_tables import tune_table
+        from meshwright.report.terminal.tuned import tune_table
 
         show(tune_table(document))
     if not found.best.fits:

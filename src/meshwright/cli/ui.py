@@ -43,7 +43,7 @@ def ui(
     """
     from urllib.parse import urlencode
 
-    from meshwright.report.ui import Planner, Server
+    from meshwright.report.pages.ui import Planner, Server
 
     if model:
         _model(model)
@@ -87,7 +87,7 @@ def price_of(state: Mapping[str, str]) -> Any:
     """The layout that the controls say, priced. Raises MeshwrightError for what does not divide."""
     import meshwright as mw
     from meshwright.layout.fit import remats_of
-    from meshwright.report.ui import ShownLayout
+    from meshwright.report.pages.ui import ShownLayout
 
     model, work = _model(state["model"]), mw.Train(state["batch"], state["seq"])
     one = mw.price(model, _hardware(state["hardware"]), work, state["layout"])

@@ -1,0 +1,47 @@
+"""A way to serve as a row of a table, and the requests in words."""
+
+from meshwright.report.documents import JsonDocument
+from meshwright.report.table import Cell
+from meshwright.units import format_bytes, format_seconds
+
+# Columns on a terminal and on a page.
+TERMINAL = ("hardware|code", "layout|layout", "dtypes", "batch|number", "TPOT|number", "TTFT|number",
+    "tok/s|number", "per chip|number", "memory|number", "price|number", "bound")  # fmt: skip
+PAGE = ("hardware|code", "layout|layout", "weights/cache", "batch|number", "time per token|number",
+    "first token|number", "tokens/s|number", "per chip|number", "memory/chip|number", "price|number",
+    "bound")  # fmt: skip
+
+
+def point_cells(point: JsonDocument, badge: str = "") -> list[Cell]:
+    """The cells of one point."""
+    return [
+        Cell(point["hardware"]),
+        Cell(point_layout(point), badge=badge),
+        Cell(f"{point['weights_dtype']}/{point['kv_dtype']}"),
+        Cell(f"{point['batch']:,}"),
+        Cell(format_seconds(point["tpot_seconds"])),
+        Cell(format_seconds(point["ttft_seconds"])),
+        Cell(f"{point['tokens_per_second']:,.0f}"),
+        Cell(f"{point['tokens_per_second_per_chip']:,.1f}"),
+        Cell(format_bytes(point["bytes_per_chip"]["total"])),
+        Cell(price_text(point)),
+        Cell(str(point["bound_name"])),
+    ]
+
+
+def point_layout(point: JsonDocument) -> str:
+    """The layout of a point; serving never recomputes."""
+    return point["layout"].removesuffix(",remat=none")
+
+
+def price_text(point: JsonDocument) -> str:
+    """The price per million generated tokens, empty if it is unknown."""
+    price = point["price_per_million_tokens"]
+    return "" if price is None else f"{price:,.2f} {point['currency']}"
+
+
+def requests_text(requests: JsonDocument) -> str:
+    """The served requests in words."""
+    text = f"prompts of {requests['prompt_tokens']:,} tokens, answers of {requests['output_tokens']:,}"
+    longest = requests["longest"]
+    return f"{text} on average, together at most {longest:,}" if longest else text

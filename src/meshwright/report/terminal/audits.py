@@ -1,0 +1,149 @@
+"""Audits on the terminal: of a plan's program, and of a program without a plan."""
+
+from collections.abc import Iterable, Mapping
+
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from meshwright.report.audit import (
+    buffers_table,
+    collectives_table,
+    memory_table,
+    overlap_table,
+    remarks,
+    status_counts,
+    totals,
+)
+from meshwright.report.documents import JsonDocument
+from meshwright.report.table import Table
+from meshwright.report.terminal.tables import rich_table
+from meshwright.report.text import UNAVAILABLE, bytes_text, seconds_text
+
+
+def audit_table(audit: JsonDocument) -> Group:
+    """Planned against compiled totals, a row for each collective, and the verdict; for each phase."""
+    phases = {"generate": audit, "prefill": audit["prefill"]} if "prefill" in audit else {"": audit}
+    parts: list[RichTable | Text] = []
+    for phase, document in phases.items():
+        parts += [Text(phase.capitalize(), style="bold")] if phase else []
+        parts += _program(document)
+    return Group(*parts, _verdict(audit["verdict"], phases))
+
+
+def _program(audit: JsonDocument) -> list[RichTable | Text]:
+    columns = ("", "planned|number", "compiled|number", "compiled / planned|number")
+    tables = [collectives_table(audit), Table.of("Totals", columns, totals(audit))]
+    found = [rich_table(table) for table in (*tables, memory_table(audit)) if table]
+    said = [_remark(*remark) for remark in remarks(audit)]
+    return [*found, *schedule_tables(audit), *said, *_numerics(audit)]
+
+
+def schedule_tables(audit: JsonDocument) -> list[RichTable | Text]:
+    """The overlap of collectives and the largest buffers, or a line for each if that is unknown."""
+    found = [overlap_table(audit), buffers_table(audit)]
+    return [Text(one, style="dim") if isinstance(one, str) else rich_table(one) for one in found if one]
+
+
+def _numerics(audit: JsonDocument) -> list[Text]:
+    """The differences of loss and gradients from one device, on a tiny model."""
+    found = audit.get("numerics")
+    if not found:
+        return []
+    worst, loss = (
+        UNAVAILABLE if one["difference"] is None else f"{one['difference']:.1e}"
+        for one in (found["worst"], found["loss"])
+    )
+    verdict = Text("agrees", style="green") if found["agrees"] else Text("differs", style="red")
+    words = (
+        f" with one device (tiny model, {found['layout']}): loss within {loss}, {len(found['gradients'])} "
+        f"gradients within {worst} ({found['worst']['tensor']})"
+    )
+    return [Text("numerics: ").append(verdict).append(words)]
+
+
+def _remark(title: str, what: str, where: str, change: str, style: str = "") -> Text:
+    """A difference or a warning: the problem with its cost, its place, and what to change."""
+    text = Text(f"{title}: ", style=f"bold {style}".strip()).append(what, style="not bold default")
+    for label, words in (("where", where), ("change", change)):
+        if words:
+            text.append(f"\n  {label}: ", style="not bold dim").append(words, style="not bold default")
+    return text
+
+
+def _verdict(verdict: str, phases: Mapping[str, JsonDocument]) -> Text:
+    """phases: the audited programs by phase; the phase of a training step has no name."""
+    text = Text("verdict: ").append(verdict, style=f"bold {'green' if verdict == 'match' else 'yellow'}")
+    counts = {
+        phase: ", ".join(f"{count} {status}" for status, count, _ in status_counts(audit))
+        for phase, audit in phases.items()
+    }
+    words = "; ".join(f"{phase}: {count}" if phase else count for phase, count in counts.items() if count)
+    text.append(f" ({words})" if words else "")
+    compiler = next(iter(phases.values())).get("compiler")
+    return text.append(f", compiled by {compiler}" if compiler else "")
+
+
+def program_table(audit: JsonDocument) -> Group:
+    """A program without a plan: a row for each collective, then warnings, gaps and the verdict."""
+    emitted = sorted(_merged(audit["emitted"]), key=_cost, reverse=True)
+    rows = [
+        (
+            row["tensor"],
+            row["direction"],
+            row["op"],
+            "·".join(row["axes"]) or f"groups of {row['group_size']}",
+            bytes_text(row["bytes"]),
+            UNAVAILABLE if row["count"] is None else f"{row['count']:,}",
+            seconds_text(row["seconds"], UNAVAILABLE),
+        )
+        for row in emitted
+    ]
+    columns = ("tensor", "direction", "collective", "over", "bytes|number", "times|number")
+    table = rich_table(Table.of("Collectives of a step", (*columns, "seconds per step|number"), rows))
+    table.box, table.padding = None, (0, 2)
+    warnings, said = audit.get("compiler_warnings", []), []
+    for one in audit["warnings"]:
+        time = seconds_text(one["seconds"], UNAVAILABLE)
+        cost = f"{bytes_text(one['bytes'])} per device and step, time {time}"
+        said.append(_remark(one["kind"], f"{one['what']} ({cost})", one["where"], one["change"], "magenta"))
+    if warnings is None:
+        said.append(Text(f"compiler's warnings: {UNAVAILABLE}", style="dim"))
+    for one in warnings or []:
+        said.append(_remark("the compiler", one["what"], one["where"], one["change"], "magenta"))
+    said += [Text(line, style="dim") for line in audit.get("branches", [])]
+    said += [Text(f"not understood: {line}", style="magenta") for line in audit["not_understood"]]
+    return Group(table, *schedule_tables(audit), *said, _program_verdict(audit))
+
+
+def _merged(rows: Iterable[JsonDocument]) -> list[JsonDocument]:
+    """Rows that differ only in how often they run are added up."""
+    found: dict[tuple[object, ...], JsonDocument] = {}
+    for row in rows:
+        same = ("tensor", "direction", "op", "bytes", "group_size")
+        key = (*(row[name] for name in same), *row["axes"], row["count"] is None)
+        before = found.get(key)
+        found[key] = (
+            row
+            if before is None
+            else {**before, **{n: _sum(before[n], row[n]) for n in ("count", "seconds")}}
+        )
+    return list(found.values())
+
+
+def _sum(first: float | None, other: float | None) -> float | None:
+    return None if first is None or other is None else first + other
+
+
+def _cost(row: JsonDocument) -> tuple[float, int]:
+    return row["seconds"] or 0.0, row["bytes"] * (row["count"] or 1)
+
+
+def _program_verdict(audit: JsonDocument) -> Text:
+    good = audit["verdict"] == "match"
+    text = Text("verdict: ").append(audit["verdict"], style=f"bold {'green' if good else 'yellow'}")
+    number, gaps = len(audit["warnings"]), len(audit["not_understood"])
+    text.append(f" ({len(audit['emitted'])} collectives, {number} warnings, {gaps} not understood)")
+    priced = audit["hardware"] and audit["seconds"] is not None
+    seconds = seconds_text(audit["seconds"], UNAVAILABLE)
+    return text.append(f", {seconds} of communication per step on {audit['hardware']}" if priced else "")

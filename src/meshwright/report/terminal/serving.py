@@ -1,0 +1,81 @@
+"""`mw plan serve` on a terminal: the frontier as a table and as a plot."""
+
+from collections.abc import Sequence
+
+from rich.table import Table as RichTable
+
+from meshwright.report.documents import JsonDocument
+from meshwright.report.serving_points import TERMINAL, point_cells, point_layout
+from meshwright.report.table import Row, Table
+from meshwright.report.terminal.plot import plot
+from meshwright.report.terminal.tables import rich_table
+from meshwright.units import format_bytes, format_number_of, format_seconds
+
+# Rows of a frontier on a terminal, evenly spread over its points.
+_MOST_ROWS = 14
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def frontier_table(document: JsonDocument) -> RichTable:
+    """The frontier by time per token, the chosen point in bold; it is added if it is not on the frontier."""
+    best, points = document["best"], document["frontier"]
+    shown = _spread(points)
+    if best not in shown:
+        shown = sorted([*shown, best], key=lambda point: point["tpot_seconds"])
+    rows = [Row(point_cells(point), "chosen" if point == best else "") for point in shown]
+    more = f"{len(shown)} of {len(points):,} points; price per million generated tokens"
+    caption = more if len(points) > len(shown) else ""
+    found = rich_table(Table.of("Throughput per chip against time per token", TERMINAL, rows, caption))
+    for number, column in enumerate(found.columns):
+        column.no_wrap = number != 1  # the layout
+    return found
+
+
+def _spread(points: Sequence[JsonDocument]) -> list[JsonDocument]:
+    if len(points) <= _MOST_ROWS:
+        return list(points)
+    last = len(points) - 1
+    return [
+        points[place]
+        for place in dict.fromkeys(round(n * last / (_MOST_ROWS - 1)) for n in range(_MOST_ROWS))
+    ]
+
+
+def frontier_plot(document: JsonDocument) -> str:
+    """Each kind of chip's frontier, one letter per point: time per token across, tokens/s per chip up."""
+    kinds = dict(zip(document["by_chip"], _LETTERS, strict=False))
+    points = [
+        (1e3 * point["tpot_seconds"], point["tokens_per_second_per_chip"], kinds[kind])
+        for kind, found in document["by_chip"].items()
+        for point in found
+    ]
+    left, right = min(x for x, _, _ in points), max(x for x, _, _ in points)
+    top = max(y for _, y, _ in points)
+    width, height = 90, 16
+    named = ", ".join(f"{letter} {kind}" for kind, letter in kinds.items())
+    axis, end = f"{left:.3g} ms per token", f"{right:.3g} ms (log scale)"
+    rows = plot(points, width, height, (left, right), (0, top), log_y=False)
+    lines = [f"{top:>9,.0f} |" if n == 0 else " " * 10 + "|" for n in range(height)]
+    return "\n".join(
+        [
+            f"tokens/s per chip: {named}",
+            *(start + row for start, row in zip(lines, rows, strict=True)),
+            " " * 10 + "+" + "-" * width,
+            " " * 11 + axis + end.rjust(width - len(axis)),
+        ]
+    )
+
+
+def phase_lines(document: JsonDocument) -> str:
+    """The headlines of one step of one phase."""
+    memory = document["bytes_per_chip"]
+    fits = "fits" if document["fits"] else "does not fit"
+    return (
+        f"{document['phase']} of {format_number_of(document['batch'], 'sequence')} at "
+        f"{document['context']:,} positions on {document['hardware']} as {point_layout(document)}: "
+        f"{format_seconds(document['step_seconds'])} per step, {document['tokens_per_second']:,.0f} "
+        f"tokens/s, bound by {document['bound_name']}\n"
+        f"{format_bytes(memory['total'])} per chip ({fits}): weights {format_bytes(memory['weights'])}, "
+        f"cache {format_bytes(memory['cache'])}, buffers {format_bytes(memory['buffers'])}; at most "
+        f"{format_number_of(document['max_batch'], 'sequence')} fit"
+    )
