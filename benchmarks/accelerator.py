@@ -58,7 +58,7 @@ from meshwright.plan.train import price
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.request import GREEDY, Request
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
 Row = dict[str, Any]

@@ -31,7 +31,7 @@ from meshwright.layout import Layout  # noqa: E402
 from meshwright.layout.workload import Workload  # noqa: E402
 from meshwright.models.config import ModelConfig  # noqa: E402
 from meshwright.nn.start.device_mesh import partition_spec  # noqa: E402
-from meshwright.train.optimizer import OptimizerConfig  # noqa: E402
+from meshwright.train.optimizers import OptimizerConfig  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 
 MODEL = ModelConfig("llama-3m", 2, 256, 768, 8, 8, 32, 2048, 128)

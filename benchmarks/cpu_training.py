@@ -37,7 +37,7 @@ from meshwright.layout.workload import Workload  # noqa: E402
 from meshwright.models.config import ModelConfig  # noqa: E402
 from meshwright.models.count import count_params  # noqa: E402
 from meshwright.native.processor import multiplies_bf16  # noqa: E402
-from meshwright.train.optimizer import OptimizerConfig  # noqa: E402
+from meshwright.train.optimizers import OptimizerConfig  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 
 # 15m: of karpathy/llama2.c, "stories15M". 134m: as benchmarks/serving.py has it.

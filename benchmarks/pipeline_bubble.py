@@ -39,7 +39,7 @@ from meshwright.layout.pipelines.table import Place
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.pipeline.controller import OnDevices
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.stage_step import StagedStep
 
 RESULTS = Path(__file__).parent / "results/pipeline_bubble.json"

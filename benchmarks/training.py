@@ -31,7 +31,7 @@ def use_cpu_devices(number: int) -> None:
 def demo(layout: Layout, num_sequences: int) -> Iterator[tuple["CompiledStep", "Corpus"]]:
     """The demo model's step for so many sequences of 256 tokens, and the standard library's source."""
     from meshwright.train.corpus import prepare_corpus
-    from meshwright.train.optimizer import OptimizerConfig
+    from meshwright.train.optimizers import OptimizerConfig
     from meshwright.train.step import CompiledStep
 
     config, workload = load_model("demo"), Workload(num_sequences, seq_len=256)

@@ -386,7 +386,7 @@ def programs() -> Iterator[tuple[str, dict]]:
     from meshwright.layout.workload import Workload
     from meshwright.models.config import MLA, ModelConfig, MoE
     from meshwright.serve.device.programs import workload_step
-    from meshwright.train.optimizer import OptimizerConfig
+    from meshwright.train.optimizers import OptimizerConfig
     from meshwright.train.step import CompiledStep
 
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)

@@ -12,7 +12,18 @@ import pytest
 import meshwright
 
 SOURCE = Path(meshwright.__file__).parent
-JAX_FREE_ROOMS = ("errors", "units", "notation", "hardware", "models", "layout", "cost", "plan")
+JAX_FREE_ROOMS = (
+    "errors",
+    "units",
+    "notation",
+    "hardware",
+    "models",
+    "optimizers",
+    "programs",
+    "layout",
+    "cost",
+    "plan",
+)
 HEAVY = ("jax", "jaxlib", "optax", "orbax", "grain", "torch", "transformers", "starlette")
 
 

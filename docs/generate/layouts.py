@@ -6,6 +6,7 @@ from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.precision import FITS
 from meshwright.layout.schedule import DISPATCHES, REMATS
 from meshwright.layout.short import OPTIONS, WORDS
+from meshwright.optimizers import OPTIMIZERS
 
 MEANINGS = {
     "data": "Data parallelism: groups of devices with the same weights take different sequences and sum "
@@ -58,7 +59,9 @@ MEANINGS = {
     "is, since its own backward pass reads it.",
     "gradients_dtype": "Dtype in which gradients are summed over devices and microbatches; by default "
     "`compute_dtype` over devices and `weights_dtype` over microbatches.",
-    "optimizer": "The optimizer.",
+    "optimizer": "The optimizer. It keeps "
+    + "; ".join(f"`{name}`: {one.words}" for name, one in OPTIMIZERS.items())
+    + ".",
     "optimizer_dtype": "Dtype of the optimizer's state, such as Adam's two moments. fp8 and int8 have a "
     "float32 scale for each block of at most 128 numbers of a row; not with `optimizer=adafactor`.",
     "master_weights": "Whether there is a float32 copy of the weights.",

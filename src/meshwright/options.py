@@ -41,7 +41,7 @@ class Option:
     flag: `--name`, `--yes/--no` or `-s --long`. parser: reads the text of a value. least, most: bounds, both
     allowed; above: a lower bound that is not allowed. unset: the default in words, for the help. env: an
     environment variable that sets it too. after: the option that it follows in the help, if not the one
-    before it in its class. name, kind, default: those of the field; kind is its type without None.
+    before it in its class. names: the values that are allowed, if the type does not list them. name, kind, default: those of the field; kind is its type without None.
     """
 
     help: str
@@ -54,6 +54,7 @@ class Option:
     unset: str = ""
     env: str | None = None
     after: str = ""
+    names: tuple[str, ...] = ()
     name: str = ""
     kind: Any = str
     default: object = None
@@ -61,7 +62,7 @@ class Option:
     @property
     def choices(self) -> tuple[str, ...]:
         """The values of an enumeration; () for other types."""
-        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+        return get_args(self.kind) if get_origin(self.kind) is Literal else self.names
 
     @property
     def is_bounded(self) -> bool:
@@ -115,12 +116,13 @@ def option(
     unset: str = "",
     env: str | None = None,
     after: str = "",
+    names: tuple[str, ...] = (),
 ) -> T:
     """A field of a dataclass that is an option of the command line; the arguments are those of `Option`.
 
     It may also be the default of a parameter of a command's function.
     """
-    declared = Option(help, flag, metavar, parser, least, most, above, unset, env, after)
+    declared = Option(help, flag, metavar, parser, least, most, above, unset, env, after, names)
     return cast(T, field(default=default, metadata={"option": declared}))
 
 

@@ -31,7 +31,7 @@ from meshwright.nn.products.execute import apply_reshard
 from meshwright.notation.einsum import Contraction
 from meshwright.plan_file import Plan
 from meshwright.serve.device.programs import workload_step
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep, TrainState
 
 LAYOUTS = (
@@ -344,7 +344,7 @@ def _not_clipped(step: Broken) -> CompiledProgram:
     """No norm of the gradients: they are taken as they come, and none is told."""
     plan = Plan(step.config, "cpu:8", step.workload, step.layout)
     with (
-        patch("meshwright.train.optimizer.clipped", lambda _: optax.identity()),
+        patch("meshwright.train.optimizers.clipped", lambda _: optax.identity()),
         patch("meshwright.train.step.gradient_norm", lambda _: jnp.float32(1)),
     ):
         return compiled(Broken(plan))
@@ -353,7 +353,7 @@ def _not_clipped(step: Broken) -> CompiledProgram:
 def _clipped_by_value(step: Broken) -> CompiledProgram:
     """Every number of a gradient is clipped by itself; the norm is told and not used."""
     plan = Plan(step.config, "cpu:8", step.workload, step.layout)
-    with patch("meshwright.train.optimizer.clipped", optax.clip):
+    with patch("meshwright.train.optimizers.clipped", optax.clip):
         return compiled(Broken(plan))
 
 

@@ -25,7 +25,7 @@ from meshwright.models.presets import load_model
 from meshwright.plan.serve.serving_plan import prefill_of
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan, load_plan, save_plan
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
 pytestmark = pytest.mark.sampled(4)

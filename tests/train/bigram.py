@@ -9,7 +9,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from meshwright.train.optimizers import OptimizerConfig, learning_rate, make_optimizer
 
 OPTIMIZER = OptimizerConfig(peak_learning_rate=0.5, warmup_steps=2, total_steps=40)
 

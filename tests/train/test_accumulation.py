@@ -18,7 +18,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.params import JAX_DTYPES, flatten, shardings
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.row_codes import BEGINS, UNCOUNTED
 from meshwright.train.stage_step import StagedStep, training_step
 from meshwright.train.step import CompiledStep

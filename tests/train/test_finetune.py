@@ -29,7 +29,7 @@ from meshwright.serve.device.loading import load_model_folder
 from meshwright.train.bpe import train_tokenizer
 from meshwright.train.corpus import Batches, Corpus, prepare_corpus
 from meshwright.train.job import RunOptions, prepare_job
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.row_codes import BEGINS, ID_BITS, UNCOUNTED
 from meshwright.train.stage_step import training_step
 from meshwright.train.step import CompiledStep

@@ -24,14 +24,14 @@ from meshwright.cost.state import StageState
 from meshwright.errors import CheckpointError, LayoutError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn import moments
 from meshwright.nn.files import checkpoint
 from meshwright.nn.files.checkpoint import by_name
 from meshwright.nn.moments import Packed, packed, unpacked
-from meshwright.train.optimizer import OptimizerConfig, make_optimizer
+from meshwright.optimizers.optimizer import PACKED_DTYPES
+from meshwright.train.optimizers import OptimizerConfig, make_optimizer
 from meshwright.train.stage_step import training_step
 from meshwright.train.step import CompiledStep
 

@@ -14,12 +14,13 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
-from meshwright.layout.optimizers import OPTIMIZERS, WeightUpdate
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.models.presets import load_model
 from meshwright.nn.params import abstract_params, flatten, init_params
 from meshwright.nn.start.device_mesh import device_mesh
-from meshwright.train.optimizer import OptimizerConfig, decay_mask, learning_rate, make_optimizer
+from meshwright.optimizers import OPTIMIZERS
+from meshwright.optimizers.optimizer import WeightShard
+from meshwright.train.optimizers import OptimizerConfig, decay_mask, learning_rate, make_optimizer
 
 CONFIG = OptimizerConfig(peak_learning_rate=0.5, warmup_steps=1, total_steps=11)
 
@@ -201,9 +202,9 @@ def test_the_planner_knows_the_state_of_each_optimizer(name: str) -> None:
         state = jax.eval_shape(optimizer.init, abstract_params(WIDE, layout, mesh))
     kept = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.size > 3)  # else counters and constants
     found = sum(
-        WeightUpdate(
-            name, path, param, layout.gradient(path, param.letters), dimensions(WIDE), layout.mesh
-        ).state_elements
+        OPTIMIZERS[name].state_elements(
+            WeightShard(path, param, layout.gradient(path, param.letters), dimensions(WIDE), layout.mesh)
+        )
         for path, param in parameters(WIDE).items()
     )
     assert found == kept

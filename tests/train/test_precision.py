@@ -12,7 +12,7 @@ from tests.train.test_accumulation import TOKENS
 
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
-from meshwright.train.optimizer import OptimizerConfig, make_optimizer
+from meshwright.train.optimizers import OptimizerConfig, make_optimizer
 from meshwright.train.step import CompiledStep, Mastered, TrainState
 
 pytestmark = pytest.mark.sampled(4)

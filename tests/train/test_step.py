@@ -14,7 +14,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.nn.files import checkpoint
 from meshwright.nn.loss import NOT_COUNTED, nats_of
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
 pytestmark = pytest.mark.sampled(4)

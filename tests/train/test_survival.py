@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.train.processes import Runs, exact_lines
 
-from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.nn.files.checkpoint_files import steps
+from meshwright.optimizers.optimizer import PACKED_DTYPES
 
 pytestmark = pytest.mark.sampled(3)
 

@@ -209,7 +209,7 @@ def _run(plan: Plan, layout: Layout) -> tuple[float, dict[str, Any]]:
 
     from meshwright.nn.params import init_params
     from meshwright.nn.start.device_mesh import device_mesh
-    from meshwright.train.optimizer import OptimizerConfig
+    from meshwright.train.optimizers import OptimizerConfig
     from meshwright.train.stage_step import training_step
 
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)

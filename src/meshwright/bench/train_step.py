@@ -25,7 +25,7 @@ from meshwright.layout import Layout
 from meshwright.layout.precision import DTYPES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
 _SEQUENCES_PER_DEVICE = 2

@@ -20,7 +20,6 @@ from meshwright.cost.graph import (
 from meshwright.cost.lowering import Lowering
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, Crossing, blocks_of, crossing_of
-from meshwright.layout.optimizers import WeightUpdate
 from meshwright.layout.precision import DTYPES, stored_bytes
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
@@ -29,6 +28,8 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, gathered_of_block, reshard
 from meshwright.notation.einsum import Reshard
 from meshwright.notation.mesh import Degrees
+from meshwright.optimizers import OPTIMIZERS
+from meshwright.optimizers.optimizer import WeightShard
 from meshwright.units import dtype_bytes, whole
 
 
@@ -195,7 +196,8 @@ class Recorder:
         inputs = prod(self.sizes[letter] / self.mesh.size(stored.axes_of(letter)) for letter in summed)
         bytes_each = stored_bytes(dtype, inputs)
         updated = self.layout.gradient(name, letters)
-        update = WeightUpdate(self.layout.optimizer, path, param, updated, self.sizes, self.mesh)
+        shard = WeightShard(path, param, updated, self.sizes, self.mesh)
+        optimizer = OPTIMIZERS[self.layout.optimizer]
         exchanged = (
             Transfer(
                 one.what,
@@ -207,7 +209,7 @@ class Recorder:
                 critical=True,
                 repeat=one.times,
             )
-            for one in update.exchanges
+            for one in optimizer.exchanges(shard)
         )
         before = self._stored.get(stack or name)
         before = before or StoredWeights(self._place(stack, name), self._layers(stack))
@@ -216,10 +218,10 @@ class Recorder:
             stored_bytes=before.stored_bytes + self._whole_elements(stored) * bytes_each,
             accumulated=before.accumulated
             + trained * self._whole_elements(self.layout.accumulated(name, letters)),
-            updated=before.updated + trained * update.elements,
-            optimizer=before.optimizer + trained * update.state_elements,
-            optimizer_blocks=before.optimizer_blocks + trained * update.state_blocks,
-            update_flops=before.update_flops + trained * update.flops,
+            updated=before.updated + trained * shard.elements,
+            optimizer=before.optimizer + trained * optimizer.state_elements(shard),
+            optimizer_blocks=before.optimizer_blocks + trained * optimizer.state_blocks(shard),
+            update_flops=before.update_flops + trained * optimizer.flops(shard),
             exchanged=before.exchanged + (tuple(exchanged) if trained else ()),
         )
         of_a_layer = letters[1:] if stack else letters

@@ -8,9 +8,9 @@ from meshwright.cost.arrays import ceiling
 from meshwright.cost.graph import Cargo, Graph, StoredWeights, Transfer, Work
 from meshwright.cost.pipeline.stages import stage_ends, stage_layers
 from meshwright.layout import Layout
-from meshwright.layout.optimizers import num_sums
 from meshwright.layout.pipelines.depths import layers_of_depths, stage_routes
-from meshwright.layout.precision import state_bytes
+from meshwright.optimizers import OPTIMIZERS
+from meshwright.optimizers.optimizer import state_bytes
 from meshwright.units import dtype_bytes, whole
 
 
@@ -89,7 +89,7 @@ class StageState:
         """
         axes = self.layout.weight_axes
         norm = Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
-        found = [(norm, float(num_sums(self.layout.optimizer)))] if axes else []
+        found = [(norm, float(OPTIMIZERS[self.layout.optimizer].num_sums))] if axes else []
         found += [
             (one, share.own * self._num_updates(part))
             for part, share in self._parts
@@ -104,11 +104,11 @@ class StageState:
         return found + [(one, 1.0) for one in self._between_stages()]
 
     def _num_updates(self, part: StoredWeights) -> int:
-        """How many programs of a step update the part as it is.
+        """Updates of the part in a step.
 
-        Where a stage has some rows of a stack alone, Adafactor's sizes are taken of an update before it.
+        If stages have parts of a stack, a first update only finds Adafactor's sizes of the whole stack.
         """
-        is_sized = self.layout.optimizer == "adafactor" and self.layout.stages_apart
+        is_sized = OPTIMIZERS[self.layout.optimizer].by_whole_sizes and self.layout.stages_apart
         return 2 if is_sized and part.place == "layers" else 1
 
     def _between_stages(self) -> Iterator[Transfer]:

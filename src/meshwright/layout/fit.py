@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout.axes import AXES
 from meshwright.layout.axes.fsdp import MOST_PADDING
-from meshwright.layout.optimizers import factored
-from meshwright.layout.precision import DTYPES, PACKED_DTYPES, SCALED_DTYPES
+from meshwright.layout.precision import SCALED_DTYPES
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import REMATS
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import OF_STACKS, dimensions, parameters
+from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
 from meshwright.notation.mesh import Mesh
+from meshwright.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
@@ -43,18 +43,9 @@ def check_updates(layout: "Layout", config: ModelConfig) -> None:
 
 
 def check_stacks(layout: "Layout", config: ModelConfig) -> None:
-    """Raises LayoutError where an optimizer averages over layers of which a stage has a part."""
-    if layout.optimizer != "adafactor" or not layout.stages_apart:
-        return
-    sizes = dimensions(config)
-    for path, param in parameters(config).items():
-        averaged = factored({letter: sizes[letter] for letter in param.letters}) if param.trained else None
-        if averaged and set(averaged) & set(OF_STACKS):
-            raise LayoutError(
-                f"{path}[{', '.join(param.letters)}]: optimizer = adafactor averages over its "
-                f"{sizes[param.letters[0]]} layers, of which a stage has a part; fits: schedule = lanes, "
-                "or another optimizer"
-            )
+    """Raises LayoutError if the optimizer cannot update a part of the layers, and stages have parts."""
+    if layout.stages_apart:
+        OPTIMIZERS[layout.optimizer].check_stages(config)
 
 
 def _check_divides(layout: "Layout", config: ModelConfig, tables: tuple[str, ...], *, padded: bool) -> None:
@@ -157,11 +148,7 @@ def check_fields(layout: "Layout", config: ModelConfig) -> None:
             f"{precision.matmul_dtype or precision.compute_dtype}, whose operands are not made in it; "
             f"fits: matmul_dtype = {precision.saved_dtype}"
         )
-    if precision.optimizer == "adafactor" and precision.optimizer_dtype in PACKED_DTYPES:
-        raise LayoutError(
-            f"layout: optimizer_dtype = {precision.optimizer_dtype} with optimizer = adafactor, which keeps "
-            f"a row and a column in place of moments; fits: optimizer_dtype in {{{', '.join(DTYPES)}}}"
-        )
+    OPTIMIZERS[precision.optimizer].check_dtype(precision.optimizer_dtype)
     if (nodes := layout.degree("expert_nodes")) > 1 and schedule.dispatch != "once":
         raise LayoutError(
             f"layout: expert_nodes = {nodes} with dispatch = {schedule.dispatch}, under which rows cross "

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.optimizers import OPTIMIZERS
+from meshwright.optimizers import OPTIMIZERS
+from meshwright.optimizers.optimizer import PACKED_DTYPES
 from meshwright.units import dtype_bytes
 
 DTYPES = ("f32", "bf16")
@@ -21,8 +22,6 @@ FP4_BLOCK = 16
 # Inputs of an output that share a scale, of weights in int4 (nn/products/quantised.py).
 GROUP = 32
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
-# Of moments in 8 bits, with scales of blocks (nn/moments.py).
-PACKED_DTYPES = ("fp8", "int8")
 OPTIMIZER_DTYPES = (*DTYPES, *PACKED_DTYPES)
 
 
@@ -74,7 +73,7 @@ FITS = {
     "saved_dtype": ("fp8",),
     "gradients_dtype": DTYPES,
     "optimizer_dtype": OPTIMIZER_DTYPES,
-    "optimizer": OPTIMIZERS,
+    "optimizer": tuple(OPTIMIZERS),
     "matmul_scales": MATMUL_SCALES,
 }
 
@@ -102,12 +101,6 @@ def stored_bytes(dtype: str, inputs: Any) -> Any:
     if dtype in DTYPES:
         return dtype_bytes(dtype)
     return dtype_bytes(dtype) + dtype_bytes("f32") / (GROUP if dtype == "int4" else inputs)
-
-
-def state_bytes(dtype: str, elements: Any, blocks: Any) -> Any:
-    """Bytes of an optimizer's state of so many elements, with the scales of its blocks."""
-    scales = blocks * dtype_bytes("f32") if dtype in PACKED_DTYPES else 0
-    return elements * dtype_bytes(dtype) + scales
 
 
 def matmul_dtype_of(weights_dtype: str, kind: str) -> str | None:

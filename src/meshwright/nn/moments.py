@@ -30,8 +30,8 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
 
-from meshwright.layout.optimizers import num_blocks
 from meshwright.nn.each_device import axes_of, spec_of
+from meshwright.optimizers.optimizer import num_blocks
 
 
 @partial(

@@ -9,10 +9,10 @@ from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.optimizers import LEAST_STATE
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params, train_flops_per_token
+from meshwright.optimizers import OPTIMIZERS
 from meshwright.plan.given import NOT_SEARCHED, Condition
 from meshwright.plan.train import Search, search
 from meshwright.units import dtype_bytes, format_bytes, format_seconds
@@ -83,7 +83,7 @@ def smallest(
     fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
     optimizer = str(fixed.get("optimizer", "adamw"))
     moments = str(fixed.get("optimizer_dtype", "f32"))
-    bytes_per_param = dtype_bytes(weights_dtype) + LEAST_STATE[optimizer] * dtype_bytes(moments)
+    bytes_per_param = dtype_bytes(weights_dtype) + len(OPTIMIZERS[optimizer].moments) * dtype_bytes(moments)
     dtypes = (str(fixed["matmul_dtype"]),) if fixed.get("matmul_dtype") else compute_dtypes
 
     def attempt(hardware: Hardware) -> Search | None:

@@ -27,7 +27,7 @@ from meshwright.train.bpe import BESIDE_TOKENIZER, tokenizer_file
 from meshwright.train.corpus import Corpus, prepare_corpus
 from meshwright.train.job import TrainingJob
 from meshwright.train.metrics_log import Line
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.reasons import Waits, machine_load, why_not_as_planned
 from meshwright.train.settings import Settings, evaluation_sets, save_settings
 from meshwright.train.stage_step import training_step

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from meshwright.errors import DataError, MeshwrightError, nearest
 from meshwright.files import parse_json, read_text, write_whole
 from meshwright.models.config import ModelConfig
+from meshwright.optimizers import OPTIMIZERS
 from meshwright.options import REQUIRED, check_options, flag_of, option
 from meshwright.train.documents import BadData
 from meshwright.units import parse_count
@@ -17,7 +18,6 @@ from meshwright.units import parse_count
 SETTINGS = "settings.json"
 # Another value of these would be another run: they decide its parameters or its data.
 _FIXED = ("data", "eval", "tokenizer", "from_", "mask_documents", "seed", "optimizer")
-OptimizerName = Literal["adamw", "adafactor", "lion", "muon"]
 ScheduleName = Literal["cosine", "wsd", "constant"]
 OnSpike = Literal["skip", "stop"]
 
@@ -53,7 +53,7 @@ class Settings:
         None, parser=parse_count, least=1, help="Step at which the decay ends.", unset="--steps"
     )
     schedule: ScheduleName = option("cosine", help="Learning-rate schedule after the warm-up.")
-    optimizer: OptimizerName = option("adamw", help="The optimizer.", unset="the plan's")
+    optimizer: str = option("adamw", help="The optimizer.", unset="the plan's", names=tuple(OPTIMIZERS))
     weight_decay: float = option(0.1, least=0, help="Weight decay of matrices, times the learning rate.")
     clip_norm: float = option(1.0, above=0, help="Clip gradients to this global norm.")
     z_loss: float = option(0.0, least=0, help="Weight of log(sum exp(logits))^2 in the loss.")

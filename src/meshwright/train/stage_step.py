@@ -33,7 +33,8 @@ from meshwright.nn.pipeline.controller import Dispatch, Executor, OnDevices, nam
 from meshwright.nn.pipeline.stage_programs import LOSS, ROUTERS, STACKS, Chunk, ChunkPrograms, is_stacked
 from meshwright.nn.start.compiler_options import Options
 from meshwright.nn.start.device_mesh import device_mesh
-from meshwright.train.optimizer import OptimizerConfig, gradient_norm
+from meshwright.optimizers import OPTIMIZERS
+from meshwright.train.optimizers import OptimizerConfig, gradient_norm
 from meshwright.train.profiling import ProgramTexts
 from meshwright.train.step import CompiledStep, TrainState
 
@@ -286,7 +287,7 @@ class StagedStep:
             (own, gradients[depth], on.send(norm, meshes[depth], "sums")) for depth, own in enumerate(state)
         ]
         of_stacks = None
-        if self.layout.optimizer == "adafactor":
+        if OPTIMIZERS[self.layout.optimizer].by_whole_sizes:
             parts = [
                 on.send(on.run(mesh, self._sizes[depth], *known[depth]), first, "sums")
                 for depth, mesh in enumerate(meshes)

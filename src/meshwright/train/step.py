@@ -32,8 +32,8 @@ from meshwright.nn.pipeline.spmd_1f1b import Lanes
 from meshwright.nn.start.compiler_options import Options, compiler_options
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.start.processes import wait_for_all
-from meshwright.train.adafactor import MeanSquares, mean_squares
-from meshwright.train.optimizer import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
+from meshwright.train.optimizers import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
+from meshwright.train.optimizers.adafactor import MeanSquares, mean_squares
 from meshwright.train.row_codes import BEGINS, ID_BITS, UNCOUNTED
 from meshwright.train.settings import check_has_routers
 

@@ -20,7 +20,7 @@ from tests.nn.saving import save
 
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.nn.files import checkpoint, checkpoint_files
-from meshwright.train.optimizer import OptimizerConfig, make_optimizer
+from meshwright.train.optimizers import OptimizerConfig, make_optimizer
 
 SPECS = {"wq": P("data", "tensor"), "norm": P("tensor")}
 OPTIMIZER = make_optimizer(OptimizerConfig(peak_learning_rate=0.1, warmup_steps=2, total_steps=20))

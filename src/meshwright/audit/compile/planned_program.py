@@ -17,11 +17,11 @@ from meshwright.cost.step import StepPricer
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import BLOCK
-from meshwright.layout.optimizers import ARITHMETIC, WeightUpdate
 from meshwright.layout.pipelines.depths import stage_routes
-from meshwright.layout.precision import PACKED_DTYPES
 from meshwright.layout.workload import Phase
 from meshwright.models.parameters import STACK_LETTERS, Param, dimensions, parameters
+from meshwright.optimizers import OPTIMIZERS
+from meshwright.optimizers.optimizer import PACKED_DTYPES, WeightShard
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.units import dtype_bytes
@@ -107,7 +107,8 @@ def planned_step(
         if layout.pipe == 1 and not plan.model.moe and not layout.offload:
             saved = _saved_by_layers(graph, layout)
         # How often it computes a moment that is unpacked, a compiler decides.
-        if layout.optimizer in ARITHMETIC and layout.optimizer_dtype not in PACKED_DTYPES:
+        counted = OPTIMIZERS[layout.optimizer].operations is not None
+        if counted and layout.optimizer_dtype not in PACKED_DTYPES:
             state = StageState(graph, layout, stage or 0)
             work, reduced = state.update_work(), state.stored.updated
             update = PlannedUpdate(work.flops, reduced, work.hbm_bytes)
@@ -154,8 +155,8 @@ def _update_products(plan: Plan, stage: int | None) -> dict[tuple[str, str], flo
     layout, total = plan.layout, 0.0
     for path, param, sizes in _weights(plan, stage):
         array = layout.gradient(path.rpartition("/")[2], param.letters)
-        update = WeightUpdate(layout.optimizer, path, param, array, sizes, layout.mesh)
-        total += param.trained * update.product_flops
+        shard = WeightShard(path, param, array, sizes, layout.mesh)
+        total += param.trained * OPTIMIZERS[layout.optimizer].product_flops(shard)
     return {("update", "update"): total} if total else {}
 
 
@@ -210,7 +211,7 @@ def product_flops(graph: Graph, layout: Layout, stage: int | None = None) -> dic
 
 def training_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
     """The training step of `plan` for `mesh`, or for the devices that there are: one program or several."""
-    from meshwright.train.optimizer import OptimizerConfig
+    from meshwright.train.optimizers import OptimizerConfig
     from meshwright.train.stage_step import training_step
 
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)

@@ -1,6 +1,7 @@
-"""Muon of matrices that are split over devices: for its iterations each device has whole ones."""
+"""Muon on Optax; for its iterations each device has whole matrices."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,23 +12,43 @@ from jax import Array, lax
 from jax.sharding import get_abstract_mesh
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from meshwright.layout.optimizers import NEWTON_SCHULZ_STEPS, is_of_matrix, is_orthogonalised
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, parameters
 from meshwright.nn.each_device import axes_of, spec_of
 from meshwright.nn.gradients import tensor_of
 from meshwright.notation.array import Axes
+from meshwright.optimizers.muon import NEWTON_SCHULZ_STEPS, is_of_matrix, is_orthogonalised
+from meshwright.train.optimizers.config import OptimizerConfig, decay_mask, learning_rate
 
+_BETA = 0.95
 # Times sqrt(max(rows, columns)), the root mean square of an update; 0.2 is AdamW's usual one
 # (Liu et al., arXiv:2502.16982, section 2.2).
 _RMS = 0.2
 
 
-def orthogonalised(model: ModelConfig) -> optax.GradientTransformation:
-    """0.2 sqrt(max(rows, columns)) U V^T, about, of each update U S V^T, by Newton and Schulz.
+def muon(config: OptimizerConfig, model: ModelConfig | None) -> optax.GradientTransformationExtraArgs:
+    """Muon (Jordan et al. 2024; Liu et al., arXiv:2502.16982) of layers' matrices, AdamW of the rest.
+
+        m  <- b m + g,   w  <- w - lr (0.2 sqrt(max(rows, columns)) U V^T + decay w)
+
+    U V^T: m's orthogonal factor, about, by Newton and Schulz; AdamW's learning rate fits. AdamW has Nesterov
+    momentum here.
+    """
+    assert model is not None, "Muon asks the model which dimensions a matrix has"
+    of_matrices = optax.chain(optax.trace(_BETA, nesterov=True), _orthogonalised(model))
+    of_others = optax.scale_by_adam(config.b1, config.b2, config.eps, nesterov=True)
+    return optax.chain(
+        optax.partition({"muon": of_matrices, "adam": of_others}, partial(_labels, model)),
+        optax.add_decayed_weights(config.weight_decay, decay_mask),
+        optax.scale_by_learning_rate(learning_rate(config)),
+    )
+
+
+def _orthogonalised(model: ModelConfig) -> optax.GradientTransformation:
+    """0.2 sqrt(max(rows, columns)) U V^T, about, of each update U S V^T.
 
     Layers are dealt to the n devices that split a matrix, in an all-to-all for each dimension that is split;
-    what comes of them returns the same way. Each device computes 1/n of the layers, rounded up.
+    the results return the same way. Each device computes 1/n of the layers, rounded up.
     """
 
     def one(path: str, param: Param, x: Array) -> Array:
@@ -40,13 +61,13 @@ def orthogonalised(model: ModelConfig) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def labels(model: ModelConfig, tree: Any) -> Any:
+def _labels(model: ModelConfig, tree: Any) -> Any:
     """ "muon" of each parameter that Muon takes, "adam" of the others."""
     return _of_each(model, lambda path, param, _: "muon" if is_orthogonalised(path, param) else "adam", tree)
 
 
 def _of_each(model: ModelConfig, leaf: Callable[[str, Param, Any], Any], tree: Any) -> Any:
-    """The tree of `leaf(path, parameter, x)` of each parameter x that is in it."""
+    """The tree of `leaf(path, parameter, x)` for each x."""
     params = parameters(model)
 
     def one(keys: tuple[Any, ...], x: Any) -> Any:
@@ -85,7 +106,7 @@ def _factors(x: Array, param: Param) -> Array:
     matrix = [dim for dim in range(x.ndim) if is_of_matrix(param, dim)]
     rows = tuple(dim for dim in matrix if param.letters[dim] in param.fan_in)
     columns = tuple(dim for dim in matrix if dim not in rows)
-    # Of optax's momentum nothing is used: it would be of whole matrices.
+    # Optax's momentum would be of whole matrices, so it is unused.
     numbers = MuonDimensionNumbers(rows, columns)
     factor = scale_by_muon(
         ns_steps=NEWTON_SCHULZ_STEPS, beta=0.0, nesterov=False, weight_dimension_numbers=numbers

@@ -1,4 +1,4 @@
-"""Adafactor of weights of which a device, or a stage of a pipeline, may have a part."""
+"""Adafactor on Optax, for weights split over devices or stages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,35 +7,50 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.sharding import reshard
 
-from meshwright.layout.optimizers import FACTORED_FROM
+from meshwright.models.config import ModelConfig
 from meshwright.nn.gradients import tensor_of
+from meshwright.optimizers.adafactor import FACTORED_FROM
+from meshwright.train.optimizers.config import OptimizerConfig, learning_rate
 
-# Of each weight, [2]: the mean square of its update, and its own.
+# For each weight, [2]: the mean squares of its update and of itself.
 MeanSquares = Any
 # Adafactor's constants (Shazeer & Stern, arXiv:1804.04235, section 6): the least size of a weight by which
 # its update is scaled, and the size to which the update is clipped before.
 _LEAST_SIZE, _CLIPPED_TO = 1e-3, 1.0
 
 
-def adafactor(rate: Callable[[Any], Array]) -> optax.GradientTransformationExtraArgs:
-    """w - lr max(rms(w), 0.001) u / max(1, rms(u)), with u = g / sqrt(v), v of a row and a column.
+def adafactor(config: OptimizerConfig, model: ModelConfig | None) -> optax.GradientTransformationExtraArgs:
+    """Adafactor (Shazeer & Stern, arXiv:1804.04235) without momentum or decay.
 
-    rms: over all of a weight, so over all layers of a stack. The update takes `whole`, which makes the mean
-    squares of whole weights of those of the parts that it has; by default these are whole. Each size is taken
-    once, by optax.adafactor that of the weight twice; the state is the same.
+        w  <- w - lr max(rms(w), 0.001) u / max(1, rms(u)),   u = g / sqrt(v)
+
+    v: the product of a row and a column. rms: over a whole weight, so over all layers of a stack. The update
+    takes `whole`, a function from the mean squares of parts of weights to the whole weights'; by default
+    parts are whole. optax.adafactor takes the size of a weight twice; its state is the same.
     """
-    return optax.chain(
+    chain = optax.chain(
         _by_rows_and_columns(),
         _by_sizes(),
-        optax.scale_by_learning_rate(rate, flip_sign=False),
+        optax.scale_by_learning_rate(learning_rate(config), flip_sign=False),
         optax.identity(),
         optax.scale(-1.0),
     )
+    return optax.GradientTransformationExtraArgs(lambda params: _placed(chain, params), chain.update)
+
+
+def _placed(inner: optax.GradientTransformationExtraArgs, params: Any) -> Any:
+    """The first state of `inner`, on the shards where an update leaves it."""
+    state = inner.init(params)
+    if all(jax.typeof(leaf).sharding.mesh.empty for leaf in jax.tree.leaves(params)):
+        return state
+    after = jax.eval_shape(inner.update, params, state, params)[1]
+    return jax.tree.map(lambda x, to: reshard(x, to.sharding.spec), state, after)
 
 
 def _by_rows_and_columns() -> optax.GradientTransformation:
-    """u = g / sqrt(v); what is summed over devices of a weight has its name."""
+    """u = g / sqrt(v); a weight's sums over devices have its name."""
     of_all = optax.scale_by_factored_rms(min_dim_size_to_factor=FACTORED_FROM)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
@@ -84,12 +99,12 @@ def _mean_square(x: Array) -> Array:
 def mean_squares(
     optimizer: optax.GradientTransformationExtraArgs, gradients: Any, state: Any, params: Any, norm: Array
 ) -> MeanSquares:
-    """The mean squares that an optimizer with `adafactor` takes in an update, of the weights as they are."""
-    found = []
+    """The mean squares that `adafactor` takes in an update of (parts of) weights."""
+    taken = []
 
-    def told(own: MeanSquares) -> MeanSquares:
-        found.append(own)
-        return own
+    def keep(squares: MeanSquares) -> MeanSquares:
+        taken.append(squares)
+        return squares
 
-    optimizer.update(gradients, state, params, norm=norm, whole=told)
-    return found[0]
+    optimizer.update(gradients, state, params, norm=norm, whole=keep)
+    return taken[0]
