@@ -62,7 +62,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.plan.spread import quantile
 from meshwright.programs.efficiency import StepEfficiency
-from meshwright.programs.program import DEFAULT, Software, software_names
+from meshwright.programs.program import DEFAULT, PROGRAMS, TrainingProgram
 from meshwright.validate.choice import Mix, mixes
 from meshwright.validate.published import MEMORY, STEP, PublishedRow, read_rows
 from meshwright.validate.reproduce import Case, reproduce
@@ -71,7 +71,7 @@ from meshwright.validate.score import Prediction, heldable, panel_of, rankings
 HERE = Path(__file__).parent
 TABLES = (HERE / "published/training.csv", HERE / "published/nanotron.csv")
 CATALOG = HERE.parent / "src/meshwright/hardware/chips"
-PROGRAMS = HERE.parent / "src/meshwright/programs"
+PROGRAM_FILES = HERE.parent / "src/meshwright/programs"
 OUT_OF_SAMPLE = HERE.parent / "src/meshwright/plan/out_of_sample.csv"
 # The chips of one design; every other chip is a family of its own.
 FAMILIES = {
@@ -226,7 +226,7 @@ def _figure(name: str, value: Any) -> Any:
     return most / (1 + np.exp(-value)) if most else np.exp(value)
 
 
-def efficiency(figures: Mapping[str, Any], kind: str, runs: Software | None = None) -> StepEfficiency:
+def efficiency(figures: Mapping[str, Any], kind: str, runs: TrainingProgram | None = None) -> StepEfficiency:
     """What figures named as in FIGURES and HOST describe, numbers or arrays, and what is known of `runs`."""
     links = {n.removeprefix("links."): v for n, v in figures.items() if n.startswith("links.")}
     bf16 = figures["matmul.bf16"]
@@ -612,11 +612,14 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         )
         head, after, tail = text.partition("[inference]\n" if "[inference]\n" in text else "[sources]\n")
         file.write_text(f"{head}{table}\n\n{after}{tail}", encoding="utf-8")
-    for name in software_names():
-        count = sum(row.software == name and row.kind == "gpu" for row in rows)
-        if name != DEFAULT and count:
-            file = PROGRAMS / f"{name}.toml"
-            file.write_text(software_text(model, x, name, count, file.read_text()), encoding="utf-8")
+    for name in PROGRAMS.names:
+        program = PROGRAMS[name]
+        fitted_on = program.fitted_on
+        count = sum(row.software == fitted_on and row.kind == "gpu" for row in rows)
+        inherits = program.parent is not None and PROGRAMS[program.parent].fitted_on == fitted_on
+        if fitted_on != DEFAULT and count and not inherits:
+            file = PROGRAM_FILES / f"{name}.toml"
+            file.write_text(software_text(model, x, fitted_on, count, file.read_text()), encoding="utf-8")
 
 
 def software_text(model: Model, x: np.ndarray, name: str, count: int, text: str) -> str:

@@ -41,7 +41,8 @@ class Option:
     flag: `--name`, `--yes/--no` or `-s --long`. parser: reads the text of a value. least, most: bounds, both
     allowed; above: a lower bound that is not allowed. unset: the default in words, for the help. env: an
     environment variable that sets it too. after: the option that it follows in the help, if not the one
-    before it in its class. names: the values that are allowed, if the type does not list them. name, kind, default: those of the field; kind is its type without None.
+    before it in its class. names: the allowed values, if its type does not list them. name, kind, default:
+    those of the field; kind is its type without None.
     """
 
     help: str

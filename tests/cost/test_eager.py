@@ -14,9 +14,9 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
-from meshwright.programs.program import Software, software
+from meshwright.programs.program import PROGRAMS, TrainingProgram
 
-EAGER = software("pytorch-eager")
+EAGER = PROGRAMS["pytorch-eager"]
 F32 = 4
 BTD, BTF = TOKENS * D, TOKENS * F
 # A vocabulary so large that the loss is the peak.
@@ -25,7 +25,7 @@ WIDE_LOGITS = TOKENS * 64_000
 PURE = Layout.of(optimizer_dtype="bf16")
 
 
-def _memory(layout: Layout, config: ModelConfig = SMALL, runs: Software = EAGER) -> Memory:
+def _memory(layout: Layout, config: ModelConfig = SMALL, runs: TrainingProgram = EAGER) -> Memory:
     return eager_memory(record(layout, config), layout, runs)
 
 
@@ -69,7 +69,7 @@ class TestLoss:
     """Beside the logits, which activations count: logarithms, their cotangents and those of the logits."""
 
     @staticmethod
-    def _beside(layout: Layout, runs: Software = EAGER) -> int:
+    def _beside(layout: Layout, runs: TrainingProgram = EAGER) -> int:
         """Of the buffers: what a vocabulary of 64,000 needs over one of 32,000, doubled."""
         half = replace(SMALL, vocab_size=32_000)
         return 2 * (_memory(layout, WIDE, runs).buffers - _memory(layout, half, runs).buffers)
@@ -207,7 +207,7 @@ class TestFlushes:
         assert flushes(record(self.SPLIT, deep), self.SPLIT, EAGER, 1.0) == 8 * 3
 
     def test_a_program_that_a_compiler_planned_has_no_allocator(self) -> None:
-        assert flushes(record(self.SPLIT), self.SPLIT, software("xla"), 1.0) == 0
+        assert flushes(record(self.SPLIT), self.SPLIT, PROGRAMS["xla"], 1.0) == 0
 
     def test_a_step_takes_a_flush_longer_for_each(self) -> None:
         """A chip of one byte runs out; one with room for all does not."""

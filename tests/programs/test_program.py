@@ -1,22 +1,80 @@
-"""Software is a description of its own: factors on what a chip reaches, and what its host takes to launch."""
+"""Training programs: records with parents, factors on what a chip reaches, and seconds of its host."""
+
+import tomllib
+from importlib import resources
 
 import pytest
 
 from meshwright.errors import HardwareError
 from meshwright.hardware.catalog import load
 from meshwright.programs.efficiency import StepEfficiency
-from meshwright.programs.program import at_odds, read_software, software, software_names
+from meshwright.programs.program import PROGRAMS, at_odds
 
 STEP = StepEfficiency(matmul={"bf16": 0.5, "fp8": 0.4}, attention=0.5, kernel_seconds=4e-6)
+WORDS = {"name", "about", "parent", "also", "fitted_on", "sources"}
 
 
-@pytest.mark.parametrize("name", software_names())
-def test_every_figure_has_a_source(name: str) -> None:
-    found = software(name)
+def _stated(name: str) -> dict:
+    text = (resources.files("meshwright.programs") / f"{name}.toml").read_text()
+    return tomllib.loads(text)
+
+
+@pytest.mark.parametrize("name", PROGRAMS.names)
+def test_every_value_has_a_source_and_differs_from_the_parents(name: str) -> None:
+    found, stated = PROGRAMS[name], _stated(name)
     assert found.name == name and found.about
-    told = {key for key in ("odds", "seconds") if getattr(found, key)}
-    told |= {key for key in vars(found) if key.startswith("host_") and getattr(found, key)}
-    assert told <= set(found.sources)
+    assert set(stated) - WORDS == set(stated.get("sources", {}))
+    if found.parent:
+        parent = PROGRAMS[found.parent]
+        same = [key for key in set(stated) - WORDS if vars(parent)[key] == vars(found)[key]]
+        assert not same
+
+
+@pytest.mark.parametrize(
+    ("name", "parents"),
+    [
+        ("pytorch-eager", ["nanotron", "eager"]),
+        ("llm-foundry", ["eager"]),
+        ("internevo", ["eager"]),
+        ("deepspeed", ["eager"]),
+        ("megatron", ["megatron-lm", "eager"]),
+        ("pytorch-compiled", ["torchtitan", "compiled"]),
+        ("megatron-te", ["megatron-core", "te"]),
+        ("nemo-automodel", ["te"]),
+        ("maxtext", ["xla"]),
+        ("axlearn", ["xla"]),
+    ],
+)
+def test_parents(name: str, parents: list[str]) -> None:
+    found = PROGRAMS[name]
+    for parent in parents:
+        assert found.parent == parent
+        found = PROGRAMS[parent]
+    assert found.parent is None
+
+
+def test_names_of_earlier_releases_keep_their_constants() -> None:
+    eager, te = PROGRAMS["pytorch-eager"], PROGRAMS["megatron-te"]
+    assert (eager.split_loss_arrays, eager.wide_sums, eager.buckets) == (2, True, True)
+    assert (eager.odds["attention"], eager.host_node_seconds) == (0.443, 0.00072)
+    assert te.fused == ("norms", "gates", "keys") and te.once_since == 2025
+    assert PROGRAMS["megatron"].host_seconds == 3e-5 and not PROGRAMS["megatron"].buckets
+    for name in ("pytorch-eager", "pytorch-compiled", "megatron", "megatron-te", "deepspeed", "xla"):
+        assert PROGRAMS[name].fitted_on == name
+
+
+def test_a_program_without_figures_of_its_own_is_priced_as_its_parent() -> None:
+    """The assumptions say so in one line."""
+    assert load("h100:8").running("nanotron").software.description == (
+        "the step is priced as nanotron runs it (nanotron, PyTorch with operations launched one by one), "
+        "with constants fitted on published rows of pytorch-eager"
+    )
+    unnamed = load("h100:8").running("torchtune")
+    assert unnamed.software.description == (
+        "the step is priced as torchtune runs it (no record of its own, so as eager: any program on PyTorch "
+        "that launches operations one by one), with constants fitted on published rows of pytorch-eager"
+    )
+    assert unnamed.chip == load("h100:8").running("eager").chip
 
 
 def test_the_chips_files_are_of_xla() -> None:
@@ -26,7 +84,7 @@ def test_the_chips_files_are_of_xla() -> None:
 
 
 def test_factors_are_on_odds_and_seconds() -> None:
-    found = read_software(
+    found = PROGRAMS.read(
         'name = "ours"\nabout = "a test"\nhost_seconds = 1e-5\nwhole_sums = true\n'
         "[odds]\nmatmul = 3.0\nattention = 3.0\n[seconds]\nkernel_seconds = 0.5\n[sources]\n",
         "ours.toml",
@@ -34,6 +92,14 @@ def test_factors_are_on_odds_and_seconds() -> None:
     assert found.matmul == {"bf16": 0.75, "fp8": pytest.approx(2 / 3)}
     assert (found.attention, found.kernel_seconds, found.host_seconds) == (0.75, 2e-6, 1e-5)
     assert found.whole_sums
+
+
+def test_a_child_states_single_factors() -> None:
+    found = PROGRAMS.read(
+        'name = "ours"\nabout = "a test"\nparent = "deepspeed"\n[odds]\nmatmul = 2.0\n', "x.toml"
+    )
+    assert found.odds == {**PROGRAMS["deepspeed"].odds, "matmul": 2.0}
+    assert found.gathers_first and found.sources == PROGRAMS["deepspeed"].sources
 
 
 def test_shares_stay_between_nothing_and_all() -> None:
@@ -46,11 +112,15 @@ def test_shares_stay_between_nothing_and_all() -> None:
         ('name = "x"\nabout = "y"\nspeed = 1\n[sources]\n', "ours.toml:3: speed is unknown"),
         ('name = "x"\nabout = "y"\neager = 1\n[sources]\n', "eager is 1, not true or false"),
         ('name = "x"\nabout = "y"\n[odds]\nmatmul = -1\n[sources]\n', "odds.matmul"),
+        ('name = "x"\nabout = "y"\n[odds]\nnorms = 1\n', "ours.toml:4: odds.norms is unknown"),
+        ('name = "x"\nabout = "y"\nfused = ["sums"]\n', "fits: a list of norms, gates, keys"),
+        ('name = "x"\nabout = "y"\nparent = "egaer"\n', "software 'egaer' is unknown; did you mean eager"),
+        ('name = "x"\n', "ours.toml:1: about is missing"),
     ],
 )
 def test_a_fault_is_named(text: str, message: str) -> None:
     with pytest.raises(HardwareError, match=message):
-        read_software(text, "ours.toml")
+        PROGRAMS.read(text, "ours.toml")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

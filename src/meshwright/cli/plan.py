@@ -38,7 +38,7 @@ from meshwright.plan.compare import compared
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import NothingFits
 from meshwright.programs.program import DEFAULT as XLA
-from meshwright.programs.program import software_names
+from meshwright.programs.program import PROGRAMS
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -80,7 +80,7 @@ def train(
     software: Annotated[
         str,
         typer.Option(
-            help=f"Training software to price: {', '.join(software_names())}; mw train is xla.",
+            help=f"Training software to price: {', '.join(PROGRAMS.names)}; mw train is xla.",
             metavar="NAME",
         ),
     ] = XLA,

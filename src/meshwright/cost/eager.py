@@ -42,7 +42,7 @@ from meshwright.cost.pipeline.stages import SegmentRuns, Stage, stage_of, stages
 from meshwright.cost.state import StageState
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
-from meshwright.programs.program import STEPS, Software
+from meshwright.programs.program import STEPS, TrainingProgram
 from meshwright.units import dtype_bytes, whole
 
 # Arrays as large as the logits, besides them, where the vocabulary is whole and where it is split.
@@ -54,17 +54,17 @@ _LAYERS_AHEAD = 23
 _RUN_ONCE = ("none", "attention")
 
 
-def step_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
+def step_memory(graph: Graph, layout: Layout, software: TrainingProgram) -> Memory:
     """The peak of a step as its software has it: of a program that is planned, or operation by operation."""
     return eager_memory(graph, layout, software) if software.eager else train_memory(graph, layout)
 
 
-def eager_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
+def eager_memory(graph: Graph, layout: Layout, software: TrainingProgram) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
     return peak_of(_stage_memory(graph, layout, software, stage) for stage in stages_of_kinds(graph, layout))
 
 
-def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: Stage) -> Memory:
+def _stage_memory(graph: Graph, layout: Layout, software: TrainingProgram, stage: Stage) -> Memory:
     state = StageState(graph, layout, stage.number)
     states = state.device_bytes(reduced_at_once=False)
     alive = whole_microbatches(stage.alive)
@@ -72,7 +72,7 @@ def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: Stage
     return replace(found, host=found.host + state.host_bytes)
 
 
-def reported_bytes(graph: Graph, layout: Layout, software: Software, room: float) -> float:
+def reported_bytes(graph: Graph, layout: Layout, software: TrainingProgram, room: float) -> float:
     """What the software says that a step takes: of the rank that it asks, and with what its allocator holds.
 
     room: bytes that a program may have. What is held is at most what is left of them. With stages half of
@@ -87,7 +87,7 @@ def reported_bytes(graph: Graph, layout: Layout, software: Software, room: float
     return max(needed, min(room, needed + held))
 
 
-def flushes(graph: Graph, layout: Layout, software: Software, room: float) -> float:
+def flushes(graph: Graph, layout: Layout, software: TrainingProgram, room: float) -> float:
     """How often an allocator of `room` bytes runs out in a step.
 
     It does where what is needed and what is still being sent are more than there is. Then it waits for the
@@ -135,7 +135,7 @@ def eager_phases(
     states: tuple[Any, Any, Any],
     alive: Any,
     layout: Layout,
-    software: Software,
+    software: TrainingProgram,
 ) -> tuple[Memory, ...]:
     """The loss, the backward pass of the last layer and that of the first, on one stage.
 
@@ -185,7 +185,7 @@ def _working_set(segment: Segment, remat: str) -> Any:
     return (2 if segment.count > 1 else 1) * gathered_weights_bytes(segment) + 2 * recomputed - kept
 
 
-def _unfused(segment: Segment, software: Software) -> Any:
+def _unfused(segment: Segment, software: TrainingProgram) -> Any:
     kept = set(STEPS).difference(software.fused)
     return sum(node.unfused_bytes for node in segment.nodes if node.steps in kept)
 
@@ -207,7 +207,7 @@ def _forward_peak(segment: Segment, remat: str) -> Any:
     return peak
 
 
-def _loss_bytes(segment: Segment, layout: Layout, software: Software) -> Any:
+def _loss_bytes(segment: Segment, layout: Layout, software: TrainingProgram) -> Any:
     """Bytes of the arrays that a loss has besides the logits."""
     wide = "f32" in (layout.weights_dtype, layout.optimizer_dtype) or layout.master_weights
     dtype = "f32" if wide else layout.compute_dtype

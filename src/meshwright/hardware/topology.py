@@ -21,8 +21,7 @@ from meshwright.hardware.orders import choosing_orders, undominated
 from meshwright.notation.mesh import Mesh
 from meshwright.programs.efficiency import StepEfficiency
 from meshwright.programs.program import DEFAULT as XLA
-from meshwright.programs.program import Software
-from meshwright.programs.program import software as find_software
+from meshwright.programs.program import PROGRAMS, TrainingProgram
 from meshwright.units import format_bytes
 
 
@@ -109,7 +108,7 @@ class Hardware:
     chip: Chip
     dims: tuple[int, ...]
     num_slices: int = 1
-    software: Software = field(default_factory=lambda: find_software(XLA))
+    software: TrainingProgram = field(default_factory=lambda: PROGRAMS[XLA])
     num_chips: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,8 +137,8 @@ class Hardware:
 
         Raises HardwareError for a software that is not known.
         """
-        found = find_software(name)
-        return replace(self, software=found, chip=replace(self.chip, step=found.applied(self.chip.step)))
+        program = PROGRAMS[name]
+        return replace(self, software=program, chip=replace(self.chip, step=program.applied(self.chip.step)))
 
     def slowed(self, slowdown: float) -> "Hardware":
         """This machine with every step `slowdown` times as long as its figures say."""

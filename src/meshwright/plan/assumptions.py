@@ -60,7 +60,7 @@ def assumptions(config: ModelConfig, workload: Workload, best: "Candidate") -> I
         "this step"
     )
     if hardware.software.name != DEFAULT:
-        yield f"the step is priced as {hardware.software.name} runs it ({hardware.software.about})"
+        yield hardware.software.description
     if found := spread_of(best):
         yield f"the error of the step time is {found}"
     if chip.step.slowdown != 1:
@@ -93,8 +93,8 @@ def assumptions(config: ModelConfig, workload: Workload, best: "Candidate") -> I
 def spread_of(candidate: "Candidate") -> Spread | None:
     """The errors of published layouts similar to this one; None where no row has such chips."""
     hardware, layout = candidate.hardware, candidate.layout
-    chips, name = hardware.num_chips, hardware.software.name
-    return spread(hardware.chip.kind, name, chips, layout.word("tensor"), layout.pipe)
+    chips, rows = hardware.num_chips, hardware.software.fitted_on
+    return spread(hardware.chip.kind, rows, chips, layout.word("tensor"), layout.pipe)
 
 
 def shares(best: "Candidate") -> list[tuple[float, Constant]]:

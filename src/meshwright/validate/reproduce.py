@@ -47,10 +47,6 @@ _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
 _SCALED_LOSS: dict[str, object] = {**_BF16_WEIGHTS, "master_weights": True}
 
 _REMATS = {"none": ("none",), "full": ("full",)}
-# What `selective` keeps: JAX's programs the results of all products, PyTorch's of every second, Megatron all
-# but attention's (Korthikanti et al., 2022).
-_SELECTIVE = {"xla": "matmuls", "pytorch-eager": "alternate", "pytorch-compiled": "alternate"}
-_SELECTIVE_OF_MEGATRON = "attention"
 _SHORT_PIPE = 2
 # Sequences of a microbatch of which a source says nothing: whoever tunes a run takes the fastest that fits.
 _MICROBATCHES = (1, 2, 4, 8)
@@ -119,7 +115,7 @@ def _preferences(
     asked, _, _ = (row.remat or "").partition("+")
     remats = _REMATS.get(asked) if asked else different_remats(config, hardware)
     if asked == "selective":
-        remats = (_SELECTIVE.get(row.software or "xla", _SELECTIVE_OF_MEGATRON),)
+        remats = (hardware.software.selective,)
     if remats is None:
         known = ", ".join((*_REMATS, "selective"))
         raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {known}, each with +offload")
