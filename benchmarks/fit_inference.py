@@ -19,6 +19,7 @@ evaluation is a few array operations: the pieces are recorded once.
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
@@ -28,11 +29,13 @@ from typing import Any
 
 import numpy as np
 
+from meshwright import engines
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.passes import Dtypes
 from meshwright.cost.recorder import Shape
 from meshwright.cost.serving_step import record_pass
 from meshwright.cost.step import at_step_rates
+from meshwright.engines.engine import ENGINES
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
@@ -308,15 +311,11 @@ def main() -> None:
             kind = catalog.chip(name).kind
             if kind in fitted:
                 write(name, fitted[kind].figures(None), len(families[kind]), kind)
-        engines = {
-            kind: {
-                engine: one.figures(engine)
-                for engine in dict.fromkeys(engine_of(row.row) for row in families[kind])
-                if engine
-            }
-            for kind, one in fitted.items()
-        }
-        write_engines({**static_batches.engines(), **engines})
+        for kind, one in fitted.items():
+            counts = Counter(engine_of(row.row) for row in families[kind])
+            for engine, count in counts.items():
+                if engine:
+                    write_engine(engine, kind, one.figures(engine), count)
     if arguments.write and not arguments.kind:
         write_outside(outside)
 
@@ -356,15 +355,22 @@ def write_outside(outside: Sequence[tuple[Recorded, float]]) -> None:
     (Path(static_batches.__file__).parent / OF_SERVING).write_text("\n".join(lines) + "\n")
 
 
-def write_engines(engines: dict[str, dict[str, dict[str, float]]]) -> None:
-    """validate/engines.toml, the figures of each engine on each kind of chip."""
-    lines = ["# What engines reach in inference, by kind of chip: benchmarks/fit_inference.py.", ""]
-    for kind, found in engines.items():
-        for engine, figures in found.items():
-            lines += [f"[{kind}.{engine}]"]
-            lines += [f'"{name}" = {figures[name]:.3g}' for name in OF_ENGINES if name in NAMES[kind]]
-            lines.append("")
-    (Path(static_batches.__file__).parent / "engines.toml").write_text("\n".join(lines))
+def write_engine(engine: str, kind: str, figures: dict[str, float], num_rows: int) -> None:
+    """The table of a kind of chips in an engine's file, in place of the one that it has."""
+    known = [name for name in ENGINES.names if engine in (name, *ENGINES[name].also)]
+    path = Path(engines.__file__).parent / f"{known[0] if known else engine}.toml"
+    text = path.read_text() if known else f'name = "{engine}"\nabout = "{engine}"\n'
+    head, _, sources = text.partition("\n[sources]\n")
+    head = re.sub(rf"\n\[{kind}\]\n([^\[]+\n)*", "", head)
+    kept = [line for line in sources.splitlines() if not line.startswith(f"{kind} = ")]
+    lines = [f"{_toml_key(name)} = {figures[name]:.3g}" for name in OF_ENGINES if name in NAMES[kind]]
+    source = f"benchmarks/fit_inference.py on {num_rows} published rows of this engine, together with others"
+    table = ["", f"[{kind}]", *lines, "", "[sources]", *kept, f'{kind} = "{source}"']
+    path.write_text(head.rstrip("\n") + "\n" + "\n".join(table) + "\n")
+
+
+def _toml_key(name: str) -> str:
+    return f'"{name}"' if "." in name else name
 
 
 def write(name: str, figures: dict[str, float], num_rows: int, kind: str) -> None:

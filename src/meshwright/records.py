@@ -53,6 +53,9 @@ class Folder(Generic[_Record]):
     def _folder(self) -> Any:
         return resources.files(f"meshwright.{self.package}")
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.names or any(name in self[known].also for known in self.names)
+
     def __getitem__(self, name: str) -> _Record:
         """The record of a name. Raises HardwareError with the nearest known name."""
         if name not in self._read:

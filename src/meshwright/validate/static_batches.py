@@ -9,13 +9,12 @@ A batch of which not all have room runs in waves of as many as do. Columns leave
 beyond its heads; the fastest way that fits is taken.
 """
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib import resources
 from math import ceil
 
 from meshwright.cost.serving_step import pass_cost
+from meshwright.engines.engine import ENGINES
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -151,19 +150,9 @@ def engine_of(row: InferenceRow) -> str | None:
 
 
 def with_engine(hardware: Hardware, engine: str | None) -> Hardware:
-    """`hardware` with what this engine reaches of it, where that is known."""
-    chip = hardware.chip
-    figures = engines().get(chip.kind, {}).get(engine or "", {})
-    if not figures:
+    """`hardware` as this engine uses it, if the engine is known."""
+    if engine is None or engine not in ENGINES:
         return hardware
-    step = chip.inference or chip.step
-    of_products = {name.partition(".")[2]: value for name, value in figures.items() if "." in name}
-    others = {name: value for name, value in figures.items() if "." not in name}
-    step = replace(step, matmul={**step.matmul, **of_products}, **others)
-    return replace(hardware, chip=replace(chip, inference=step))
-
-
-@cache
-def engines() -> dict[str, dict[str, dict[str, float]]]:
-    """What engines reach, by kind of chip and name."""
-    return tomllib.loads((resources.files("meshwright.validate") / "engines.toml").read_text("utf-8"))
+    chip = hardware.chip
+    inference = ENGINES[engine].applied(chip.inference or chip.step, chip.kind)
+    return replace(hardware, chip=replace(chip, inference=inference))
