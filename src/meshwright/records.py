@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib import resources
+from math import inf
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from meshwright.checked_toml import CheckedToml
@@ -94,15 +95,13 @@ class Folder(Generic[_Record]):
 def _value(file: CheckedToml, data: Mapping[str, Any], key: str, hint: Any, known: Mapping[str, Any]) -> Any:
     """The value at `key`, checked by the type of its field.
 
-    known: the field's metadata: `keys` that a table may have, `words` that a list may have.
+    known: the field's metadata: `keys` of a table, `words` of a text or list, the `most` of a figure.
     """
-    readers: dict[Any, Callable[..., Any]] = {
-        int: file.count,
-        float: file.figure,
-        Mapping[str, str]: file.strings,
-    }
+    readers: dict[Any, Callable[..., Any]] = {int: file.count, Mapping[str, str]: file.strings}
     if hint in readers:
         return readers[hint](data, key)
+    if hint in (float, float | None):
+        return file.figure(data, key, most=known.get("most", inf))
     if hint is bool:
         if not isinstance(data[key], bool):
             raise file.error(key, f"is {data[key]!r}, not true or false")
@@ -121,4 +120,7 @@ def _value(file: CheckedToml, data: Mapping[str, Any], key: str, hint: Any, know
             file.refuse_unknown(table, keys, f"{key}.")
         read = file.points if hint == Curves else file.figure
         return {name: read(table, name, f"{key}.") for name in table}
-    return file.string(data, key)
+    text, fits = file.string(data, key), known.get("words")
+    if fits and text not in fits:
+        raise file.error(key, f"is {text!r}; fits: {', '.join(fits)}")
+    return text

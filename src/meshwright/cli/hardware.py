@@ -1,14 +1,23 @@
-"""mw hardware: the catalog, and one chip or machine: its topology, its roofs, the source of each figure."""
+"""mw hardware: the catalog of chips and networks; a machine's topology and roofs; sources of figures."""
 
 from typing import Annotated
 
 import typer
 
 from meshwright.cli.common import Json, emit, load_hardware, show
-from meshwright.cli.hardware_tables import catalog_table, figures_table, num_hosts, roofs_table, shape
+from meshwright.cli.hardware_tables import (
+    catalog_table,
+    figures_table,
+    network_table,
+    networks_table,
+    num_hosts,
+    roofs_table,
+    shape,
+)
 from meshwright.errors import HardwareError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip, SharedMemory
+from meshwright.hardware.network import NETWORKS, Network
 from meshwright.hardware.roofs import compute_bound_batch, largest_machine, roofs
 from meshwright.hardware.topology import Hardware
 
@@ -18,7 +27,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def hardware(
     name: Annotated[
-        str | None, typer.Argument(help="A chip (v5p), a machine (v5p:4x4x8) or a .toml.")
+        str | None, typer.Argument(help="A chip (v5p), a machine (v5p:4x4x8), a network (efa) or a .toml.")
     ] = None,
     template: Annotated[
         str | None,
@@ -26,11 +35,12 @@ def hardware(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the known chips, or show one: topology, bandwidths, and every figure with its source.
+    """List known chips and networks, or show one: topology, bandwidths, every figure with its source.
 
     \b
     mw hardware
     mw hardware v5p:16x20x28
+    mw hardware infiniband
     mw hardware --template h100 > mychip.toml
     mw hardware mychip.toml:8x8
     """
@@ -41,11 +51,16 @@ def hardware(
         return emit({"template": text}) if as_json else print(text, end="")
     if name is None:
         chips = [catalog.chip(known) for known in catalog.names()]
+        networks = [NETWORKS[known] for known in NETWORKS.names]
         if as_json:
-            emit({"hardware": [chip_document(chip) for chip in chips]})
+            documents = [network_document(network) for network in networks]
+            emit({"hardware": [chip_document(chip) for chip in chips], "networks": documents})
         else:
-            show(catalog_table(chips))
+            show(catalog_table(chips), networks_table(networks))
         return None
+    if name in NETWORKS:
+        network = NETWORKS[name]
+        return emit(network_document(network)) if as_json else show(network_table(network))
     machine = _machine(name)
     if as_json:
         emit(hardware_document(machine) if machine else chip_document(catalog.chip(name)))
@@ -91,6 +106,11 @@ def chip_document(chip: Chip) -> dict:
         "roofs": [roof.to_dict() for roof in roofs(largest_machine(chip))],
         "sources": dict(chip.sources),
     }
+
+
+def network_document(network: Network) -> dict:
+    """The figures of a network with their sources; its parent's included."""
+    return {**vars(network), "also": list(network.also), "sources": dict(network.sources)}
 
 
 def critical_batches(chip: Chip) -> dict[str, float]:

@@ -11,6 +11,7 @@ from meshwright.hardware.chip import (
     Switch,
     Torus,
 )
+from meshwright.hardware.network import Network
 from meshwright.hardware.roofs import Roof, largest_machine, roofs
 from meshwright.hardware.topology import Hardware
 from meshwright.points import Points
@@ -83,6 +84,41 @@ def catalog_table(chips: list[Chip]) -> object:
             "x".join(map(str, largest_machine(chip).dims)),
         )
     table.caption = "mw hardware NAME shows the sources"
+    return table
+
+
+def networks_table(networks: list[Network]) -> object:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table("network", "joins", title="Networks", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("latency", "in a step", "a chip, one way", "share of it", "falloff"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for one in networks:
+        table.add_row(
+            one.name,
+            one.joins,
+            format_seconds(one.hop_seconds),
+            format_seconds(one.hop_seconds * one.step_latency),
+            f"{format_bytes(one.bytes_per_second)}/s" if one.bytes_per_second else "its port",
+            "the chip's" if one.share is None else f"{one.share:.0%}",
+            f"{one.falloff:.3g}" if one.joins == "nodes" else "",
+            one.about,
+        )
+    return table
+
+
+def network_table(network: Network) -> object:
+    """Every figure of a network with its source."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("figure of the network", "value", "source", box=SIMPLE_HEAD)
+    for key, value in vars(network).items():
+        if key != "sources" and value not in (None, (), {}):
+            table.add_row(key, _figure(key, value), Text(network.sources.get(key, "")))
     return table
 
 

@@ -15,6 +15,7 @@ from meshwright.errors import HardwareError, nearest
 from meshwright.files import read_text
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.description import Description, read_chip, share_cores
+from meshwright.hardware.network import NETWORKS
 from meshwright.hardware.topology import Hardware
 from meshwright.units import format_bytes
 
@@ -187,6 +188,8 @@ def _with_step(given: Chip) -> Chip:
     known = nearest_chip(given)
     sources = {key: f"that of {known.name}: {source}" for key, source in known.step.sources.items()}
     step = replace(known.step, sources=sources, taken_from=known.name)
+    if isinstance(given.network, Switch) and given.network.between:
+        step = NETWORKS[given.network.between].applied(step)
     return replace(given, step=step, inference=given.inference or known.inference)
 
 
@@ -318,8 +321,8 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 
 # Of a step: where it is from, and what software alone decides.
 _NOT_OF_A_CHIP = ("taken_from", "whole_sums", "gathers_first", "unfused_norms")
-# Of a network: tables of their own, and what [step] says.
-_NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff")
+# Of a network: its own tables, figures of [step], and names of records, whose figures a machine has itself.
+_NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff", "within", "between")
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "host_bytes",
     "host_link_bytes_per_second", "matrix_unit", "compute_capability", "power_watts", "power_limit_watts",

@@ -30,6 +30,7 @@ class Torus:
     dcn_bytes_per_second: one way, a chip's share of its host's network card.
     efficiency: measured share of the links' bandwidth by bytes of V; 1 where nothing is listed.
     scatter_passes: of a reduce-scatter over several dimensions at once, as `StepEfficiency` has it.
+    within, between: names of the usual networks of a slice and between slices (hardware/networks/).
     """
 
     pod: tuple[int, ...]
@@ -41,6 +42,8 @@ class Torus:
     wraparound_exactly: int | None = None
     efficiency: LinkEfficiency = field(default_factory=dict, hash=False)
     scatter_passes: int = 1
+    within: str | None = field(default=None, compare=False)
+    between: str | None = field(default=None, compare=False)
 
     def wraparound(self, dims: tuple[int, ...]) -> tuple[bool, ...]:
         """Whether the links of each dimension of a slice close to a ring.
@@ -64,7 +67,7 @@ class Switch:
     efficiency: measured share of the links' bandwidth by bytes of V; 1 where nothing is listed.
     by_nodes: by collective, the share of the cards' bandwidth that it reaches over so many domains, as
     measured. falloff: where nothing was measured it is (domains / 2)^-falloff: 0 for a network of full
-    bisection.
+    bisection. between: name of the usual network between domains (hardware/networks/).
     """
 
     domain_size: int
@@ -76,6 +79,7 @@ class Switch:
     efficiency: LinkEfficiency = field(default_factory=dict, hash=False)
     by_nodes: Mapping[str, Points] = field(default_factory=dict, hash=False)
     falloff: float = 0.0
+    between: str | None = field(default=None, compare=False)
 
     def share_by_nodes(self, op: str, num_domains: int) -> float:
         """The share of the cards' bandwidth that a collective over so many domains reaches."""

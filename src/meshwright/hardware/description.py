@@ -1,26 +1,27 @@
 """Chips as TOML, every figure checked.
 
-A catalog file, a user's own chip and a measured machine.toml share one form. Top-level keys are the
-fields of Chip; [flops_per_second] is by dtype; [network] holds the fields of Torus or Switch, or one
-[network.<collective>] table each with latency_seconds, bytes_per_second and, where the bandwidth
-depends on the size, efficiency = [[bytes, share], ...]. For links the same points stand under
-[network.efficiency.<link>] as all_gather = [[bytes, share], ...]; between NVLink domains also by how many
-there are, [network.by_nodes] all_gather = [[domains, share], ...]. [matmul_rates] and [memory_rates]
-list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] is what a
-training step reaches of the ratings (StepEfficiency); what it does not name is ideal, and a user's file
-without one takes that of a chip of the catalog (catalog.load). [inference] has the same keys, for prefill and
-generate. [sources] says where each figure comes
-from, [step.sources] those of [step]. `devices = "cpu:8"` in a machine.toml is
-its topology. `per_core = true` says that the figures are those of one host core.
+A catalog file, a user's own chip and a measured machine.toml have one form. Top-level keys are the
+fields of Chip. [flops_per_second] is by dtype. [network] holds the fields of Torus or Switch, or one
+[network.<collective>] table each with latency_seconds, bytes_per_second and, if the bandwidth depends on the
+size, efficiency = [[bytes, share], ...]. Links have the same points in [network.efficiency.<link>], as
+all_gather = [[bytes, share], ...], and between NVLink domains also by their number, in
+[network.by_nodes] all_gather = [[domains, share], ...]. `between`, and `within` a TPU slice, name records in
+networks/, which give the figures of those networks that the file does not state. [matmul_rates] and
+[memory_rates] list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] has
+the shares of the ratings that a training step reaches (StepEfficiency). A missing key of it is ideal, and a
+user's file without a [step] takes that of a chip of the catalog (catalog.load). [inference] has the same
+keys, for prefill and generate. [sources] and [step.sources] give the source of each figure.
+`devices = "cpu:8"` in a machine.toml is its topology. `per_core = true`: the figures are of one host core.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from meshwright.checked_toml import CheckedToml
+from meshwright.errors import nearest
 from meshwright.hardware.chip import (
     COLLECTIVES,
     Chip,
@@ -31,7 +32,10 @@ from meshwright.hardware.chip import (
     Switch,
     Torus,
 )
+from meshwright.hardware.links import LINK_FIELDS
+from meshwright.hardware.network import NETWORKS, Network
 from meshwright.points import Points
+from meshwright.records import Curves
 from meshwright.units import DTYPE_BYTES
 
 _FIGURES = ("hbm_bytes_per_second", "host_link_bytes_per_second")
@@ -62,6 +66,8 @@ _STEP_SECONDS = (
     "attention_half_keys", "network_falloff", "network_latency", "matmul_half_outputs",
 )  # fmt: skip
 _STEP_COUNTS = ("scatter_passes",)
+# Keys of [network] that name a record, by kind of chip.
+_NAMED = {"tpu": ("within", "between"), "gpu": ("between",), "cpu": ()}
 _LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
 
 
@@ -93,6 +99,8 @@ def read_chip(text: str, origin: str) -> Description:
         raise file.error("per_core", f"is {per_core!r}, not true or false")
     if per_core:
         data = {"hbm_bytes": host_memory_bytes(), "host_bytes": host_memory_bytes()} | data
+    named = tuple(_named(file, data))
+    data = _with_networks(data, named)
     file.require(data, _needed(data))
     counts = {key: file.count(data, key) for key in _COUNTS}
     chip = Chip(
@@ -107,7 +115,7 @@ def read_chip(text: str, origin: str) -> Description:
         aliases=_aliases(file, data),
         matmul_rates=_rates(file, data, "matmul_rates"),
         memory_rates=_rates(file, data, "memory_rates"),
-        step=_step(file, data, "step"),
+        step=_of_networks(_step(file, data, "step"), data, named),
         inference=_step(file, data, "inference") if "inference" in data else None,
         sources=file.strings(data, "sources"),
         **{key: file.figure(data, key) for key in _FIGURES},
@@ -117,6 +125,55 @@ def read_chip(text: str, origin: str) -> Description:
     )
     devices = file.string(data, "devices") if "devices" in data else None
     return Description(chip, devices, per_core, "step" in data)
+
+
+def _named(file: CheckedToml, data: Mapping[str, Any]) -> Iterator[Network]:
+    """The networks that a file's [network] names."""
+    table, kind = data.get("network"), data.get("kind")
+    for key in _NAMED.get(kind, ()) if isinstance(kind, str) and isinstance(table, Mapping) else ():
+        if key in table:
+            name = file.string(table, key, "network.")
+            if name not in NETWORKS:
+                known = [one for one in NETWORKS.names if NETWORKS[one].link in _LINKS[kind]]
+                raise file.error(f"network.{key}", f"= {name!r} is unknown; {nearest(name, known)}")
+            if NETWORKS[name].link not in _LINKS[kind]:
+                raise file.error(f"network.{key}", f"= {name!r} joins {NETWORKS[name].joins}")
+            yield NETWORKS[name]
+
+
+def _with_networks(data: Mapping[str, Any], networks: tuple[Network, ...]) -> dict[str, Any]:
+    """A file's tables with the figures of its networks, if it does not state them."""
+    filled = dict(data)
+    for one in networks:
+        rate, hop = LINK_FIELDS[one.link]
+        figures: dict[str, Any] = {hop: one.hop_seconds}
+        sources = {hop: one.sources["hop_seconds"]}
+        if one.bytes_per_second is not None:
+            figures[rate] = one.bytes_per_second
+            sources[rate] = one.sources["bytes_per_second"]
+        if one.by_nodes:
+            figures["by_nodes"] = _lists(one.by_nodes)
+        table = {**figures, **filled["network"]}
+        if one.by_size:
+            table["efficiency"] = {one.link: _lists(one.by_size), **table.get("efficiency", {})}
+        filled |= {"network": table, "sources": {**sources, **filled.get("sources", {})}}
+    return filled
+
+
+def _lists(curves: Curves) -> dict[str, list[list[float]]]:
+    return {op: [list(point) for point in points] for op, points in curves.items()}
+
+
+def _of_networks(
+    step: StepEfficiency, data: Mapping[str, Any], networks: tuple[Network, ...]
+) -> StepEfficiency:
+    """The file's [step] with the figures of its networks that it does not state."""
+    if "step" not in data:
+        return step
+    stated = {*data["step"], *(f"links.{link}" for link in step.links)}
+    for one in networks:
+        step = one.applied(step, stated)
+    return step
 
 
 def _needed(data: Mapping[str, Any]) -> list[str]:
@@ -207,7 +264,7 @@ def _network(file: CheckedToml, data: Mapping[str, Any]) -> Torus | Switch | Sha
 
 
 def _torus(file: CheckedToml, table: Mapping[str, Any]) -> Torus:
-    file.refuse_unknown(table, ("pod", *_TORUS, *_WRAPAROUND, "efficiency"), "network.")
+    file.refuse_unknown(table, ("pod", *_TORUS, *_WRAPAROUND, "efficiency", *_NAMED["tpu"]), "network.")
     if "pod" not in table:
         raise file.missing("network.pod")
     pod = table["pod"]
@@ -217,11 +274,15 @@ def _torus(file: CheckedToml, table: Mapping[str, Any]) -> Torus:
     if len(rules) != 1:
         raise file.error("network", f"has {len(rules)} of {' and '.join(_WRAPAROUND)}; give one")
     figures = {key: file.figure(table, key, "network.") for key in _TORUS}
-    return Torus(pod=tuple(pod), **figures, **rules, efficiency=_efficiency(file, table, ("ici", "dcn")))
+    efficiency = _efficiency(file, table, ("ici", "dcn"))
+    names = {key: table.get(key) for key in _NAMED["tpu"]}
+    return Torus(pod=tuple(pod), **figures, **rules, efficiency=efficiency, **names)
 
 
 def _switch(file: CheckedToml, table: Mapping[str, Any]) -> Switch:
-    file.refuse_unknown(table, ("domain_size", *_SWITCH, "efficiency", "by_nodes"), "network.")
+    file.refuse_unknown(
+        table, ("domain_size", *_SWITCH, "efficiency", "by_nodes", *_NAMED["gpu"]), "network."
+    )
     figures = {key: file.figure(table, key, "network.") for key in _SWITCH}
     domain_size = file.count(table, "domain_size", "network.")
     by_nodes: dict[str, Points] = {}
@@ -230,7 +291,8 @@ def _switch(file: CheckedToml, table: Mapping[str, Any]) -> Switch:
         file.refuse_unknown(curves, COLLECTIVES, prefix)
         by_nodes = {op: file.points(curves, op, prefix) for op in curves}
     efficiency = _efficiency(file, table, ("nvlink", "network"))
-    return Switch(domain_size, **figures, efficiency=efficiency, by_nodes=by_nodes)
+    between = table.get("between")
+    return Switch(domain_size, **figures, efficiency=efficiency, by_nodes=by_nodes, between=between)
 
 
 def _efficiency(file: CheckedToml, network: Mapping[str, Any], links: tuple[str, ...]) -> LinkEfficiency:

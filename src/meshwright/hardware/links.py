@@ -48,7 +48,7 @@ class Link:
         return f"{self.size} on ici dimension {self.dim}{every}{' (ring)' if self.ring else ''}"
 
 
-Network = Torus | Switch | SharedMemory
+Interconnect = Torus | Switch | SharedMemory
 # The links of every mesh axis, in the order of the axes.
 AxisLinks = tuple[tuple[Link, ...], ...]
 
@@ -70,7 +70,7 @@ def link_rates(network: Torus | Switch) -> dict[LinkKind, tuple[float, float]]:
     }
 
 
-def bound_name(bound: str, network: Network) -> str:
+def bound_name(bound: str, network: Interconnect) -> str:
     """The name of what bounds a step: for `ici` and `dcn` the links that this network has in their place.
 
     >>> bound_name("dcn", Switch(8, 4.5e11, 2e-6, 5e10, 4e-6, 1e-5)), bound_name("hbm", SharedMemory({}))
@@ -118,7 +118,11 @@ def gather_figure(links: tuple[Link, ...]) -> float:
 
 
 def link_choices(
-    network: Network, num_slices: int, dims: tuple[int, ...], sizes: tuple[int, ...], order: tuple[int, ...]
+    network: Interconnect,
+    num_slices: int,
+    dims: tuple[int, ...],
+    sizes: tuple[int, ...],
+    order: tuple[int, ...],
 ) -> Iterator[AxisLinks]:
     """The links of every axis, preferred ones first, where the axes choose in this order."""
     chosen = tuple(sizes[axis] for axis in order)

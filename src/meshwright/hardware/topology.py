@@ -9,8 +9,8 @@ from meshwright.errors import HardwareError, LayoutError
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.links import (
     AxisLinks,
+    Interconnect,
     Link,
-    Network,
     continues,
     gather_figure,
     join_links,
@@ -54,7 +54,7 @@ class Placement:
         }
         return Placement(self.sizes, links, self.network)
 
-    def over(self, network: Network) -> "Placement":
+    def over(self, network: Interconnect) -> "Placement":
         """These links with the bandwidths and hops of another network of the same form."""
         if isinstance(network, SharedMemory):
             return Placement(self.sizes, self.links, network)
@@ -221,7 +221,7 @@ _MOST_PLACEMENTS = 24
 
 @lru_cache(maxsize=65536)
 def _place(
-    network: Network, num_slices: int, dims: tuple[int, ...], axes: tuple[tuple[str, int], ...]
+    network: Interconnect, num_slices: int, dims: tuple[int, ...], axes: tuple[tuple[str, int], ...]
 ) -> Placement:
     sizes = tuple(size for _, size in axes if size > 1)
     innermost_first = choosing_orders(len(sizes))[0]
@@ -230,7 +230,7 @@ def _place(
     )
 
 
-def _placement(network: Network, axes: tuple[tuple[str, int], ...], links: AxisLinks) -> Placement:
+def _placement(network: Interconnect, axes: tuple[tuple[str, int], ...], links: AxisLinks) -> Placement:
     """The placement of `axes`; links: those of every axis longer than one, in order."""
     taken = iter(links)
     return Placement(dict(axes), {axis: next(taken) if size > 1 else () for axis, size in axes}, network)
@@ -238,7 +238,7 @@ def _placement(network: Network, axes: tuple[tuple[str, int], ...], links: AxisL
 
 @lru_cache(maxsize=4096)
 def _placements(
-    network: Network, num_slices: int, dims: tuple[int, ...], first: Placement
+    network: Interconnect, num_slices: int, dims: tuple[int, ...], first: Placement
 ) -> tuple[Placement, ...]:
     """`first`, and the placements that no other beats."""
     if not isinstance(network, Torus):

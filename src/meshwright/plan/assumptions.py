@@ -13,7 +13,7 @@ from meshwright.cost.lowering import has_static_rows, lacks_kernel
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
-from meshwright.hardware.links import LINK_FIELDS, Network, link_rates
+from meshwright.hardware.links import LINK_FIELDS, Interconnect, link_rates
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -209,7 +209,7 @@ def _chip_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
         )
 
 
-def _network_constants(network: Network) -> Iterator[_Row]:
+def _network_constants(network: Interconnect) -> Iterator[_Row]:
     if isinstance(network, SharedMemory):
         slowest = max(cost.latency_seconds for cost in network.costs.values())
         yield (
