@@ -26,6 +26,7 @@ import re
 import statistics
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -58,11 +59,13 @@ from meshwright.cost.step import (
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Switch
+from meshwright.hardware.network import NETWORKS
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.plan.spread import quantile
 from meshwright.programs.efficiency import StepEfficiency
 from meshwright.programs.program import DEFAULT, PROGRAMS, TrainingProgram
+from meshwright.records import Folder
 from meshwright.validate.choice import Mix, mixes
 from meshwright.validate.published import MEMORY, STEP, PublishedRow, read_rows
 from meshwright.validate.reproduce import Case, reproduce
@@ -72,6 +75,7 @@ HERE = Path(__file__).parent
 TABLES = (HERE / "published/training.csv", HERE / "published/nanotron.csv")
 CATALOG = HERE.parent / "src/meshwright/hardware/chips"
 PROGRAM_FILES = HERE.parent / "src/meshwright/programs"
+NETWORK_FILES = HERE.parent / "src/meshwright/hardware/networks"
 OUT_OF_SAMPLE = HERE.parent / "src/meshwright/plan/out_of_sample.csv"
 # The chips of one design; every other chip is a family of its own.
 FAMILIES = {
@@ -172,6 +176,8 @@ KNOWN_OF_SOFTWARE = (
     "host_stage_seconds",
     "host_flush_seconds",
 )
+# Figures of a network's record, by the names that they are fitted under.
+OF_NETWORKS = {"share": "links.network", "falloff": "network_falloff", "step_latency": "network_latency"}
 SCALE = 0.08  # residuals below about this count squared, those above by their size
 SMALL_REGRET = 0.05
 SOURCE_ROWS = 24  # so many rows count a source of more
@@ -569,7 +575,9 @@ def table_lines(
     """The `[step]` table of a chip. notes: for figures with a source of their own."""
     step = efficiency(figures, kind)
     matmul = {dtype: share for dtype, share in step.matmul.items() if dtype in flops}
-    single = [n for n in figures if "." not in n and n not in ("fp8", "fp4", *HOST["megatron"])]
+    others = ("fp8", "fp4", *HOST["megatron"], *OF_NETWORKS.values())
+    single = [name for name in figures if "." not in name and name not in others]
+    links = {link: share for link, share in step.links.items() if f"links.{link}" not in others}
 
     def line(name: str, value: float) -> str:
         return f"{name} = {float(f'{value:.3g}')}"
@@ -578,7 +586,7 @@ def table_lines(
     if step.attention_half_keys:
         lines.append(line("attention_half_keys", step.attention_half_keys))
     lines += ["", "[step.matmul]", *(line(dtype, share) for dtype, share in matmul.items())]
-    lines += ["", "[step.links]", *(line(link, share) for link, share in step.links.items())]
+    lines += ["", "[step.links]", *(line(link, share) for link, share in links.items())]
     keys = [*single, "matmul", "links"]
     lines += ["", "[step.sources]", *(f'{key} = "{notes.get(key, note)}"' for key in keys)]
     if step.attention_half_keys:
@@ -612,14 +620,31 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         )
         head, after, tail = text.partition("[inference]\n" if "[inference]\n" in text else "[sources]\n")
         file.write_text(f"{head}{table}\n\n{after}{tail}", encoding="utf-8")
-    for name in PROGRAMS.names:
-        program = PROGRAMS[name]
-        fitted_on = program.fitted_on
-        count = sum(row.software == fitted_on and row.kind == "gpu" for row in rows)
-        inherits = program.parent is not None and PROGRAMS[program.parent].fitted_on == fitted_on
-        if fitted_on != DEFAULT and count and not inherits:
-            file = PROGRAM_FILES / f"{name}.toml"
-            file.write_text(software_text(model, x, fitted_on, count, file.read_text()), encoding="utf-8")
+        if chip.kind == "gpu":
+            write_network(chip.network.between, figures, note)
+    for name in {row.software for row in rows if row.kind == "gpu"} - {DEFAULT}:
+        count = sum(row.software == name and row.kind == "gpu" for row in rows)
+        file = PROGRAM_FILES / f"{stating(PROGRAMS, PROGRAM_FILES, name, 'odds')}.toml"
+        file.write_text(software_text(model, x, name, count, file.read_text()), encoding="utf-8")
+
+
+def stating(records: Folder, files: Path, name: str, key: str) -> str:
+    """The record that states the value that `name` has at `key`: itself or one above it."""
+    while key not in tomllib.loads((files / f"{name}.toml").read_text()):
+        name = records[name].parent
+    return name
+
+
+def write_network(name: str, figures: Mapping[str, float], note: str) -> None:
+    """Replaces the fitted figures of a network, in the records that state them."""
+    note = note.replace("this family", "this generation of GPUs")
+    for key, figure in OF_NETWORKS.items():
+        owner = stating(NETWORKS, NETWORK_FILES, name, key)
+        if NETWORKS[owner].parent is None:
+            note = "benchmarks/fit_published.py on the published rows of all GPUs"
+        file = NETWORK_FILES / f"{owner}.toml"
+        text = re.sub(rf"^{key} = [\d.e+-]+$", f"{key} = {figures[figure]:.3g}", file.read_text(), flags=re.M)
+        file.write_text(re.sub(rf'^{key} = ".*"$', f'{key} = "{note}"', text, flags=re.M), encoding="utf-8")
 
 
 def software_text(model: Model, x: np.ndarray, name: str, count: int, text: str) -> str:
