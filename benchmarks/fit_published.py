@@ -40,7 +40,7 @@ from meshwright.cost.graph import Graph, Transfer
 from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
-from meshwright.cost.pipeline.stages import depth_counts, stage_counts
+from meshwright.cost.pipeline.stages import depth_counts, stage_counts, stage_updates
 from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
 from meshwright.cost.step import (
@@ -275,8 +275,9 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: 
         for key in [key for key in segment.memo if chip in key]:
             del segment.memo[key]
     schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
-    stages = set(stage_counts(graph, schedule, pipe, interleave))
-    busiest = max(stages, key=lambda counts: _first(sum(stage_times(timed, counts))))
+    stages = list(stage_counts(graph, schedule, pipe, interleave))
+    number = max(range(len(stages)), key=lambda one: _first(sum(stage_times(timed, stages[one]))))
+    busiest, per_step = stages[number], stage_updates(graph, schedule, pipe, interleave)[number]
     seconds = layout.microbatches * sum(stage_times(timed, busiest))
     if pipe > 1:
         by_depth = depth_counts(graph, schedule, pipe, interleave)
@@ -289,12 +290,12 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: 
         count = np.full(size, layout.microbatches)
         least = least_makespan(schedule, pipe, count, interleave, columns, np.broadcast_to(hop, size))
         seconds = np.maximum(seconds, whole * least / least[0])
-    for direction in ("forward", "backward"):
-        waiting, room = done_once(timed, busiest, direction)
+    for direction, updates in zip(("forward", "backward"), per_step, strict=True):
+        waiting, room = done_once(timed, busiest, updates, direction)
         seconds = seconds + waiting * exposed_share(waiting, room, chip.step.overlap)
     state = StageState(graph, layout)
     seconds = seconds + seconds_of(state.update_work(), "update", dtypes, chip)
-    for transfer, count in state.update_transfers():
+    for transfer, count in state.update_transfers(layout.microbatches):
         seconds = seconds + count * sent(transfer)
     seconds = seconds + chip.step.host_flush_seconds * num_flushes
     return seconds + chip.step.launch_seconds * layout.microbatches
@@ -620,7 +621,7 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         )
         head, after, tail = text.partition("[inference]\n" if "[inference]\n" in text else "[sources]\n")
         file.write_text(f"{head}{table}\n\n{after}{tail}", encoding="utf-8")
-        if chip.kind == "gpu":
+        if isinstance(chip.network, Switch) and chip.network.between:
             write_network(chip.network.between, figures, note)
     for name in {row.software for row in rows if row.kind == "gpu"} - {DEFAULT}:
         count = sum(row.software == name and row.kind == "gpu" for row in rows)

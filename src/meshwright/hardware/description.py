@@ -68,7 +68,7 @@ _STEP_SECONDS = (
 _STEP_COUNTS = ("scatter_passes",)
 # Keys of [network] that name a record, by kind of chip.
 _NAMED = {"tpu": ("within", "between"), "gpu": ("between",), "cpu": ()}
-_LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
+_LINKS: dict[str, tuple[str, ...]] = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,17 @@ def read_chip(text: str, origin: str) -> Description:
 
 def _named(file: CheckedToml, data: Mapping[str, Any]) -> Iterator[Network]:
     """The networks that a file's [network] names."""
-    table, kind = data.get("network"), data.get("kind")
-    for key in _NAMED.get(kind, ()) if isinstance(kind, str) and isinstance(table, Mapping) else ():
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in _LINKS or not isinstance(data.get("network"), Mapping):
+        return  # the readers of both name the fault
+    table, links = data["network"], _LINKS[kind]
+    for key in _NAMED[kind]:
         if key in table:
             name = file.string(table, key, "network.")
             if name not in NETWORKS:
-                known = [one for one in NETWORKS.names if NETWORKS[one].link in _LINKS[kind]]
+                known = [other for other in NETWORKS.names if NETWORKS[other].link in links]
                 raise file.error(f"network.{key}", f"= {name!r} is unknown; {nearest(name, known)}")
-            if NETWORKS[name].link not in _LINKS[kind]:
+            if NETWORKS[name].link not in links:
                 raise file.error(f"network.{key}", f"= {name!r} joins {NETWORKS[name].joins}")
             yield NETWORKS[name]
 
@@ -275,8 +278,8 @@ def _torus(file: CheckedToml, table: Mapping[str, Any]) -> Torus:
         raise file.error("network", f"has {len(rules)} of {' and '.join(_WRAPAROUND)}; give one")
     figures = {key: file.figure(table, key, "network.") for key in _TORUS}
     efficiency = _efficiency(file, table, ("ici", "dcn"))
-    names = {key: table.get(key) for key in _NAMED["tpu"]}
-    return Torus(pod=tuple(pod), **figures, **rules, efficiency=efficiency, **names)
+    within, between = (table.get(key) for key in _NAMED["tpu"])
+    return Torus(pod=tuple(pod), **figures, **rules, efficiency=efficiency, within=within, between=between)
 
 
 def _switch(file: CheckedToml, table: Mapping[str, Any]) -> Switch:

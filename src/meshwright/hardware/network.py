@@ -3,11 +3,12 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from meshwright.hardware.links import LinkKind
 from meshwright.programs.efficiency import StepEfficiency
 from meshwright.records import Curves, Folder, Record
 
 # The link of the price (`Link.kind`) by the things that a network joins.
-LINK_OF = {"nodes": "network", "slices": "dcn", "chips": "ici"}
+LINK_OF: dict[str, LinkKind] = {"nodes": "network", "slices": "dcn", "chips": "ici"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Network(Record):
     by_nodes: Curves = field(default_factory=dict, hash=False)
 
     @property
-    def link(self) -> str:
+    def link(self) -> LinkKind:
         """The kind of link that this network is in prices."""
         return LINK_OF[self.joins]
 
