@@ -20,8 +20,8 @@ _REACHED = {
 class Engine(Record):
     """A serving engine.
 
-    versions: those of its published rows. tpu, gpu, cpu: figures of `StepEfficiency` on chips of that kind,
-    `matmul.bf16` as a key of `matmul`; a figure that is missing is the chip's `[inference]`.
+    versions: of its published rows. tpu, gpu, cpu: figures of `StepEfficiency` on that kind of chip, with
+    `matmul.bf16` for a key of `matmul`; a missing figure is the chip's `[inference]`.
     """
 
     versions: tuple[str, ...] = ()

@@ -31,9 +31,9 @@ def load(spec: str) -> Hardware:
     """The hardware that `spec` names: `[slices*]chip:topology`, or the path of a machine.toml.
 
     A torus takes one size for each of its dimensions, GPUs domains x GPUs, a host a number of devices.
-    A plain number of chips takes the torus nearest to a cube, or fills as few NVLink domains as it can.
+    A plain number of chips takes the torus nearest to a cube, or the smallest number of NVLink domains.
     A machine.toml names its own topology; `machine.toml:8` gives another. A file without `[step]` takes
-    that of the catalog's chip that is nearest to it (`nearest_chip`), and `step_warning` says so.
+    the nearest chip's of the catalog (`nearest_chip`), with a warning (`step_warning`).
     Raises HardwareError for an unknown chip, a topology that does not exist, or a faulty file.
     """
     slices, name, sizes = _parse(spec.strip())
@@ -48,12 +48,12 @@ def load(spec: str) -> Hardware:
 
 
 def chip_of(name: str) -> Chip:
-    """The chip that a name of the catalog or the path of a TOML stands for, whatever its topology."""
+    """The chip of a catalog name or of the path of a TOML, for any topology."""
     return (_file(name) if name.endswith(".toml") else _description(name)).chip
 
 
 def template(name: str) -> str:
-    """The catalog's TOML of a chip, to begin a file of one's own with."""
+    """The catalog's TOML of a chip, as a start for a user's own file."""
     chip_of(name)  # raises for a name that the catalog does not have
     file = _folder() / f"{_aliases()[name.lower()]}.toml"
     return file.read_text(encoding="utf-8")
@@ -135,10 +135,10 @@ def _file(path: str) -> Description:
 
 
 def nearest_chip(given: Chip) -> Chip:
-    """The catalog's chip of the same kind whose memory bandwidth is nearest to that of `given`, as a ratio.
+    """The catalog's chip of the same kind with the nearest memory bandwidth, as a ratio.
 
-    Memory tells the generation of a chip. Peak FLOPs do not: an H20 has the memory of an H100 and a seventh
-    of its FLOPs. Of chips with equal memory the one with the nearest links is taken, then the first by name.
+    Memory identifies the generation of a chip. Peak FLOPs do not: an H20 has the memory of an H100 and a
+    seventh of its FLOPs. Among chips with equal memory: the nearest links, then the first name.
     """
 
     def distance(known: Chip) -> tuple[float, float, str]:
@@ -149,7 +149,7 @@ def nearest_chip(given: Chip) -> Chip:
 
 
 def step_warning(given: Chip) -> str | None:
-    """What a chip whose file has no `[step]` takes from the catalog, in a sentence; None where it has one."""
+    """A sentence on the figures that a file without `[step]` takes from the catalog; None if it has one."""
     if given.step.taken_from is None:
         return None
     known, step = chip(given.step.taken_from), given.step
@@ -164,7 +164,7 @@ def step_warning(given: Chip) -> str | None:
 
 
 def slice_warning(machine: Hardware) -> str | None:
-    """Why no cloud offers a TPU slice of this shape; None where one does, and for other machines.
+    """The reason that no cloud offers a TPU slice of this shape; None if clouds do, and for other machines.
 
     3D: sides are multiples of the cube's 4, or parts of one cube. 2D: powers of two, the longer side at
     most twice the shorter. Source: cloud.google.com/tpu/docs, the topologies of each version.
@@ -256,7 +256,7 @@ def _switch_dims(name: str, chip: Chip, domain: int, spec: str, sizes: tuple[int
 
 
 def _domains(num_gpus: int, domain: int, host: int) -> tuple[int, int] | None:
-    """(domains, GPUs of each): the fewest domains, all alike and of whole hosts, at least half full.
+    """(domains, GPUs of each): the fewest domains of equal size and whole hosts, at least half full.
 
     >>> _domains(256, 72, 4), _domains(12, 8, 8), _domains(4, 8, 8)
     ((4, 64), None, (1, 4))
@@ -275,9 +275,9 @@ def _example(name: str, chip: Chip) -> str:
 
 
 def dump_toml(hardware: Hardware) -> str:
-    """The machine.toml that `load` reads back as this hardware, its figures per device.
+    """The machine.toml that `load` reads back as this hardware, with figures per device.
 
-    bench/calibrate writes measured figures this way, with their sources.
+    bench/calibrate writes measured figures in this form, with their sources.
     """
     chip, network = hardware.chip, hardware.chip.network
     slices = f"{hardware.num_slices}*" if hardware.num_slices > 1 else ""
@@ -289,7 +289,7 @@ def dump_toml(hardware: Hardware) -> str:
         head["currency"] = chip.currency
     tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
     tables |= {key: dict(vars(chip)[key]) for key in ("matmul_rates", "memory_rates") if vars(chip)[key]}
-    # A file that says what a step reaches takes it from nowhere; its sources still name the chip.
+    # The file has a [step], so `taken_from` is not written; its sources still name the chip.
     step = {key: value for key, value in vars(chip.step).items() if key not in _NOT_OF_A_CHIP}
     tables |= _nested("step", _present(step))
     if chip.inference:
@@ -309,7 +309,7 @@ def dump_toml(hardware: Hardware) -> str:
 
 
 def _nested(name: str, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """`values` as TOML tables by heading: those that are tables themselves get a heading of their own."""
+    """`values` as TOML tables by heading; a table among them gets its own heading."""
     inner = {f"{name}.{key}": value for key, value in values.items() if isinstance(value, dict)}
     return {name: {key: value for key, value in values.items() if not isinstance(value, dict)}, **inner}
 

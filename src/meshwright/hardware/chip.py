@@ -1,4 +1,4 @@
-"""What one chip offers, and the links that leave it. Figures come from catalog/*.toml."""
+"""A chip's ratings and the links that leave it. Figures are in chips/*.toml."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from meshwright.units import dtype_bytes
 LinkEfficiency = Mapping[str, Mapping[str, Points]]
 # The exponent of clock_share.
 _CLOCK_OF_POWER = 0.4
-# HBM that the runtime and the compiler keep, where a chip's file does not say it.
+# HBM that the runtime and the compiler keep, if a chip's file does not say it.
 RESERVED_SHARE = 0.05
 # The host's memory that its own programs need.
 HOST_RESERVED_SHARE = 0.1
@@ -28,7 +28,7 @@ class Torus:
     wraparound_multiple_of: rings close where every dimension is a multiple of this (full cubes).
     wraparound_exactly: a ring closes only along a dimension of exactly this size.
     dcn_bytes_per_second: one way, a chip's share of its host's network card.
-    efficiency: measured share of the links' bandwidth by bytes of V; 1 where nothing is listed.
+    efficiency: measured share of the links' bandwidth by bytes of V; 1 if nothing is listed.
     scatter_passes: of a reduce-scatter over several dimensions at once, as `StepEfficiency` has it.
     within, between: names of the usual networks of a slice and between slices (hardware/networks/).
     """
@@ -64,10 +64,9 @@ class Switch:
     nvlink_bytes_per_second, nic_bytes_per_second: one way, a GPU.
     nvlink_hop_seconds, nic_hop_seconds: latency of one step of a large message (NCCL's protocol Simple).
     collective_launch_seconds: fixed time of one collective, before its first hop.
-    efficiency: measured share of the links' bandwidth by bytes of V; 1 where nothing is listed.
-    by_nodes: by collective, the share of the cards' bandwidth that it reaches over so many domains, as
-    measured. falloff: where nothing was measured it is (domains / 2)^-falloff: 0 for a network of full
-    bisection. between: name of the usual network between domains (hardware/networks/).
+    efficiency: measured share of the links' bandwidth by bytes of V; 1 if nothing is listed.
+    by_nodes: by collective, the measured share of the cards' bandwidth by number of domains. falloff: an
+    unmeasured collective reaches (domains / 2)^-falloff; 0 for a network of full bisection. between: name of the usual network between domains (hardware/networks/).
     """
 
     domain_size: int
@@ -82,7 +81,7 @@ class Switch:
     between: str | None = field(default=None, compare=False)
 
     def share_by_nodes(self, op: str, num_domains: int) -> float:
-        """The share of the cards' bandwidth that a collective over so many domains reaches."""
+        """The share of the cards' bandwidth that a collective over `num_domains` reaches."""
         if op in self.by_nodes:
             return share_at(self.by_nodes[op], num_domains)
         return 1.0 if op == "permute" else (num_domains / 2) ** -self.falloff
@@ -92,9 +91,9 @@ class Switch:
 class LinearCost:
     """Seconds of one collective as measured: latency + bytes / (bytes_per_second * share(bytes)).
 
-    efficiency: the share by bytes (see efficiency.py); none makes it a straight line.
-    bytes: what one device must write. This is V, the gathered array (see cost/collectives.py), for
-    all_gather, reduce_scatter and all_reduce, and V / n over n devices for all_to_all and permute.
+    efficiency: the share by bytes (see points.py); without points the cost is a straight line.
+    bytes: written by one device: V, the gathered array (see cost/collectives.py), for all_gather,
+    reduce_scatter and all_reduce, and V / n over n devices for all_to_all and permute.
     """
 
     latency_seconds: float
@@ -123,18 +122,18 @@ class Chip:
     """One accelerator (or one virtual device of a host), as its vendor rates it.
 
     kind: tpu, gpu or cpu. flops_per_second: by dtype, dense peak.
-    hbm_bytes: memory of the chip. hbm_usable_bytes: what its runtime leaves to a program, where that is
-    known; it may be more, since vendors write GB for GiB. host_bytes: memory of its host, which
-    chips_per_host chips share.
+    hbm_bytes: memory of the chip. hbm_usable_bytes: the part that its runtime leaves to a program, if known;
+    it may be more, since vendors write GB for GiB. host_bytes: memory of its host, which chips_per_host chips
+    share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
-    matrix_unit: rows and columns of its systolic arrays, of which a product over fewer fills a part.
-    compute_capability: of NVIDIA's GPUs, which decides what kernels they have; None: no GPU of NVIDIA's.
-    power_watts: the power it is rated for (TDP). power_limit_watts: what this machine gives it, where
-    that is less. price_per_chip_hour: list price on demand, in `currency`; None: unknown.
+    matrix_unit: rows and columns of its systolic arrays; a smaller product leaves part of them empty.
+    compute_capability: of NVIDIA's GPUs, which decides their kernels; None: no GPU of NVIDIA's.
+    power_watts: the power it is rated for (TDP). power_limit_watts: this machine's limit, if it is lower.
+    price_per_chip_hour: list price on demand, in `currency`; None: unknown.
     matmul_rates, memory_rates: as measured, by dtype: FLOPs a second by the FLOPs of a product, bytes a
-    second by the bytes that an operation touches; nothing is listed where nothing was measured.
-    step: what a training step reaches of the ratings. inference: what prefill and generate do; None: as much.
-    sources: where each figure comes from, by key.
+    second by the bytes that an operation touches; empty if nothing was measured.
+    step: the shares of the ratings that a training step reaches. inference: the same for prefill and
+    generate; None: those of `step`. sources: the source of each figure, by key.
     """
 
     name: str
@@ -177,39 +176,39 @@ class Chip:
 
     @property
     def program_bytes(self) -> int:
-        """HBM that a program can have: what the runtime is known to leave, else all but RESERVED_SHARE."""
+        """HBM that a program can use: `hbm_usable_bytes`, or all but RESERVED_SHARE if that is unknown."""
         return self.hbm_usable_bytes or round(self.hbm_bytes * (1 - RESERVED_SHARE))
 
     @property
     def host_program_bytes(self) -> float:
-        """A chip's share of its host's memory, but for what the host itself needs."""
+        """A chip's share of its host's memory, less the part that the host needs."""
         return self.host_bytes / self.chips_per_host * (1 - HOST_RESERVED_SHARE)
 
     def lacking_bytes(self, needed: float, host: float) -> float:
-        """What a program lacks that needs so many bytes on a chip and `host` of its share of the host's."""
+        """Bytes missing for a program that needs `needed` on the chip and `host` of its share of the host."""
         return max(0, needed - self.program_bytes) + max(0, host - self.host_program_bytes)
 
     @property
     def clock_share(self) -> float:
         """The share of its clock that a chip keeps under a power limit below its rated power.
 
-        Dense products draw all power there is, which grows with the clock and the square of a voltage that
-        falls with it: the clock follows a root of the power, between the second and the third.
+        Dense products draw all available power. Power grows with the clock times the voltage squared, and
+        the voltage falls with the clock: the clock follows a root of the power, between square and cube.
         """
         if self.power_watts is None or self.power_limit_watts is None:
             return 1.0
         return min(1.0, self.power_limit_watts / self.power_watts) ** _CLOCK_OF_POWER
 
     def matmul_flops_per_second(self, dtype: str, outputs: float = inf) -> float:
-        """FLOPs a second that a product in `dtype` reaches whose result has so many elements."""
+        """FLOPs a second of a product in `dtype` with `outputs` elements in its result."""
         filled = 1 / (1 + self.step.matmul_half_outputs / outputs)
         return self.flops(dtype) * self.step.matmul_share(dtype) * filled * self.clock_share
 
     def attention_flops_per_second(self, dtype: str, head: float, keys: float = inf) -> float:
         """FLOPs a second that flash attention reaches at head dimension `head`, with `keys` a query.
 
-        The scores contract over the head dimension and the values have as many columns, so a head smaller
-        than the matrix unit leaves part of it empty.
+        The scores contract over the head dimension, which is also the values' number of columns, so a head
+        smaller than the matrix unit leaves part of it empty.
         """
         filled = min(1.0, head / self.matrix_unit) if self.matrix_unit else 1.0
         long = 1 / (1 + self.step.attention_half_keys / keys)
@@ -221,7 +220,7 @@ class Chip:
 
     @property
     def overlap(self) -> float:
-        """The share of a transfer's time that compute beside it hides (`StepEfficiency.overlap`)."""
+        """The share of a transfer's time that simultaneous compute hides (`StepEfficiency.overlap`)."""
         return self.step.overlap
 
     def ideal(self) -> "Chip":
@@ -239,7 +238,7 @@ class Chip:
 
 
 def _holds(wider: str, dtype: str) -> bool:
-    """Whether products in `dtype` can be taken in `wider`: f16 in bf16, fp8 in bf16, int4 in int8 or bf16.
+    """Whether products in `dtype` can be computed in `wider`: f16 in bf16, fp8 in bf16, int4 in int8.
 
     A number of fp4 and the scale of its block have more bits together than fp8 has.
     """

@@ -6,10 +6,10 @@ fields of Chip. [flops_per_second] is by dtype. [network] holds the fields of To
 size, efficiency = [[bytes, share], ...]. Links have the same points in [network.efficiency.<link>], as
 all_gather = [[bytes, share], ...], and between NVLink domains also by their number, in
 [network.by_nodes] all_gather = [[domains, share], ...]. `between`, and `within` a TPU slice, name records in
-networks/, which give the figures of those networks that the file does not state. [matmul_rates] and
+networks/; a figure of a network that the file does not state is its record's. [matmul_rates] and
 [memory_rates] list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] has
-the shares of the ratings that a training step reaches (StepEfficiency). A missing key of it is ideal, and a
-user's file without a [step] takes that of a chip of the catalog (catalog.load). [inference] has the same
+the shares of the ratings that a training step reaches (StepEfficiency). A missing key of it is ideal. A
+user's file without a [step] takes a catalog chip's (catalog.load). [inference] has the same
 keys, for prefill and generate. [sources] and [step.sources] give the source of each figure.
 `devices = "cpu:8"` in a machine.toml is its topology. `per_core = true`: the figures are of one host core.
 """
@@ -75,8 +75,8 @@ _LINKS: dict[str, tuple[str, ...]] = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "
 class Description:
     """A chip as its file describes it.
 
-    devices: the topology that the file names, or None. per_core: whether its figures are those of one core.
-    has_step: whether the file has a [step], be it empty.
+    devices: the topology that the file names, or None. per_core: whether its figures are of one core.
+    has_step: whether the file has a [step], even an empty one.
     """
 
     chip: Chip
@@ -180,7 +180,7 @@ def _of_networks(
 
 
 def _needed(data: Mapping[str, Any]) -> list[str]:
-    """The keys that a chip's file must have; those of the network by the kind of chip."""
+    """The keys that a chip's file must have; in [network] they depend on the kind of chip."""
     needed = ["name", "kind", "flops_per_second", *_COUNTS, *_FIGURES, "network"]
     if not isinstance(data.get("network"), Mapping):
         return needed
@@ -331,7 +331,7 @@ def host_memory_bytes() -> int:
 
 
 def share_cores(chip: Chip, num_devices: int) -> Chip:
-    """What one of `num_devices` virtual devices gets of a host whose cores each are `chip`.
+    """One of `num_devices` virtual devices on a host whose cores each are `chip`.
 
     FLOPs, memory bandwidth and the bandwidth of collectives scale by os.cpu_count() / num_devices;
     memory is split evenly; latencies stay.

@@ -10,8 +10,8 @@ from math import gcd, prod
 class Share:
     """The part of one torus dimension that a mesh axis takes: `size` chips, `stride` chips apart.
 
-    ring: the part reaches round the whole dimension, whose links close.
-    whole: nothing else shares the dimension.
+    ring: the part is the whole dimension, and its links close.
+    whole: no other axis shares the dimension.
     """
 
     dim: int
@@ -26,11 +26,11 @@ Shares = tuple[Share, ...]
 
 @lru_cache(maxsize=65536)
 def fold(sizes: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...]) -> tuple[Shares, ...]:
-    """The parts of the torus that each axis takes, given the axis sizes in the order in which they choose.
+    """The parts of the torus that each axis takes. sizes: of the axes, in the order of their choice.
 
-    The first to choose (the innermost, `tensor`) lies on neighbouring chips. An axis prefers whole
-    dimensions, as JAX's own device mesh does, since there XLA knows the rings; then the parts over
-    which a gather is fastest; among equals, whatever serves the next axis best. The product of the
+    The first to choose (the innermost, `tensor`) gets neighbouring chips. An axis prefers whole
+    dimensions, as JAX's own device mesh does, since there XLA knows the rings; then the parts with
+    the fastest gather; among equals, the parts that serve the next axis best. The product of the
     sizes must be the number of chips; then prime by prime a folding always exists.
     """
     assert prod(sizes) == prod(dims)
@@ -42,7 +42,7 @@ def foldings(
 ) -> Iterator[tuple[Shares, ...]]:
     """The folding of `fold`, then one for every other part of the torus that the first axis could take.
 
-    A small axis may lie along one dimension, or across several to leave the others whole lines.
+    A small axis may take one dimension, or parts of several to leave the others whole lines.
     """
     best = fold(sizes, dims, wraparound)
     yield best
@@ -61,7 +61,7 @@ _Key = tuple[float, ...]
 def _best(
     sizes: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...], taken: tuple[int, ...]
 ) -> tuple[_Key, tuple[Shares, ...]]:
-    """The folding of least sort key, as (key, shares). taken: chips already used along each dimension."""
+    """The folding with the least sort key, as (key, shares). taken: chips used along each dimension."""
     if not sizes:
         return (), ()
     free = tuple(size // used for size, used in zip(dims, taken, strict=True))
@@ -104,12 +104,11 @@ def _shares(
 def _preference(
     option: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...], taken: tuple[int, ...]
 ) -> _Key:
-    """The sort key of one way to lay an axis: whole dimensions first, then the fastest gather.
+    """The sort key of one placement of an axis: whole dimensions first, then the fastest gather.
 
     A chip receives (n - 1) / n of the gathered array over its inbound links: over both directions of a
-    ring, and one of a line, since at its end only one brings anything new. Chips that lie between two
-    neighbours of the axis belong to other groups, which use the same links at the same time: each gets
-    1 / stride.
+    ring, and one of a line, since at its end only one brings anything new. Chips between two neighbours
+    of the axis belong to other groups, which use the same links at the same time: each gets 1 / stride.
     """
     size, whole, inbound = 1, 1, 0.0
     for part, length, wraps, stride in zip(option, dims, wraparound, taken, strict=True):

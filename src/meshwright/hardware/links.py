@@ -18,7 +18,7 @@ class Link:
     kind: `ici` joins TPU chips, `dcn` TPU slices, `nvlink` the GPUs of a domain, `network` the
     domains, `host` the virtual devices of one host. size: devices along it.
     one_way_bytes_per_second: of one device in one direction.
-    dim, stride, ring: its place on a torus (see fold.Share); a switch has none.
+    dim, stride, ring: its place on a torus (see fold.Share); unused on a switch.
     two_way: whether a ring is used in both directions at once.
     """
 
@@ -37,7 +37,7 @@ class Link:
         return self.kind in ("dcn", "network")
 
     def __str__(self) -> str:
-        """The number of devices along the link and where it lies.
+        """The number of devices along the link, and its place.
 
         >>> print(Link("ici", 4, 9e10, 1e-6, dim=1, ring=True), Link("nvlink", 8, 4.5e11, 2e-6), sep="; ")
         4 on ici dimension 1 (ring); 8 on nvlink
@@ -71,7 +71,7 @@ def link_rates(network: Torus | Switch) -> dict[LinkKind, tuple[float, float]]:
 
 
 def bound_name(bound: str, network: Interconnect) -> str:
-    """The name of what bounds a step: for `ici` and `dcn` the links that this network has in their place.
+    """The name of a step's bound: for `ici` and `dcn`, the links that this network has in their place.
 
     >>> bound_name("dcn", Switch(8, 4.5e11, 2e-6, 5e10, 4e-6, 1e-5)), bound_name("hbm", SharedMemory({}))
     ('network', 'hbm')
@@ -124,7 +124,7 @@ def link_choices(
     sizes: tuple[int, ...],
     order: tuple[int, ...],
 ) -> Iterator[AxisLinks]:
-    """The links of every axis, preferred ones first, where the axes choose in this order."""
+    """The links of every axis, preferred ones first. order: of the axes' choice."""
     chosen = tuple(sizes[axis] for axis in order)
     if isinstance(network, Torus):
         found = _torus_links(network, num_slices, dims, chosen)

@@ -1,4 +1,4 @@
-"""The orders in which the axes of a mesh may choose their links, and which placements are worth pricing."""
+"""Orders of choice for the axes of a mesh, and the placements that are worth pricing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -12,7 +12,7 @@ _Option = TypeVar("_Option")
 def choosing_orders(num_axes: int) -> tuple[tuple[int, ...], ...]:
     """Orders of the axes: innermost first, then every order with one axis moved to the front, then with two.
 
-    The first axis of an order lies on neighbouring chips and fills rings or NVLink domains; the last
+    The first axis of an order gets neighbouring chips and fills rings or NVLink domains; the last
     goes between slices or domains. Axes are numbered from the outermost.
 
     >>> choosing_orders(2)
@@ -29,9 +29,9 @@ def choosing_orders(num_axes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def undominated(options: Iterable[tuple[_Option, Sequence[float]]], most: int) -> Iterator[_Option]:
-    """The first option, then those that no other option beats or equals in every figure; at most `most`.
+    """The first option, then each that no other option beats or equals in every figure; at most `most`.
 
-    options: with one figure an axis, less is better.
+    options: with a figure for each axis; less is better.
 
     >>> list(undominated([("a", (2, 2)), ("b", (1, 3)), ("c", (2, 3)), ("d", (3, 1))], 3))
     ['a', 'b', 'd']

@@ -1,4 +1,4 @@
-"""The price of a chip-hour: the catalog's list price, or one's own."""
+"""The price of a chip-hour: the catalog's list price, or the user's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from meshwright.hardware.topology import Hardware
 def parse_prices(text: str) -> dict[str, float]:
     """The prices written `v5p=4.2,h100=2.5`, by the catalog's name of the chip.
 
-    Raises HardwareError for a chip that is unknown or a price that is none.
+    Raises HardwareError for an unknown chip or an invalid price.
 
     >>> parse_prices("v5p=4.2,h100=2.5")
     {'v5p': 4.2, 'h100': 2.5}
@@ -30,7 +30,7 @@ def parse_prices(text: str) -> dict[str, float]:
 
 
 def priced(machine: Hardware, prices: Mapping[str, float], currency: str | None = None) -> Hardware:
-    """`machine` with the price of its chip-hour out of `prices`, in `currency` (USD where None).
+    """`machine` with the price of its chip-hour out of `prices`, in `currency` (None: USD).
 
     A list price in another currency is left out.
     """
@@ -45,7 +45,7 @@ def priced(machine: Hardware, prices: Mapping[str, float], currency: str | None 
 def priced_machines(machines: Sequence[Hardware], prices: str | None, currency: str | None) -> list[Hardware]:
     """`machines` with the prices that `--price` and `--currency` name.
 
-    Raises HardwareError where a price is of none of their chips, or nothing has a price in the currency.
+    Raises HardwareError for a price of another chip, or if no chip has a price in the currency.
     """
     known, chips = parse_prices(prices or ""), [machine.chip.name for machine in machines]
     if others := [chip for chip in known if chip not in chips]:

@@ -13,8 +13,8 @@ class Roof:
     """One bandwidth of a chip and the arithmetic intensity below which it is the bound.
 
     kind: hbm, host_link, or a kind of link. dims: the torus dimensions it takes, by number.
-    size: devices that it joins; 1 for a memory, and where this machine has no other slice or domain.
-    ring: whether the links close. bytes_per_second: what a gather gets: both directions of a ring, one
+    size: devices that it joins; 1 for a memory, and if this machine has only one slice or domain.
+    ring: whether the links close. bytes_per_second: a gather's rate: both directions of a ring, one
     of a line or of a switch. flops_per_byte: alpha = C / W, C the dense peak in bf16.
     """
 
@@ -85,11 +85,11 @@ def _torus(hardware: Hardware, torus: Torus) -> list[Roof]:
 
 
 def compute_bound_batch(chip: Chip, weights_dtype: str = "bf16", matmul_dtype: str = "bf16") -> float:
-    """B_crit: the tokens of a pass from which on its products are bound by FLOPs, not by reading weights.
+    """B_crit: the least tokens of a pass whose products are bound by FLOPs, not by reading weights.
 
         2 B P / C = P w / W  at  B = beta alpha,  alpha = C / W,  beta = w / 2
 
-    C: dense peak in matmul_dtype. W: HBM bytes a second. w: bytes of a stored weight. With experts E / k
-    times as many. Source: How to Scale Your Model, "Inference".
+    C: dense peak in matmul_dtype. W: HBM bytes a second. w: bytes of a stored weight. A mixture of
+    experts needs E / k times this. Source: How to Scale Your Model, "Inference".
     """
     return chip.flops(matmul_dtype) * dtype_bytes(weights_dtype) / 2 / chip.hbm_bytes_per_second

@@ -1,4 +1,4 @@
-"""A machine: how many chips, how they are joined, and where the axes of a mesh lie on it."""
+"""A machine: its chips, their links, and the place of the axes of a mesh on it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -100,8 +100,8 @@ class Hardware:
     """Chips and how they are joined.
 
     spec: as the user wrote it. dims: the torus of one slice; (domains, GPUs a domain) for GPUs;
-    (devices,) on a host. num_slices: copies of it joined by the data-centre network. software: what runs
-    there; the chip's `step` is already what it reaches.
+    (devices,) on a host. num_slices: copies of it joined by the data-centre network. software: the training
+    program; the chip's `step` already has its factors.
     """
 
     spec: str
@@ -121,7 +121,7 @@ class Hardware:
 
     @property
     def chips_per_node(self) -> int:
-        """The chips of a slice, an NVLink domain or a host: those between which no link is an outer one."""
+        """The chips of a slice, an NVLink domain or a host, which no outer link separates."""
         return self.dims[-1] if isinstance(self.chip.network, Switch) else prod(self.dims)
 
     def __repr__(self) -> str:
@@ -133,19 +133,19 @@ class Hardware:
         return replace(self, chip=self.chip.ideal())
 
     def running(self, name: str) -> "Hardware":
-        """This machine, described as of XLA's programs, with another software on it.
+        """This machine, whose `[step]` is of XLA's programs, with another training program on it.
 
-        Raises HardwareError for a software that is not known.
+        Raises HardwareError for an unknown program.
         """
         program = PROGRAMS[name]
         return replace(self, software=program, chip=replace(self.chip, step=program.applied(self.chip.step)))
 
     def slowed(self, slowdown: float) -> "Hardware":
-        """This machine with every step `slowdown` times as long as its figures say."""
+        """This machine with every step `slowdown` times longer."""
         return self.with_step(replace(self.chip.step, slowdown=slowdown))
 
     def with_step(self, step: StepEfficiency) -> "Hardware":
-        """This machine with steps that reach so much of its ratings."""
+        """This machine with steps of another efficiency."""
         return replace(self, chip=replace(self.chip, step=step))
 
     def with_figures(
@@ -194,7 +194,7 @@ class Hardware:
 
         TPU: slices are taken by the outermost axes, the torus is folded (see fold.py). GPU: the
         innermost axes fill the NVLink domain, the rest goes over the network cards; an axis may
-        take some of both. Raises LayoutError where the mesh is not of as many devices as chips.
+        take some of both. Raises LayoutError unless the mesh has a device for each chip.
         """
         if mesh.num_devices != self.num_chips:
             sizes = ", ".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
@@ -205,13 +205,12 @@ class Hardware:
         return _place(self.chip.network, self.num_slices, self.dims, tuple(mesh.sizes.items()))
 
     def placements(self, mesh: Mesh) -> tuple[Placement, ...]:
-        """`place`, then the other placements from which some axis gains: at most 24, always the same.
+        """`place`, then other placements that are faster for some axis: at most 24, always the same.
 
-        GPUs are taken in their order, so there is `place` alone. On a torus axes may choose their links in
+        GPUs are taken in their order, so they have only `place`. On a torus axes may choose their links in
         another order than innermost first, and the first to choose may take another part of it. A placement
-        is left out where another gathers no slower over any axis. They take some milliseconds to find the
-        first time: price `place` for every layout, and these for the few best. Raises LayoutError as `place`
-        does.
+        is left out if another gathers no slower over any axis. The first call takes some milliseconds: price
+        `place` for every layout, and these for the few best. Raises LayoutError as `place` does.
         """
         return _placements(self.chip.network, self.num_slices, self.dims, self.place(mesh))
 
@@ -231,7 +230,7 @@ def _place(
 
 
 def _placement(network: Interconnect, axes: tuple[tuple[str, int], ...], links: AxisLinks) -> Placement:
-    """The placement of `axes`; links: those of every axis longer than one, in order."""
+    """The placement of `axes`; links: of each axis longer than one, in order."""
     taken = iter(links)
     return Placement(dict(axes), {axis: next(taken) if size > 1 else () for axis, size in axes}, network)
 
@@ -256,6 +255,6 @@ def _placements(
 
 
 def forget_placements() -> None:
-    """Empties the caches of placements: a search has made thousands that nothing asks for again."""
+    """Empties the caches of placements after a search, which makes thousands of them."""
     for cached in (Placement.stretches, _joined, _place, _placements):
         cached.cache_clear()

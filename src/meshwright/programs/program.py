@@ -35,8 +35,7 @@ class TrainingProgram(Record):
     odds, seconds: factors on figures of StepEfficiency, by name. host_*, whole_sums, gathers_first,
     unfused_norms: as there.
     eager: whether operations run one by one, each with memory of its own, or as a program that a compiler
-    planned. flash_since: the first year in which its attention keeps scores on the chip. flash: whether it
-    does.
+    planned. flash_since: its attention keeps scores on the chip from this year on. flash: whether it does.
     fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
     and keep only their operands; others keep the results of their steps.
     loss_arrays: float32 arrays as large as the logits that a loss has in addition; split_loss_arrays: if
@@ -49,7 +48,7 @@ class TrainingProgram(Record):
     PyTorch's way unless TORCH_NCCL_AVOID_RECORD_STREAMS is set).
     reports_first_stage: whether its memory figure is the first stage's; otherwise the fullest stage's.
     counts_head: whether the head counts as layers when layers are divided over stages.
-    once_since: the first year in which a token goes to a node once, for all of its experts there
+    once_since: from this year on a token goes to a node once, for all of its experts there
     (`Schedule.dispatch`); 0: never.
     static_rows: whether shapes do not depend on data: the rows of experts then have a fixed capacity.
     wide_sums: whether gradients of whole weights are summed in float32, even if little memory is left.
@@ -117,7 +116,7 @@ class TrainingProgram(Record):
 
 
 def at_odds(share: float, factor: float) -> float:
-    """The share whose odds are `factor` times those of `share`.
+    """The share with `factor` times the odds of `share`.
 
     >>> at_odds(0.5, 3.0), at_odds(1.0, 0.5)
     (0.75, 1.0)
