@@ -138,5 +138,7 @@ def hardware_document(machine: Hardware) -> dict:
 def detail(machine: Hardware) -> list[object]:
     """What to print of one machine: its shape in words, its roofs, every figure with its source."""
     batches = ", ".join(f"{count:,.0f} {types}" for types, count in critical_batches(machine.chip).items())
-    said = f"B_crit, tokens per step from which matmuls are compute-bound (weights/activations): {batches}"
-    return [shape(machine), roofs_table(machine), said, figures_table(machine.chip)]
+    critical = (
+        f"B_crit, tokens per step from which matmuls are compute-bound (weights/activations): {batches}"
+    )
+    return [shape(machine), roofs_table(machine), critical, figures_table(machine.chip)]

@@ -117,12 +117,12 @@ def _description(name: str) -> Description:
 @cache
 def _aliases() -> dict[str, str]:
     """The catalog's file for every name and alias."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for file in sorted(_folder().iterdir(), key=lambda path: path.name):
         if file.name.endswith(".toml"):
             read = read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}").chip
-            found |= dict.fromkeys((read.name, *read.aliases), read.name)
-    return found
+            by_name |= dict.fromkeys((read.name, *read.aliases), read.name)
+    return by_name
 
 
 def _folder() -> Any:
@@ -319,9 +319,9 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, (), {})}
 
 
-# Of a step: where it is from, and what software alone decides.
+# Keys of a step that no chip decides: the chip it is from, and figures of a training program.
 _NOT_OF_A_CHIP = ("taken_from", "whole_sums", "gathers_first", "unfused_norms")
-# Of a network: its own tables, figures of [step], and names of records, whose figures a machine has itself.
+# Keys of a network with tables of their own, figures of [step], and names of records.
 _NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff", "within", "between")
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "host_bytes",

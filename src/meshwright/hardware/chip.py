@@ -66,7 +66,8 @@ class Switch:
     collective_launch_seconds: fixed time of one collective, before its first hop.
     efficiency: measured share of the links' bandwidth by bytes of V; 1 if nothing is listed.
     by_nodes: by collective, the measured share of the cards' bandwidth by number of domains. falloff: an
-    unmeasured collective reaches (domains / 2)^-falloff; 0 for a network of full bisection. between: name of the usual network between domains (hardware/networks/).
+    unmeasured collective reaches (domains / 2)^-falloff; 0 for a network of full bisection.
+    between: name of the usual network between domains (hardware/networks/).
     """
 
     domain_size: int

@@ -147,18 +147,18 @@ def _named(file: CheckedToml, data: Mapping[str, Any]) -> Iterator[Network]:
 def _with_networks(data: Mapping[str, Any], networks: tuple[Network, ...]) -> dict[str, Any]:
     """A file's tables with the figures of its networks, if it does not state them."""
     filled = dict(data)
-    for one in networks:
-        rate, hop = LINK_FIELDS[one.link]
-        figures: dict[str, Any] = {hop: one.hop_seconds}
-        sources = {hop: one.sources["hop_seconds"]}
-        if one.bytes_per_second is not None:
-            figures[rate] = one.bytes_per_second
-            sources[rate] = one.sources["bytes_per_second"]
-        if one.by_nodes:
-            figures["by_nodes"] = _lists(one.by_nodes)
+    for record in networks:
+        rate, hop = LINK_FIELDS[record.link]
+        figures: dict[str, Any] = {hop: record.hop_seconds}
+        sources = {hop: record.sources["hop_seconds"]}
+        if record.bytes_per_second is not None:
+            figures[rate] = record.bytes_per_second
+            sources[rate] = record.sources["bytes_per_second"]
+        if record.by_nodes:
+            figures["by_nodes"] = _lists(record.by_nodes)
         table = {**figures, **filled["network"]}
-        if one.by_size:
-            table["efficiency"] = {one.link: _lists(one.by_size), **table.get("efficiency", {})}
+        if record.by_size:
+            table["efficiency"] = {record.link: _lists(record.by_size), **table.get("efficiency", {})}
         filled |= {"network": table, "sources": {**sources, **filled.get("sources", {})}}
     return filled
 
@@ -174,8 +174,8 @@ def _of_networks(
     if "step" not in data:
         return step
     stated = {*data["step"], *(f"links.{link}" for link in step.links)}
-    for one in networks:
-        step = one.applied(step, stated)
+    for record in networks:
+        step = record.applied(step, stated)
     return step
 
 

@@ -68,13 +68,13 @@ def _best(
     options = (free,) if len(sizes) == 1 else factorisations(sizes[0], free)
     keys = [_preference(option, dims, wraparound, taken) for option in options]
     best = min(keys)
-    found: list[tuple[_Key, tuple[Shares, ...]]] = []
+    candidates: list[tuple[_Key, tuple[Shares, ...]]] = []
     for option, key in zip(options, keys, strict=True):
         if key == best:
             used = tuple(a * b for a, b in zip(taken, option, strict=True))
             rest_key, rest = _best(sizes[1:], dims, wraparound, used)
-            found.append((key + rest_key, (_shares(option, dims, wraparound, taken), *rest)))
-    return min(found, key=lambda one: one[0])
+            candidates.append((key + rest_key, (_shares(option, dims, wraparound, taken), *rest)))
+    return min(candidates, key=lambda candidate: candidate[0])
 
 
 @lru_cache(maxsize=65536)

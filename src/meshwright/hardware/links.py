@@ -127,13 +127,13 @@ def link_choices(
     """The links of every axis, preferred ones first. order: of the axes' choice."""
     chosen = tuple(sizes[axis] for axis in order)
     if isinstance(network, Torus):
-        found = _torus_links(network, num_slices, dims, chosen)
+        choices = _torus_links(network, num_slices, dims, chosen)
     elif isinstance(network, Switch):
-        found = iter([_switch_links(dims[1], network, chosen)])
+        choices = iter([_switch_links(dims[1], network, chosen)])
     else:
-        found = iter([tuple((Link("host", size, 0.0, 0.0),) if size > 1 else () for size in chosen)])
+        choices = iter([tuple((Link("host", size, 0.0, 0.0),) if size > 1 else () for size in chosen)])
     back = sorted(range(len(order)), key=order.__getitem__)
-    return (tuple(links[place] for place in back) for links in found)
+    return (tuple(links[place] for place in back) for links in choices)
 
 
 def _torus_links(

@@ -38,13 +38,13 @@ class Network(Record):
 
     def applied(self, step: StepEfficiency, stated: Collection[str] = ()) -> StepEfficiency:
         """A step with this network's figures in place of its own. stated: keys of `step` that stay."""
-        of_nodes = {"network_falloff": "falloff", "network_latency": "step_latency"}
-        taken = {key: own for key, own in of_nodes.items() if self.joins == "nodes" and key not in stated}
-        sources = {key: self.sources[own] for key, own in taken.items() if own in self.sources}
+        taken = {"network_falloff": "falloff", "network_latency": "step_latency"}
+        taken = {key: name for key, name in taken.items() if self.joins == "nodes" and key not in stated}
+        sources = {key: self.sources[name] for key, name in taken.items() if name in self.sources}
         links: Mapping[str, float] = step.links
         if self.share is not None and f"links.{self.link}" not in stated:
             links = {**links, self.link: self.share}
-        figures = {key: vars(self)[own] for key, own in taken.items()}
+        figures = {key: vars(self)[name] for key, name in taken.items()}
         return replace(step, links=links, sources={**step.sources, **sources}, **figures)
 
 

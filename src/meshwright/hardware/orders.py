@@ -38,11 +38,11 @@ def undominated(options: Iterable[tuple[_Option, Sequence[float]]], most: int) -
     """
     kept: list[tuple[_Option, tuple[float, ...]]] = []
     for option, figures in options:
-        found = tuple(figures)
-        if any(_no_worse(other, found) for _, other in kept):
+        own_figures = tuple(figures)
+        if any(_no_worse(other, own_figures) for _, other in kept):
             continue
-        kept = [one for number, one in enumerate(kept) if number == 0 or not _no_worse(found, one[1])]
-        kept.append((option, found))
+        kept = [one for number, one in enumerate(kept) if number == 0 or not _no_worse(own_figures, one[1])]
+        kept.append((option, own_figures))
     yield from (option for option, _ in kept[:most])
 
 

@@ -16,7 +16,7 @@ def parse_prices(text: str) -> dict[str, float]:
     >>> parse_prices("v5p=4.2,h100=2.5")
     {'v5p': 4.2, 'h100': 2.5}
     """
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, price = item.partition("=")
         try:
@@ -25,8 +25,8 @@ def parse_prices(text: str) -> dict[str, float]:
             value = -1.0
         if not equals or not 0 < value < float("inf"):
             raise HardwareError(f"--price {item!r} is not a price of a chip-hour; write v5p=4.2,h100=2.5")
-        found[catalog.chip(name).name] = value
-    return found
+        prices[catalog.chip(name).name] = value
+    return prices
 
 
 def priced(machine: Hardware, prices: Mapping[str, float], currency: str | None = None) -> Hardware:
@@ -49,11 +49,11 @@ def priced_machines(machines: Sequence[Hardware], prices: str | None, currency: 
     """
     known, chips = parse_prices(prices or ""), [machine.chip.name for machine in machines]
     if others := [chip for chip in known if chip not in chips]:
-        there = ", ".join(dict.fromkeys(chips))
-        raise HardwareError(f"--price {others[0]}: no machine here has this chip; fits: {there}")
-    found = [priced(machine, known, currency) for machine in machines]
-    if currency and all(machine.chip.price_per_chip_hour is None for machine in found):
+        fits = ", ".join(dict.fromkeys(chips))
+        raise HardwareError(f"--price {others[0]}: no machine here has this chip; fits: {fits}")
+    priced_now = [priced(machine, known, currency) for machine in machines]
+    if currency and all(machine.chip.price_per_chip_hour is None for machine in priced_now):
         raise HardwareError(
             f"--currency {currency}: no price is known in it; add --price {chips[0]}=X, of an hour of a chip"
         )
-    return found
+    return priced_now

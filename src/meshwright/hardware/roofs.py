@@ -33,17 +33,19 @@ class Roof:
 def roofs(hardware: Hardware) -> list[Roof]:
     """The roofs of a machine: HBM, each torus dimension and all at once (or NVLink), DCN or network, host."""
     chip, network = hardware.chip, hardware.chip.network
-    found = [_roof(chip, "hbm", 1, chip.hbm_bytes_per_second)]
+    memory_and_links = [_roof(chip, "hbm", 1, chip.hbm_bytes_per_second)]
     if isinstance(network, Torus):
-        found += [*_torus(hardware, network)]
-        found.append(_roof(chip, "dcn", hardware.num_slices, network.dcn_bytes_per_second))
+        memory_and_links += [*_torus(hardware, network)]
+        memory_and_links.append(_roof(chip, "dcn", hardware.num_slices, network.dcn_bytes_per_second))
     elif isinstance(network, Switch):
-        found.append(_roof(chip, "nvlink", hardware.dims[1], network.nvlink_bytes_per_second))
-        found.append(_roof(chip, "network", hardware.dims[0], network.nic_bytes_per_second))
+        memory_and_links.append(_roof(chip, "nvlink", hardware.dims[1], network.nvlink_bytes_per_second))
+        memory_and_links.append(_roof(chip, "network", hardware.dims[0], network.nic_bytes_per_second))
     else:
-        found.append(_roof(chip, "host", hardware.num_chips, network.costs["all_gather"].bytes_per_second))
-        return found
-    return [*found, _roof(chip, "host_link", 1, chip.host_link_bytes_per_second)]
+        memory_and_links.append(
+            _roof(chip, "host", hardware.num_chips, network.costs["all_gather"].bytes_per_second)
+        )
+        return memory_and_links
+    return [*memory_and_links, _roof(chip, "host_link", 1, chip.host_link_bytes_per_second)]
 
 
 def largest_machine(chip: Chip) -> Hardware:
@@ -62,7 +64,7 @@ def _roof(chip: Chip, kind: str, size: int, bytes_per_second: float) -> Roof:
 
 def _torus(hardware: Hardware, torus: Torus) -> list[Roof]:
     flops, one_way = hardware.chip.flops("bf16"), torus.one_way_bytes_per_second
-    found = [
+    dimensions = [
         Roof(
             "ici",
             size,
@@ -75,13 +77,13 @@ def _torus(hardware: Hardware, torus: Torus) -> list[Roof]:
         for dim, (size, ring) in enumerate(zip(hardware.dims, hardware.wraparound, strict=True))
         if size > 1
     ]
-    if len(found) > 1:
-        reached = sum(roof.bytes_per_second for roof in found)
-        dims = tuple(dim for roof in found for dim in roof.dims)
-        rings = all(roof.ring for roof in found)
-        size = prod(roof.size for roof in found)
-        found.append(Roof("ici", size, one_way * len(found), reached, flops / reached, dims, rings))
-    return found
+    if len(dimensions) > 1:
+        reached = sum(roof.bytes_per_second for roof in dimensions)
+        dims = tuple(dim for roof in dimensions for dim in roof.dims)
+        rings = all(roof.ring for roof in dimensions)
+        size = prod(roof.size for roof in dimensions)
+        dimensions.append(Roof("ici", size, one_way * len(dimensions), reached, flops / reached, dims, rings))
+    return dimensions
 
 
 def compute_bound_batch(chip: Chip, weights_dtype: str = "bf16", matmul_dtype: str = "bf16") -> float:

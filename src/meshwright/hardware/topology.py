@@ -245,9 +245,9 @@ def _placements(
     sizes = tuple(size for size in first.sizes.values() if size > 1)
     links = [tuple(first.links[axis] for axis, size in first.sizes.items() if size > 1)]
     links += (
-        found
+        choice
         for order in choosing_orders(len(sizes))
-        for found in link_choices(network, num_slices, dims, sizes, order)
+        for choice in link_choices(network, num_slices, dims, sizes, order)
     )
     best = undominated(((one, [gather_figure(axis) for axis in one]) for one in links), _MOST_PLACEMENTS)
     next(best)

@@ -25,8 +25,8 @@ class StepEfficiency:
     exponent by which the network's share falls with the number of domains (`Switch.falloff`).
     network_latency: factor on the network's latency.
     roofline: the share of the shorter of an operation's two times (FLOPs, bytes) that passes under the
-    longer: 1 (the roofline) if memory is read ahead of matrix units, 0 if the same cores load and multiply, so
-    that products with few rows take the sum of both.
+    longer: 1 (the roofline) if memory is read ahead of matrix units, 0 if the same cores load and multiply,
+    so that products with few rows take the sum of both.
     overlap: the share of a transfer's time that simultaneous compute hides; the transfer takes the rest from
     that compute.
     waiting: the share of the time of critical transfers (activations of tensor parallelism) that delays the

@@ -56,16 +56,16 @@ def _by_rows_and_columns() -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         after = []
 
-        def one(keys: tuple[Any, ...], gradient: Array, weight: Array, *moments: Array) -> Any:
+        def of_leaf(keys: tuple[Any, ...], gradient: Array, weight: Array, *moments: Array) -> Any:
             with jax.named_scope(tensor_of(jax.tree_util.keystr(keys, simple=True, separator="/"))):
-                scaled, own = of_all.update(gradient, type(state)(state.count, *moments), weight)
-            after.append(own)
+                scaled, state_after = of_all.update(gradient, type(state)(state.count, *moments), weight)
+            after.append(state_after)
             return scaled
 
-        scaled = jax.tree_util.tree_map_with_path(one, updates, params, *state[1:])
+        scaled = jax.tree_util.tree_map_with_path(of_leaf, updates, params, *state[1:])
         structure = jax.tree.structure(updates)
         count, *moments = zip(*after, strict=True)
-        return scaled, type(state)(count[0], *(jax.tree.unflatten(structure, own) for own in moments))
+        return scaled, type(state)(count[0], *(jax.tree.unflatten(structure, leaves) for leaves in moments))
 
     return optax.GradientTransformation(of_all.init, update)
 
@@ -81,13 +81,13 @@ def _by_sizes() -> optax.GradientTransformationExtraArgs:
         whole: Callable[[MeanSquares], MeanSquares] | None = None,
         **_: Any,
     ) -> Any:
-        own = jax.tree.map(lambda u, w: jnp.stack([_mean_square(u), _mean_square(w)]), updates, params)
+        squares = jax.tree.map(lambda u, w: jnp.stack([_mean_square(u), _mean_square(w)]), updates, params)
 
         def scaled(update: Array, mean_squares: Array) -> Array:
             of_update, of_weight = jnp.sqrt(mean_squares)
             return update * jnp.maximum(of_weight, _LEAST_SIZE) / jnp.maximum(1.0, of_update / _CLIPPED_TO)
 
-        return jax.tree.map(scaled, updates, own if whole is None else whole(own)), state
+        return jax.tree.map(scaled, updates, squares if whole is None else whole(squares)), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

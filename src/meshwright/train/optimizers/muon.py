@@ -51,12 +51,12 @@ def _orthogonalised(model: ModelConfig) -> optax.GradientTransformation:
     the results return the same way. Each device computes 1/n of the layers, rounded up.
     """
 
-    def one(path: str, param: Param, x: Array) -> Array:
+    def of_weight(path: str, param: Param, x: Array) -> Array:
         with jax.named_scope(tensor_of(path)):
             return _of_stack(x, param)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        return _of_each(model, one, updates), state
+        return _of_each(model, of_weight, updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
@@ -70,11 +70,11 @@ def _of_each(model: ModelConfig, leaf: Callable[[str, Param, Any], Any], tree: A
     """The tree of `leaf(path, parameter, x)` for each x."""
     params = parameters(model)
 
-    def one(keys: tuple[Any, ...], x: Any) -> Any:
+    def of_leaf(keys: tuple[Any, ...], x: Any) -> Any:
         path = jax.tree_util.keystr(keys, simple=True, separator="/")
         return leaf(path, params[path], x)
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
 
 def _of_stack(x: Array, param: Param) -> Array:
