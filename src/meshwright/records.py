@@ -1,6 +1,6 @@
 """Records in folders of TOML files; each states what differs from its parent, with sources."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib import resources
@@ -52,7 +52,7 @@ class Folder(Generic[_Record]):
 
     @property
     def _folder(self) -> Any:
-        return resources.files(f"meshwright.{self.package}")
+        return resources.files("meshwright").joinpath(*self.package.split("."))
 
     def __contains__(self, name: str) -> bool:
         return name in self.names or any(name in self[known].also for known in self.names)
@@ -78,11 +78,9 @@ class Folder(Generic[_Record]):
         """The record of a TOML text. Raises HardwareError with the file, line and key of a fault."""
         file = CheckedToml(origin, text)
         data = file.parse()
-        hints, known = get_type_hints(self.kind), {one.name: one.metadata for one in fields(self.kind)}
-        file.refuse_unknown(data, tuple(known))
         for key in ("name", "about"):
             file.string(data, key)
-        stated = {key: _value(file, data, key, hints[key], known[key]) for key in data}
+        stated = read_fields(self.kind, file, data)
         if "parent" not in stated:
             return self.kind(**stated)
         parent = self[stated["parent"]]
@@ -92,35 +90,53 @@ class Folder(Generic[_Record]):
         return replace(parent, **{"also": (), **stated, **merged})
 
 
-def _value(file: CheckedToml, data: Mapping[str, Any], key: str, hint: Any, known: Mapping[str, Any]) -> Any:
-    """The value at `key`, checked by the type of its field.
+def read_fields(
+    kind: type, file: CheckedToml, table: Mapping[str, Any], prefix: str = "", **keys: Collection[str]
+) -> dict[str, Any]:
+    """The values of a table, each checked by the type of its field in a dataclass.
 
-    known: the field's metadata: `keys` of a table, `words` of a text or list, the `most` of a figure.
+    A field's metadata may give the `keys` of its table, the `words` of its text or list, the `most` that its
+    figures may be, and `unread` for a field that no file states. keys: those of some tables, by field.
     """
-    readers: dict[Any, Callable[..., Any]] = {int: file.count, Mapping[str, str]: file.strings}
-    if hint in readers:
-        return readers[hint](data, key)
+    hints = get_type_hints(kind)
+    known = {one.name: dict(one.metadata) for one in fields(kind) if not one.metadata.get("unread")}
+    file.refuse_unknown(table, tuple(known), prefix)
+    for name, allowed in keys.items():
+        known[name]["keys"] = allowed
+    return {key: _value(file, table, key, prefix, hints[key], **known[key]) for key in table}
+
+
+def _value(
+    file: CheckedToml,
+    data: Mapping[str, Any],
+    key: str,
+    prefix: str,
+    hint: Any,
+    *,
+    keys: Collection[str] = (),
+    words: Collection[str] = (),
+    most: float = inf,
+) -> Any:
+    if hint is int:
+        return file.count(data, key, prefix)
     if hint in (float, float | None):
-        return file.figure(data, key, most=known.get("most", inf))
+        return file.figure(data, key, prefix, most)
     if hint is bool:
         if not isinstance(data[key], bool):
-            raise file.error(key, f"is {data[key]!r}, not true or false")
+            raise file.error(prefix + key, f"is {data[key]!r}, not true or false")
         return data[key]
-    if hint == tuple[str, ...]:
-        words = data[key]
-        fits = known.get("words")
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise file.error(key, f"is {words!r}, not a list of words")
-        if fits and not set(words) <= set(fits):
-            raise file.error(key, f"is {words!r}; fits: a list of {', '.join(fits)}")
-        return tuple(words)
+    if hint == Mapping[str, str]:
+        return file.strings(data, key, prefix)
     if hint in (Mapping[str, float], Curves):
-        table = file.table(data, key)
-        if keys := known.get("keys"):
-            file.refuse_unknown(table, keys, f"{key}.")
-        read = file.points if hint == Curves else file.figure
-        return {name: read(table, name, f"{key}.") for name in table}
-    text, fits = file.string(data, key), known.get("words")
-    if fits and text not in fits:
-        raise file.error(key, f"is {text!r}; fits: {', '.join(fits)}")
-    return text
+        table, inner = file.table(data, key, prefix), f"{prefix}{key}."
+        if keys:
+            file.refuse_unknown(table, tuple(keys), inner)
+        if hint == Curves:
+            return {name: file.points(table, name, inner) for name in table}
+        return {name: file.figure(table, name, inner, most) for name in table}
+    listed = data[key] if hint == tuple[str, ...] else [file.string(data, key, prefix)]
+    if not isinstance(listed, list) or not all(isinstance(word, str) for word in listed):
+        raise file.error(prefix + key, f"is {listed!r}, not a list of words")
+    if words and not set(listed) <= set(words):
+        raise file.error(prefix + key, f"is {data[key]!r}; fits: {', '.join(words)}")
+    return tuple(listed) if hint == tuple[str, ...] else listed[0]

@@ -113,7 +113,7 @@ def test_shares_stay_between_nothing_and_all() -> None:
         ('name = "x"\nabout = "y"\neager = 1\n[sources]\n', "eager is 1, not true or false"),
         ('name = "x"\nabout = "y"\n[odds]\nmatmul = -1\n[sources]\n', "odds.matmul"),
         ('name = "x"\nabout = "y"\n[odds]\nnorms = 1\n', "ours.toml:4: odds.norms is unknown"),
-        ('name = "x"\nabout = "y"\nfused = ["sums"]\n', "fits: a list of norms, gates, keys"),
+        ('name = "x"\nabout = "y"\nfused = ["sums"]\n', "fits: norms, gates, keys"),
         ('name = "x"\nabout = "y"\nparent = "egaer"\n', "software 'egaer' is unknown; did you mean eager"),
         ('name = "x"\n', "ours.toml:1: about is missing"),
     ],

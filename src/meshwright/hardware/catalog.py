@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib import resources
 from itertools import product
@@ -290,11 +290,10 @@ def dump_toml(hardware: Hardware) -> str:
     tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
     tables |= {key: dict(vars(chip)[key]) for key in ("matmul_rates", "memory_rates") if vars(chip)[key]}
     # The file has a [step], so `taken_from` is not written; its sources still name the chip.
-    step = {key: value for key, value in vars(chip.step).items() if key not in _NOT_OF_A_CHIP}
-    tables |= _nested("step", _present(step))
-    if chip.inference:
-        inference = {key: value for key, value in vars(chip.inference).items() if key not in _NOT_OF_A_CHIP}
-        tables |= _nested("inference", _present(inference))
+    for name in ("step", "inference"):
+        if efficiency := vars(chip)[name]:
+            stated = [one.name for one in fields(efficiency) if not one.metadata.get("unread")]
+            tables |= _nested(name, _present({key: vars(efficiency)[key] for key in stated}))
     if isinstance(network, SharedMemory):
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:
@@ -319,8 +318,6 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, (), {})}
 
 
-# Keys of a step that no chip decides: the chip it is from, and figures of a training program.
-_NOT_OF_A_CHIP = ("taken_from", "whole_sums", "gathers_first", "unfused_norms")
 # Keys of a network with tables of their own, figures of [step], and names of records.
 _NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff", "within", "between")
 _HEAD = (

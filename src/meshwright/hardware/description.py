@@ -35,7 +35,7 @@ from meshwright.hardware.chip import (
 from meshwright.hardware.links import LINK_FIELDS
 from meshwright.hardware.network import NETWORKS, Network
 from meshwright.points import Points
-from meshwright.records import Curves
+from meshwright.records import Curves, read_fields
 from meshwright.units import DTYPE_BYTES
 
 _FIGURES = ("hbm_bytes_per_second", "host_link_bytes_per_second")
@@ -55,17 +55,6 @@ _SWITCH = (
     "collective_launch_seconds",
 )
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
-_STEP_SHARES = (
-    "experts", "attention", "memory", "elementwise", "cache", "widened", "roofline", "overlap",
-    "waiting", "exchanging", "prefetch", "padding",
-)  # fmt: skip
-_STEP_SECONDS = (
-    "kernel_seconds", "experts_seconds", "collective_seconds", "launch_seconds",
-    "host_seconds", "host_collective_seconds", "host_node_seconds", "host_stage_seconds",
-    "host_flush_seconds", "host_request_seconds", "host_step_seconds", "host_token_seconds", "slowdown",
-    "attention_half_keys", "network_falloff", "network_latency", "matmul_half_outputs",
-)  # fmt: skip
-_STEP_COUNTS = ("scatter_passes",)
 # Keys of [network] that name a record, by kind of chip.
 _NAMED = {"tpu": ("within", "between"), "gpu": ("between",), "cpu": ()}
 _LINKS: dict[str, tuple[str, ...]] = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
@@ -229,28 +218,8 @@ def _step(file: CheckedToml, data: Mapping[str, Any], name: str) -> StepEfficien
     """The table `name`, [step] or [inference]."""
     if name not in data:
         return StepEfficiency()
-    table, prefix, links = file.table(data, name), f"{name}.", _LINKS[_kind(file, data)]
-    named = ("matmul", "memory_by_dtype", "packed", "links", "sources")
-    file.refuse_unknown(table, (*_STEP_SHARES, *_STEP_SECONDS, *_STEP_COUNTS, *named), prefix)
-    figures: dict[str, Any] = {key: file.share(table, key, prefix) for key in _STEP_SHARES if key in table}
-    figures |= {key: file.figure(table, key, prefix) for key in _STEP_SECONDS if key in table}
-    figures |= {key: file.count(table, key, prefix) for key in _STEP_COUNTS if key in table}
-    return StepEfficiency(
-        matmul=_shares(file, table, prefix, "matmul", tuple(DTYPE_BYTES)),
-        memory_by_dtype=_shares(file, table, prefix, "memory_by_dtype", tuple(DTYPE_BYTES)),
-        packed=_shares(file, table, prefix, "packed", tuple(DTYPE_BYTES)),
-        links=_shares(file, table, prefix, "links", links),
-        sources=file.strings(table, "sources", prefix),
-        **figures,
-    )
-
-
-def _shares(
-    file: CheckedToml, step: Mapping[str, Any], where: str, key: str, known: tuple[str, ...]
-) -> dict[str, float]:
-    table, prefix = (file.table(step, key, where) if key in step else {}), f"{where}{key}."
-    file.refuse_unknown(table, known, prefix)
-    return {name: file.share(table, name, prefix) for name in table}
+    table, links = file.table(data, name), _LINKS[_kind(file, data)]
+    return StepEfficiency(**read_fields(StepEfficiency, file, table, f"{name}.", links=links))
 
 
 def _rates(file: CheckedToml, data: Mapping[str, Any], key: str) -> dict[str, Points]:

@@ -2,8 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from meshwright.units import dtype_bytes
+from meshwright.units import DTYPE_BYTES, dtype_bytes
+
+# Metadata of figures that no chip's file states.
+UNREAD = {"unread": True}
+
+
+def _share(default: float) -> Any:
+    return field(default=default, metadata={"most": 1.0})
+
+
+def _shares(keys: tuple[str, ...] = ()) -> Any:
+    return field(default_factory=dict, hash=False, metadata={"keys": keys, "most": 1.0})
 
 
 @dataclass(frozen=True)
@@ -64,29 +76,29 @@ class StepEfficiency:
     taken_from: the catalog's chip that these figures are from, if a chip's own file has no [step].
     """
 
-    matmul: Mapping[str, float] = field(default_factory=dict, hash=False)
+    matmul: Mapping[str, float] = _shares(tuple(DTYPE_BYTES))
     matmul_half_outputs: float = 0.0
-    experts: float = 1.0
-    attention: float = 1.0
+    experts: float = _share(1.0)
+    attention: float = _share(1.0)
     attention_half_keys: float = 0.0
-    memory: float = 1.0
-    elementwise: float = 1.0
-    memory_by_dtype: Mapping[str, float] = field(default_factory=dict, hash=False)
-    links: Mapping[str, float] = field(default_factory=dict, hash=False)
+    memory: float = _share(1.0)
+    elementwise: float = _share(1.0)
+    memory_by_dtype: Mapping[str, float] = _shares(tuple(DTYPE_BYTES))
+    links: Mapping[str, float] = _shares()
     network_falloff: float = 0.0
     network_latency: float = 1.0
-    roofline: float = 1.0
-    overlap: float = 1.0
-    waiting: float = 1.0
-    exchanging: float = 1.0
-    prefetch: float = 0.0
+    roofline: float = _share(1.0)
+    overlap: float = _share(1.0)
+    waiting: float = _share(1.0)
+    exchanging: float = _share(1.0)
+    prefetch: float = _share(0.0)
     scatter_passes: int = 1
     kernel_seconds: float = 0.0
     experts_seconds: float = 0.0
     collective_seconds: float = 0.0
-    packed: Mapping[str, float] = field(default_factory=dict, hash=False)
-    cache: float = 1.0
-    widened: float = 1.0
+    packed: Mapping[str, float] = _shares(tuple(DTYPE_BYTES))
+    cache: float = _share(1.0)
+    widened: float = _share(1.0)
     launch_seconds: float = 0.0
     host_seconds: float = 0.0
     host_collective_seconds: float = 0.0
@@ -96,13 +108,13 @@ class StepEfficiency:
     host_request_seconds: float = 0.0
     host_step_seconds: float = 0.0
     host_token_seconds: float = 0.0
-    padding: float = 1.0
-    whole_sums: bool = False
-    gathers_first: bool = False
-    unfused_norms: bool = False
+    padding: float = _share(1.0)
+    whole_sums: bool = field(default=False, metadata=UNREAD)
+    gathers_first: bool = field(default=False, metadata=UNREAD)
+    unfused_norms: bool = field(default=False, metadata=UNREAD)
     slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
-    taken_from: str | None = None
+    taken_from: str | None = field(default=None, metadata=UNREAD)
 
     def matmul_share(self, dtype: str) -> float:
         """The share of the peak in `dtype`; for a dtype not listed, the next wider one's or the widest's.
