@@ -1,4 +1,4 @@
-"""A TOML text whose figures are checked as they are read; errors name the file, the line and the key."""
+"""A TOML text whose figures are checked as they are read; errors name file, line and key."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -50,7 +50,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class CheckedToml:
-    """A TOML text and where it comes from. Keys are written `table.key` in errors."""
+    """A TOML text and its origin. Errors write keys as `table.key`."""
 
     origin: str
     text: str
@@ -68,7 +68,7 @@ class CheckedToml:
         return HardwareError(f"{self.origin}:{self._line(key)}: {key} {what}")
 
     def _line(self, key: str) -> int:
-        """The line that sets `key`; where none does, that of the table it belongs in, 1 for the top."""
+        """The line that sets `key`; if none does, its table's line, or 1 at the top."""
         table = ""
         for number, line in enumerate(self.text.splitlines(), 1):
             if header := re.match(r"\s*\[([^\[\]]+)\]", line):
@@ -80,12 +80,12 @@ class CheckedToml:
         return self._line(key.rpartition(".")[0]) if key else 1
 
     def missing(self, key: str) -> HardwareError:
-        """`key` is missing; with what it means, where that is known."""
+        """The error for a missing `key`, with its meaning if that is known."""
         meaning = _MEANINGS.get(key.rpartition(".")[2])
         return self.error(key, f"is missing: {meaning}" if meaning else "is missing")
 
     def require(self, data: Mapping[str, Any], keys: Iterable[str]) -> None:
-        """Raises HardwareError naming all of `keys`, written `table.key`, where `data` lacks several.
+        """Raises HardwareError naming all of `keys`, written `table.key`, if `data` lacks several.
 
         One that is missing may be misspelt; whoever reads its table says which.
         """
@@ -109,10 +109,6 @@ class CheckedToml:
         if value > most:
             raise self.error(name, f"= {value} must be at most {most:g}")
         return value
-
-    def share(self, table: Mapping[str, Any], key: str, prefix: str = "") -> float:
-        """The number at `key`, in (0, 1]."""
-        return self.figure(table, key, prefix, most=1.0)
 
     def count(self, table: Mapping[str, Any], key: str, prefix: str = "") -> int:
         """The whole number at `key`, above 0."""
@@ -147,7 +143,7 @@ class CheckedToml:
         return parent[key]
 
     def strings(self, parent: Mapping[str, Any], key: str, prefix: str = "") -> dict[str, str]:
-        """The table of strings at `key`; none where there is no such table."""
+        """The table of strings at `key`; an empty one if there is no such table."""
         table = self.table(parent, key, prefix) if key in parent else {}
         return {inner: self.string(table, inner, f"{prefix}{key}.") for inner in table}
 
@@ -159,7 +155,7 @@ class CheckedToml:
 
 
 def _missing(data: Any, key: str, above: str = "") -> str | None:
-    """`table.key` where it is not there, or the table where that is not; None where all is."""
+    """The first missing part of `table.key`; None if all of it exists."""
     first, _, rest = key.partition(".")
     if not isinstance(data, Mapping):
         return None  # what stands in place of a table is named by whoever reads it
