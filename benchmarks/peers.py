@@ -52,7 +52,7 @@ def ours(folder: Path, dtype: str) -> Answer:
     import jax
     from engine import GREEDY, INT8
 
-    from meshwright.cli.serving import served_dtypes
+    from meshwright.cli.service import served_dtypes
     from meshwright.layout import Layout
     from meshwright.models.files import read_model
     from meshwright.nn.files.weights import load_hf

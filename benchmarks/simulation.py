@@ -20,8 +20,8 @@ from meshwright.layout import Layout
 from meshwright.load import traffic
 from meshwright.load.drive import Load
 from meshwright.load.padded import PaddedSteps
-from meshwright.load.percentiles import LatencyTargets
 from meshwright.load.planned_server import simulated_figures
+from meshwright.load.settings import LatencyTargets
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds

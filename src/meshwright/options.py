@@ -9,7 +9,7 @@ The command line makes its parameters from these fields (`cli/parameters.py`). `
 that come from Python or from a file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from math import inf
@@ -118,13 +118,14 @@ def option(
     env: str | None = None,
     after: str = "",
     names: tuple[str, ...] = (),
+    repr: bool = True,
 ) -> T:
     """A field of a dataclass that is an option of the command line; the arguments are those of `Option`.
 
     It may also be the default of a parameter of a command's function.
     """
     declared = Option(help, flag, metavar, parser, least, most, above, unset, env, after, names)
-    return cast(T, field(default=default, metadata={"option": declared}))
+    return cast(T, field(default=default, repr=repr, metadata={"option": declared}))
 
 
 def as_option(declared: object, name: str, kind: Any) -> Option | None:
@@ -151,6 +152,16 @@ def check_options(settings: object) -> None:
     """Raise MeshwrightError for a value of a dataclass that its option does not take."""
     for name, declared in options_of(type(settings)).items():
         declared.check(getattr(settings, name))
+
+
+def changed_options(owner: type, values: Mapping[str, object]) -> dict[str, object]:
+    """The values that are not the default, by the flag that the command line sets them with."""
+    changed: dict[str, object] = {}
+    for name, each in options_of(owner).items():
+        if name in values and values[name] != each.default:
+            flag = f"--no-{each.flag.removeprefix('--')}" if each.default is True else each.flag
+            changed[flag] = True if each.kind is bool else values[name]
+    return changed
 
 
 def flag_of(name: str) -> str:

@@ -178,7 +178,7 @@ def test_text_that_is_no_unicode_is_no_traceback(tmp_path: Path):
 
 
 def test_a_plan_for_another_model_names_every_size_that_differs():
-    from meshwright.cli.serving import _check_model
+    from meshwright.cli.service import _check_model
 
     mine = load_model("tiny")
     plan = Plan(mine, "cpu:1", Workload(2, 64, "generate"), Layout.of())

@@ -87,7 +87,7 @@ def test_the_line_that_installs_what_is_missing(extra: str, tmp_path: Path):
 def test_generation_needs_no_server(tmp_path: Path):
     missing = [module for module in bringing("starlette").modules if module not in TYPERS]  # pyright: ignore[reportOptionalMemberAccess]
     code = BARE.partition("from meshwright")[0].format(missing=missing)
-    code += "import meshwright.cli.generate, meshwright.cli.serving, meshwright.serve.text.generation"
+    code += "import meshwright.cli.generate, meshwright.cli.service, meshwright.serve.text.generation"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )

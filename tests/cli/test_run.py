@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli import serving
+from meshwright.cli import service
 from meshwright.cli.main import main
-from meshwright.cli.served import Serving
-from meshwright.cli.serving import open_service
+from meshwright.cli.service import open_service
 from meshwright.errors import PlanError
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
@@ -18,6 +17,7 @@ from meshwright.models.presets import load_model
 from meshwright.nn.files.checkpoint_files import validation_losses
 from meshwright.plan_file import load_plan
 from meshwright.serve.http.server import bind
+from meshwright.serve.settings import EngineSettings
 
 LINE_KEYS = {"step", "loss", "tokens_per_second", "mfu", "step_seconds", "planned_step_seconds"}
 STEPS = 4
@@ -268,8 +268,8 @@ def test_the_runner_is_made_as_the_server_was_asked(trained: Path, monkeypatch):
     def make(*_, **options):
         raise Made(options)
 
-    monkeypatch.setattr(serving, "JaxRunner", make)
-    asked = Serving(chunk=128, mode="disaggregated", host_cache_bytes=10**6)
+    monkeypatch.setattr(service, "JaxRunner", make)
+    asked = EngineSettings(chunk=128, mode="disaggregated", host_cache_bytes=10**6)
     with pytest.raises(Made) as made, open_service(trained, asked, silent):
         pass
     [options] = made.value.args
@@ -281,14 +281,14 @@ def test_matmuls_that_the_machine_has_not_are_said(trained: Path, plan: Path, mo
     def make(folder, config, layout, *_, **options):
         raise Made(layout.matmul_dtype)
 
-    monkeypatch.setattr(serving, "JaxRunner", make)
+    monkeypatch.setattr(service, "JaxRunner", make)
     found = load_plan(plan)
     layout = found.layout.replace(weights_dtype="fp8", matmul_dtype="fp8")
     found = replace(found, layout=layout, workload=replace(found.workload, phase="generate"))
     with (
         pytest.raises(Made) as made,
         pytest.warns(UserWarning, match="CPUs have no products of fp8: operands are rounded to it"),
-        open_service(trained, Serving(plan=found), silent),
+        open_service(trained, EngineSettings(plan=found), silent),
     ):
         pass
     assert made.value.args == ("fp8",)
@@ -301,12 +301,12 @@ def test_slots_that_are_asked_for_override_the_plan(
     def make(*_, **options):
         raise Made(options)
 
-    monkeypatch.setattr(serving, "JaxRunner", make)
-    found = load_plan(plan)
-    with pytest.raises(Made) as made, open_service(trained, Serving(plan=found, num_slots=slots), silent):
+    monkeypatch.setattr(service, "JaxRunner", make)
+    settings = EngineSettings(plan=load_plan(plan), num_slots=slots)
+    with pytest.raises(Made) as made, open_service(trained, settings, silent):
         pass
     [options] = made.value.args
-    assert options["num_slots"] == (slots or found.workload.num_sequences)
+    assert options["num_slots"] == (slots or load_plan(plan).workload.num_sequences)
 
 
 def test_a_plan_and_tensor_both_give_a_layout(trained: Path, plan: Path, capsys):
@@ -326,13 +326,13 @@ def test_a_plan_and_tensor_both_give_a_layout(trained: Path, plan: Path, capsys)
 def test_dtypes_are_those_that_the_processor_multiplies_fast(
     model: str, multiplies: bool, extension: str | None, dtypes: tuple[str, str], monkeypatch
 ):
-    monkeypatch.setattr(serving, "multiplies_bf16", lambda: multiplies)
-    monkeypatch.setattr(serving.kernels, "why_not", lambda: extension)
-    assert serving.served_dtypes(load_model(model)) == dtypes
+    monkeypatch.setattr(service, "multiplies_bf16", lambda: multiplies)
+    monkeypatch.setattr(service.kernels, "why_not", lambda: extension)
+    assert service.served_dtypes(load_model(model)) == dtypes
 
 
 def test_a_host_cache_needs_the_prefixes_that_it_keeps(trained: Path):
-    asked = Serving(prefix_cache=False, host_cache_bytes=10**6)
+    asked = EngineSettings(prefix_cache=False, host_cache_bytes=10**6)
     message = "keeps evicted pages, which --no-prefix-cache forgets"
     with pytest.raises(PlanError, match=message), open_service(trained, asked, silent):
         pass
@@ -340,9 +340,9 @@ def test_a_host_cache_needs_the_prefixes_that_it_keeps(trained: Path):
 
 def test_what_cannot_be_disaggregated_is_refused(trained: Path, plan: Path):
     for asked, message in (
-        (Serving(prefix_cache=False), "hands over pages, which --no-prefix-cache forgets"),
+        (EngineSettings(prefix_cache=False), "hands over pages, which --no-prefix-cache forgets"),
         (
-            Serving(plan=load_plan(plan)),
+            EngineSettings(plan=load_plan(plan)),
             "splits its sequences over 4; fits: a layout without data, fsdp, context and cache=batch",
         ),
     ):

@@ -12,8 +12,9 @@ from meshwright.cli.main import main
 from meshwright.errors import DataError
 from meshwright.load import traffic
 from meshwright.load.client import Answer, Client
-from meshwright.load.percentiles import LatencyTargets, percentiles, summary
+from meshwright.load.percentiles import percentiles, summary
 from meshwright.load.planned import planned_step_seconds
+from meshwright.load.settings import LatencyTargets
 from meshwright.load.traffic import Chat, Lengths, Turn
 from meshwright.load.words import Words
 

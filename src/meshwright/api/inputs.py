@@ -1,35 +1,43 @@
-"""What a machine is asked to do, as the library's user writes it."""
+"""The inputs of the library: the tokens of a training step, the requests to a server, and their options."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.errors import PlanError
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import DTYPES
+from meshwright.layout.precision import Precision, matmul_dtype_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.options import REQUIRED, check_options, option, parse_dtype
 from meshwright.units import parse_count, parse_length
 
 if TYPE_CHECKING:
     from meshwright.plan.serve.requests import Requests, Targets
 
+# The default of an option that the command line may leave out and the library may not.
+_UNSET = cast(Any, None)
+
 
 @dataclass(frozen=True)
 class Train:
-    """A training step of `batch_tokens`, in sequences of `seq_len`; integers, or text as on the command line.
+    """A training step of `batch_tokens` tokens, in sequences of `seq_len`: integers, or text such as "4M".
 
     >>> Train(batch_tokens="4M", seq_len="8k")
     Train(batch_tokens=4000000, seq_len=8192)
     """
 
-    batch_tokens: int
-    seq_len: int
+    batch_tokens: int = option(REQUIRED, parser=parse_count, help="Tokens per step: 4M, 4Mi.")
+    seq_len: int = option(REQUIRED, parser=parse_length, help="Tokens per sequence: 4096, 8k (8192).")
 
     def __init__(self, batch_tokens: int | str, seq_len: int | str) -> None:
         object.__setattr__(self, "batch_tokens", parse_count(batch_tokens))
         object.__setattr__(self, "seq_len", parse_length(seq_len))
 
     def workload(self, model: ModelConfig) -> Workload:
-        """The nearest number of whole sequences. Raises PlanError where one is too long or too much."""
+        """The nearest number of whole sequences. Raises PlanError if one exceeds the context or the batch."""
         if self.seq_len > model.max_seq_len:
             raise PlanError(
                 f"--seq-len {self.seq_len} is longer than {model.name}'s context of {model.max_seq_len}; "
@@ -43,47 +51,92 @@ class Train:
         return Workload(round(self.batch_tokens / self.seq_len), self.seq_len)
 
 
-_TOKENS = ("prompt_tokens", "output_tokens")
+@dataclass(frozen=True)
+class SearchOptions:
+    """The dtypes and bounds of a search for layouts to train with."""
+
+    weights_dtype: str | None = option(
+        None, parser=parse_dtype, help="Dtype of the weights.", unset="bf16; f32 on cpu"
+    )
+    compute_dtype: str | None = option(
+        None, parser=parse_dtype, help="Dtype of activations and matmuls.", unset="bf16; on cpu the faster"
+    )
+    given: str = option("", help="Only layouts that meet these conditions: tensor=8,pipe<=4,schedule!=zb-v.")
+    runnable: bool | None = option(
+        None,
+        flag="--runnable/--any",
+        help="Rank what mw train runs, or all that can be planned.",
+        unset="what runs, if anything",
+    )
+    top: int = option(10, least=1, most=10_000, help="How many layouts to list.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def dtypes(self, chip: Chip) -> tuple[str, tuple[str, ...]]:
+        """The dtype of the weights, and the dtypes to compute in: for a CPU every dtype that was measured."""
+        on_cpu = chip.kind == "cpu"
+        weights = self.weights_dtype or ("f32" if on_cpu else "bf16")
+        if self.compute_dtype:
+            return weights, (self.compute_dtype,)
+        if not on_cpu:
+            return weights, ("bf16",)
+        return weights, tuple(dtype for dtype in DTYPES if dtype in chip.flops_per_second)
 
 
-def _means(
-    prompt_tokens: int | str | None, output_tokens: int | str | None, lengths: Sequence[tuple[int, int]]
-) -> tuple[int, int]:
-    """Tokens of a prompt and of its answer. Raises PlanError unless they are said, once."""
-    if bool(lengths) == (prompt_tokens is not None or output_tokens is not None):
-        raise PlanError("Serve: give prompt_tokens and output_tokens, or lengths")
-    if lengths:
-        from meshwright.plan.serve.requests import Requests
+@dataclass(frozen=True)
+class SizeOptions:
+    """The bounds of a search for the smallest machine."""
 
-        found = Requests.of_lengths(lengths)
-        return found.prompt_tokens, found.output_tokens
-    if prompt_tokens is None or output_tokens is None:
-        raise PlanError("Serve: prompt_tokens and output_tokens are both needed")
-    return parse_length(prompt_tokens), parse_length(output_tokens)
+    smallest: bool = option(False, help="Find the fewest chips that suffice; --hardware v5p names the chip.")
+    max_seconds: float | None = option(
+        None, metavar="SECONDS", least=0, help="With --smallest: the longest step allowed."
+    )
+    days: float | None = option(
+        None, metavar="DAYS", least=0, help="With --smallest and --tokens: the longest run allowed."
+    )
 
 
 @dataclass(frozen=True)
 class Serve:
-    """Requests of `prompt_tokens` answered with `output_tokens`; integers, or text as on the command line.
+    """Requests of `prompt_tokens`, answered with `output_tokens`: integers, or text such as "8k".
 
-    ttft, tpot: the most seconds to the first token, and for each after it. max_price_per_hour: of all chips.
-    prefix_hit, drafts, acceptance, paged, chunk: as plan/serve/requests.py has them. lengths: of a sample of
-    requests that differ (prompt, output) tokens, in place of prompt_tokens and output_tokens.
+    ttft, tpot: maximum seconds to the first token, and per token after it. max_price_per_hour: for all
+    chips. prefix_hit, drafts, acceptance, paged, chunk: as in plan/serve/requests.py. lengths: (prompt,
+    output) tokens of a sample of requests, in place of prompt_tokens and output_tokens.
 
     >>> Serve("8k", 512, tpot=0.02)
     Serve(prompt_tokens=8192, output_tokens=512, ttft=None, tpot=0.02)
     """
 
-    prompt_tokens: int
-    output_tokens: int
-    ttft: float | None = None
-    tpot: float | None = None
-    max_price_per_hour: float | None = field(default=None, repr=False)
-    prefix_hit: float = field(default=0.0, repr=False)
-    drafts: int = field(default=0, repr=False)
-    acceptance: float = field(default=0.0, repr=False)
-    paged: bool = field(default=False, repr=False)
-    chunk: int | None = field(default=None, repr=False)
+    prompt_tokens: int = option(
+        _UNSET,
+        parser=parse_length,
+        help="Tokens per prompt: 8192, 8k (8192); with --lengths the mean.",
+    )
+    output_tokens: int = option(_UNSET, parser=parse_length, help="Tokens per answer.")
+    ttft: float | None = option(
+        None, metavar="S", help="Longest allowed time to first token, in seconds.", after="trace"
+    )
+    tpot: float | None = option(None, metavar="S", help="Longest allowed time per output token, in seconds.")
+    max_price_per_hour: float | None = option(
+        None, metavar="PRICE", help="Highest allowed price per hour of all chips.", repr=False
+    )
+    prefix_hit: float = option(
+        0.0, help="Share of a prompt found in a prefix cache.", after="context", repr=False
+    )
+    drafts: int = option(0, help="Draft tokens per step (speculative decoding).", repr=False)
+    acceptance: float = option(0.0, help="Probability that a draft token is accepted.", repr=False)
+    paged: bool = option(
+        False, help="Count the cache at the mean length of sequences, not the longest.", repr=False
+    )
+    chunk: int | None = option(
+        None,
+        parser=parse_length,
+        help="Prefill in chunks of this many tokens, as mw serve does.",
+        unset="whole prompts",
+        repr=False,
+    )
     lengths: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
     def __init__(
@@ -101,14 +154,14 @@ class Serve:
         chunk: int | None = None,
         lengths: Sequence[tuple[int, int]] = (),
     ) -> None:
-        means = _means(prompt_tokens, output_tokens, lengths)
-        values = locals() | {"lengths": tuple(lengths)} | dict(zip(_TOKENS, means, strict=True))
-        for one in fields(self):
-            object.__setattr__(self, one.name, values[one.name])
+        prompt, output = _mean_tokens(prompt_tokens, output_tokens, lengths)
+        values = locals() | {"prompt_tokens": prompt, "output_tokens": output, "lengths": tuple(lengths)}
+        for each in fields(self):
+            object.__setattr__(self, each.name, values[each.name])
 
     @property
     def requests(self) -> "Requests":
-        """What is served. Raises PlanError for a share or a number that is none."""
+        """The requests as the planner takes them. Raises PlanError for a share or a number out of range."""
         from meshwright.plan.serve.requests import Requests
 
         names = ("prefix_hit", "drafts", "acceptance", "paged", "chunk")
@@ -119,8 +172,68 @@ class Serve:
 
     @property
     def targets(self) -> "Targets":
-        """What every answer must meet. Raises PlanError for what is no time."""
+        """The targets of every answer. Raises PlanError for a target that is not above 0."""
         from meshwright.plan.serve.requests import Targets
 
         given = {"ttft": self.ttft, "tpot": self.tpot, "price_per_hour": self.max_price_per_hour}
         return Targets(**{name: value for name, value in given.items() if value is not None})
+
+
+def _mean_tokens(
+    prompt_tokens: int | str | None, output_tokens: int | str | None, lengths: Sequence[tuple[int, int]]
+) -> tuple[int, int]:
+    """Mean tokens of a prompt and of its answer. Raises PlanError unless they are given exactly once."""
+    if bool(lengths) == (prompt_tokens is not None or output_tokens is not None):
+        raise PlanError("Serve: give prompt_tokens and output_tokens, or lengths")
+    if lengths:
+        from meshwright.plan.serve.requests import Requests
+
+        mean = Requests.of_lengths(lengths)
+        return mean.prompt_tokens, mean.output_tokens
+    if prompt_tokens is None or output_tokens is None:
+        raise PlanError("Serve: prompt_tokens and output_tokens are both needed")
+    return parse_length(prompt_tokens), parse_length(output_tokens)
+
+
+@dataclass(frozen=True)
+class ServedDtypes:
+    """The dtypes to serve with; several for the weights and the cache are all tried: `bf16,int8`."""
+
+    weights_dtype: str | None = option(
+        None,
+        metavar="DTYPE,...",
+        help="Dtypes of the weights to try: bf16,fp8,int8,int4.",
+        unset="bf16; f32 on cpu",
+    )
+    kv_dtype: str | None = option(
+        None, metavar="DTYPE,...", help="Dtypes of the KV cache to try: bf16,int8.", unset="as computed"
+    )
+    matmul_dtype: str | None = option(
+        None,
+        metavar="DTYPE",
+        help="Dtype of matmul operands, if activations are quantised: int8, fp8.",
+        unset="as computed",
+    )
+    compute_dtype: str | None = None
+
+    def precisions(self, machines: Sequence[Hardware]) -> list[dict[str, str]]:
+        """The dtypes of a layout, for every dtype of the weights and of the cache.
+
+        By default both are the dtype to compute in: bf16, and f32 if all machines are CPUs. Raises
+        LayoutError for an unknown dtype.
+        """
+        on_cpu = all(machine.chip.kind == "cpu" for machine in machines)
+        compute, kind = self.compute_dtype or ("f32" if on_cpu else "bf16"), "cpu" if on_cpu else ""
+        precisions: list[dict[str, Any]] = [
+            {
+                "weights_dtype": weights,
+                "compute_dtype": compute,
+                "kv_dtype": kv,
+                "matmul_dtype": self.matmul_dtype or matmul_dtype_of(weights, kind),
+            }
+            for weights in (self.weights_dtype or compute).split(",")
+            for kv in (self.kv_dtype or compute).split(",")
+        ]
+        for words in precisions:
+            Precision(**words)
+        return precisions

@@ -8,60 +8,50 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.api.inputs import Train
-from meshwright.cli.common import Json, count_option, emit, length_option, note, progress, refuse_beside, show
+from meshwright.cli.common import JSON, emit, note, progress, refuse_beside, show
 from meshwright.cli.extras import require
+from meshwright.cli.parameters import command
 from meshwright.errors import AuditError, PlanError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
+from meshwright.options import option
 from meshwright.plan_file import Plan, load_plan
+from meshwright.units import parse_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DIFFERS = 1
 
 
-@app.command()
+@command(app)
 def audit(
     plan: Annotated[
         Path | None, typer.Argument(help="A plan.toml; without it, give --model and the other options.")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="tpu, gpu or cpu. [default: the hardware's where installed, else cpu]")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A preset, config.json, checkpoint folder or TOML.")
-    ] = None,
-    hardware: Annotated[str | None, typer.Option(help="cpu:8, v5e:4x4, a machine's .toml, ...")] = None,
-    batch_tokens: Annotated[int | None, count_option("--batch-tokens", help="Tokens of one step.")] = None,
-    seq_len: Annotated[int | None, length_option("--seq-len", help="Tokens of one sequence.")] = None,
-    layout: Annotated[str | None, typer.Option(help="data=2,fsdp=2,tensor=2,remat=full")] = None,
-    phase: Annotated[
-        str | None,
-        typer.Option(
-            "--phase",
-            "--step",
-            help="train, prefill or generate. [default: the plan's, both of a server's; else train]",
-        ),
-    ] = None,
-    hlo: Annotated[
-        Path | None, typer.Option(help="Audit the optimised HLO of any program instead of a plan.")
-    ] = None,
-    mesh: Annotated[str | None, typer.Option(help="With --hlo: the mesh's axes, data=2,tensor=4.")] = None,
-    numerics: Annotated[
-        bool,
-        typer.Option(
-            "--numerics", help="Also compare loss and gradients with one device's, on a tiny model."
-        ),
-    ] = False,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compile again even if the cache has the program.")
-    ] = False,
-    against: Annotated[
-        Path | None, typer.Option(help="Show what changed since this audit, written by -o.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the JSON here too.")] = None,
-    as_json: Json = False,
+    target: str | None = option(
+        None, help="tpu, gpu or cpu.", unset="the hardware's where installed, else cpu"
+    ),
+    model: str | None = option(None, help="A preset, config.json, checkpoint folder or TOML."),
+    hardware: str | None = option(None, help="cpu:8, v5e:4x4, a machine's .toml, ..."),
+    batch_tokens: int | None = option(None, parser=parse_count, help="Tokens of one step."),
+    seq_len: int | None = option(None, parser=parse_length, help="Tokens of one sequence."),
+    layout: str | None = option(None, help="data=2,fsdp=2,tensor=2,remat=full"),
+    phase: str | None = option(
+        None,
+        flag="--phase --step",
+        help="train, prefill or generate.",
+        unset="the plan's, both of a server's; else train",
+    ),
+    hlo: Path | None = option(None, help="Audit the optimised HLO of any program instead of a plan."),
+    mesh: str | None = option(None, help="With --hlo: the mesh's axes, data=2,tensor=4."),
+    numerics: bool = option(
+        False, help="Also compare loss and gradients with one device's, on a tiny model."
+    ),
+    no_cache: bool = option(False, help="Compile again even if the cache has the program."),
+    against: Path | None = option(None, help="Show what changed since this audit, written by -o."),
+    output: Path | None = option(None, flag="-o --output", help="Write the JSON here too."),
+    as_json: bool = JSON,
 ) -> None:
     """Compile a plan's step and compare its collectives, FLOPs and memory with the plan.
 

@@ -3,31 +3,22 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from meshwright.cli import bench_serve
-from meshwright.cli.common import (
-    HardwareOption,
-    Json,
-    LocalHardwareOption,
-    ProcessesOption,
-    emit,
-    note,
-    number_option,
-    progress,
-    show,
-    whole_option,
-)
+from meshwright.cli.common import HARDWARE_HELP, JSON, LOCAL_HARDWARE, PROCESSES, emit, note, progress, show
+from meshwright.cli.parameters import command
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.nn.start.devices import use_devices_of
+from meshwright.options import option
 from meshwright.units import format_bytes, format_count, format_seconds, parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-app.command()(bench_serve.serve)
+command(app)(bench_serve.serve)
 _Column = tuple[str, Callable[[dict[str, Any]], str]]
 
 # A plan of each size that people ask for: (model, hardware, sequences, sequence length).
@@ -44,29 +35,20 @@ def bench() -> None:
     """Benchmark collectives and matmuls of this machine, a server, or the planner."""
 
 
-@app.command()
+@command(app)
 def collectives(
-    hardware: HardwareOption = "cpu:8",
-    mesh: Annotated[
-        str | None,
-        typer.Option("--mesh", help="Mesh axes to measure, alone and together: X=4,Y=2. [default: two axes]"),
-    ] = None,
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            "--sizes", help="Sizes of the gathered array in bytes: 1Ki,64Ki,1Mi. [default: 1Ki to 256Mi]"
-        ),
-    ] = None,
-    processes: ProcessesOption = 1,
-    max_seconds: Annotated[
-        float,
-        number_option("--max-seconds", least=1, help="Time limit; sizes left when it ends are skipped."),
-    ] = 120.0,
-    plot: Annotated[
-        bool, typer.Option("--plot", help="Plot measurements and model in the terminal.")
-    ] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write the charts as one HTML page.")] = None,
-    as_json: Json = False,
+    hardware: str = option("cpu:8", help=HARDWARE_HELP),
+    mesh: str | None = option(
+        None, help="Mesh axes to measure, alone and together: X=4,Y=2.", unset="two axes"
+    ),
+    sizes: str | None = option(
+        None, help="Sizes of the gathered array in bytes: 1Ki,64Ki,1Mi.", unset="1Ki to 256Mi"
+    ),
+    processes: int = PROCESSES,
+    max_seconds: float = option(120.0, least=1, help="Time limit; sizes left when it ends are skipped."),
+    plot: bool = option(False, help="Plot measurements and model in the terminal."),
+    html: Path | None = option(None, help="Write the charts as one HTML page."),
+    as_json: bool = JSON,
 ) -> None:
     """Time every collective over every choice of mesh axes.
 
@@ -135,8 +117,8 @@ def _draw(document: dict[str, Any], plot: bool, html: Path | None) -> None:
         note(f"wrote {html}")
 
 
-@app.command()
-def matmul(hardware: LocalHardwareOption = "cpu:8", as_json: Json = False) -> None:
+@command(app)
+def matmul(hardware: str = LOCAL_HARDWARE, as_json: bool = JSON) -> None:
     """Time a Transformer's matmuls on all devices at once.
 
     \b
@@ -155,10 +137,10 @@ def matmul(hardware: LocalHardwareOption = "cpu:8", as_json: Json = False) -> No
     _print(document, "Matmuls of one device, all at work", columns, as_json)
 
 
-@app.command()
+@command(app)
 def plan(
-    repeats: Annotated[int, whole_option("--repeats", help="Searches per case; the median is reported.")] = 3,
-    as_json: Json = False,
+    repeats: int = option(3, least=1, help="Searches per case; the median is reported."),
+    as_json: bool = JSON,
 ) -> None:
     """Time the planner's search for several models and machines.
 

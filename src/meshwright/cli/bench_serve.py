@@ -3,119 +3,37 @@
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from meshwright.cli.common import (
-    Json,
-    count_option,
-    emit,
-    note,
-    number_option,
-    progress,
-    refuse_beside,
-    show,
-    whole_option,
-)
+from meshwright.cli.common import JSON, emit, note, progress, refuse_beside, show
 from meshwright.files import write_whole
+from meshwright.load.settings import LatencyTargets, SimulatedServers, Traffic
+from meshwright.options import changed_options, option
 from meshwright.progress import Progress
 from meshwright.units import format_number_of
 
 if TYPE_CHECKING:
+    from meshwright.load.client import Client
     from meshwright.load.drive import Load
 
 PROBLEM = 1
 
 
 def serve(
-    url: Annotated[str | None, typer.Option("--url", help="The server: http://127.0.0.1:8000.")] = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option("--plan", help="Simulate a server of this plan.toml instead of calling one."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="Model name in the requests. [default: the server's only model]"),
-    ] = None,
-    requests: Annotated[int, count_option("--requests", help="Number of requests.")] = 64,
-    concurrency: Annotated[
-        int | None, whole_option("--concurrency", help="Closed loop: requests in flight. [default: 8]")
-    ] = None,
-    rate: Annotated[
-        float | None, number_option("--rate", least=1e-3, help="Open loop: requests per second, Poisson.")
-    ] = None,
-    burst: Annotated[int, whole_option("--burst", help="With --rate: requests that arrive together.")] = 1,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", help="JSON lines of arrival_seconds, prompt_tokens, output_tokens."),
-    ] = None,
-    lengths: Annotated[
-        str, typer.Option("--lengths", help="Distribution of lengths: sharegpt, alpaca or fixed.")
-    ] = "sharegpt",
-    prompt_tokens: Annotated[
-        int | None,
-        count_option("--prompt-tokens", help="Mean length of prompts. [default: that of --lengths]"),
-    ] = None,
-    output_tokens: Annotated[
-        int | None,
-        count_option("--output-tokens", help="Mean length of answers. [default: that of --lengths]"),
-    ] = None,
-    prefix_tokens: Annotated[
-        int, whole_option("--prefix-tokens", least=0, help="Length of the prefix that all prompts share.")
-    ] = 0,
-    turns: Annotated[
-        int, whole_option("--turns", help="Turns of a chat; each prompt repeats the earlier turns.")
-    ] = 1,
-    chat: Annotated[bool, typer.Option("--chat", help="Send chats to /v1/chat/completions.")] = False,
-    ignore_eos: Annotated[
-        bool, typer.Option(help="Generate the full length that was drawn (vLLM's ignore_eos).")
-    ] = True,
-    seed: Annotated[int, whole_option("--seed", least=0, help="Seed of lengths, texts and arrivals.")] = 0,
-    ttft: Annotated[
-        float | None, number_option("--ttft", least=0, help="Goodput target: time to first token, seconds.")
-    ] = None,
-    tpot: Annotated[
-        float | None, number_option("--tpot", least=0, help="Goodput target: time per output token, seconds.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", help="The server's key. [$OPENAI_API_KEY]")
-    ] = None,
-    timeout: Annotated[
-        float, number_option("--timeout", least=0.1, help="Seconds after which a request fails.")
-    ] = 600.0,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the JSON here, for `mw report`.")
-    ] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the distributions in the terminal.")] = False,
-    mode: Annotated[
-        str, typer.Option("--mode", help="With --plan: interleaved, batched or disaggregated prefill.")
-    ] = "interleaved",
-    replicas: Annotated[
-        int,
-        whole_option(
-            "--replicas", least=0, help="With --plan: servers; 0 finds the fewest that meet the targets."
-        ),
-    ] = 1,
-    prefill_replicas: Annotated[
-        int | None,
-        whole_option(
-            "--prefill-replicas", help="With --mode disaggregated: servers that only prefill. [default: 1]"
-        ),
-    ] = None,
-    prefix_cache: Annotated[
-        bool, typer.Option(help="With --plan: reuse cached pages of shared prompt prefixes.")
-    ] = True,
-    drafts: Annotated[
-        int, whole_option("--drafts", least=0, most=16, help="With --plan: draft tokens per step.")
-    ] = 0,
-    acceptance: Annotated[
-        float,
-        number_option(
-            "--acceptance", least=0, most=1, help="With --drafts: probability that a draft token is accepted."
-        ),
-    ] = 0.0,
-    as_json: Json = False,
+    *,
+    url: str | None = option(None, help="The server: http://127.0.0.1:8000."),
+    plan: Path | None = option(None, help="Simulate a server of this plan.toml instead of calling one."),
+    model: str | None = option(None, help="Model name in the requests.", unset="the server's only model"),
+    traffic: Traffic,
+    targets: LatencyTargets,
+    api_key: str | None = option(None, help="The server's key. [$OPENAI_API_KEY]"),
+    timeout: float = option(600.0, least=0.1, help="Seconds after which a request fails."),
+    output: Path | None = option(None, flag="-o --output", help="Write the JSON here, for `mw report`."),
+    plot: bool = option(False, help="Draw the distributions in the terminal."),
+    servers: SimulatedServers,
+    as_json: bool = JSON,
 ) -> None:
     """Load-test a server of OpenAI's API and time every token.
 
@@ -130,62 +48,50 @@ def serve(
     """
     if (url is None) == (plan is None):
         raise typer.BadParameter("name a server with --url, or a plan to simulate with --plan")
-    if sum(option is not None for option in (concurrency, rate, trace)) > 1:
+    if sum(value is not None for value in (traffic.concurrency, traffic.rate, traffic.trace)) > 1:
         raise typer.BadParameter("--concurrency, --rate and --trace cannot be combined")
-    if burst > 1 and rate is None:
+    if traffic.burst > 1 and traffic.rate is None:
         raise typer.BadParameter("--burst needs --rate")
     if plan is None:
-        of_plans = {
-            "--mode": mode != "interleaved",
-            "--replicas": replicas != 1,
-            "--prefill-replicas": prefill_replicas,
-            "--no-prefix-cache": not prefix_cache,
-            "--drafts": drafts > 0,
-            "--acceptance": acceptance > 0,
-        }
-        refuse_beside(of_plans, "the server at --url decides that itself")
+        refuse_beside(
+            changed_options(SimulatedServers, vars(servers)), "the server at --url decides that itself"
+        )
     else:
-        refuse_beside({"--chat": chat, "--api-key": api_key, "--model": model}, "--plan asks no server")
-        _check_simulated(mode, prefill_replicas, drafts, acceptance)
-    from meshwright.load import traffic
+        refuse_beside(
+            {"--chat": traffic.chat, "--api-key": api_key, "--model": model}, "--plan asks no server"
+        )
+        if servers.mode != "disaggregated":
+            refuse_beside(
+                {"--prefill-replicas": servers.prefill_replicas}, "only --mode disaggregated has them"
+            )
+        if not servers.num_drafts:
+            refuse_beside(
+                {"--acceptance": servers.acceptance > 0}, "without --drafts there are none to accept"
+            )
+    chats = traffic.chats()
     from meshwright.load.drive import Load
-    from meshwright.load.percentiles import LatencyTargets
 
-    if trace:
-        chats = traffic.read_trace(trace)
-    else:
-        arrivals = traffic.poisson(rate, burst, seed) if rate else traffic.at_once()
-        drawn = traffic.named_lengths(lengths, prompt_tokens, output_tokens)
-        chats = traffic.chats(drawn, requests, turns, arrivals, seed)
-    closed = None if rate or trace else concurrency or 8
-    load = Load(chats, closed, prefix_tokens, chat, seed)
-    options: dict[str, Any] = {"temperature": 0} | ({"ignore_eos": True} if ignore_eos else {})
-    targets = LatencyTargets(ttft, tpot)
+    load = Load(chats, traffic.closed, traffic.prefix_tokens, traffic.chat, traffic.seed)
     with progress() as report:
-        if plan is None:
-            key = api_key or os.environ.get("OPENAI_API_KEY")
-            client = {"url": url, "model": model, "api_key": key, "options": options}
-            measured = asyncio.run(_measure(client | {"timeout_seconds": timeout}, load, targets, report))
-        else:
-            from meshwright.load.planned_server import Engines, NotEnoughError, simulated
+        if url is not None:
+            from meshwright.load.client import Client
 
-            engines = Engines(mode, replicas, prefill_replicas or 1, prefix_cache, drafts, acceptance)
+            fields: dict[str, object] = {"temperature": 0}
+            if traffic.ignore_eos:
+                fields["ignore_eos"] = True
+            key = api_key or os.environ.get("OPENAI_API_KEY")
+            client = Client(url, model=model, api_key=key, options=fields, timeout_seconds=timeout)
+            measured = asyncio.run(_measure(client, load, targets, report))
+        else:
+            from meshwright.load.planned_server import NotEnoughError, simulated
+
+            assert plan is not None, "one of the two is given"
             try:
-                measured = simulated(plan, engines, load, targets, report)
+                measured = simulated(plan, servers, load, targets, report)
             except NotEnoughError as error:
                 note(f"mw: {error}")
                 raise typer.Exit(PROBLEM) from error
-    measured["traffic"] = {
-        "arrivals": "trace" if trace else "poisson" if rate else "closed",
-        "rate_per_second": rate,
-        "burst": burst,
-        "concurrency": closed,
-        "lengths": str(trace) if trace else lengths,
-        "prefix_tokens": prefix_tokens,
-        "turns": turns,
-        "chat": chat,
-        "seed": seed,
-    }
+    measured["traffic"] = traffic.to_dict()
     if measured["cut"]:
         note(
             f"mw: warning: {format_number_of(measured['cut'], 'request')} shortened or left out to fit the "
@@ -196,28 +102,22 @@ def serve(
         raise typer.Exit(PROBLEM)
 
 
-def _check_simulated(mode: str, prefill_replicas: int | None, drafts: int, acceptance: float) -> None:
-    """Raises PlanError for options of a simulation that change nothing."""
-    if mode != "disaggregated":
-        refuse_beside({"--prefill-replicas": prefill_replicas}, "only --mode disaggregated has them")
-    if not drafts:
-        refuse_beside({"--acceptance": acceptance > 0}, "without --drafts there are none to accept")
-
-
-async def _measure(options: dict[str, Any], load: "Load", targets: Any, report: Progress) -> dict[str, Any]:
+async def _measure(
+    client: "Client", load: "Load", targets: LatencyTargets, report: Progress
+) -> dict[str, Any]:
     from dataclasses import replace
 
-    from meshwright.load.client import Answer, Client
+    from meshwright.load.client import Answer
     from meshwright.load.drive import drive, fit_words
     from meshwright.load.percentiles import summary
     from meshwright.load.planned import planned_step_seconds
     from meshwright.load.traffic import num_cut, within
 
-    async with Client(**options) as client:
+    async with client:
         report("asking the server for its model", None)
         await client.find_model()
         words = await fit_words(client, chat=load.chat)
-        asked, chats = load.chats, within(list(load.chats), client.context, load.prefix_tokens)
+        drawn, chats = load.chats, within(list(load.chats), client.context, load.prefix_tokens)
         load = replace(load, chats=chats)
         total, done = sum(len(chat.turns) for chat in load.chats), 0
 
@@ -227,13 +127,13 @@ async def _measure(options: dict[str, Any], load: "Load", targets: Any, report: 
             report(f"answers {done} of {total}", done / total)
 
         answers = await drive(client, load, words, on_answer)
-        found = summary(answers, targets)
+        figures = summary(answers, targets)
         planned = planned_step_seconds(await client.metrics())
-        measured = found["tpot_seconds"]["p50"]
+        measured = figures["tpot_seconds"]["p50"]
         ratio = measured / planned if measured and planned else None
         row = {"name": "tpot", "seconds": measured, "predicted_seconds": planned, "ratio": ratio}
         head = {"kind": "serving", "url": client.url, "model": client.model}
-        return head | found | {"cut": num_cut(asked, chats), "results": [row]}
+        return head | figures | {"cut": num_cut(drawn, chats), "results": [row]}
 
 
 def _tell(document: dict[str, Any], output: Path | None, *, plot: bool, as_json: bool) -> None:

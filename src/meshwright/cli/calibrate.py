@@ -1,26 +1,27 @@
 """mw calibrate: this machine, measured, as hardware to plan for."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, LocalHardwareOption, ProcessesOption, emit, note, progress, show
+from meshwright.cli.common import JSON, LOCAL_HARDWARE, PROCESSES, emit, note, progress, show
 from meshwright.cli.hardware import detail, hardware_document
+from meshwright.cli.parameters import command
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.nn.start.devices import use_devices_of
+from meshwright.options import option
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command()
+@command(app)
 def calibrate(
-    output: Annotated[Path, typer.Option("-o", "--output", help="The TOML to write.")] = Path("machine.toml"),
-    hardware: LocalHardwareOption = "cpu:8",
-    processes: ProcessesOption = 1,
-    as_json: Json = False,
+    output: Path = option(Path("machine.toml"), flag="-o --output", help="The TOML to write."),
+    hardware: str = LOCAL_HARDWARE,
+    processes: int = PROCESSES,
+    as_json: bool = JSON,
 ) -> None:
     """Measure this machine and write a hardware file for plans.
 

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from meshwright.cli.common import HardwareOption, Json, dtype_option, emit, show
+from meshwright.cli.common import HARDWARE, JSON, emit, show
+from meshwright.cli.parameters import command
 from meshwright.cost.collectives import CollectivePrice, collective_seconds
 from meshwright.errors import NotationError, nearest
 from meshwright.hardware import catalog
@@ -13,6 +14,7 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
+from meshwright.options import REQUIRED, option, parse_dtype
 from meshwright.units import format_bytes, format_seconds
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -29,17 +31,17 @@ _FORMS = "AllGather_X([B_X, D]), ReduceScatter_{X,D}([B, D]{U_X}), AllReduce_X([
 _FORMS += " or AllToAll_X([B_X, D] -> [B, D_X])"
 
 
-@app.command()
+@command(app)
 def collective(
     written: Annotated[
         str, typer.Argument(metavar="EXPRESSION", help="A collective, quoted: AllGather_X([B_X, D_Y]).")
     ],
-    hardware: HardwareOption,
-    mesh: Annotated[str, typer.Option(help="Mesh axes and their sizes: X=4,Y=4,Z=4.")],
-    dims: Annotated[str, typer.Option(help="Sizes of the dimensions: B=1024,D=4k.")],
-    dtype: Annotated[str, dtype_option("--dtype", help="Dtype of the array.")] = "bf16",
-    one_way: Annotated[bool, typer.Option("--one-way", help="Use rings in one direction only.")] = False,
-    as_json: Json = False,
+    hardware: str = HARDWARE,
+    mesh: str = option(REQUIRED, help="Mesh axes and their sizes: X=4,Y=4,Z=4."),
+    dims: str = option(REQUIRED, help="Sizes of the dimensions: B=1024,D=4k."),
+    dtype: str = option("bf16", parser=parse_dtype, help="Dtype of the array."),
+    one_way: bool = option(False, help="Use rings in one direction only."),
+    as_json: bool = JSON,
 ) -> None:
     """Price one collective and say whether bandwidth or latency limits it.
 

@@ -10,24 +10,18 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import partial
-from math import inf, isfinite
 from pathlib import Path
-from reprlib import repr as brief
 from threading import Timer
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import typer
-
-from meshwright.errors import LayoutError, MeshwrightError, ModelError, PlanError, nearest
+from meshwright.errors import LayoutError, ModelError, PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.short import read_words
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
-from meshwright.options import option
+from meshwright.options import REQUIRED, option
 from meshwright.progress import Progress
-from meshwright.units import dtype_bytes, parse_count, parse_length
 
 # Wide enough for the tables where the output is piped and there is no terminal to ask.
 _PIPED_WIDTH = 140
@@ -37,116 +31,26 @@ _PATIENCE_SECONDS = 1.0
 _PIPED_SHARES = 5
 
 
-def _count(text: str) -> int:
-    try:
-        return parse_count(text)
-    except MeshwrightError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _length(text: str) -> int:
-    try:
-        return parse_length(text)
-    except MeshwrightError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _dtype(text: str) -> str:
-    try:
-        dtype_bytes(text)
-    except MeshwrightError as error:
-        raise typer.BadParameter(str(error)) from error
-    return text
-
+HARDWARE_HELP = "v5p:16x20x28, v5e:4x4, h100:8x8, 2*v5p:16x16x16, cpu:8 or a .toml."
 
 JSON = option(False, flag="--json", help="Print one JSON document on stdout.")
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-ModelOption = Annotated[
-    str, typer.Option("--model", help="A preset (llama-3-70b), a config.json, a checkpoint folder or a TOML.")
-]
-HardwareOption = Annotated[
-    str, typer.Option("--hardware", help="v5p:16x20x28, v5e:4x4, h100:8x8, 2*v5p:16x16x16, cpu:8 or a .toml.")
-]
-SetOption = Annotated[
-    str | None, typer.Option("--set", help="Change the model: num_kv_heads=64,d_ff=20480.", metavar="K=V,...")
-]
-LocalHardwareOption = Annotated[
-    str, typer.Option("--hardware", help="This machine, as virtual CPU devices: cpu:8.")
-]
-CheckpointOption = Annotated[
-    Path, typer.Option("--checkpoint", help="The folder of a run or of a Hugging Face model.")
-]
-
-
-def count_option(*names: str, help: str) -> Any:
-    """An option that reads counts as people write them: 4M, 32k, 32Ki."""
-    return typer.Option(*names, parser=_count, metavar="N", help=help)
-
-
-def length_option(*names: str, help: str) -> Any:
-    """An option that reads the length of a sequence: 4096, or 8k, which is 8,192."""
-    return typer.Option(*names, parser=_length, metavar="T", help=help)
-
-
-def whole_option(*names: str, help: str, least: int = 1, most: int | None = None) -> Any:
-    """An option that reads a whole number between two bounds."""
-    return typer.Option(*names, parser=partial(_whole, least=least, most=most), metavar="N", help=help)
-
-
-def number_option(*names: str, help: str, least: float = 0.0, most: float = inf, metavar: str = "X") -> Any:
-    """An option that reads a finite number between two bounds."""
-    return typer.Option(*names, parser=partial(_number, least=least, most=most), metavar=metavar, help=help)
-
-
-def _whole(text: str | int, least: int, most: int | None) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{brief(text)} is not a whole number") from None
-    if value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise typer.BadParameter(f"{value} is out of range; it must be {bounds}")
-    return value
-
-
-def _number(text: str | float, least: float, most: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{brief(text)} is not a number") from None
-    if not (isfinite(value) and least <= value <= most):
-        bounds = f"at least {least:g}" if most == inf else f"from {least:g} to {most:g}"
-        raise typer.BadParameter(f"{value:g} is out of range; it must be a finite number, {bounds}")
-    return value
-
-
-def dtype_option(*names: str, help: str) -> Any:
-    """An option that reads a dtype: f32, bf16, int8, ..."""
-    return typer.Option(*names, parser=_dtype, metavar="DTYPE", help=help)
-
-
-TensorOption = Annotated[int, whole_option("--tensor", help="Devices to split the model over.")]
-WeightsDtypeOption = Annotated[
-    Literal["f32", "bf16", "int8", "fp8", "int4"] | None,
-    typer.Option(
-        "--weights-dtype", help="Dtype of stored weights, quantised as they are read. [default: as computed]"
-    ),
-]
-BatchInvariantOption = Annotated[
-    bool,
-    typer.Option(
-        "--batch-invariant",
-        help="Make results bitwise independent of what else is served, at some speed.",
-    ),
-]
-ProcessesOption = Annotated[int, whole_option("--processes", help="JAX processes to split the devices over.")]
-SeqLenOption = Annotated[int, length_option("--seq-len", help="Tokens per sequence: 4096, 8k (8192).")]
-ContextOption = Annotated[
-    int | None,
-    length_option(
-        "--context", help="The most tokens of prompt and answer. [default: the model's, up to 4096]"
-    ),
-]
+MODEL: str = option(
+    REQUIRED,
+    flag="--model",
+    help="A preset (llama-3-70b), a config.json, a checkpoint folder or a TOML.",
+)
+HARDWARE: str = option(REQUIRED, flag="--hardware", help=HARDWARE_HELP)
+LOCAL_HARDWARE = option("cpu:8", flag="--hardware", help="This machine, as virtual CPU devices: cpu:8.")
+CHANGES: str | None = option(
+    None, flag="--set", metavar="K=V,...", help="Change the model: num_kv_heads=64,d_ff=20480."
+)
+CHECKPOINT: Path = option(
+    REQUIRED, flag="--checkpoint", help="The folder of a run or of a Hugging Face model."
+)
+PROCESSES = option(1, flag="--processes", least=1, help="JAX processes to split the devices over.")
+OUTPUT: Path | None = option(
+    None, flag="-o --output", help="Write the best plan here, and its .json beside it."
+)
 
 
 def refuse_beside(given: Mapping[str, object], why: str, *, otherwise: str = "") -> None:

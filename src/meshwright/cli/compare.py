@@ -8,46 +8,37 @@ import typer
 
 import meshwright as mw
 from meshwright.api.results import PricedLayout
-from meshwright.cli.common import (
-    Json,
-    count_option,
-    emit,
-    length_option,
-    load_hardware,
-    note,
-    show,
-    waiting,
-)
+from meshwright.cli.common import JSON, emit, load_hardware, note, show, waiting
+from meshwright.cli.parameters import command
 from meshwright.errors import PlanError
-from meshwright.hardware.prices import priced_machines
+from meshwright.hardware.prices import Prices
+from meshwright.options import option
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.compare import compared
 from meshwright.plan_file import Plan, load_plan
-from meshwright.units import format_bytes, format_joules, format_seconds
+from meshwright.units import format_bytes, format_joules, format_seconds, parse_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
 
 
-@app.command()
+@command(app)
 def compare(
+    *,
     plans: Annotated[
         list[str],
         typer.Argument(
             help="Plans of mw plan train or serve, or MODEL@HARDWARE[@LAYOUT].", metavar="PLAN_OR_SPEC..."
         ),
     ],
-    batch_tokens: Annotated[
-        int | None, count_option("--batch-tokens", help="Tokens per step of each MODEL@HARDWARE: 4M.")
-    ] = None,
-    seq_len: Annotated[
-        int | None, length_option("--seq-len", help="Tokens per sequence of each MODEL@HARDWARE: 8k.")
-    ] = None,
-    price: Annotated[
-        str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [default: the catalog's]")
-    ] = None,
-    currency: Annotated[str | None, typer.Option(help="Currency of --price. [default: USD]")] = None,
-    as_json: Json = False,
+    batch_tokens: int | None = option(
+        None, parser=parse_count, help="Tokens per step of each MODEL@HARDWARE: 4M."
+    ),
+    seq_len: int | None = option(
+        None, parser=parse_length, help="Tokens per sequence of each MODEL@HARDWARE: 8k."
+    ),
+    prices: Prices,
+    as_json: bool = JSON,
 ) -> None:
     """Compare plans: time, chips, memory, bound, price and energy per million tokens.
 
@@ -62,7 +53,7 @@ def compare(
     for name in plans:
         with waiting(f"planning {name}"):
             planned.append(_planned(name, batch_tokens, seq_len))
-    machines = priced_machines([load_hardware(plan.hardware) for plan in planned], price, currency)
+    machines = prices.of([load_hardware(plan.hardware) for plan in planned])
     found = [
         {"plan": name, **compared(plan, machine)}
         for name, plan, machine in zip(plans, planned, machines, strict=True)

@@ -13,14 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from meshwright.cli.common import Json, emit, note, progress, show
+from meshwright.cli.common import JSON, emit, note, progress, show
+from meshwright.cli.parameters import command
 from meshwright.errors import DeviceError, PlanError
 from meshwright.files import write_whole
 from meshwright.models.presets import load_model
+from meshwright.options import option
 from meshwright.units import format_bytes, format_count, format_seconds
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -49,11 +51,11 @@ class Demo:
     verdict: str = ""
 
 
-@app.command()
+@command(app)
 def demo(
-    run: Annotated[Path, typer.Option(help="The folder to write everything to.")] = Path("runs/demo"),
-    fast: Annotated[bool, typer.Option("--fast", help="Train for 20 s only.")] = False,
-    as_json: Json = False,
+    run: Path = option(Path("runs/demo"), help="The folder to write everything to."),
+    fast: bool = option(False, help="Train for 20 s only."),
+    as_json: bool = JSON,
 ) -> None:
     """Calibrate, plan, train, audit and serve a small model on 8 virtual devices of this machine.
 

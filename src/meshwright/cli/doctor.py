@@ -14,8 +14,9 @@ from pathlib import Path
 import typer
 
 from meshwright import __version__
-from meshwright.cli.common import Json, emit, progress, show
+from meshwright.cli.common import JSON, emit, progress, show
 from meshwright.cli.extras import EXTRAS
+from meshwright.cli.parameters import command
 from meshwright.files import cache_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -44,8 +45,8 @@ class Check:
     mend: str | None = None
 
 
-@app.command()
-def doctor(as_json: Json = False) -> None:
+@command(app)
+def doctor(as_json: bool = JSON) -> None:
     """Check Python, packages, devices, extras and locks, and say how to fix each problem.
 
     Exits 1 if there is a problem. A missing extra is not a problem.

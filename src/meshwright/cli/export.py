@@ -5,26 +5,27 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, count_option, emit, waiting
+from meshwright.cli.common import JSON, emit, waiting
+from meshwright.cli.parameters import command
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_writable
 from meshwright.nn.start.devices import use_cpu_devices
+from meshwright.options import REQUIRED, option
 from meshwright.train.job import check_run
+from meshwright.units import parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command()
+@command(app)
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
-    output: Annotated[Path, typer.Option("-o", help="The folder to write.")],
-    step: Annotated[
-        int | None, count_option("--step", help="Export the checkpoint of this step. [default: the last]")
-    ] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="Export the checkpoint with the lowest validation loss.")
-    ] = False,
-    as_json: Json = False,
+    output: Path = option(REQUIRED, flag="-o", help="The folder to write."),
+    step: int | None = option(
+        None, parser=parse_count, help="Export the checkpoint of this step.", unset="the last"
+    ),
+    best: bool = option(False, help="Export the checkpoint with the lowest validation loss."),
+    as_json: bool = JSON,
 ) -> None:
     """Write a run's checkpoint as a Hugging Face model: config, safetensors, tokenizer.
 

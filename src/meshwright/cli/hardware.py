@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit, load_hardware, show
+from meshwright.cli.common import JSON, emit, load_hardware, show
 from meshwright.cli.hardware_tables import (
     catalog_table,
     figures_table,
@@ -14,26 +14,27 @@ from meshwright.cli.hardware_tables import (
     roofs_table,
     shape,
 )
+from meshwright.cli.parameters import command
 from meshwright.errors import HardwareError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip, SharedMemory
 from meshwright.hardware.network import NETWORKS, Network
 from meshwright.hardware.roofs import compute_bound_batch, largest_machine, roofs
 from meshwright.hardware.topology import Hardware
+from meshwright.options import option
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command()
+@command(app)
 def hardware(
     name: Annotated[
         str | None, typer.Argument(help="A chip (v5p), a machine (v5p:4x4x8), a network (efa) or a .toml.")
     ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option("--template", help="Print this chip's TOML, as a start for your own.", metavar="CHIP"),
-    ] = None,
-    as_json: Json = False,
+    template: str | None = option(
+        None, metavar="CHIP", help="Print this chip's TOML, as a start for your own."
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """List known chips and networks, or show one: topology, bandwidths, every figure with its source.
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from meshwright.cli.common import note, number_option, whole_option
+from meshwright.cli.common import note
+from meshwright.cli.parameters import OptionsOf, command, values_of
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.launch.cluster_job import cluster_job
@@ -14,16 +15,18 @@ from meshwright.launch.k8s import as_yaml, jobset
 from meshwright.launch.local import launch_local
 from meshwright.launch.ray_service import ray_service
 from meshwright.launch.slurm import slurm_script
+from meshwright.options import REQUIRED, option
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 # What follows `--` is the command, options and all.
 _COMMAND = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
-Timeout = Annotated[
-    float,
-    number_option("--timeout", metavar="SECONDS", help="How long the processes may take to find each other."),
-]
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="mw train plan.toml ...")]
+_JOIN = "How long the processes may take to find each other."
+_OUTPUT: Path | None = option(None, flag="-o", help="The file to write.", unset="stdout")
+_NAME: str | None = option(None, flag="--name", help="The job's name.", unset="the model's")
+_RESTARTS = option(100, flag="--restarts", least=0, help="Restart up to N times if a process or a node dies.")
+_TIMEOUT = option(600.0, flag="--timeout", metavar="SECONDS", least=0, help=_JOIN)
 
 
 @app.callback()
@@ -35,20 +38,15 @@ def launch() -> None:
     """
 
 
-@app.command(context_settings=_COMMAND)
+@command(app, context_settings=_COMMAND)
 def local(
     command: Command,
-    processes: Annotated[int, whole_option("--processes", "-n", most=1024, help="Number of processes.")],
-    restarts: Annotated[
-        int,
-        whole_option(
-            "--restarts", least=0, help="Restart from the last checkpoint up to N times if a process dies."
-        ),
-    ] = 0,
-    port: Annotated[
-        int | None, whole_option("--port", most=65535, help="Port of process 0. [default: a free one]")
-    ] = None,
-    timeout: Timeout = 300.0,
+    processes: int = option(REQUIRED, flag="--processes -n", least=1, most=1024, help="Number of processes."),
+    restarts: int = option(
+        0, least=0, help="Restart from the last checkpoint up to N times if a process dies."
+    ),
+    port: int | None = option(None, least=1, most=65535, help="Port of process 0.", unset="a free one"),
+    timeout: float = option(300.0, metavar="SECONDS", least=0, help=_JOIN),
 ) -> None:
     """Run a command as several processes on this machine.
 
@@ -71,22 +69,15 @@ def local(
     raise typer.Exit(code)
 
 
-Restarts = Annotated[
-    int, whole_option("--restarts", least=0, help="Restart up to N times if a process or a node dies.")
-]
-Name = Annotated[str | None, typer.Option(help="The job's name. [default: the model's]")]
-Output = Annotated[Path | None, typer.Option("-o", help="The file to write. [default: stdout]")]
-
-
-@app.command(context_settings=_COMMAND)
+@command(app, context_settings=_COMMAND)
 def slurm(
     command: Command,
-    output: Output = None,
-    name: Name = None,
-    time: Annotated[str, typer.Option(help="SLURM's time limit.")] = "24:00:00",
-    partition: Annotated[str | None, typer.Option(help="SLURM's partition.")] = None,
-    restarts: Restarts = 100,
-    timeout: Timeout = 600.0,
+    output: Path | None = _OUTPUT,
+    name: str | None = _NAME,
+    time: str = option("24:00:00", help="SLURM's time limit."),
+    partition: str | None = option(None, help="SLURM's partition."),
+    restarts: int = _RESTARTS,
+    timeout: float = _TIMEOUT,
 ) -> None:
     """Write an sbatch script with one process per GPU.
 
@@ -100,20 +91,16 @@ def slurm(
     _write(slurm_script(job, time_limit=time, partition=partition, join_seconds=timeout), output)
 
 
-@app.command(context_settings=_COMMAND)
+@command(app, context_settings=_COMMAND)
 def k8s(
     command: Command,
-    image: Annotated[str, typer.Option(help="A container image with meshwright and JAX for the chips.")],
-    output: Output = None,
-    name: Name = None,
-    volume: Annotated[
-        str | None, typer.Option(help="A PersistentVolumeClaim that all pods mount at /runs.")
-    ] = None,
-    restarts: Restarts = 100,
-    timeout: Timeout = 600.0,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Write a RayService with a pod per replica of mw serve.")
-    ] = False,
+    image: str = option(REQUIRED, help="A container image with meshwright and JAX for the chips."),
+    output: Path | None = _OUTPUT,
+    name: str | None = _NAME,
+    volume: str | None = option(None, help="A PersistentVolumeClaim that all pods mount at /runs."),
+    restarts: int = _RESTARTS,
+    timeout: float = _TIMEOUT,
+    serve: bool = option(False, help="Write a RayService with a pod per replica of mw serve."),
 ) -> None:
     """Write a Kubernetes JobSet, or with --serve a RayService.
 
@@ -132,19 +119,17 @@ def k8s(
 
 def _ray_service(command: list[str], name: str | None, image: str, volume: str | None) -> dict[str, Any]:
     from meshwright.cli.serve import app as serve_app
-    from meshwright.cli.serve import autoscaling_settings
+    from meshwright.serve.settings import Replicas
 
     if command[:2] != ["mw", "serve"]:
         raise MeshwrightError(f"--serve is for mw serve, not for {' '.join(command[:2])!r}")
-    asked = get_command(serve_app).make_context("mw serve", command[2:]).params
+    values = get_command(serve_app).make_context("mw serve", command[2:]).params
     least = most = 0
-    for pool, number in (("autoscaling", "replicas"), ("prefill_autoscaling", "prefill_replicas")):
-        settings = autoscaling_settings(asked[pool])
-        always = str(asked[number])
-        least += int(settings.get("min_replicas", always))
-        most += int(settings.get("max_replicas", always))
+    for number, scaling in Replicas(**values_of(OptionsOf(Replicas), values)).pools:
+        least += int(scaling.get("min_replicas", number))
+        most += int(scaling.get("max_replicas", number))
     job = cluster_job(command, name, 0, resumes=False)
-    return ray_service(job, image=image, volume=volume, replicas=least, most=most, port=asked["port"])
+    return ray_service(job, image=image, volume=volume, replicas=least, most=most, port=values["port"])
 
 
 def _write(text: str, output: Path | None) -> None:

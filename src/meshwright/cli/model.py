@@ -5,20 +5,13 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import (
-    Json,
-    SetOption,
-    dtype_option,
-    emit,
-    length_option,
-    load_model_with,
-    show,
-    warn_of_long_context,
-)
+from meshwright.cli.common import CHANGES, JSON, emit, load_model_with, show, warn_of_long_context
+from meshwright.cli.parameters import command
 from meshwright.models import count as counted
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS
-from meshwright.units import format_bytes, format_count
+from meshwright.options import option, parse_dtype
+from meshwright.units import format_bytes, format_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DEFAULT_SEQ_LEN = 4096
@@ -32,19 +25,18 @@ _COMPONENTS = {
 }
 
 
-@app.command()
+@command(app)
 def count(
     model: Annotated[
         str | None,
         typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML. Without: all presets."),
     ] = None,
-    seq_len: Annotated[
-        int | None,
-        length_option("--seq-len", help="Sequence length T of the attention FLOPs. [default: 4096]"),
-    ] = None,
-    kv_dtype: Annotated[str, dtype_option("--kv-dtype", help="Type of the KV cache.")] = "bf16",
-    changes: SetOption = None,
-    as_json: Json = False,
+    seq_len: int | None = option(
+        None, parser=parse_length, help="Sequence length T of the attention FLOPs.", unset="4096"
+    ),
+    kv_dtype: str = option("bf16", parser=parse_dtype, help="Type of the KV cache."),
+    changes: str | None = CHANGES,
+    as_json: bool = JSON,
 ) -> None:
     """Count a model's parameters, FLOPs per token, cache bytes and arithmetic intensity.
 

@@ -7,7 +7,7 @@ The type of a parameter may be a dataclass with options: the function then gets 
 `OptionsOf` a dict of the values. The default of a parameter may be an option.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
 from inspect import Parameter, signature
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -22,10 +22,19 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 @dataclass(frozen=True)
 class OptionsOf:
-    """Marks a parameter that is a dict of the options of `owner`. given: only those that the user gave."""
+    """Marks a parameter that is a dict of the options of `owner`.
+
+    only: the names of these fields; () for all. given: only the options that the user gave.
+    """
 
     owner: type
+    only: tuple[str, ...] = ()
     given: bool = False
+
+    @property
+    def options(self) -> dict[str, Option]:
+        every = options_of(self.owner)
+        return {name: every[name] for name in self.only or every}
 
 
 def command(app: typer.Typer, **settings: Any) -> Callable[[Function], Function]:
@@ -42,16 +51,17 @@ def _with_options(function: Callable[..., object]) -> Callable[..., object]:
     """The function with a parameter for each option, in the form that Typer reads."""
     shown: list[Parameter] = []
     later: list[tuple[str, list[Parameter]]] = []
-    owners: dict[str, tuple[type, OptionsOf | None]] = {}
-    collections: dict[str, Callable[[Sequence[str]], object]] = {}
+    owners: dict[str, tuple[OptionsOf, bool]] = {}
+    single: dict[str, Option] = {}
     for parameter in signature(function, eval_str=True).parameters.values():
-        name, kind, options = parameter.name, parameter.annotation, []
+        name, kind, options, optional = parameter.name, parameter.annotation, [], False
         marker = next((mark for mark in get_args(kind)[1:] if isinstance(mark, OptionsOf)), None)
-        owner = marker.owner if marker else kind
-        if isinstance(owner, type) and is_dataclass(owner):
-            owners[name] = owner, marker
-            options = list(options_of(owner).values())
+        if marker or (isinstance(kind, type) and is_dataclass(kind)):
+            of = marker or OptionsOf(kind)
+            owners[name] = of, marker is None
+            options, optional = list(of.options.values()), of.given
         elif option := as_option(parameter.default, name, kind):
+            single[name] = option
             options = [option]
         else:
             shown.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
@@ -59,26 +69,35 @@ def _with_options(function: Callable[..., object]) -> Callable[..., object]:
         for option in options:
             if option.after:
                 later.append((option.after, group := []))
-            group.append(_parameter(option, optional=marker is not None and marker.given))
-            if collection := _collection(option.kind):
-                collections[option.name] = collection
+            group.append(_parameter(option, optional=optional))
     for name, group in later:
         at = [parameter.name for parameter in shown].index(name) + 1
         shown[at:at] = group
 
     def run(**values: Any) -> object:
-        values |= {name: collection(values[name] or ()) for name, collection in collections.items()}
-        for name, (owner, marker) in owners.items():
-            own = {field: values.pop(field) for field in options_of(owner)}
-            if marker and marker.given:
-                own = {field: value for field, value in own.items() if value is not None and value != ()}
-            values[name] = own if marker else owner(**own)
-        return function(**values)
+        for name, (of, is_instance) in owners.items():
+            own = values_of(of, values)
+            values[name] = of.owner(**own) if is_instance else own
+            for field in of.options:
+                del values[field]
+        return function(**values | _collected(single, values))
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     run.__dict__["__signature__"] = signature(function).replace(parameters=shown)
     return run
+
+
+def values_of(of: OptionsOf, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the options of a dataclass, from those of Typer's parameters."""
+    own = _collected(of.options, values)
+    return {name: value for name, value in own.items() if not of.given or (value is not None and value != ())}
+
+
+def _collected(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `options`; a repeatable one has a list from Typer, or None."""
+    made = {name: _collection(option.kind) for name, option in options.items()}
+    return {name: make(values[name] or ()) if make else values[name] for name, make in made.items()}
 
 
 def _parameter(option: Option, *, optional: bool) -> Parameter:

@@ -21,7 +21,7 @@ def write_plan_files(path: Path, written: Plan, document: dict) -> None:
     note(f"wrote {path} and {beside}")
 
 
-def misses(found: Search, change: Change | None) -> str:
+def shortage_words(found: Search, change: Change | None) -> str:
     """The bytes that the best layout lacks, and the cheapest change with which it fits."""
     best, lack = found.best, found.best.shortage
     which = "nothing fits; the nearest is" if found.considered > 1 else "does not fit:"

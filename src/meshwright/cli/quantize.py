@@ -5,26 +5,28 @@ from typing import Annotated, Literal
 
 import typer
 
-from meshwright.cli.common import Json, emit, progress
+from meshwright.cli.common import JSON, emit, progress
+from meshwright.cli.parameters import command
 from meshwright.files import check_writable
 from meshwright.nn.start.devices import use_cpu_devices
+from meshwright.options import REQUIRED, option
 from meshwright.serve.model_folder import check_model_folder
 from meshwright.units import format_bytes
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command()
+@command(app)
 def quantize(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT", help="The folder of a run or of a Hugging Face model.")
     ],
-    to: Annotated[Literal["int8", "fp8", "int4"], typer.Option("--to", help="Dtype of the weights.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")],
-    text: Annotated[
-        Path | None, typer.Option("--eval", help="Measure the perplexity of this text before and after.")
-    ] = None,
-    as_json: Json = False,
+    to: Literal["int8", "fp8", "int4"] = option(REQUIRED, help="Dtype of the weights."),
+    output: Path = option(REQUIRED, flag="-o --output", help="The folder to write."),
+    text: Path | None = option(
+        None, flag="--eval", help="Measure the perplexity of this text before and after."
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Quantise a checkpoint to int8, fp8 or int4.
 

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit, progress
+from meshwright.cli.common import JSON, emit, progress
+from meshwright.cli.parameters import command
 from meshwright.errors import PlanError
 from meshwright.files import check_writable, read_text, write_whole
+from meshwright.options import option
 
 if TYPE_CHECKING:
     from meshwright.plan.study.priced_plan import PricedPlan
@@ -16,20 +18,17 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _NUM_CANDIDATES = 10
 
 
-@app.command()
+@command(app)
 def report(
     run: Annotated[
         Path,
         typer.Argument(help="A run's folder, a plan.toml with its .json beside it, or a load test's JSON."),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("report.html"),
-    plots: Annotated[
-        Path | None,
-        typer.Option(
-            "--plots", help="Also write each figure of the plan to a file in this folder.", metavar="DIR"
-        ),
-    ] = None,
-    as_json: Json = False,
+    output: Path = option(Path("report.html"), flag="-o --output", help="The HTML file."),
+    plots: Path | None = option(
+        None, metavar="DIR", help="Also write each figure of the plan to a file in this folder."
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Write a run, or a plan, as one HTML file that opens without a network.
 

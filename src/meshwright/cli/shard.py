@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from meshwright.cli.common import Json, count_option, dtype_option, emit, note, waiting
+from meshwright.cli.common import JSON, emit, note, waiting
 from meshwright.cli.extras import require
+from meshwright.cli.parameters import command
 from meshwright.cost.derivation import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.reshard import step_price
 from meshwright.cost.strategies import strategies
@@ -28,6 +29,7 @@ from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
 from meshwright.notation.resharding import cheapest_reshard
 from meshwright.notation.roles import case_of
 from meshwright.notation.written import is_chain, parse_written
+from meshwright.options import REQUIRED, option, parse_dtype
 from meshwright.report.pictures.derivation import contraction_svg, reshard_svg
 from meshwright.report.terminal.board import (
     chain_lines,
@@ -36,6 +38,7 @@ from meshwright.report.terminal.board import (
     reshard_lines,
     run_lines,
 )
+from meshwright.units import parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -47,35 +50,27 @@ _PRODUCT = re.compile(r"(?<=[\]}])\s*[.·@](?:_(?:\{[^}]*\}|\w+))?\s*")
 DEFAULT_CHIP = "v5p"
 
 
-@app.command()
+@command(app)
 def shard(
     written: Annotated[
         str, typer.Argument(metavar="EXPRESSION", help="A[I_X, J] . B[J_X, K] -> C[I_X, K], quoted.")
     ],
-    mesh: Annotated[str, typer.Option(help="Mesh axes and their sizes: X=4,Y=2.")],
-    dims: Annotated[str, typer.Option(help="Sizes of the dimensions: I=1024,J=4k,K=4k.")],
-    hardware: Annotated[
-        str | None,
-        typer.Option(help="v5e:4x2, h100:8, machine.toml. [default: v5p with a torus of the mesh's shape]"),
-    ] = None,
-    dtype: Annotated[str, dtype_option("--dtype", help="Dtype of the arrays.")] = "bf16",
-    memory_limit: Annotated[
-        int | None,
-        count_option(
-            "--memory-limit", help="Memory of one device in bytes: 300M, 16G. [default: the chip's HBM]"
-        ),
-    ] = None,
-    objective: Annotated[
-        Literal["latency", "throughput"],
-        typer.Option(help="Minimise the time of one run, or of each of many runs that overlap."),
-    ] = "latency",
-    svg: Annotated[Path | None, typer.Option(help="Draw the blocks that each device holds.")] = None,
-    run: Annotated[
-        bool,
-        typer.Option("--run", help="Run the cheapest strategy on virtual CPU devices and check its result."),
-    ] = False,
-    backward: Annotated[bool, typer.Option("--backward", help="Also derive the gradients.")] = False,
-    as_json: Json = False,
+    mesh: str = option(REQUIRED, help="Mesh axes and their sizes: X=4,Y=2."),
+    dims: str = option(REQUIRED, help="Sizes of the dimensions: I=1024,J=4k,K=4k."),
+    hardware: str | None = option(
+        None, help="v5e:4x2, h100:8, machine.toml.", unset="v5p with a torus of the mesh's shape"
+    ),
+    dtype: str = option("bf16", parser=parse_dtype, help="Dtype of the arrays."),
+    memory_limit: int | None = option(
+        None, parser=parse_count, help="Memory of one device in bytes: 300M, 16G.", unset="the chip's HBM"
+    ),
+    objective: Literal["latency", "throughput"] = option(
+        "latency", help="Minimise the time of one run, or of each of many runs that overlap."
+    ),
+    svg: Path | None = option(None, help="Draw the blocks that each device holds."),
+    run: bool = option(False, help="Run the cheapest strategy on virtual CPU devices and check its result."),
+    backward: bool = option(False, help="Also derive the gradients."),
+    as_json: bool = JSON,
 ) -> None:
     """Derive and price every way to multiply sharded arrays.
 

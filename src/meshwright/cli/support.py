@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit, show
+from meshwright.cli.common import JSON, emit, show
+from meshwright.cli.parameters import command
 from meshwright.layout.examples import LAYOUTS, PHASES, example, phases_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
@@ -12,10 +13,10 @@ from meshwright.models.presets import load_model
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command()
+@command(app)
 def support(
     model: Annotated[str, typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML.")],
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Show under which layouts a model trains, prefills and generates here, and why not under others.
 

@@ -5,30 +5,29 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit, note, progress, show, whole_option
+from meshwright.cli.common import JSON, emit, note, progress, show
 from meshwright.cli.extras import require
+from meshwright.cli.parameters import command
 from meshwright.files import check_writable
+from meshwright.options import option
 from meshwright.plan_file import load_plan, save_plan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
 
 
-@app.command()
+@command(app)
 def tune(
     plan: Annotated[Path, typer.Argument(help="The plan.toml of a training step.", metavar="PLAN.toml")],
-    target: Annotated[
-        str | None, typer.Option(help="tpu, gpu or cpu. [default: the hardware's where installed, else cpu]")
-    ] = None,
-    trials: Annotated[
-        int | None, whole_option("--trials", help="The most variants to compile. [default: all]")
-    ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was tried before.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Write the best plan here. [default: PLAN.toml itself]"),
-    ] = None,
-    as_json: Json = False,
+    target: str | None = option(
+        None, help="tpu, gpu or cpu.", unset="the hardware's where installed, else cpu"
+    ),
+    trials: int | None = option(None, least=1, help="The most variants to compile.", unset="all"),
+    no_cache: bool = option(False, help="Compile even what was tried before."),
+    output: Path | None = option(
+        None, flag="-o --output", help="Write the best plan here.", unset="PLAN.toml itself"
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Compile variants of a plan and keep the fastest.
 

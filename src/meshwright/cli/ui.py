@@ -10,27 +10,27 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from meshwright.cli.common import Json, emit, note, whole_option
+from meshwright.cli.common import JSON, emit, note
+from meshwright.cli.parameters import command
 from meshwright.errors import PlanError
+from meshwright.options import option
 from meshwright.signals import end_event
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _KEPT = 16  # rankings
 
 
-@app.command()
+@command(app)
 def ui(
-    model: Annotated[str | None, typer.Option(help="Initial model. [default: llama-3-8b]")] = None,
-    hardware: Annotated[str | None, typer.Option(help="Initial hardware. [default: v5e:8x8]")] = None,
-    port: Annotated[
-        int, whole_option("--port", least=0, most=65535, help="The port to listen on; 0 takes a free one.")
-    ] = 8765,
-    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
-    as_json: Json = False,
+    model: str | None = option(None, help="Initial model.", unset="llama-3-8b"),
+    hardware: str | None = option(None, help="Initial hardware.", unset="v5e:8x8"),
+    port: int = option(8765, least=0, most=65535, help="The port to listen on; 0 takes a free one."),
+    browser: bool = option(True, flag="--open/--no-open", help="Open the page in a browser."),
+    as_json: bool = JSON,
 ) -> None:
     """Explore layouts in a local web page, with controls for model, hardware, batch and layout.
 

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit, note, number_option, progress, show
+from meshwright.cli.common import JSON, emit, note, progress, show
+from meshwright.cli.parameters import command
+from meshwright.options import option
 from meshwright.validate.out_of_sample import out_of_sample
 from meshwright.validate.published import read_rows
 from meshwright.validate.score import (
@@ -35,44 +37,31 @@ _SMALL_REGRET = 0.05
 _FREE, _ANCHORED, _SERVED = (0.07, 0.25), (0.05, 0.20), (0.12, 0.35)
 
 
-@app.command()
+@command(app)
 def validate(
     files: Annotated[
         list[Path], typer.Argument(help="Tables of published results, scored together.", metavar="FILE.csv")
     ],
-    anchor: Annotated[
-        bool, typer.Option("--anchor", help="Correct each source, chip and dtype by its first row.")
-    ] = False,
-    trust: Annotated[
-        float,
-        number_option(
-            "--trust",
-            most=1.0,
-            help="With --anchor: share of the first row's (log) error to correct.",
-        ),
-    ] = TRUST,
-    median_bar: Annotated[
-        float | None,
-        number_option(
-            "--median-bar",
-            help="Largest median error that passes. [default: 0.07; 0.05 with --anchor; 0.12 of serving]",
-        ),
-    ] = None,
-    p90_bar: Annotated[
-        float | None,
-        number_option(
-            "--p90-bar",
-            help="Largest 90th percentile that passes. [default: 0.25; 0.20 with --anchor; 0.35 of serving]",
-        ),
-    ] = None,
-    memory_bar: Annotated[
-        float, number_option("--memory-bar", help="Largest median error of memory that passes.")
-    ] = 0.10,
-    regret_bar: Annotated[
-        float, number_option("--regret-bar", help="Largest 80th percentile of regret that passes.")
-    ] = 0.03,
-    rows: Annotated[bool, typer.Option("--rows", help="List every row.")] = False,
-    as_json: Json = False,
+    anchor: bool = option(False, help="Correct each source, chip and dtype by its first row."),
+    trust: float = option(
+        TRUST, least=0, most=1, help="With --anchor: share of the first row's (log) error to correct."
+    ),
+    median_bar: float | None = option(
+        None,
+        least=0,
+        help="Largest median error that passes.",
+        unset="0.07; 0.05 with --anchor; 0.12 of serving",
+    ),
+    p90_bar: float | None = option(
+        None,
+        least=0,
+        help="Largest 90th percentile that passes.",
+        unset="0.25; 0.20 with --anchor; 0.35 of serving",
+    ),
+    memory_bar: float = option(0.10, least=0, help="Largest median error of memory that passes."),
+    regret_bar: float = option(0.03, least=0, help="Largest 80th percentile of regret that passes."),
+    rows: bool = option(False, help="List every row."),
+    as_json: bool = JSON,
 ) -> None:
     """Predict every row of a table of published results, and report the errors.
 

@@ -1,17 +1,43 @@
-"""The price of a chip-hour: the catalog's list price, or the user's."""
+"""Prices of a chip-hour: list prices from the catalog, or the user's own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshwright.errors import HardwareError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
+from meshwright.options import option
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The user's prices of a chip-hour and their currency."""
+
+    price: str | None = option(None, help="Price of a chip-hour: v5p=4.2,h100=2.5.", unset="the catalog's")
+    currency: str | None = option(None, help="Currency of --price.", unset="USD")
+
+    def of(self, machines: Sequence[Hardware]) -> list[Hardware]:
+        """The machines with these prices.
+
+        Raises HardwareError for a price of another chip, and if no machine has a price in the currency.
+        """
+        known, chips = parse_prices(self.price or ""), [machine.chip.name for machine in machines]
+        if others := [chip for chip in known if chip not in chips]:
+            fits = ", ".join(dict.fromkeys(chips))
+            raise HardwareError(f"--price {others[0]}: no machine here has this chip; fits: {fits}")
+        priced_machines = [priced(machine, known, self.currency) for machine in machines]
+        if self.currency and all(each.chip.price_per_chip_hour is None for each in priced_machines):
+            raise HardwareError(
+                f"--currency {self.currency}: no price is known in it; add --price {chips[0]}=X, "
+                "of an hour of a chip"
+            )
+        return priced_machines
 
 
 def parse_prices(text: str) -> dict[str, float]:
     """The prices written `v5p=4.2,h100=2.5`, by the catalog's name of the chip.
 
-    Raises HardwareError for an unknown chip or an invalid price.
+    Raises HardwareError for an unknown chip and for text that is not a price.
 
     >>> parse_prices("v5p=4.2,h100=2.5")
     {'v5p': 4.2, 'h100': 2.5}
@@ -30,9 +56,9 @@ def parse_prices(text: str) -> dict[str, float]:
 
 
 def priced(machine: Hardware, prices: Mapping[str, float], currency: str | None = None) -> Hardware:
-    """`machine` with the price of its chip-hour out of `prices`, in `currency` (None: USD).
+    """The machine with the price of its chip-hour from `prices`, in `currency` (by default USD).
 
-    A list price in another currency is left out.
+    A list price in another currency is removed.
     """
     chip = machine.chip
     if chip.name in prices:
@@ -40,20 +66,3 @@ def priced(machine: Hardware, prices: Mapping[str, float], currency: str | None 
     elif currency not in (None, chip.currency):
         chip = replace(chip, price_per_chip_hour=None, currency=currency or chip.currency)
     return replace(machine, chip=chip)
-
-
-def priced_machines(machines: Sequence[Hardware], prices: str | None, currency: str | None) -> list[Hardware]:
-    """`machines` with the prices that `--price` and `--currency` name.
-
-    Raises HardwareError for a price of another chip, or if no chip has a price in the currency.
-    """
-    known, chips = parse_prices(prices or ""), [machine.chip.name for machine in machines]
-    if others := [chip for chip in known if chip not in chips]:
-        fits = ", ".join(dict.fromkeys(chips))
-        raise HardwareError(f"--price {others[0]}: no machine here has this chip; fits: {fits}")
-    priced_now = [priced(machine, known, currency) for machine in machines]
-    if currency and all(machine.chip.price_per_chip_hour is None for machine in priced_now):
-        raise HardwareError(
-            f"--currency {currency}: no price is known in it; add --price {chips[0]}=X, of an hour of a chip"
-        )
-    return priced_now

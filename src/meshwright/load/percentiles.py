@@ -3,31 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import nan
 from typing import Any
 
 import numpy as np
 
 from meshwright.load.client import Answer
+from meshwright.load.settings import LatencyTargets
 
 _PERCENTILES = (50, 95, 99)
-
-
-@dataclass(frozen=True)
-class LatencyTargets:
-    """What a good answer takes at most, in seconds; None: no target."""
-
-    ttft_seconds: float | None = None
-    tpot_seconds: float | None = None
-
-    def num_met(self, ttft_seconds: np.ndarray, tpot_seconds: np.ndarray) -> int:
-        """How many whole answers have a first token and are within both targets.
-
-        NaN is what was not measured: one token has no TPOT and meets its target.
-        """
-        late = ttft_seconds > (inf if self.ttft_seconds is None else self.ttft_seconds)
-        slow = tpot_seconds > (inf if self.tpot_seconds is None else self.tpot_seconds)
-        return int(np.sum(~np.isnan(ttft_seconds) & ~late & ~slow))
 
 
 def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any]:

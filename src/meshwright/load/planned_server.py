@@ -1,6 +1,6 @@
 """A serving plan under load: its replicas simulated, and the figures that `mw bench serve` prints."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +13,8 @@ from meshwright.layout.fit import check_one_cache
 from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.load.drive import Load
 from meshwright.load.padded import PaddedSteps
-from meshwright.load.percentiles import LatencyTargets, summary
+from meshwright.load.percentiles import summary
+from meshwright.load.settings import LatencyTargets, SimulatedServers
 from meshwright.load.simulator import Planned, Used, collector_paused, simulate_server
 from meshwright.load.traffic import num_cut, within
 from meshwright.plan_file import Plan, load_plan
@@ -32,20 +33,8 @@ class NotEnoughError(PlanError):
     """A load for which no number of replicas is enough."""
 
 
-@dataclass(frozen=True)
-class Engines:
-    """How the plan is served. replicas: 0 for the fewest with which 95% of the answers meet the targets."""
-
-    mode: str = "interleaved"
-    replicas: int = 1
-    prefill_replicas: int = 1
-    prefix_cache: bool = True
-    num_drafts: int = 0
-    acceptance: float = 0.0
-
-
 def simulated(
-    path: Path, engines: Engines, load: Load, targets: LatencyTargets, report: Any
+    path: Path, servers: SimulatedServers, load: Load, targets: LatencyTargets, report: Any
 ) -> dict[str, Any]:
     """The document of `mw bench serve` for the plan at `path`, with `simulated` besides.
 
@@ -55,17 +44,17 @@ def simulated(
     plan = load_plan(path)
     if plan.workload.phase == "train":
         raise PlanError(f"{path} trains; mw plan serve -o {path} writes a plan that serves")
-    if engines.mode not in _MODES:
-        raise PlanError(f"--mode {engines.mode!r} is unknown; {nearest(engines.mode, list(_MODES))}")
-    if engines.mode == DISAGGREGATED and not engines.prefix_cache:
+    if servers.mode not in _MODES:
+        raise PlanError(f"--mode {servers.mode!r} is unknown; {nearest(servers.mode, list(_MODES))}")
+    if servers.mode == DISAGGREGATED and not servers.prefix_cache:
         raise PlanError(f"--mode {DISAGGREGATED} hands over cached pages; leave out --no-prefix-cache")
-    if not engines.replicas and targets == LatencyTargets():
+    if not servers.replicas and targets == LatencyTargets():
         raise PlanError("--replicas 0 needs a target; add --ttft or --tpot")
     report("pricing the plan's steps", None)
-    server = _server(plan, engines)
+    server = _server(plan, servers)
     chats = within(list(load.chats), plan.workload.seq_len, load.prefix_tokens)
     asked, load = load.chats, replace(load, chats=chats)
-    if engines.replicas:
+    if servers.replicas:
         document = simulated_figures(server, load, targets)
     else:
         server, document = _fewest(server, load, targets, report)
@@ -74,14 +63,14 @@ def simulated(
     measured = document["tpot_seconds"]["p50"]
     row = {"name": "tpot", "seconds": measured, "predicted_seconds": step}
     row["ratio"] = measured / step if measured and step else None
-    document["simulated"] |= {"mode": engines.mode, "replicas": server.replicas}
+    document["simulated"] |= {"mode": servers.mode, "replicas": server.replicas}
     document["simulated"] |= {"prefill_replicas": server.prefill_replicas, "hardware": plan.hardware}
     document["simulated"]["chips"] = machines * plan.layout.num_chips
     head = {"kind": "serving", "url": str(path), "model": plan.model.name}
     return head | document | {"cut": num_cut(asked, chats), "results": [row]}
 
 
-def _server(plan: Plan, engines: Engines) -> Planned:
+def _server(plan: Plan, servers: SimulatedServers) -> Planned:
     hardware = catalog.load(plan.hardware)
     context = plan.workload.seq_len
     limits = Limits.of_layout(
@@ -93,20 +82,20 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         page_size=min(DEFAULT_PAGE, context),
     )
     limits = replace(limits, multiplies_padding=_multiplies_padding(plan, hardware))
-    disaggregated = engines.mode == DISAGGREGATED
+    disaggregated = servers.mode == DISAGGREGATED
     if disaggregated:
         check_one_cache(plan.layout, plan.model, f"--mode {DISAGGREGATED}")
-    steps = PaddedSteps.of(plan.model, plan.layout, hardware, limits, engines.num_drafts)
+    steps = PaddedSteps.of(plan.model, plan.layout, hardware, limits, servers.num_drafts)
     return Planned(
         limits,
         steps,
-        mode_of(engines.mode),
-        engines.prefix_cache,
-        engines.replicas or 1,
-        engines.prefill_replicas if disaggregated else 0,
+        mode_of(servers.mode),
+        servers.prefix_cache,
+        servers.replicas or 1,
+        (servers.prefill_replicas or 1) if disaggregated else 0,
         transfer_seconds(plan, hardware) if disaggregated else 0.0,
-        engines.num_drafts,
-        engines.acceptance,
+        servers.num_drafts,
+        servers.acceptance,
         idle=steps.idle_seconds,
         request_seconds=in_inference(hardware).chip.step.host_request_seconds,
     )

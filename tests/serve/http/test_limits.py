@@ -12,7 +12,7 @@ import pytest
 from tests.serve.http.client import MODEL, client, events
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
-from meshwright.errors import PlanError
+from meshwright.errors import MeshwrightError, PlanError
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.client_limits import ClientLimits
@@ -50,6 +50,22 @@ def test_a_server_with_keys_is_open_to_those_who_have_one():
     paths = ("/health", "/ready", "/metrics", "/", "/v1/models")
     statuses = [response.status_code for response in answers(limits, *(("GET", path, {}) for path in paths))]
     assert statuses == [200, 200, 200, 200, 401]
+
+
+def test_keys_of_a_file_that_others_cannot_read(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("one\n\n  two \n")
+    file.chmod(0o640)
+    limits = ClientLimits(frozenset({"zero"}), file)
+    assert limits.api_keys == {"zero", "one", "two"} and not limits.behind_front().api_keys
+    file.chmod(0o644)
+    with pytest.raises(MeshwrightError, match=r"keys: other users can read it; run chmod o-r .*keys"):
+        ClientLimits(api_key_file=file)
+    file.write_text(" \n")
+    with pytest.raises(MeshwrightError, match="has no key; write one per line"):
+        ClientLimits(api_key_file=file)
+    with pytest.raises(MeshwrightError, match="nowhere: cannot be read"):
+        ClientLimits(api_key_file=tmp_path / "nowhere")
 
 
 def test_rates_refill_evenly_and_each_client_has_its_own():
@@ -221,7 +237,7 @@ def test_priorities_are_taken_where_the_server_says_so():
     runner.gate.clear()
 
     async def main() -> list[int]:
-        async with client(runner, limits=ClientLimits(takes_priorities=True)) as http:
+        async with client(runner, limits=ClientLimits(scheduling_policy="priority")) as http:
             asked = []
             for prompt, priority in (("first", 0), ("calm", 5), ("usual", 0), ("urgent", -1)):
                 body = BODY | {"prompt": prompt, "priority": priority}

@@ -1,9 +1,16 @@
-"""What a server takes of its clients: keys, rates, sizes, times, priorities. Needs no server package."""
+"""Limits of a server's clients: keys, rates, sizes, times, priorities. Needs no server package."""
 
+import os
 import re
+import stat
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
-from meshwright.errors import PlanError
+from meshwright.errors import MeshwrightError, PlanError
+from meshwright.files import read_text
+from meshwright.options import option
+from meshwright.units import parse_count
 
 # Scheme, host and port, as in a browser's Origin header: nothing follows them.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
@@ -11,23 +18,43 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """max_body_bytes: of a request. api_keys: one of which each request must bring; none: open to all.
+    """What a server lets its clients do.
 
-    requests_per_minute: of each key, or of each address where there are no keys; None: any rate.
-    request_seconds: after which an answer is cut off with an error; None: never.
-    stalled_seconds: after which a client that reads nothing is left. cors_origins: sites whose pages may ask.
-    takes_priorities: whether a request may say that it goes before others.
+    api_keys: none leave it open to all. requests_per_minute, request_seconds: None for no limit.
+    stalled_seconds: a client that reads nothing for this long is left.
     """
 
-    max_body_bytes: int = 16_000_000
-    api_keys: frozenset[str] = frozenset()
-    requests_per_minute: float | None = None
-    request_seconds: float | None = None
+    api_keys: frozenset[str] = option(
+        frozenset(),
+        flag="--api-key",
+        env="MESHWRIGHT_API_KEYS",
+        help="A key that clients must send; repeatable.",
+        after="tensor",
+    )
+    api_key_file: Path | None = option(
+        None, help="A file of such keys, one per line, that other users cannot read."
+    )
+    requests_per_minute: float | None = option(
+        None, least=1, help="Rate limit per key, or per address without keys."
+    )
+    request_seconds: float | None = option(None, least=0.1, help="Cut off answers that take longer.")
+    max_body_bytes: int = option(16_000_000, parser=parse_count, help="Largest request body in bytes: 16M.")
+    cors_origins: tuple[str, ...] = option(
+        (),
+        flag="--cors-origin",
+        help="A site whose pages may send requests, or *; repeatable.",
+        unset="none",
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "fcfs",
+        help="Answer requests in the order of arrival, or by their field priority, the lowest first.",
+        after="mode",
+    )
     stalled_seconds: float = 60.0
-    cors_origins: tuple[str, ...] = ()
-    takes_priorities: bool = False
 
     def __post_init__(self) -> None:
+        if self.api_key_file is not None:
+            object.__setattr__(self, "api_keys", self.api_keys | _read_keys(self.api_key_file))
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise PlanError(
@@ -35,6 +62,23 @@ class ClientLimits:
                     "https://site.example, http://localhost:3000 or *, without a path"
                 )
 
+    @property
+    def takes_priorities(self) -> bool:
+        """Whether requests may have priorities."""
+        return self.scheduling_policy == "priority"
+
     def behind_front(self) -> "ClientLimits":
-        """The limits of a server behind the front of several, which has checked who asks."""
-        return replace(self, api_keys=frozenset(), requests_per_minute=None, cors_origins=())
+        """The limits of one of several servers: their front has checked the client."""
+        return replace(
+            self, api_keys=frozenset(), api_key_file=None, requests_per_minute=None, cors_origins=()
+        )
+
+
+def _read_keys(path: Path) -> frozenset[str]:
+    """The keys of a file. Raises MeshwrightError if it has none, or if other users can read it."""
+    keys = frozenset(line.strip() for line in read_text(path, MeshwrightError).splitlines() if line.strip())
+    if not keys:  # without keys the server would be open to all
+        raise MeshwrightError(f"--api-key-file {path}: has no key; write one per line")
+    if os.name == "posix" and path.stat().st_mode & stat.S_IROTH:
+        raise MeshwrightError(f"--api-key-file {path}: other users can read it; run chmod o-r {path}")
+    return keys

@@ -1,0 +1,254 @@
+"""A checkpoint behind a running engine, for `mw serve` and `mw generate`. Imports JAX."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from meshwright.cli.forecast import StepForecast
+from meshwright.errors import PlanError
+from meshwright.layout import Layout
+from meshwright.layout.fit import check_one_cache
+from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.precision import matmul_dtype_of
+from meshwright.layout.runnable import emulated
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import dimensions
+from meshwright.native import kernels
+from meshwright.native.processor import multiplies_bf16
+from meshwright.nn.products.quantised import as_read
+from meshwright.nn.start.compiled_cache import keep_compiled
+from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.plan_file import Plan
+from meshwright.progress import Progress
+from meshwright.serve.device.loading import ModelFolder, load_model_folder
+from meshwright.serve.device.runner import JaxRunner, check_serves
+from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.policy import DISAGGREGATED, mode_of
+from meshwright.serve.engine.speculate import Drafter, ModelDrafter, NgramDrafter
+from meshwright.serve.settings import EngineSettings, Server
+from meshwright.serve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from meshwright.serve.device.prefill_pool import PrefilledElsewhere
+
+# A longer context is an option: the cache of every slot has this length.
+_DEFAULT_CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running engine, its tokenizer, and the model's name.
+
+    page_types: the types and shardings of a number of pages that are handed over.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    name: str
+    page_types: Callable[[int], Any]
+
+
+@contextmanager
+def open_service(checkpoint: Path, settings: EngineSettings, report: Progress) -> Iterator[Service]:
+    """The engine of the model in `checkpoint`, compiled and running until the block ends.
+
+    Raises CheckpointError for a folder without a whole model, LayoutError if it does not divide over the
+    devices, PlanError if the context exceeds the model's or the plan is for another model.
+    """
+    keep_compiled()
+    report("reading the checkpoint", None)
+    folder = load_model_folder(checkpoint)
+    tokenizer = folder.tokenizer()
+    runner, layout = _runner(folder, settings)
+    report("pricing the steps", None)
+    forecast = StepForecast(folder.config, layout, runner.limits, settings.num_drafts, settings.plan)
+    report("compiling prefill and generate", None)
+    runner.warm_up()
+    drafter = _drafter(runner, settings, report) if settings.num_drafts else None
+    if settings.mode == DISAGGREGATED:
+        generator = Engine(runner, prefix_cache=settings.prefix_cache, drafter=drafter)
+        report("compiling prefill on its own devices", None)
+        prefill, _ = _runner(folder, replace(settings, num_drafts=0), layout.num_chips)
+        prefill.warm_up()
+        made = Engine(prefill, prefix_cache=settings.prefix_cache, forecast=forecast, generator=generator)
+    else:
+        made = Engine(
+            runner,
+            mode=mode_of(settings.mode),
+            prefix_cache=settings.prefix_cache,
+            drafter=drafter,
+            forecast=forecast,
+        )
+    with made as engine:
+        planned = None if settings.plan is None else settings.plan.planned_step_seconds
+        engine.metrics.planned_step.set(math.nan if planned is None else planned)
+        yield Service(engine, tokenizer, folder.config.name, runner.exported)
+
+
+@contextmanager
+def open_app(
+    server: Server, report: Progress, prefilled: "Callable[[Service], PrefilledElsewhere] | None" = None
+) -> Iterator[tuple["Starlette", str]]:
+    """The application and the name of its model, compiled and running until the block ends.
+
+    prefilled: gives the service its connection to the servers that prefill for it. Raises the errors of
+    `open_service`.
+    """
+    from meshwright.serve.http.app import create_app  # only `mw serve` needs the extra [serve]
+    from meshwright.serve.http.log import log_as_json
+
+    with ExitStack() as stack:
+        service = stack.enter_context(open_service(server.checkpoint, server.engine, report))
+        tracing = None
+        if server.otlp_endpoint:
+            from meshwright.serve.http.tracing import Tracing
+
+            tracing = stack.enter_context(Tracing(server.otlp_endpoint, service.name))
+        if server.log_json:
+            log_as_json()
+        app = create_app(
+            service.engine,
+            service.tokenizer,
+            service.name,
+            server.limits,
+            tracing,
+            prefilled(service) if prefilled else None,
+        )
+        yield app, service.name
+
+
+def context_of(settings: EngineSettings, config: ModelConfig) -> int:
+    """Maximum tokens per sequence, prompt plus answer: the option's, the plan's, or the model's."""
+    if settings.context:
+        return settings.context
+    return (
+        min(config.max_seq_len, _DEFAULT_CONTEXT) if settings.plan is None else settings.plan.workload.seq_len
+    )
+
+
+def _drafter(runner: JaxRunner, settings: EngineSettings, report: Progress) -> Drafter:
+    if settings.draft_checkpoint is None:
+        return NgramDrafter(settings.num_drafts, runner.cost_ratio)
+    report("reading the draft model's checkpoint", None)
+    folder = load_model_folder(settings.draft_checkpoint)
+    if folder.config.vocab_size != runner.vocab_size:
+        raise PlanError(
+            f"checkpoint {settings.draft_checkpoint}: {folder.config.vocab_size:,} tokens in the vocabulary, "
+            f"and {runner.vocab_size:,} in that of the model that it guesses for; fits: the same tokenizer"
+        )
+    limits = runner.limits
+    small_settings = replace(
+        settings,
+        plan=None,
+        num_slots=limits.num_slots,
+        context=limits.context,
+        num_drafts=0,
+        host_cache_bytes=None,
+    )
+    # The drafter places its pages itself, and has pages of a whole context for every slot.
+    small, _ = _runner(folder, small_settings, keeps_windows=False)
+    report("compiling the draft model", None)
+    small.warm_up()
+    draft_seconds = small.step_seconds()
+
+    def cost_ratio(num_sequences: int) -> float:
+        draft = num_sequences * settings.num_drafts * draft_seconds
+        return runner.cost_ratio(num_sequences) + draft / runner.generate_seconds(num_sequences)
+
+    return ModelDrafter(small, settings.num_drafts, cost_ratio)
+
+
+def _runner(
+    folder: ModelFolder, settings: EngineSettings, first_device: int = 0, *, keeps_windows: bool = True
+) -> tuple[JaxRunner, Layout]:
+    """The runner, not yet compiled, and its layout, on the devices from number `first_device`."""
+    config, plan = folder.config, settings.plan
+    if plan is None:
+        weights, computed = (settings.dtype, settings.dtype) if settings.dtype else served_dtypes(config)
+        layout = Layout.of(tensor=settings.tensor, weights_dtype=weights, compute_dtype=computed)
+    else:
+        _check_model(plan, config)
+        layout = plan.layout.at("generate")
+        if settings.dtype:
+            layout = layout.replace(weights_dtype=settings.dtype, compute_dtype=settings.dtype)
+    if settings.weights_dtype:
+        layout = layout.replace(weights_dtype=settings.weights_dtype)
+    if layout.matmul_dtype is None and (plan is None or settings.weights_dtype):
+        products = matmul_dtype_of(layout.weights_dtype, jax.default_backend())
+        layout = layout.replace(matmul_dtype=products)
+    if settings.kv_dtype:
+        layout = layout.replace(kv_dtype=settings.kv_dtype)
+    context = context_of(settings, config)
+    if sentence := emulated(layout, jax.default_backend()):
+        warnings.warn(sentence, stacklevel=2)
+    check_serves(config, layout, settings.slots, context, batch_invariant=settings.batch_invariant)
+    settings.check_prefix_cache()
+    _check_hands_over(config, settings, layout)
+    mesh = device_mesh(layout, jax.devices()[first_device:])
+    page = min(DEFAULT_PAGE, context)
+    runner = JaxRunner(
+        folder.load_params(as_read(layout), mesh),
+        config,
+        layout,
+        mesh,
+        num_slots=settings.slots,
+        context=context,
+        page_size=page,
+        num_pages=None if settings.cache_tokens is None else settings.cache_tokens // page,
+        chunk=settings.chunk,
+        num_drafts=settings.num_drafts,
+        strict=settings.strict,
+        batch_invariant=settings.batch_invariant,
+        # Pages of all layers are handed over.
+        keeps_windows=keeps_windows and not settings.hands_over,
+        shares_pages=settings.hands_over,
+        # Prefill and generation on separate devices have one half each.
+        host_bytes=(settings.host_cache_bytes or 0) // (2 if settings.mode == DISAGGREGATED else 1),
+    )
+    return runner, layout
+
+
+def served_dtypes(config: ModelConfig) -> tuple[str, str]:
+    """The dtypes of weights and of products if neither an option nor a plan sets them.
+
+    XLA for CPUs would widen the weights of experts in every step.
+    """
+    if jax.default_backend() != "cpu" or multiplies_bf16():
+        return "bf16", "bf16"
+    widens = config.moe is None and kernels.why_not() is None
+    return "bf16" if widens else "f32", "f32"
+
+
+def _check_hands_over(config: ModelConfig, settings: EngineSettings, layout: Layout) -> None:
+    """Raise PlanError if prefill and generation cannot be on separate devices."""
+    if not settings.hands_over:
+        return
+    option = settings.hands_over_by
+    check_one_cache(layout, config, option)
+    if settings.mode == DISAGGREGATED and len(jax.devices()) < 2 * layout.num_chips:
+        raise PlanError(
+            f"{option} runs {layout} twice, on {2 * layout.num_chips} devices, and JAX sees "
+            f"{len(jax.devices())}; fits: a plan for half of them"
+        )
+
+
+def _check_model(plan: Plan, config: ModelConfig) -> None:
+    """Raise PlanError if a size of the plan's model differs from the checkpoint's."""
+    planned, stored = dimensions(plan.model), dimensions(config)
+    others = [
+        f"{letter} = {planned.get(letter, 'none')} and {stored.get(letter, 'none')}"
+        for letter in dict.fromkeys((*planned, *stored))
+        if planned.get(letter) != stored.get(letter)
+    ]
+    if others:
+        raise PlanError(
+            f"the plan is for {plan.model.name}, and the checkpoint holds {config.name}: {', '.join(others)}"
+        )

@@ -1,0 +1,105 @@
+"""The settings of a load test: its requests, its targets, and the servers of a simulation."""
+
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.load import traffic
+from meshwright.options import option
+from meshwright.units import parse_count
+
+_CLOSED_LOOP = 8
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The requests of a load test and their times of arrival."""
+
+    requests: int = option(64, parser=parse_count, help="Number of requests.")
+    concurrency: int | None = option(
+        None, least=1, help="Closed loop: requests in flight.", unset=str(_CLOSED_LOOP)
+    )
+    rate: float | None = option(None, least=1e-3, help="Open loop: requests per second, Poisson.")
+    burst: int = option(1, least=1, help="With --rate: requests that arrive together.")
+    trace: Path | None = option(None, help="JSON lines of arrival_seconds, prompt_tokens, output_tokens.")
+    lengths: str = option("sharegpt", help="Distribution of lengths: sharegpt, alpaca or fixed.")
+    prompt_tokens: int | None = option(
+        None, parser=parse_count, help="Mean length of prompts.", unset="that of --lengths"
+    )
+    output_tokens: int | None = option(
+        None, parser=parse_count, help="Mean length of answers.", unset="that of --lengths"
+    )
+    prefix_tokens: int = option(0, least=0, help="Length of the prefix that all prompts share.")
+    turns: int = option(1, least=1, help="Turns of a chat; each prompt repeats the earlier turns.")
+    chat: bool = option(False, help="Send chats to /v1/chat/completions.")
+    ignore_eos: bool = option(True, help="Generate the full length that was drawn (vLLM's ignore_eos).")
+    seed: int = option(0, least=0, help="Seed of lengths, texts and arrivals.")
+
+    @property
+    def closed(self) -> int | None:
+        """Chats in flight at once; None for requests that arrive at times of their own."""
+        return None if self.rate or self.trace else self.concurrency or _CLOSED_LOOP
+
+    def chats(self) -> list[traffic.Chat]:
+        """The chats, drawn or read. Raises DataError for unknown lengths or an unreadable trace."""
+        if self.trace:
+            return traffic.read_trace(self.trace)
+        arrivals = traffic.poisson(self.rate, self.burst, self.seed) if self.rate else traffic.at_once()
+        lengths = traffic.named_lengths(self.lengths, self.prompt_tokens, self.output_tokens)
+        return traffic.chats(lengths, self.requests, self.turns, arrivals, self.seed)
+
+    def to_dict(self) -> dict[str, object]:
+        """The key `traffic` of `mw bench serve --json`."""
+        return {
+            "arrivals": "trace" if self.trace else "poisson" if self.rate else "closed",
+            "rate_per_second": self.rate,
+            "burst": self.burst,
+            "concurrency": self.closed,
+            "lengths": str(self.trace) if self.trace else self.lengths,
+            "prefix_tokens": self.prefix_tokens,
+            "turns": self.turns,
+            "chat": self.chat,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class LatencyTargets:
+    """The latencies that a good answer meets; None for no target."""
+
+    ttft_seconds: float | None = option(
+        None, flag="--ttft", least=0, help="Goodput target: time to first token, seconds."
+    )
+    tpot_seconds: float | None = option(
+        None, flag="--tpot", least=0, help="Goodput target: time per output token, seconds."
+    )
+
+    def num_met(self, ttft_seconds: np.ndarray, tpot_seconds: np.ndarray) -> int:
+        """The number of complete answers that meet both targets.
+
+        NaN stands for a time that was not measured: an answer of one token has no TPOT and meets that target.
+        """
+        late = ttft_seconds > (inf if self.ttft_seconds is None else self.ttft_seconds)
+        slow = tpot_seconds > (inf if self.tpot_seconds is None else self.tpot_seconds)
+        return int(np.sum(~np.isnan(ttft_seconds) & ~late & ~slow))
+
+
+@dataclass(frozen=True)
+class SimulatedServers:
+    """How a simulation serves a plan.
+
+    replicas: 0 for the fewest servers that meet the targets in 95% of the answers.
+    """
+
+    mode: str = option("interleaved", help="With --plan: interleaved, batched or disaggregated prefill.")
+    replicas: int = option(1, least=0, help="With --plan: servers; 0 finds the fewest that meet the targets.")
+    prefill_replicas: int | None = option(
+        None, least=1, help="With --mode disaggregated: servers that only prefill.", unset="1"
+    )
+    prefix_cache: bool = option(True, help="With --plan: reuse cached pages of shared prompt prefixes.")
+    num_drafts: int = option(0, flag="--drafts", least=0, most=16, help="With --plan: draft tokens per step.")
+    acceptance: float = option(
+        0.0, least=0, most=1, help="With --drafts: probability that a draft token is accepted."
+    )
