@@ -1,7 +1,6 @@
 """Load tests on a clock that prices move on: by hand, by queueing theory, and by what each mode promises."""
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,8 @@ from meshwright.load.traffic import Chat, Turn, poisson
 from meshwright.models.config import Window
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds, end_of_one
-from meshwright.serve.device.runner import JaxRunner, _Shape
+from meshwright.serve.device.runner import JaxRunner
+from meshwright.serve.device.shapes import Shape, Shapes
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import IdleSeconds, Limits
 from meshwright.serve.engine.prefill_budget import MAX_SLOWDOWN
@@ -297,7 +297,7 @@ def test_idle_seconds_are_those_that_the_runner_measures(steps: StepSeconds):
     limits = Limits.of(12, 1024)
     runner: Any = SimpleNamespace(
         limits=limits,
-        _seconds={_Shape(n, 0, 0): steps.seconds(n, 0.0, []) for n in (1, 2, 4, 8, 12)},
+        _seconds={Shape(generate=n): steps.seconds(n, 0.0, []) for n in (1, 2, 4, 8, 12)},
         _idle_seconds=lambda shape, works: steps.seconds(shape.generate, *Batch(tuple(works)).figures[1:]),
     )
     idle = PaddedSteps(steps, limits, has_kernels=True).idle_seconds
@@ -311,15 +311,13 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
     """Rows and blocks are those of the shape that its runner takes for the same batch."""
     random = np.random.default_rng(seed)
     limits = Limits.of(int(random.integers(1, 12)), 1024, chunk=int(random.integers(1, 9)) * 64)
-    runner: Any = SimpleNamespace(
-        limits=limits,
-        _num_drafts=0,
-        _has_whole_prompts=has_kernels,
-        _is_invariant=False,
-        _programs=SimpleNamespace(num_sharing=1, reads_whole_tables=lambda queries: seed % 2 == 0),
+    shapes = Shapes(
+        limits,
+        num_drafts=0,
+        has_fresh=has_kernels,
+        num_sharing=1,
+        reads_whole_tables=lambda num_queries: seed % 2 == 0,
     )
-    runner._pages_of_rows = partial(JaxRunner._pages_of_rows, runner)
-    runner._steps = dict.fromkeys(JaxRunner._shapes(runner))
     num_blocks = int(random.integers(0, limits.chunk // limits.block + 1))
     num_others = int(random.integers(0 if num_blocks else 1, limits.num_slots + 1))
     works = [SequenceWork(None, 0, 300, [1], ()) for _ in range(num_others)]  # type: ignore[arg-type]
@@ -328,7 +326,7 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
         count = num_blocks * limits.block - int(random.integers(0, 60))
         works.append(SequenceWork(None, 0, start, [1] * count, ()))  # type: ignore[arg-type]
     batch = Batch(tuple(works))
-    shape = JaxRunner._shape_of(runner, batch)
+    shape = shapes.of(batch)
     rows, mean_context, chunks, _ = PaddedSteps(Fixed(), limits, has_kernels=has_kernels).filled_up(
         *batch.figures
     )

@@ -36,7 +36,7 @@ from meshwright.nn.files.weights import load_hf
 from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import Quantised, as_read, widened
 from meshwright.nn.start.device_mesh import device_mesh
-from meshwright.serve.device import runner as runner_module
+from meshwright.serve.device import shapes
 from meshwright.serve.device.programs import InferencePrograms
 from meshwright.serve.device.runner import JaxRunner, score_lengths
 from meshwright.serve.engine.batch import Batch
@@ -185,10 +185,11 @@ def test_xla_alone_gets_the_same_tokens(reference, answers, tensor):
 def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypatch):
     """As where attention reads whole tables: the tables of short sequences are short."""
     monkeypatch.setattr(InferencePrograms, "reads_whole_tables", lambda *_: True)
-    monkeypatch.setattr(runner_module, "_widths", lambda most: [2])
-    runner, used = make_runner(reference[0], 1), set()
-    shape_of = runner._shape_of
-    monkeypatch.setattr(runner, "_shape_of", lambda batch: used.add(found := shape_of(batch)) or found)
+    monkeypatch.setattr(shapes, "table_widths", lambda max_pages: [2])
+    runner, used, shape_of = make_runner(reference[0], 1), set(), shapes.Shapes.of
+    monkeypatch.setattr(
+        shapes.Shapes, "of", lambda self, batch: used.add(found := shape_of(self, batch)) or found
+    )
     assert generate(runner, greedy(PROMPTS[0])) == answers[:1]
     assert {shape.pages for shape in used if not shape.blocks} == {2}
     assert generate(runner, *map(greedy, PROMPTS)) == answers
@@ -262,7 +263,7 @@ def test_devices_prefill_a_prompt_together(reference, answers, tensor: int, word
     run = runner.run
     runner.run = lambda batch: ran.append(batch) or run(batch)
     assert [generate(runner, greedy(prompt))[0] for prompt in PROMPTS] == answers
-    assert [runner._shape_of(batch).fresh > 0 for batch in ran if batch.works[0].is_prompt] == [True] * 6
+    assert [runner._shapes.of(batch).fresh > 0 for batch in ran if batch.works[0].is_prompt] == [True] * 6
     assert generate(runner, *map(greedy, PROMPTS)) == answers
 
 

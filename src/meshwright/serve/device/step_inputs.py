@@ -1,0 +1,126 @@
+"""A batch as the arrays of a step: each work in a row of its kind, a long one in several blocks."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshwright.nn.attention.paged import NOBODY, Rows
+from meshwright.serve.device.programs import StepShape
+from meshwright.serve.device.sampling import Edits, SampledRows, batch_edits, batch_rows
+from meshwright.serve.engine.batch import Batch, SequenceWork
+from meshwright.serve.engine.limits import Limits
+from meshwright.serve.engine.logit_edits import LogitEdits
+from meshwright.serve.engine.request import GREEDY, Request
+from meshwright.serve.engine.sequence import TokenSequence
+
+
+class StepInputs:
+    """The arrays of a step, replica by replica.
+
+    num_per_shard: replicas on one shard of the batch. num_sharing: replicas that prefill prompts together,
+    and have their tokens in common.
+    sampled: for each work the rows of logits after which its tokens are sampled.
+    """
+
+    def __init__(
+        self, batch: Batch, step: StepShape, limits: Limits, num_per_shard: int, num_sharing: int
+    ) -> None:
+        self._step, self._slots = step, limits.slots_per_replica
+        self._num_per_shard, self._num_sharing = num_per_shard, num_sharing
+        count = limits.num_replicas
+        num_groups = count // num_sharing
+        num_logits = count * step.num_logits
+        self.tokens = np.zeros(num_groups * step.num_tokens, np.int32)
+        self.positions = np.full(count * step.num_tokens, NOBODY, np.int32)
+        self.slots = np.full(num_groups * step.num_tokens, self._slots, np.int32)
+        num_tables = 2 if limits.window else 1
+        self.tables = np.zeros((count * step.num_rows, num_tables, step.pages_of_row), np.int32)
+        self.heads = np.full(num_groups * step.num_heads, NOBODY, np.int32)
+        self.chosen_slots = np.full(num_logits, self._slots, np.int32)
+        self.chosen_positions = np.zeros(num_logits, np.int32)
+        self._params = [GREEDY] * num_logits
+        self._edits: list[LogitEdits | None] = [None] * num_logits
+        self.sampled: list[range] = []
+        self._num_sampled = [0] * num_groups
+        starts = [list(_starts(step.rows)) for _ in range(num_groups)]
+        for work in batch.works:
+            group = work.slot // self._slots // num_sharing
+            kind = len(step.rows) - 1 if work.is_prompt else 0
+            length = step.rows[kind].length
+            begins = range(0, len(work.tokens), length)
+            for begin in begins:
+                row, token = starts[group][kind]
+                self._put(work, begin, min(length, len(work.tokens) - begin), row, token)
+                starts[group][kind] = row + 1, token + length
+            self._choose(work, starts[group][kind][1] - length, len(work.tokens) - begins[-1])
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.tokens, self.positions, self.slots, self.tables, self.heads
+
+    def sampling(self, vocab_size: int) -> tuple[SampledRows, Edits | None]:
+        """The parameters of each row of logits; no edits if none of them has any."""
+        edits = batch_edits(list(zip(self._params, self._edits, strict=True)), vocab_size)
+        return batch_rows(self._params, self.chosen_positions), edits
+
+    def _put(self, work: SequenceWork, begin: int, count: int, row: int, token: int) -> None:
+        """Write `count` tokens of the work, from its number `begin` on, to a row of its replica."""
+        replica = work.slot // self._slots
+        place, row = token + replica * self._step.num_tokens, row + replica * self._step.num_rows
+        token += replica // self._num_sharing * self._step.num_tokens
+        start = work.start + begin
+        self.tokens[token : token + count] = work.tokens[begin : begin + count]
+        self.positions[place : place + count] = range(start, start + count)
+        self.slots[token] = self._slot_on_shard(work)
+        self.tables[row, 0, : len(work.pages)] = work.pages
+        if work.window_pages:  # NO_PAGE is never read, so that any number does
+            self.tables[row, 1, : len(work.pages)] = np.maximum(work.window_pages, 0)
+
+    def _choose(self, work: SequenceWork, token: int, count: int) -> None:
+        """Sample after the last of the row's `count` tokens, and before each draft."""
+        replica = work.slot // self._slots
+        group = replica // self._num_sharing
+        if self._num_sharing == 1:
+            token += replica % self._num_per_shard * self._step.num_tokens
+        head = self._num_sampled[group]
+        self._num_sampled[group] += work.num_samples
+        first = replica * self._step.num_logits + head
+        self.sampled.append(range(first, first + work.num_samples))
+        head += group * self._step.num_heads
+        for number, from_end in zip(self.sampled[-1], range(work.num_samples, 0, -1), strict=True):
+            self.heads[head + number - first] = token + count - from_end
+            self.chosen_positions[number] = work.start + len(work.tokens) - from_end + 1
+            self._params[number] = work.sequence.request.sampling
+            self._edits[number] = work.sequence.edits
+        if work.num_samples == 1:
+            self.chosen_slots[first] = self._slot_on_shard(work)
+
+    def _slot_on_shard(self, work: SequenceWork) -> int:
+        """The slot's number on its shard of the batch, where each replica has one more, of no sequence."""
+        replica, slot = divmod(work.slot, self._slots)
+        return replica % self._num_per_shard * (self._slots + 1) + slot
+
+
+def _starts(rows: tuple[Rows, ...]) -> Iterator[tuple[int, int]]:
+    """(number of its first row, number of its first token) of each kind of rows."""
+    row = token = 0
+    for kind in rows:
+        yield row, token
+        row, token = row + kind.num_rows, token + kind.num_tokens
+
+
+def placeholder(
+    limits: Limits, replica: int, row: int, count: int, num_drafts: int = 0, *, samples: bool = True
+) -> SequenceWork:
+    """A work of `count` tokens at the beginning of no request's sequence, to time steps with."""
+    pages = tuple(range(-(-count // limits.page_size)))
+    return SequenceWork(
+        TokenSequence(Request((0,), sampling=GREEDY), 1, 0, lambda _: None),
+        replica * limits.slots_per_replica + row,
+        0,
+        (0,) * count,
+        pages,
+        num_drafts,
+        samples=samples,
+        window_pages=pages if limits.window else (),
+    )
