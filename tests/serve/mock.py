@@ -10,12 +10,11 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from meshwright.models.config import Window
 from meshwright.serve.device.sampling import NUM_TOP, batch_edits, batch_rows, sample
-from meshwright.serve.engine.batch import CACHED, PENDING, Batch, SequenceWork
+from meshwright.serve.engine.batch import CACHED, PENDING, Batch, SequenceWork, WorkOutput
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.pages import Move
 from meshwright.serve.engine.request import Request, SamplingParams, TokenScore
-from meshwright.serve.engine.scoring import TokenScores
 from meshwright.serve.text.tokenizer import Tokenizer
 
 EOS = 256
@@ -81,7 +80,7 @@ class MockRunner:
         if window is not None:  # no more than one sequence may need at once
             of_step = -(-min(chunk, context) // page_size) + (window.size + page_size - 2) // page_size + 1
             self.limits = replace(self.limits, window=window, num_window_pages=of_step)
-        self.vocab_size, self.idle_seconds = VOCAB_SIZE, None
+        self.vocab_size, self.embedding_size, self.idle_seconds = VOCAB_SIZE, 3, None
         self.rule, self.spread = rule, spread
         self.gate = threading.Event()
         self.gate.set()
@@ -95,6 +94,7 @@ class MockRunner:
         self.num_accepted = 0
         self.batches: list[list[int]] = []
         self.prefilled: list[list[int]] = []
+        self.is_prepared = False
 
     def run(self, batch: Batch) -> "_Read":
         self.gate.wait(30)
@@ -114,7 +114,23 @@ class MockRunner:
         for work, tokens in zip(batch.works, sampled, strict=True):
             if len(tokens) == 1:
                 self.last[work.slot] = tokens[0].token
-        return _Read(sampled)
+        return _Read([self._output(*pair) for pair in zip(batch.works, sampled, strict=True)])
+
+    def _output(self, work: SequenceWork, tokens: list[TokenScore]) -> WorkOutput:
+        if work.reads is None:
+            return WorkOutput(tokens)
+        assert self.is_prepared, "prepare_reads() comes first"
+        seen = self._seen(work, work.start + len(work.tokens))
+        if work.reads == "embedding":
+            return WorkOutput(tokens, embedding=embedding_of(seen))
+        prompt, num_top = work.sequence.request.prompt, work.sequence.request.sampling.top_logprobs
+        scored = prompt[: work.start + 1 + len(work.tokens)]
+        assert seen[: len(scored)] == list(scored[: len(seen)])
+        return WorkOutput(tokens, self.scores(list(scored), num_top)[work.start :])
+
+    def _seen(self, work: SequenceWork, end: int) -> list[int]:
+        size = self.limits.page_size
+        return [self.cache[work.pages[i // size], i % size] for i in range(end)]
 
     def _write(self, work: SequenceWork) -> None:
         prompt = list(work.sequence.request.prompt)
@@ -134,7 +150,7 @@ class MockRunner:
         size, num_prompt = self.limits.page_size, len(work.sequence.request.prompt)
         end = work.start + len(work.tokens)
         assert end <= self.limits.context
-        seen = [self.cache[work.pages[i // size], i % size] for i in range(end)]
+        seen = self._seen(work, end)
         if self.limits.window:
             first = max(0, self.limits.window.first(work.start))
             there = [self.window_cache[work.window_pages[i // size], i % size] for i in range(first, end)]
@@ -195,28 +211,34 @@ class MockRunner:
                 self.accept([move.page], [self.host.pop(move.host_page)])
             self.num_moved["out" if move.is_out else "in"] += 1
 
-    def prepare_scores(self, num_tokens: int) -> None:
-        assert 0 < num_tokens < self.limits.context
+    def prepare_reads(self) -> None:
+        self.is_prepared = True
 
-    def scores(self, tokens: list[int]) -> TokenScores:
+    def scores(self, tokens: list[int], num_top: int = NUM_TOP) -> list[TokenScore]:
         """As if each prefix were a prompt whose answer begins."""
-        logits = np.zeros((len(tokens) - 1, self.vocab_size))
-        for position in range(len(tokens) - 1):
-            logits[position, self.rule(tokens[: position + 1], [])] = self.spread
-        logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        top_ids = np.argsort(-logprobs, axis=-1, kind="stable")[:, :NUM_TOP]
-        own = np.array(tokens[1:], int)[:, None]
-        return TokenScores(
-            np.take_along_axis(logprobs, own, -1)[:, 0], top_ids, np.take_along_axis(logprobs, top_ids, -1)
-        )
+        scores = []
+        for position, token in enumerate(tokens[1:]):
+            logits = np.zeros(self.vocab_size)
+            logits[self.rule(tokens[: position + 1], [])] = self.spread
+            logprobs = logits - np.log(np.exp(logits).sum())
+            top = np.argsort(-logprobs, kind="stable")[:num_top].tolist()
+            likeliest = tuple((one, float(logprobs[one])) for one in top)
+            scores.append(TokenScore(token, float(logprobs[token]), likeliest))
+        return scores
+
+
+def embedding_of(tokens: Sequence[int]) -> np.ndarray:
+    """The embedding of a prompt, in which each of its tokens counts."""
+    vector = np.array([len(tokens), tokens[-1], sum(i * token for i, token in enumerate(tokens, 1))])
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
 
 
 class _Read:
-    def __init__(self, sampled: list[list[TokenScore]]) -> None:
-        self._sampled = sampled
+    def __init__(self, outputs: list[WorkOutput]) -> None:
+        self._outputs = outputs
 
-    def read(self) -> list[list[TokenScore]]:
-        return self._sampled
+    def read(self) -> list[WorkOutput]:
+        return self._outputs
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -410,13 +410,18 @@ def through(
 def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: Any = None) -> Any:
     """logits[B, T, V] of x[B, T, D] after the last layer; with `indices`[B, n] those of n positions alone."""
     x = x if indices is None else ops.take("take", x, indices)
-    (out,) = ops.einsums(_apply_norm(config, ops, w, "final_norm", x), w, **_head(config))
+    (out,) = ops.einsums(final_norm(config, ops, w, x), w, **_head(config))
     return ops.softcap("logit_softcap", out, config.logit_softcap) if config.logit_softcap else out
+
+
+def final_norm(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> Any:
+    """The last hidden state[B, T, D]: x[B, T, D] after the last layer and the final norm."""
+    return _apply_norm(config, ops, w, "final_norm", x)
 
 
 def leave_with_loss(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, targets: Any) -> Any:
     """The mean cross-entropy of targets[B, T] by x[B, T, D] after the last layer, in nats per token."""
-    x = ops.kept("final_norm", _apply_norm(config, ops, w, "final_norm", x))
+    x = ops.kept("final_norm", final_norm(config, ops, w, x))
     return ops.loss("loss", x, w, targets, config.logit_softcap, **_head(config))
 
 

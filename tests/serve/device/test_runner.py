@@ -4,15 +4,12 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from tests.nn import hf_models
 from tests.serve.answers import (
@@ -38,10 +35,10 @@ from meshwright.nn.products.quantised import Quantised, as_read, widened
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device import shapes
 from meshwright.serve.device.programs import InferencePrograms
-from meshwright.serve.device.runner import JaxRunner, score_lengths
+from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.batch import Batch
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.engine.request import EngineError, Request, SamplingParams
+from meshwright.serve.engine.request import EngineError, Event, Request, SamplingParams
 
 pytestmark = pytest.mark.sampled(5)
 
@@ -159,15 +156,18 @@ def test_scores_are_the_log_probabilities_of_transformers(reference, runner: Jax
     """Of a prompt that fills a chunk of positions, one that passes it, and one of a single token."""
     prompts = [np.random.default_rng(length).integers(0, 64, length).tolist() for length in (16, 39, 1)]
     for prompt in prompts:
-        found = runner.scores(prompt)
+        asked = Request(tuple(prompt), 0, SamplingParams(0.0, top_logprobs=20), scores_prompt=True)
+        [[event]] = events_of(runner, asked)
+        assert event.score is None and [one.token for one in event.prompt] == prompt[1:]
         logits = hf_models.logits(reference[1], [prompt])[0][:-1]
         expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        found = [one.logprob for one in event.prompt]
         np.testing.assert_allclose(
-            found.logprobs, expected[np.arange(len(prompt) - 1), prompt[1:]], atol=10 * TOLERANCE
+            found, expected[np.arange(len(prompt) - 1), prompt[1:]], atol=10 * TOLERANCE
         )
-        np.testing.assert_allclose(
-            found.top_logprobs, -np.sort(-expected, axis=-1)[:, :20], atol=10 * TOLERANCE
-        )
+        top = [[logprob for _, logprob in one.top] for one in event.prompt]
+        likeliest = -np.sort(-expected, axis=-1)[:, :20].reshape(len(prompt) - 1, 20)
+        np.testing.assert_allclose(np.reshape(top, likeliest.shape), likeliest, atol=10 * TOLERANCE)
 
 
 def test_requests_alone_get_the_tokens_of_transformers(runner, answers):
@@ -355,6 +355,10 @@ def test_a_conversation_finds_its_pages_again(reference, runner):
         assert hf_models.greedy(reference[1], prompt, 5) == answer
 
 
+async def _events(engine: Engine, request: Request) -> list[Event]:
+    return [event async for event in engine.submit(request)]
+
+
 async def _ask(engine: Engine, request: Request) -> list[int]:
     return await tokens_of(engine.submit(request))
 
@@ -529,17 +533,8 @@ def test_too_few_pages_for_one_sequence_are_refused(reference):
     )
 
 
-@given(st.integers(1, 100_000))
-def test_score_lengths_reach_the_context_and_waste_less_than_half(context):
-    lengths = score_lengths(context)
-    assert lengths[-1] == context
-    assert lengths == sorted(set(lengths))
-    assert all(longer <= 2 * shorter for shorter, longer in pairwise(lengths))
-    assert lengths[0] <= 16
-
-
 def test_a_strict_runner_compiles_nothing_more(reference):
-    """Scores of every length are there; what another thread compiles ends the service."""
+    """Scores of prompts are there; what another thread compiles ends the service."""
     split = layout(1)
     config, mesh = read_model(reference[0]), device_mesh(split)
     # As prefill and generation on their own devices, the second is compiled after the first.
@@ -560,7 +555,8 @@ def test_a_strict_runner_compiles_nothing_more(reference):
     second.warm_up()
     with Engine(runner) as engine:
         assert asyncio.run(_ask(engine, greedy([1, 2], 2))) == hf_models.greedy(reference[1], [1, 2], 2)
-        assert runner.scores([1, 2, 3]).logprobs.shape == (2,)
+        scored = asyncio.run(_events(engine, Request((1, 2, 3), 0, scores_prompt=True)))
+        assert len(scored[0].prompt) == 2
         jax.jit(lambda x: x + 3)(np.float32(1))
         with pytest.raises(EngineError, match="a program was compiled after the warm-up"):
             asyncio.run(_ask(engine, greedy([1, 2], 2)))

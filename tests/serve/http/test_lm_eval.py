@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from tests.serve.http.client import MODEL
 from tests.serve.http.mock_server import ANSWER, answer
@@ -36,7 +35,7 @@ def test_the_harness_reads_the_log_likelihoods_of_the_model(tmp_path):
         before = [*tokenizer.encode(context)] if context else [EOS]
         tokens = [*before, *tokenizer.encode(continuation)]
         scores = MockRunner(answer).scores(tokens)
-        own = slice(len(before) - 1, None)
-        assert math.isclose(likelihood, float(np.sum(scores.logprobs[own])), abs_tol=1e-3)
-        assert is_greedy == (scores.top_ids[own, 0] == tokens[len(before) :]).all()
+        own = scores[len(before) - 1 :]
+        assert math.isclose(likelihood, sum(score.logprob for score in own), abs_tol=1e-3)
+        assert is_greedy == all(score.top[0][0] == score.token for score in own)
     assert {is_greedy for _, is_greedy in found} == {True, False}

@@ -9,7 +9,7 @@ positions of prompts (`context`) make replicas for generation, which prefill a w
 a part of it, attends to all of it, and its keys and values go to the pages of the one whose sequence it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,10 +41,18 @@ from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over
 from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
-from meshwright.serve.device.sampling import Edits, Needs, Sampled, SampledRows, batch_rows, no_edits, sample
+from meshwright.serve.device.sampling import (
+    Edits,
+    Needs,
+    Sampled,
+    SampledRows,
+    batch_rows,
+    no_edits,
+    sample,
+    top_tokens,
+)
 from meshwright.serve.engine.batch import PENDING
 from meshwright.serve.engine.request import GREEDY
-from meshwright.serve.engine.scoring import score
 
 _TOKENS, _POSITIONS, _SLOTS, _TABLES, _HEADS = range(5)  # the columns of a step
 
@@ -52,9 +60,10 @@ _TOKENS, _POSITIONS, _SLOTS, _TABLES, _HEADS = range(5)  # the columns of a step
 class StepShape(NamedTuple):
     """The shape of a step, alike on every replica: its rows, and how many logits of them are wanted.
 
-    num_logits: rows of logits that the step yields, of which the last are zeros. pages_of_row: the width of
-    the tables, and so the longest sequence. is_fresh: the rows are whole prompts, which read no page.
-    stands: as of PagedCache.
+    num_logits: rows of logits of the step, the last of which may be padding. pages_of_row: the width of the
+    tables, and so the longest sequence. is_fresh: the rows are whole prompts, which read no page.
+    stands: as of PagedCache. num_hidden: rows to which the hidden states of all tokens are padded, which the
+    step then yields too; 0: it does not.
     """
 
     rows: tuple[Rows, ...]
@@ -63,6 +72,7 @@ class StepShape(NamedTuple):
     pages_of_row: int
     is_fresh: bool = False
     stands: tuple[int, int] | None = None
+    num_hidden: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -71,6 +81,14 @@ class StepShape(NamedTuple):
     @property
     def num_rows(self) -> int:
         return sum(row.num_rows for row in self.rows)
+
+
+class Scores(NamedTuple):
+    """Log-probabilities f32[n] of tokens, and the likeliest tokens instead, [n, NUM_TOP], descending."""
+
+    logprobs: Array
+    top_ids: Array
+    top_logprobs: Array
 
 
 class InferencePrograms:
@@ -122,7 +140,8 @@ class InferencePrograms:
         logits are wanted, NOBODY where none are. Slots and tokens are numbered through all the replicas that
         share a shard of the batch. Where replicas prefill prompts together, tokens and heads are of all of
         them, and positions of each, NOBODY for the tokens of others.
-        Yields those, f32[num_logits, V], whole over V, and the pools, updated in place.
+        Yields those, f32[num_logits, V], whole over V, the pools, updated in place, and if asked for the
+        hidden states after the last layer, [shards num_per_shard num_hidden, 1, D].
         """
         jitted, arguments = self.jitted_step(step)
         return self._lowered(jitted, *arguments)
@@ -200,17 +219,36 @@ class InferencePrograms:
 
         return jax.tree.map(one, pools, *more)
 
-    def scores(self, num_tokens: int) -> Any:
-        """The compiled scores of a prompt: (params, tokens i32[1, num_tokens]) -> the columns of Scores."""
+    def scores(self, num_hidden: int, num_rows: int) -> Any:
+        """The scores of tokens, to be compiled: (params, hidden, rows i32[n], targets i32[n]) -> Scores.
 
-        def scores(params: Any, tokens: Array) -> Any:
-            split = partition_spec(self.layout.tokens("tokens"))
-            repeated = jnp.broadcast_to(tokens, (self._num_apart, num_tokens), out_sharding=split)
-            return score(self.config, self.ops, params, repeated, tokens[0], whole=_whole)
+        hidden: of a step with this `num_hidden`. rows: `num_rows` on each shard of the batch, whose next
+        tokens are `targets`; NOBODY for padding.
+        """
+        return self._readout(self._scores, num_hidden, num_rows, 2)
 
-        whole = jax.sharding.NamedSharding(self.mesh, PartitionSpec())
-        tokens = jax.ShapeDtypeStruct((1, num_tokens), np.int32, sharding=whole)
-        return self._compile(jax.jit(scores), self.abstract_params(), tokens)
+    def embeddings(self, num_hidden: int, num_rows: int) -> Any:
+        """The hidden states after the final norm, to be compiled: (params, hidden, rows) -> f32[n, D]."""
+        return self._readout(self._embeddings, num_hidden, num_rows, 1)
+
+    def _readout(self, read: Callable[..., Any], num_hidden: int, num_rows: int, num_columns: int) -> Any:
+        hidden = jax.ShapeDtypeStruct(
+            (self.num_replicas * num_hidden, 1, self.config.d_model),
+            self.ops.dtype,
+            sharding=jax.sharding.NamedSharding(self.mesh, PartitionSpec(self._x[0], None, self._x[2])),
+        )
+        columns = [self._split(self._num_apart * num_rows)] * num_columns
+        return self._lowered(jax.jit(read), self.abstract_params(), hidden, *columns)
+
+    def _scores(self, params: Mapping[str, Any], hidden: Array, rows: Array, targets: Array) -> "Scores":
+        logits = transformer.leave(self.config, self.ops, params, self._taken(hidden, rows))
+        by_shard = PartitionSpec(self._x[0])
+        local = partial(in_tiles, _scored) if self._batch_invariant else _scored
+        mapped = jax.shard_map(local, in_specs=by_shard, out_specs=by_shard, check_vma=False)
+        return mapped((self._whole(logits), targets))
+
+    def _embeddings(self, params: Mapping[str, Any], hidden: Array, rows: Array) -> Array:
+        return self._whole(transformer.final_norm(self.config, self.ops, params, self._taken(hidden, rows)))
 
     def empty(self) -> tuple[Pools, Array]:
         """Pools of zeros, and a `last` of zeros."""
@@ -250,7 +288,7 @@ class InferencePrograms:
         slots: Array,
         tables: Array,
         heads: Array,
-    ) -> tuple[Array, Pools]:
+    ) -> tuple[Array, Pools] | tuple[Array, Pools, Array]:
         tokens = self._on_each(_known, tokens, last, slots)
         places = Places(positions[:, None])
         there = reshard(positions, PartitionSpec(self._pages[0]))
@@ -271,14 +309,17 @@ class InferencePrograms:
         if self._with_native:
             x = self._on_each(_of_somebody, x, positions)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
+        hidden = x
         with jax.named_scope("take"):
-            taken = self._on_each(_taken, x, heads)
-            x = self._on_each(_of_somebody, taken, heads) if self._with_native else taken
+            x = self._taken(x, heads)
         logits = transformer.leave(self.config, self.ops, params, x)
+        num_per_shard = self.num_replicas // self._num_apart
         with jax.named_scope("logits"):
-            whole = resharded(logits, PartitionSpec(self._x[0], None, None))[:, 0].astype(jnp.float32)
-            padded = partial(_padded, step.num_logits, self.num_replicas // self._num_apart)
-            return self._on_each(padded, whole), cache.pools
+            padded = self._on_each(partial(_padded, step.num_logits, num_per_shard), self._whole(logits))
+        if not step.num_hidden:
+            return padded, cache.pools
+        num_rows = num_per_shard * step.num_hidden
+        return padded, cache.pools, self._on_each(partial(_with_rows, num_rows), hidden)
 
     def _prompts(
         self,
@@ -353,6 +394,15 @@ class InferencePrograms:
         local = jax.shard_map(chosen, in_specs=by_replica, out_specs=by_replica, check_vma=False)
         sampled = local((logits, rows, edits))
         return self._on_each(_given, last, slots, sampled.tokens), sampled
+
+    def _taken(self, x: Array, rows: Array) -> Array:
+        """x[n, 1, D] of these rows of each shard of the batch."""
+        taken = self._on_each(_taken, x, rows)
+        return self._on_each(_of_somebody, taken, rows) if self._with_native else taken
+
+    def _whole(self, x: Array) -> Array:
+        """f32[n, V] of x[n, 1, V], whole over V on every device of a replica."""
+        return resharded(x, PartitionSpec(self._x[0], None, None))[:, 0].astype(jnp.float32)
 
     def _on_each(self, local: Any, *arrays: Array) -> Array:
         """`local` of the part of the arrays on each shard of the batch, with the first's other dimensions."""
@@ -431,16 +481,19 @@ def workload_step(
     return *programs.jitted_step(step), mesh
 
 
-def _whole(logits: Array) -> Array:
-    """Float32 logits gathered over `tensor`: sampling compares the whole vocabulary."""
-    return resharded(logits.astype(jnp.float32), PartitionSpec())
-
-
 def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
     return jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding)
 
 
 # Of one shard of the batch
+
+
+def _scored(columns: tuple[Array, Array]) -> Scores:
+    logits, targets = columns
+    normalisers = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    logprobs = jnp.take_along_axis(logits, targets[:, None], axis=-1) - normalisers
+    top_ids, top_logits = top_tokens(logits)
+    return Scores(logprobs[:, 0], top_ids, top_logits - normalisers)
 
 
 def _sampled(needs: Needs | None, asked: tuple[Array, SampledRows, Edits | None]) -> Sampled:
@@ -462,6 +515,10 @@ def _pasted(pool: Array, numbers: Array, exported: Array) -> Array:
 def _of_somebody(x: Array, places: Array) -> Array:
     """Rows of zeros in place of nobody's: most layers leave them zeros, and kernels.py passes over these."""
     return jnp.where((places == NOBODY)[:, None, None], jnp.zeros((), x.dtype), x)
+
+
+def _with_rows(num_rows: int, x: Array) -> Array:
+    return jnp.pad(x, ((0, num_rows - x.shape[0]), (0, 0), (0, 0)))
 
 
 def _taken(x: Array, heads: Array) -> Array:

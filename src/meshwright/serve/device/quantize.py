@@ -23,13 +23,15 @@ from meshwright.layout import Layout
 from meshwright.layout.precision import GROUP
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, dimensions, parameters
+from meshwright.nn.attention.paged import Rows
 from meshwright.nn.cached_ops import layered
 from meshwright.nn.files.weights import load_hf, save_hf
 from meshwright.nn.params import flatten
 from meshwright.nn.products.quantised import LARGEST
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.loading import ModelFolder, load_model_folder
-from meshwright.serve.device.programs import InferencePrograms
+from meshwright.serve.device.programs import InferencePrograms, StepShape
+from meshwright.serve.device.readout import Read, Readout
 
 _WINDOW = 512  # tokens that are scored together
 _FORMATS = {"int8": "int-quantized", "fp8": "float-quantized", "int4": "pack-quantized"}
@@ -83,12 +85,19 @@ def perplexity(
     programs = InferencePrograms(
         config, layout.at("generate"), mesh, num_slots=1, num_pages=1, page_size=length
     )
-    scores, weights = programs.scores(length), layered(dict(params), config, layout, mesh)
-    windows = [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]
-    found = [
-        np.asarray(scores(weights, np.asarray([window], np.int32))[0])[: length - 1] for window in windows
-    ]
-    return math.exp(-float(np.mean(found)))
+    weights, (pools, last) = layered(dict(params), config, layout, mesh), programs.empty()
+    step = programs.step(StepShape((Rows(1, length),), 1, 1, 1, num_hidden=length)).compile()
+    readout = Readout(programs, length, 1)
+    positions, slots = np.arange(length, dtype=np.int32), np.zeros(length, np.int32)
+    table, head = np.zeros((1, 1, 1), np.int32), np.zeros(1, np.int32)
+    logprobs: list[float] = []
+    for start in range(0, len(tokens) - length + 1, length):
+        window = np.asarray(tokens[start : start + length], np.int32)
+        _, pools, hidden = step(weights, pools, last, window, positions, slots, table, head)
+        reads = [Read(0, 0, row, token) for row, token in enumerate(window[1:].tolist())]
+        scores, _ = readout.dispatch(weights, hidden, reads, []).read()
+        logprobs += [score.logprob for score in scores[0]]
+    return math.exp(-float(np.mean(logprobs)))
 
 
 def _tokens(folder: ModelFolder, text: Path) -> list[int]:

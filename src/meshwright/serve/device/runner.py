@@ -31,16 +31,15 @@ from meshwright.nn.cached_ops import layered
 from meshwright.nn.start.compiled_cache import NothingCompiled
 from meshwright.serve.device.host_pages import HostPages
 from meshwright.serve.device.programs import InferencePrograms, StepShape
+from meshwright.serve.device.readout import Readout, Results
 from meshwright.serve.device.sampling import Needs, Sampled
 from meshwright.serve.device.shapes import Shape, Shapes
 from meshwright.serve.device.step_inputs import StepInputs, placeholder
-from meshwright.serve.engine.batch import CACHED, Batch, SequenceWork
+from meshwright.serve.engine.batch import CACHED, Batch, SequenceWork, WorkOutput
 from meshwright.serve.engine.limits import IdleSeconds, Limits, compiled_sizes, on_each, timed_blocks
 from meshwright.serve.engine.pages import Move
 from meshwright.serve.engine.request import TokenScore
-from meshwright.serve.engine.scoring import TokenScores
 
-_SHORTEST_SCORED = 16
 _COMPILED_AT_ONCE = 8  # programs: each takes hundreds of MB meanwhile
 _ONE_PROGRAM = threading.Lock()  # of all runners of this process
 
@@ -114,6 +113,7 @@ class JaxRunner:
                 f"{config.name}: prompts of a context of {context} tokens fill no block that divides over "
                 f"{over} = {count}; fits: a context of {limits.block * count} or more, or {over} = 1"
             )
+        self.embedding_size = config.d_model
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         self._num_per_shard = limits.num_replicas // layout.num_batch_shards
         self._programs = InferencePrograms(
@@ -151,10 +151,10 @@ class JaxRunner:
         self._shares_pages = shares_pages
         self._exports: dict[int, Any] = {}
         self._accepts: dict[int, Any] = {}
-        self._score_programs: dict[int, Any] = {}
+        self._readout: Readout | None = None
         self.idle_seconds: IdleSeconds | None = None
         self._nothing_compiled = NothingCompiled() if strict else None
-        self._scoring = threading.Lock()
+        self._preparing = threading.Lock()
 
     def warm_up(self) -> None:
         """Compile every program, make the cache, and measure steps."""
@@ -186,8 +186,7 @@ class JaxRunner:
         self._seconds = {shape: self._idle_seconds(shape) for shape in token_shapes}
         self.idle_seconds = self._measured()
         if self._nothing_compiled is not None:
-            for length in score_lengths(self.limits.context):
-                self._score_program(length)
+            self.prepare_reads()
 
     def _idle_seconds(self, shape: Shape, prompts: Sequence[SequenceWork] = ()) -> float:
         """Seconds of a step of this shape and these prompts, until its tokens are read.
@@ -255,7 +254,10 @@ class JaxRunner:
         )
         used = tuple(row for row in rows if row.num_rows)
         pages = shape.pages or self.limits.pages_per_context
-        return StepShape(used, num_heads, num_logits, pages, is_fresh=bool(shape.fresh))
+        num_hidden = self._num_hidden if shape.hidden else 0
+        return StepShape(
+            used, num_heads, num_logits, pages, is_fresh=bool(shape.fresh), num_hidden=num_hidden
+        )
 
     def run(self, batch: Batch) -> "_UnderWay":
         """Dispatch one step."""
@@ -263,6 +265,8 @@ class JaxRunner:
         if self._nothing_compiled is not None:  # after the warm-up of every runner of the process
             self._nothing_compiled.check()
         self.move(batch.moves)
+        if any(work.reads for work in batch.works):
+            self.prepare_reads()
         return self._dispatched(batch, self._shapes.of(batch))
 
     def _dispatched(self, batch: Batch, shape: Shape) -> "_UnderWay":
@@ -274,12 +278,16 @@ class JaxRunner:
         needs = Needs.of(rows) if self._programs.has_choice_by_needs else None
         choose = self._choices[_Choice(step.num_logits, needs, edits is not None)]
         with self._alone():
-            logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.arrays)
+            yielded = self._steps[shape](self._params, self._pools, self._last, *inputs.arrays)
+            logits, self._pools, *hidden = yielded
             self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)
+            results = None
+            if hidden and self._readout is not None:
+                results = self._readout.dispatch(self._params, *hidden, inputs.scored, inputs.embedded)
             if self._is_starved:
-                jax.block_until_ready((sampled, self._pools))
+                jax.block_until_ready((sampled, self._pools, results and results.outputs))
         self._host.settle()  # while the device works
-        return _UnderWay(sampled, inputs.sampled, np.asarray(rows.num_top))
+        return _UnderWay(sampled, inputs.sampled, np.asarray(rows.num_top), results)
 
     @property
     def _is_starved(self) -> bool:
@@ -338,39 +346,35 @@ class JaxRunner:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self._programs.exported(count))
         self._pools = self._accepts[count](self._pools, numbers, jax.device_put(exported, shardings))
 
-    def prepare_scores(self, num_tokens: int) -> None:
-        """Compile what scores prompts of so many tokens; called from any thread."""
-        self._score_program(self._padded_length(num_tokens))
+    def prepare_reads(self) -> None:
+        """Compile the programs for works with `reads`; called from any thread. Few servers ever need them."""
+        with self._preparing:
+            if self._readout is None:
+                shapes = self._shapes.hidden
+                lowered = [self._programs.step(self._step_of(shape)) for shape in shapes]
+                self._steps |= dict(zip(shapes, _compiled(lowered), strict=True))
+                num_shards = self.limits.num_replicas // self._num_per_shard
+                self._readout = Readout(self._programs, self._num_hidden, num_shards)
 
-    def scores(self, tokens: list[int]) -> TokenScores:
-        """Log-probabilities of `tokens` but the first, each given those before it."""
-        length = self._padded_length(len(tokens))
-        padded = np.zeros((1, length), np.int32)
-        padded[0, : len(tokens)] = tokens
-        found = jax.device_get(self._score_program(length)(self._params, padded))
-        return TokenScores(*(column[: len(tokens) - 1] for column in found))
-
-    def _padded_length(self, num_tokens: int) -> int:
-        return next(length for length in score_lengths(self.limits.context) if length >= num_tokens)
-
-    def _score_program(self, length: int) -> Any:
-        """The compiled program for prompts of up to `length` tokens; few servers ever need one."""
-        with self._scoring:
-            if length not in self._score_programs:
-                self._score_programs[length] = self._programs.scores(length)
-            return self._score_programs[length]
+    @property
+    def _num_hidden(self) -> int:
+        """Tokens of a replica in the largest step whose hidden states are read."""
+        return self.limits.slots_per_replica + self.limits.chunk
 
 
 class _UnderWay:
     """The StepResult of a step that may still run.
 
-    rows: for each work, those of its tokens. num_top: alternatives to report, by row.
+    rows: for each work, those of its tokens. num_top: alternatives to report, by row. results: read from
+    hidden states.
     """
 
-    def __init__(self, sampled: Sampled, rows: list[range], num_top: np.ndarray) -> None:
-        self._sampled, self._rows, self._num_top = sampled, rows, num_top
+    def __init__(
+        self, sampled: Sampled, rows: list[range], num_top: np.ndarray, results: Results | None
+    ) -> None:
+        self._sampled, self._rows, self._num_top, self._results = sampled, rows, num_top, results
 
-    def read(self) -> Sequence[Sequence[TokenScore]]:
+    def read(self) -> Sequence[WorkOutput]:
         found = jax.device_get(self._sampled)
         tokens, logprobs = found.tokens.tolist(), found.logprobs.tolist()
 
@@ -379,7 +383,11 @@ class _UnderWay:
             likeliest = zip(found.top_ids[i, top].tolist(), found.top_logprobs[i, top].tolist(), strict=True)
             return TokenScore(tokens[i], logprobs[i], tuple(likeliest))
 
-        return [[score(i) for i in rows] for rows in self._rows]
+        scores, embeddings = self._results.read() if self._results else ({}, {})
+        return [
+            WorkOutput([score(i) for i in rows], scores.get(work, ()), embeddings.get(work))
+            for work, rows in enumerate(self._rows)
+        ]
 
 
 def _rows_of(pages: Sequence[Sequence[int]], count: int, fill: int) -> np.ndarray:
@@ -388,18 +396,6 @@ def _rows_of(pages: Sequence[Sequence[int]], count: int, fill: int) -> np.ndarra
     for row, own in zip(rows, pages, strict=True):
         row[: len(own)] = own
     return rows.reshape(-1)
-
-
-def score_lengths(context: int) -> list[int]:
-    """Lengths that prompts are padded to for their scores: powers of two up to the context.
-
-    >>> score_lengths(100), score_lengths(8)
-    ([16, 32, 64, 100], [8])
-    """
-    lengths = [_SHORTEST_SCORED]
-    while lengths[-1] < context:
-        lengths.append(2 * lengths[-1])
-    return [*lengths[:-1], context]
 
 
 def _compiled(lowered: Sequence[Any]) -> list[Any]:

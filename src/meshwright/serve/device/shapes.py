@@ -5,6 +5,8 @@
     verify      1, 2, 4, ... sequences, a token and its drafts each, if there are drafts at all
     fresh       a whole prompt of 1, 2, 4, ... blocks and nothing else, if a kernel attends to whole prompts
 
+    hidden      as mixed, for prompts whose hidden states are read: scores and embeddings
+
 If attention reads whole tables, steps that generate or verify are also compiled for short tables, so that
 short sequences do not pay for the whole context.
 """
@@ -26,6 +28,7 @@ class Shape(NamedTuple):
     """The rows of a step on each replica: tokens to generate, drafts to verify, blocks of prompts.
 
     fresh: blocks of the only prompt of a fresh step. pages: of the longest sequence; 0: of a whole context.
+    hidden: the step yields the hidden states of its tokens.
     """
 
     generate: int = 0
@@ -33,11 +36,12 @@ class Shape(NamedTuple):
     blocks: int = 0
     fresh: int = 0
     pages: int = 0
+    hidden: bool = False
 
     @property
     def rank(self) -> tuple[float, ...]:
         """The smaller, the less it computes and reads."""
-        return *self[:-1], self.pages or inf
+        return *self[:4], self.pages or inf
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,12 @@ class Shapes:
             *[Shape(fresh=count) for count in blocks if self.has_fresh],
         ]
 
+    @cached_property
+    def hidden(self) -> list[Shape]:
+        """Shapes for works with `reads`: every other size, so that few programs are compiled for them."""
+        counts = self.limits.block_counts[::-2]
+        return [Shape(self.limits.slots_per_replica, blocks=count, hidden=True) for count in counts]
+
     def _table_widths(self, num_queries: int) -> list[int]:
         """Pages of the tables of steps whose rows have this number of tokens; 0: of a whole context."""
         widths = table_widths(self.limits.pages_per_context) if self.reads_whole_tables(num_queries) else []
@@ -88,6 +98,8 @@ class Shapes:
             others[replica] += not work.is_prompt
             prompts[replica // self.num_sharing] += 1
         num_blocks, num_others = max(blocks.values(), default=0), max(others.values(), default=0)
+        if any(work.reads for work in batch.works):
+            return min(shape for shape in self.hidden if shape.blocks >= num_blocks)
         has_one_prompt = not num_others and max(prompts.values(), default=2) == 1
         if self.has_fresh and has_one_prompt and not any(work.start for work in batch.works):
             return min(shape for shape in self.all if shape.fresh >= num_blocks)

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.nn.attention.paged import NOBODY, Rows
 from meshwright.serve.device.programs import StepShape
+from meshwright.serve.device.readout import Read
 from meshwright.serve.device.sampling import Edits, SampledRows, batch_edits, batch_rows
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import Limits
@@ -19,7 +20,8 @@ class StepInputs:
 
     num_per_shard: replicas on one shard of the batch. num_sharing: replicas that prefill prompts together,
     and have their tokens in common.
-    sampled: for each work the rows of logits after which its tokens are sampled.
+    sampled: for each work the rows of logits after which its tokens are sampled. scored, embedded: the rows
+    of hidden states that are read.
     """
 
     def __init__(
@@ -41,18 +43,21 @@ class StepInputs:
         self._params = [GREEDY] * num_logits
         self._edits: list[LogitEdits | None] = [None] * num_logits
         self.sampled: list[range] = []
+        self.scored, self.embedded = list[Read](), list[Read]()
         self._num_sampled = [0] * num_groups
         starts = [list(_starts(step.rows)) for _ in range(num_groups)]
-        for work in batch.works:
+        for number, work in enumerate(batch.works):
             group = work.slot // self._slots // num_sharing
             kind = len(step.rows) - 1 if work.is_prompt else 0
             length = step.rows[kind].length
-            begins = range(0, len(work.tokens), length)
+            begins, first = range(0, len(work.tokens), length), starts[group][kind][1]
             for begin in begins:
                 row, token = starts[group][kind]
                 self._put(work, begin, min(length, len(work.tokens) - begin), row, token)
                 starts[group][kind] = row + 1, token + length
             self._choose(work, starts[group][kind][1] - length, len(work.tokens) - begins[-1])
+            if work.reads is not None:
+                self._read(number, work, first)
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -94,6 +99,17 @@ class StepInputs:
             self._edits[number] = work.sequence.edits
         if work.num_samples == 1:
             self.chosen_slots[first] = self._slot_on_shard(work)
+
+    def _read(self, number: int, work: SequenceWork, token: int) -> None:
+        """Read the hidden states of the work, whose tokens begin at number `token` of its replica's step."""
+        shard, place = divmod(work.slot // self._slots, self._num_per_shard)
+        first, request = token + place * self._step.num_tokens, work.sequence.request
+        if work.reads == "embedding":
+            self.embedded.append(Read(number, shard, first + len(work.tokens) - 1))
+            return
+        targets = request.prompt[work.start + 1 : work.start + 1 + len(work.tokens)]
+        num_top = request.sampling.top_logprobs
+        self.scored += [Read(number, shard, first + i, token, num_top) for i, token in enumerate(targets)]
 
     def _slot_on_shard(self, work: SequenceWork) -> int:
         """The slot's number on its shard of the batch, where each replica has one more, of no sequence."""

@@ -1,15 +1,14 @@
 """One step of the device, as data: the scheduler makes it, the runner runs it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from meshwright.serve.engine.limits import IdleSeconds, Limits
 from meshwright.serve.engine.pages import Move
-from meshwright.serve.engine.request import TokenScore
+from meshwright.serve.engine.request import Reads, TokenScore
 from meshwright.serve.engine.sequence import TokenSequence
-
-if TYPE_CHECKING:  # it loads JAX
-    from meshwright.serve.engine.scoring import TokenScores
 
 PENDING = -1  # a token that the step before samples, and that the host has not read yet
 CACHED = -1  # in place of a page that is cached already and needs no copy
@@ -23,6 +22,7 @@ class SequenceWork(NamedTuple):
     num_drafts: the number of tokens at the end that are guesses to verify.
     samples: a next token is sampled after the last token, and after each token before a draft.
     window_pages: of layers with a window, NO_PAGE for pages that these tokens do not see.
+    reads: what is read from the hidden states of these tokens, besides samples.
     """
 
     sequence: TokenSequence
@@ -33,6 +33,7 @@ class SequenceWork(NamedTuple):
     num_drafts: int = 0
     samples: bool = True
     window_pages: tuple[int, ...] = ()
+    reads: Reads = None
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -41,6 +42,12 @@ class SequenceWork(NamedTuple):
     @property
     def num_samples(self) -> int:
         return self.num_drafts + 1 if self.samples else 0
+
+    @property
+    def ends_request(self) -> bool:
+        """Whether these are the last tokens of a request that generates nothing."""
+        sequence = self.sequence
+        return not sequence.request.generates and self.start + len(self.tokens) == sequence.num_prompt
 
     @property
     def is_prompt(self) -> bool:
@@ -83,11 +90,23 @@ class Batch(NamedTuple):
         return num_generating, positions / num_generating if num_generating else 0.0, chunks, num_drafts
 
 
-class StepResult(Protocol):
-    """The tokens of a dispatched step."""
+class WorkOutput(NamedTuple):
+    """The outputs of one work.
 
-    def read(self) -> Sequence[Sequence[TokenScore]]:
-        """The sampled tokens of each work of the batch, `work.num_samples` of them; waits for the device."""
+    tokens: sampled, `work.num_samples` of them. scores: of the prompt tokens after each of its tokens.
+    embedding: f32[D] of its last token, L2-normalised.
+    """
+
+    tokens: Sequence[TokenScore]
+    scores: Sequence[TokenScore] = ()
+    embedding: np.ndarray | None = None
+
+
+class StepResult(Protocol):
+    """The outputs of a dispatched step."""
+
+    def read(self) -> Sequence[WorkOutput]:
+        """The outputs of each work of the batch; waits for the device."""
         ...
 
 
@@ -99,6 +118,9 @@ class Runner(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def embedding_size(self) -> int: ...
 
     @property
     def idle_seconds(self) -> IdleSeconds | None:
@@ -121,10 +143,6 @@ class Runner(Protocol):
         """Make these moves of pages between cache and host; `run` makes those of its batch."""
         ...
 
-    def prepare_scores(self, num_tokens: int) -> None:
-        """Compile the program that scores prompts of this length; called from any thread."""
-        ...
-
-    def scores(self, tokens: list[int]) -> "TokenScores":
-        """Log-probabilities of `tokens` but the first, each given the ones before it."""
+    def prepare_reads(self) -> None:
+        """Compile the programs for works with `reads`; called from any thread."""
         ...

@@ -57,7 +57,7 @@ class Engine:
         forecast: Forecast | None = None,
         generator: "Engine | None" = None,
     ) -> None:
-        self._runner, self._generator = runner, generator
+        self._runner, self._generator, self.max_waiting = runner, generator, max_waiting
         policy = policy_of(mode, runner.limits, runner.idle_seconds)
         self._scheduler = Scheduler(
             runner.limits, max_waiting, policy, prefix_cache=prefix_cache, drafter=drafter
@@ -101,6 +101,11 @@ class Engine:
         return self._runner.vocab_size
 
     @property
+    def embedding_size(self) -> int:
+        """Dimensions of an embedding."""
+        return self._runner.embedding_size
+
+    @property
     def stopped(self) -> str | None:
         """Why the engine serves nothing, or None while it serves."""
         return self._stopped or (self._generator.stopped if self._generator else None)
@@ -132,7 +137,7 @@ class Engine:
                 self._max_tokens(request),
                 index,
                 stream.put,
-                limit=-1 if self._generator is None else 1,
+                limit=1 if self._generator is not None and request.generates else -1,
                 edits=LogitEdits.of(request, self.vocab_size),
                 lifetime=lifetime,
             )
@@ -156,9 +161,9 @@ class Engine:
         with self._changed:
             self._arrivals.put_pages(tokens, exported)
 
-    def prepare_scores(self, num_tokens: int) -> None:
-        """Compile the program for a request with `scores_prompt`, which would delay steps otherwise."""
-        self._runner.prepare_scores(num_tokens)
+    def prepare_reads(self) -> None:
+        """Compile the programs for scores and embeddings, which would otherwise delay a step."""
+        self._runner.prepare_reads()
 
     def _max_tokens(self, request: Request) -> int:
         num_prompt, context = len(request.prompt), self.context
@@ -168,10 +173,11 @@ class Engine:
             raise RequestError(
                 f"token {wrong} is not in the vocabulary of {self.vocab_size} tokens", param="prompt"
             )
-        if num_prompt >= context:
+        longest = context - 1 if request.generates else context
+        if num_prompt > longest:
             raise RequestError(
                 f"the prompt has {num_prompt} tokens, but the context holds {context}; "
-                f"send at most {context - 1}",
+                f"send at most {longest}",
                 param="prompt",
                 code="context_length_exceeded",
             )
@@ -226,27 +232,29 @@ class Engine:
 
     def _deliver(self, step: _Dispatched) -> None:
         """Hand each sequence its tokens, unless it was cancelled while the device worked."""
-        batch, sampled = step.batch, step.result.read()
+        batch, outputs = step.batch, step.result.read()
         # A step that was dispatched during another began when that one ended.
         began, self._read_seconds = max(step.seconds, self._read_seconds), time.perf_counter()
         seconds = self._read_seconds - began
         self.metrics.step(batch, seconds)
-        for sequence in (work.sequence for work in batch.works if work.samples):
-            if sequence.request.scores_prompt and not sequence.num_generated:
-                self._score_prompt(sequence)
         with self._changed:
             self._scheduler.policy.measured(batch, seconds)
+            for work, output in zip(batch.works, outputs, strict=True):
+                if work.reads == "scores":
+                    work.sequence.add_prompt_scores(work.start, output.scores)
+                elif work.reads == "embedding":
+                    work.sequence.embedding = output.embedding
+            sampled = [output.tokens for output in outputs]
             for work, tokens in self._scheduler.postprocess(batch.works, sampled):
                 num_taken = self._take(work.sequence, tokens)
                 self.metrics.drafted(work.num_drafts, num_taken - 1)
 
-    def _score_prompt(self, sequence: TokenSequence) -> None:
-        prompt, num_top = list(sequence.request.prompt), sequence.request.sampling.top_logprobs
-        sequence.prompt_scores = self._runner.scores(prompt).of(prompt[1:], num_top)
-
     def _take(self, sequence: TokenSequence, tokens: Sequence[TokenScore]) -> int:
         """Append these tokens up to the last of the answer; how many they are."""
         num_taken = 0
+        if not tokens:
+            self._append(sequence, None)
+            return num_taken
         for token in tokens:
             num_taken += 1
             self._append(sequence, token)
@@ -269,14 +277,16 @@ class Engine:
                 generator._stop(generator._stopped)
             generator._changed.notify()
 
-    def _append(self, sequence: TokenSequence, token: TokenScore) -> None:
-        if not math.isfinite(token.logprob):  # the logits of other sequences are not affected
+    def _append(self, sequence: TokenSequence, token: TokenScore | None) -> None:
+        """Hand over the event of a token, or of a prompt to which no answer was asked for."""
+        if token is not None and not math.isfinite(token.logprob):  # no other sequence's logits are affected
             position = len(sequence.tokens)
             self._fail(sequence, f"the model's logits at position {position} are not finite")
             return
         event = sequence.append(token)
-        self.metrics.generated_tokens.inc()
-        if sequence.num_generated == 1:
+        if token is not None:
+            self.metrics.generated_tokens.inc()
+        if sequence.num_generated < 2:
             self.metrics.prefilled(sequence)
         if sequence.request.exports_pages and event.finish_reason:
             event = replace(event, pages=self._exported(sequence))

@@ -168,13 +168,14 @@ class Metrics:
         self._accepted.inc(max(num_accepted, 0))
 
     def prefilled(self, sequence: TokenSequence) -> None:
-        """A request has its first token."""
+        """Note a request with its first token, or with its prompt if it generates none."""
         num_prompt = len(sequence.request.prompt)
         self.prompt_tokens.inc(num_prompt)
         self._looked_up.inc(num_prompt)
         self._hits.inc(sequence.num_cached)
         self._request_prompt_tokens.observe(num_prompt)
-        self._time_to_first_token.observe(sequence.time_to_first_token_seconds)
+        if sequence.num_generated:
+            self._time_to_first_token.observe(sequence.time_to_first_token_seconds)
 
     def finish(self, sequence: TokenSequence) -> None:
         """A request has finished, for whatever reason."""

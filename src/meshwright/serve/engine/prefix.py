@@ -125,13 +125,20 @@ class PrefixTree:
         self._nodes[node] = None
 
     def insert(self, tokens: Sequence[int], pages: Pages) -> None:
-        """Keeps the pages of the tokens' full pages, as far as they are not known already."""
+        """Keep the full pages of `tokens`. Pages with the same contents that are known replace them in `pages`.
+
+        Otherwise a known page, without a holder but this tree, could not be evicted before its children.
+        """
         nodes = self._path(tokens)
-        for node, page in zip(nodes, pages.whole, strict=False):
+        for number, (node, page) in enumerate(zip(nodes, list(pages.whole), strict=False)):
             if node.page == NO_PAGE:  # it was computed again
                 self._pool.share([page])
                 del self._on_host[node]
                 self._put_here(node, page)
+            elif node.page != page:
+                self._pool.share([node.page])
+                self._pool.release([page])
+                pages.whole[number] = node.page
         node = nodes[-1] if nodes else self._root
         for number in range(len(nodes), len(tokens) // self._page_size):
             key = self._key(tokens, number)

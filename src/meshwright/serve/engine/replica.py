@@ -65,7 +65,7 @@ class Replica:
         """
         known = self._known(sequence)
         self._share(known)
-        if self.prefixes is not None and self.host_pool is not None:
+        if self.prefixes is not None and self.host_pool is not None and not sequence.reads_every_position:
             missing = -(-len(sequence.tokens) // self._limits.page_size) - len(known.whole)
             is_there = self.prefixes.fetch(sequence.tokens[:-1], missing)
             self._release(known)
@@ -130,7 +130,9 @@ class Replica:
         sequence.slot, sequence.pages, sequence.num_computed = None, Pages(), 0
 
     def _known(self, sequence: TokenSequence) -> Pages:
-        return Pages() if self.prefixes is None else self.prefixes.match(sequence.tokens[:-1])
+        if self.prefixes is None or sequence.reads_every_position:
+            return Pages()
+        return self.prefixes.match(sequence.tokens[:-1])
 
     def _take(self, count: int, pages: Pages) -> bool:
         """Whether `pages` now has `count` more of each pool; none are taken where they are missing."""

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+Reads = Literal["scores", "embedding"] | None
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 
@@ -69,14 +70,16 @@ NewConstraint = Callable[[], Constraint]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue.
+    """A prompt to continue, or only to read.
 
-    max_tokens: None continues to the end of the context.
+    max_tokens: None continues to the end of the context. 0 generates nothing: the request finishes after its
+    prompt, with the scores or the embedding that were asked for.
     stop_ids: tokens that end the answer, such as end-of-sequence.
     priority: requests of a lower number go first, and keep their pages when these run out.
-    new_constraint: makes what says, token by token, which may come next (see `logit_edits.Constraint`).
+    new_constraint: makes the constraint that the answer must meet.
     scores_prompt: report the log-probabilities of the prompt's tokens with the first event.
-    exports_pages: hand out what stands in the prompt's full pages with the last event, for another engine.
+    embeds: report the embedding of the prompt with the last event; needs max_tokens = 0.
+    exports_pages: report the contents of the prompt's full pages with the last event, for another engine.
     """
 
     prompt: Sequence[int]
@@ -85,8 +88,16 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     new_constraint: Callable[[], Any] | None = None
     scores_prompt: bool = False
+    embeds: bool = False
     exports_pages: bool = False
     priority: int = 0
+
+    def __post_init__(self) -> None:
+        assert not self.embeds or (self.max_tokens == 0 and not self.scores_prompt)
+
+    @property
+    def generates(self) -> bool:
+        return self.max_tokens != 0
 
     @property
     def edits_logits(self) -> bool:
@@ -108,21 +119,25 @@ class TokenScore(NamedTuple):
 class Event:
     """One more token of the request at `index` among those submitted together.
 
-    finish_reason: set on the last event: `stop` (the token is one of stop_ids and not part of the
-    answer) or `length`. prompt: with the first event, the scores of the prompt's tokens but the first,
-    if they were asked for. pages: with the last event, as the runner exports them, where they were asked for.
+    score: None for the only event of a request that generates nothing. finish_reason: set on the last event:
+    `stop` (the token is one of stop_ids and not part of the answer) or `length`. prompt: with the first
+    event, the scores of the prompt's tokens but the first. embedding: f32[D]. pages: with the last event, as
+    the runner exports them. Each of these if asked for.
     """
 
     index: int
-    score: TokenScore
+    score: TokenScore | None
     finish_reason: FinishReason | None = None
     prompt: tuple[TokenScore, ...] = ()
+    embedding: np.ndarray | None = None
     pages: object = None
 
     @property
     def token(self) -> int:
+        assert self.score is not None
         return self.score.token
 
     @property
     def logprob(self) -> float:
+        assert self.score is not None
         return self.score.logprob

@@ -179,15 +179,18 @@ class Scheduler:
     def postprocess(
         self, works: Sequence[SequenceWork], sampled: Sequence[Sequence[TokenScore]]
     ) -> Iterator[tuple[SequenceWork, Sequence[TokenScore]]]:
-        """Yield each work that samples with the tokens for its sequence, which the caller appends.
+        """Yield works with the tokens for their sequences, which the caller appends.
 
-        The caller may release the sequence before the last of them. Pages of a prompt are kept for others
-        with the first token of its answer.
+        The caller may release the sequence before the last of them, and releases it if there are none: then
+        the request ends with its prompt. Other works that sample nothing are left out. Pages of a prompt are
+        kept for others with the first token of its answer.
         """
         for work, tokens in zip(works, sampled, strict=True):
-            if not work.samples:
-                continue
             sequence, is_first = work.sequence, work.sequence.num_generated == 0
+            if not work.samples:
+                if work.ends_request and sequence.finish_reason is None:
+                    yield work, ()
+                continue
             accepted = self._accepted(work, tokens)
             if sequence.finish_reason is None:
                 yield work, accepted
@@ -210,7 +213,7 @@ class Scheduler:
     # Running sequences go on.
 
     def _continue(self, sequence: TokenSequence, step: _Step) -> None:
-        if sequence.num_left < 1:  # its last token is under way, and needs no keys and values
+        if sequence.is_scheduled:
             return
         replica = self._replica_of(sequence)
         num_tokens = step.budget.num_tokens(sequence, replica)
@@ -269,12 +272,15 @@ class Scheduler:
         assert sequence.slot is not None
         start = sequence.num_computed
         tokens = sequence.tokens[start : start + num_tokens]
-        samples = num_tokens == sequence.num_uncomputed
+        samples = num_tokens == sequence.num_uncomputed and sequence.num_left > 0
+        reads = sequence.reads(start, start + num_tokens)
         if drafts or len(tokens) < num_tokens:
             tokens = [*tokens, *[PENDING] * (num_tokens - len(tokens)), *drafts]
         pages, window_pages = tuple(sequence.pages.whole), tuple(sequence.pages.of_window)
         step.works.append(
-            SequenceWork(sequence, sequence.slot, start, tokens, pages, len(drafts), samples, window_pages)
+            SequenceWork(
+                sequence, sequence.slot, start, tokens, pages, len(drafts), samples, window_pages, reads
+            )
         )
         step.budget.take(sequence, replica, num_tokens)
         sequence.num_computed += len(tokens)
@@ -325,7 +331,7 @@ class Scheduler:
 
     def _is_soon_cached(self, sequence: TokenSequence) -> bool:
         """Whether a running prompt computes the next page of this prefix: waiting for it is cheaper."""
-        if self.replicas[0].prefixes is None:
+        if self.replicas[0].prefixes is None or sequence.reads_every_position:
             return False
         size = self.limits.page_size
         num_known = max(replica.num_known_pages(sequence.tokens) for replica in self.replicas) * size

@@ -6,9 +6,11 @@ from dataclasses import InitVar, dataclass, field
 from itertools import pairwise
 from typing import Protocol, overload
 
+import numpy as np
+
 from meshwright.serve.engine.logit_edits import LogitEdits
 from meshwright.serve.engine.pages import Pages
-from meshwright.serve.engine.request import EngineError, Event, FinishReason, Request, TokenScore
+from meshwright.serve.engine.request import EngineError, Event, FinishReason, Reads, Request, TokenScore
 
 
 class Tokens(Protocol):
@@ -60,7 +62,7 @@ class TokenSequence:
     once the steps under way have ended. num_cached: of these, tokens that were cached when it started.
     limit: tokens of the answer that this engine generates; max_tokens, unless another generates the rest.
     rank: its place among others, by the policy. num_preempted: times that it lost its pages.
-    new_tokens: makes `tokens` of a prompt.
+    prompt_scores, embedding: read so far. new_tokens: makes `tokens` of a prompt.
     """
 
     request: Request
@@ -75,7 +77,8 @@ class TokenSequence:
     num_preempted: int = 0
     num_cached: int = 0
     limit: int = -1
-    prompt_scores: tuple[TokenScore, ...] = ()
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    embedding: np.ndarray | None = None
     edits: LogitEdits | None = None
     finish_reason: FinishReason | None = None
     lifetime: Lifetime = field(default_factory=Lifetime)
@@ -99,11 +102,34 @@ class TokenSequence:
         """Tokens, known or under way, whose keys and values no step has been asked for."""
         return self.num_prompt + self.num_generated + self.num_pending - self.num_computed
 
-    def append(self, score: TokenScore) -> Event:
-        """The event of the next token; sets finish_reason with the last."""
-        self.take(score.token)
-        prompt, self.prompt_scores = self.prompt_scores, ()
-        return Event(self.index, score, self.finish_reason, prompt)
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether all that this engine computes of it is computed or under way."""
+        return self.num_left < 1 and (self.request.generates or self.num_uncomputed < 1)
+
+    @property
+    def reads_every_position(self) -> bool:
+        """Whether no cached prefix may be used, since the prompt is scored while it is prefilled."""
+        return self.request.scores_prompt and not self.num_generated
+
+    def reads(self, start: int, end: int) -> Reads:
+        """What is read from the hidden states at these positions."""
+        if self.reads_every_position and start < self.num_prompt - 1:
+            return "scores"
+        return "embedding" if self.request.embeds and end == self.num_prompt else None
+
+    def add_prompt_scores(self, start: int, scores: Sequence[TokenScore]) -> None:
+        """Note the scores of the tokens after position `start`; those of a lost prefill are replaced."""
+        self.prompt_scores[start:] = scores
+
+    def append(self, score: TokenScore | None) -> Event:
+        """The event of the next token, or of a whole prompt; sets finish_reason with the last."""
+        if score is None:
+            self.finish_reason = "length"
+        else:
+            self.take(score.token)
+        prompt, self.prompt_scores = tuple(self.prompt_scores), []
+        return Event(self.index, score, self.finish_reason, prompt, self.embedding)
 
     def take(self, token: int) -> None:
         """Append the next token; sets finish_reason with the last."""

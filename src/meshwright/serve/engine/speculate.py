@@ -152,8 +152,8 @@ class ModelDrafter:
             reader = self._runner.run(Batch((work,)))
             known.tokens = tokens[: start + len(part)]
         assert reader is not None, "the last token is never known"
-        [[token]] = reader.read()
-        return token.token
+        [output] = reader.read()
+        return output.tokens[0].token
 
 
 @dataclass

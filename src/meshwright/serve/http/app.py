@@ -20,8 +20,11 @@ from meshwright.serve.device.prefill_pool import PrefilledElsewhere
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.metrics import Metrics
 from meshwright.serve.engine.request import EngineError
+from meshwright.serve.engine.request import Request as EngineRequest
+from meshwright.serve.http import embeddings
 from meshwright.serve.http.asking import Asking, is_forced
 from meshwright.serve.http.client_limits import ClientLimits
+from meshwright.serve.http.embeddings import EmbeddingsRequest
 from meshwright.serve.http.error_bodies import on_failure, on_http_exception, on_request_error
 from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
 from meshwright.serve.http.limits import Gate, whole_request
@@ -72,6 +75,7 @@ def create_app(
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
         Route("/v1/responses", api.responses, methods=["POST"]),
+        Route("/v1/embeddings", api.embeddings, methods=["POST"]),
         Route("/tokenize", api.tokenize, methods=["POST"]),
         Route("/detokenize", api.detokenize, methods=["POST"]),
         Route("/v1/models", api.models),
@@ -154,7 +158,6 @@ class _Api:
             num_sampled=asked.num_sampled,
             num_choices=asked.n,
             logprobs=asked.logprobs is not None,
-            silent=asked.limit == 0,
         )
         return await self._answer(request, asked, prompts, form)
 
@@ -177,6 +180,18 @@ class _Api:
         chat = asked.as_chat()
         prompt = await self.asking.chat_prompt(chat)
         return await self._answer(request, chat, [prompt], ResponsesForm.new(self.model_name, asked))
+
+    async def embeddings(self, request: Request) -> Response:
+        asked = parse(EmbeddingsRequest, await whole_request(request, self.limits.max_body_bytes))
+        self._check_model(asked.model)
+        self._check_priority(asked.priority)
+        prompts = await self.asking.prompts(asked, "input")
+        embeddings.check(asked, prompts, self.engine)
+        requests = [EngineRequest(one, 0, embeds=True, priority=asked.priority) for one in prompts]
+        on_closed = self.tracing.answers if self.tracing else None
+        computed = embeddings.embeddings(self.engine, requests, self.limits.request_seconds, on_closed)
+        vectors = await unless_disconnected(request, computed)
+        return JSONResponse(embeddings.body(asked, self.model_name, vectors, sum(map(len, prompts))))
 
     async def _answer(
         self,

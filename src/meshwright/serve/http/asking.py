@@ -10,6 +10,7 @@ from typing import Any
 from meshwright.errors import RequestError
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.request import NewConstraint, Request, SamplingParams
+from meshwright.serve.http.embeddings import EmbeddingsRequest
 from meshwright.serve.http.protocol import ChatRequest, CompletionRequest, Message, Tool, ToolChoice
 from meshwright.serve.text.grammar import Grammars
 from meshwright.serve.text.tokenizer import Tokenizer
@@ -30,17 +31,23 @@ class Asking:
     engine: Engine
     tokenizer: Tokenizer
 
-    async def prompts(self, asked: CompletionRequest) -> list[Tokens]:
-        """The prompts' tokens. Raises RequestError for one that is too long or has an unknown token."""
-        return await asyncio.to_thread(lambda: [self._prompt(asked, prompt) for prompt in asked.prompts])
+    async def prompts(
+        self, asked: CompletionRequest | EmbeddingsRequest, param: str = "prompt"
+    ) -> list[Tokens]:
+        """The prompts' tokens. Raises RequestError for one that is too long or has an unknown token.
 
-    def _prompt(self, asked: CompletionRequest, prompt: str | list[int]) -> Tokens:
-        if isinstance(prompt, str):
-            tokens = self.encode(prompt, add_special_tokens=asked.add_special_tokens)
-        else:
-            self.check_ids("prompt", prompt)
-            tokens = tuple(prompt)
-        return _truncated(tokens, asked.truncate_prompt_tokens)
+        param: the field of the prompts.
+        """
+
+        def tokens_of(prompt: str | list[int]) -> Tokens:
+            if isinstance(prompt, str):
+                tokens = self.encode(prompt, add_special_tokens=asked.add_special_tokens, param=param)
+            else:
+                self.check_ids(param, prompt)
+                tokens = tuple(prompt)
+            return _truncated(tokens, asked.truncate_prompt_tokens)
+
+        return await asyncio.to_thread(lambda: [tokens_of(prompt) for prompt in asked.prompts])
 
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> Tokens:
         """Tokens of `text`; RequestError where it is longer than so many of the longest tokens."""
@@ -95,16 +102,13 @@ class Asking:
         constraint = await self._constraint(asked)
         scores_prompt = isinstance(asked, CompletionRequest) and asked.echo and asked.logprobs is not None
         if scores_prompt:
-            lengths = {len(prompt) for prompt in prompts if 1 < len(prompt) < self.engine.context}
-            for length in sorted(lengths):
-                await asyncio.to_thread(self.engine.prepare_scores, length)
+            await asyncio.to_thread(self.engine.prepare_reads)
         seed = secrets.randbits(32) if asked.seed is None else asked.seed
         ends = frozenset() if asked.ignore_eos else self.tokenizer.eos_ids
         return [
             Request(
                 prompt,
-                # The engine always makes one token; for none it is left out of the answer.
-                1 if asked.limit == 0 else asked.limit,
+                asked.limit,
                 self._sampling(asked, (seed + answer) % 2**32),
                 ends | frozenset(asked.stop_token_ids),
                 new_constraint=constraint,

@@ -88,8 +88,7 @@ class CompletionForm:
     """`/v1/completions`.
 
     echoes: for each answer its prompt, None unless echo was asked for. num_choices: of num_sampled answers to
-    each prompt, those that are given, the likeliest first. logprobs: whether they are told. silent: the
-    answer itself is left out (max_tokens = 0).
+    each prompt, those that are given, the likeliest first. logprobs: whether they are told.
     """
 
     head: Head
@@ -98,7 +97,6 @@ class CompletionForm:
     num_sampled: int = 1
     num_choices: int = 1
     logprobs: bool = False
-    silent: bool = False
     ends_with_done: ClassVar[bool] = True
     _begun: set[int] = field(default_factory=set)
 
@@ -131,21 +129,20 @@ class CompletionForm:
     def _choice(self, number: int, index: int, choice: Choice, *, begins: bool = True) -> Json:
         echo = self.echoes[index]
         told = echo if begins else None
-        text = "" if self.silent else choice.text
         logprobs = None
         if self.logprobs:
             logprobs = completion_logprobs(
                 self.names,
                 told.tokens if told else (),
                 choice.prompt if told else (),
-                () if self.silent else choice.tokens,
+                choice.tokens,
                 len(echo.text) if echo else 0,
             )
         return {
             "index": number,
-            "text": (told.text if told else "") + text,
+            "text": (told.text if told else "") + choice.text,
             "logprobs": logprobs,
-            "finish_reason": "length" if self.silent and choice.finish_reason else choice.finish_reason,
+            "finish_reason": choice.finish_reason,
         }
 
 

@@ -45,6 +45,15 @@ Prompt = Annotated[
     str | Tokens | Annotated[list[str] | list[Tokens], Field(min_length=1)],
     _described("a string, a list of strings, a list of token ids or a list of lists of token ids, not empty"),
 ]
+
+
+def prompts_of(prompt: Prompt) -> list[str | list[int]]:
+    """The prompts, each a text or a list of tokens."""
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]  # pyright: ignore[reportReturnType]
+    return list(prompt)  # pyright: ignore[reportReturnType]
+
+
 StopString = Annotated[str, Field(min_length=1)]
 Stop = Annotated[
     StopString | Annotated[list[StopString], Field(max_length=4)],
@@ -285,12 +294,7 @@ class CompletionRequest(_Generation):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each a text or a list of tokens."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]  # pyright: ignore[reportReturnType]
-        return list(self.prompt)  # pyright: ignore[reportReturnType]
+        return prompts_of(self.prompt)
 
     @property
     def num_top(self) -> int | None:

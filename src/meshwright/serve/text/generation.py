@@ -48,6 +48,8 @@ class _Answer:
     def take(self, event: Event) -> Delta | None:
         """What `event` adds; None while its text is held back."""
         self._prompt = self._prompt or event.prompt
+        if event.score is None:  # nothing was asked for but the prompt
+            return Delta(event.index, "", event.finish_reason, (), self._prompt)
         self._tokens.append(AnswerToken(event.score, self.text.num_decoded))
         # The token that means "stop" is not part of the answer.
         piece = "" if event.finish_reason == "stop" else self.text.push(event.token)
@@ -61,6 +63,15 @@ class _Answer:
         delta = Delta(event.index, piece, reason, tuple(tokens), self._prompt)
         self._tokens, self._prompt = [], ()
         return delta
+
+
+def timed_out(limit_seconds: float | None) -> RequestError:
+    """The refusal of an answer that takes longer than the server allows."""
+    return RequestError(
+        f"the answer exceeded this server's limit of {limit_seconds:g} s",
+        status=408,
+        code="request_timed_out",
+    )
 
 
 class Generation:
@@ -111,7 +122,7 @@ class Generation:
     async def __aiter__(self) -> AsyncIterator[Delta]:
         next_event = self._stream.next_event if self._deadline is None else self._event_in_time
         while (event := await next_event()) is not None:
-            self.num_generated_tokens += 1
+            self.num_generated_tokens += event.score is not None
             self._latencies.take(event)
             answer = self._answers[event.index]
             delta = answer.take(event)
@@ -127,8 +138,4 @@ class Generation:
             async with asyncio.timeout(self._deadline - time.monotonic()):
                 return await self._stream.next_event()
         except TimeoutError:
-            raise RequestError(
-                f"the answer exceeded this server's limit of {self._limit_seconds:g} s",
-                status=408,
-                code="request_timed_out",
-            ) from None
+            raise timed_out(self._limit_seconds) from None

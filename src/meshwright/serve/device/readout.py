@@ -1,0 +1,92 @@
+"""Results that are read from the hidden states of a step: scores of prompt tokens, and embeddings.
+
+    scores[t] = log p(tokens[t + 1] | tokens[..t])        of every token of a prompt but the last
+    embedding = h / |h|                                   h: of the last token, after the final norm
+
+The head runs over a few rows at a time, since logits[T, V] of a long prompt would be larger than the model.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from meshwright.nn.attention.paged import NOBODY
+from meshwright.serve.device.programs import InferencePrograms
+from meshwright.serve.engine.request import TokenScore
+
+ROWS = 64  # of each shard in one product with the head
+
+
+class Read(NamedTuple):
+    """A row of hidden states to read. work: its number in the batch. target: the token to score.
+
+    num_top: alternatives to report.
+    """
+
+    work: int
+    shard: int
+    row: int
+    target: int = 0
+    num_top: int = 0
+
+
+_PADDING = Read(-1, 0, NOBODY)
+
+
+class Readout:
+    """The programs that read hidden states of steps with `num_hidden` rows; compiles them."""
+
+    def __init__(self, programs: InferencePrograms, num_hidden: int, num_shards: int) -> None:
+        self._num_shards = num_shards
+        self._score = programs.scores(num_hidden, ROWS).compile()
+        self._embed = programs.embeddings(num_hidden, ROWS).compile()
+
+    def dispatch(
+        self, params: Mapping[str, Any], hidden: Array, scored: Sequence[Read], embedded: Sequence[Read]
+    ) -> "Results":
+        """Dispatch the scores and the embeddings of these rows."""
+        return Results(
+            [(reads, self._score(params, hidden, *columns)) for reads, *columns in self._packed(scored)],
+            [(reads, self._embed(params, hidden, rows)) for reads, rows, _ in self._packed(embedded)],
+        )
+
+    def _packed(self, reads: Sequence[Read]) -> Iterator[tuple[list[Read], np.ndarray, np.ndarray]]:
+        """ROWS reads of each shard at a time, with their rows and targets."""
+        by_shard = [[read for read in reads if read.shard == shard] for shard in range(self._num_shards)]
+        for begin in range(0, max(map(len, by_shard)), ROWS):
+            packed = list[Read]()
+            for one in by_shard:
+                some = one[begin : begin + ROWS]
+                packed += some + [_PADDING] * (ROWS - len(some))
+            rows, targets = zip(*((read.row, read.target) for read in packed), strict=True)
+            yield packed, np.array(rows, np.int32), np.array(targets, np.int32)
+
+
+class Results(NamedTuple):
+    """Dispatched reads with their outputs."""
+
+    scores: list[tuple[list[Read], Any]]
+    embeddings: list[tuple[list[Read], Any]]
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [output for _, output in (*self.scores, *self.embeddings)]
+
+    def read(self) -> tuple[Mapping[int, list[TokenScore]], Mapping[int, np.ndarray]]:
+        """Scores and embeddings by work; waits for the device."""
+        scores, embeddings = defaultdict[int, list[TokenScore]](list), dict[int, np.ndarray]()
+        for reads, output in self.scores:
+            columns = (x.tolist() for x in jax.device_get(output))
+            for read, logprob, ids, logprobs in zip(reads, *columns, strict=True):
+                if read is not _PADDING:
+                    top = tuple(zip(ids, logprobs, strict=True))[: read.num_top]
+                    scores[read.work].append(TokenScore(read.target, logprob, top))
+        for reads, output in self.embeddings:
+            for read, hidden in zip(reads, jax.device_get(output), strict=True):
+                if read is not _PADDING:
+                    embeddings[read.work] = hidden / max(float(np.linalg.norm(hidden)), 1e-12)
+        return scores, embeddings
