@@ -58,6 +58,20 @@ def _answers(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> list[Answer]
     return asyncio.run(all_of_them())
 
 
+def _scores(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> list[Answer]:
+    """The log-probabilities of the prompts' own tokens."""
+
+    async def one(prompt: tuple[int, ...]) -> Answer:
+        with engine.submit(Request(prompt, 0, scores_prompt=True)) as stream:
+            [event] = [event async for event in stream]
+            return [(score.token, score.logprob) for score in event.prompt]
+
+    async def all_of_them() -> list[Answer]:
+        return await asyncio.gather(*map(one, prompts))
+
+    return asyncio.run(all_of_them())
+
+
 @pytest.mark.parametrize(
     ("config", "dtype", "with_native"),
     [
@@ -82,9 +96,12 @@ def test_results_do_not_depend_on_what_else_runs(
         alone = [_answers(engine, [prompt])[0] for prompt in PROMPTS]
         assert _answers(engine, PROMPTS) == alone
         assert _answers(engine, PROMPTS[3:6]) == alone[3:6]
+        scored = [_scores(engine, [prompt])[0] for prompt in PROMPTS]
+        assert _scores(engine, PROMPTS) == scored
     with Engine(_runner(config, dtype, chunk=16, with_native=with_native)) as engine:
         assert _answers(engine, PROMPTS) == alone
         assert _answers(engine, PROMPTS[::-1]) == alone[::-1]  # behind cached pages
+        assert _scores(engine, PROMPTS) == scored
 
 
 def test_what_cannot_be_is_refused() -> None:

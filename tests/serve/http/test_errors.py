@@ -224,7 +224,7 @@ def test_a_bad_field_is_named(path, fields, param, message):
             "model_not_found",
             "model 'gpt-4' is not served",
         ),
-        ("POST", "/v1/embeddings", b"{}", 404, "unknown_url", "POST /v1/embeddings: not found"),
+        ("POST", "/v1/audio/speech", b"{}", 404, "unknown_url", "POST /v1/audio/speech: not found"),
         ("GET", TEXT, b"", 405, "method_not_supported", "GET /v1/completions: method not allowed"),
         ("POST", TEXT, b" " * 16_000_001, 413, "request_too_large", "the body has more than 16000000 bytes"),
     ],
