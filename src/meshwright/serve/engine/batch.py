@@ -18,11 +18,11 @@ class SequenceWork(NamedTuple):
     """Consecutive tokens of one sequence, whose keys and values the step computes.
 
     slot: of the sequence, which may have left it since. start: the position of the first token.
-    tokens: ids; the first may be PENDING. pages: of the sequence, up to these tokens.
+    tokens: ids; the first may be PENDING. pages: of the sequence, up to the last token.
     num_drafts: the number of tokens at the end that are guesses to verify.
     samples: a next token is sampled after the last token, and after each token before a draft.
-    window_pages: of layers with a window, NO_PAGE for pages that these tokens do not see.
-    reads: what is read from the hidden states of these tokens, besides samples.
+    window_pages: of layers with a window, NO_PAGE for pages that no token sees.
+    reads: further results, read from the hidden states.
     """
 
     sequence: TokenSequence
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     """One step: one or more tokens of each of its sequences.
 
     num_counted: further sequences that generate, which a load test counts instead of listing them.
-    counted_positions: that all of these see. moves: of pages between cache and host, made before the step.
+    counted_positions: seen by all counted sequences. moves: between cache and host pages, before the step.
     """
 
     works: tuple[SequenceWork, ...]
@@ -132,15 +132,15 @@ class Runner(Protocol):
         ...
 
     def export(self, pages: Sequence[int]) -> object:
-        """Dispatch a copy of the contents of these pages, for another runner of the same model."""
+        """Dispatch a copy of the contents of `pages`, for another runner of the same model."""
         ...
 
     def accept(self, pages: Sequence[int], exported: object) -> None:
-        """Dispatch a write of another runner's exported pages to these pages; CACHED ones are skipped."""
+        """Dispatch a write of another runner's exported pages to `pages`, without CACHED ones."""
         ...
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Make these moves of pages between cache and host; `run` makes those of its batch."""
+        """Move pages between cache and host; `run` makes the moves of its batch itself."""
         ...
 
     def prepare_reads(self) -> None:

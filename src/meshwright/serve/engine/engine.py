@@ -278,7 +278,7 @@ class Engine:
             generator._changed.notify()
 
     def _append(self, sequence: TokenSequence, token: TokenScore | None) -> None:
-        """Hand over the event of a token, or of a prompt to which no answer was asked for."""
+        """Emit the event of a token, or of a prompt without an answer."""
         if token is not None and not math.isfinite(token.logprob):  # no other sequence's logits are affected
             position = len(sequence.tokens)
             self._fail(sequence, f"the model's logits at position {position} are not finite")

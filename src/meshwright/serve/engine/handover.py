@@ -8,7 +8,7 @@ from meshwright.serve.engine.sequence import TokenSequence
 
 
 class Arrivals:
-    """Whatever has come, until the engine's thread takes it in. Not thread-safe by itself.
+    """Pages and sequences that have come, until the engine's thread takes them in. Not thread-safe by itself.
 
     Pages are cached before their sequence runs and may be evicted: then they are computed again.
     """

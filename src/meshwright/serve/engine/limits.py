@@ -14,39 +14,38 @@ from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import even_context, widest_window
 
-# Of prompts, in a step by which they are timed.
-_TIMED_TOKENS = 64
+_TIMED_TOKENS = 64  # prompt tokens of the step by which they are timed
 
 
 def on_each(num_replicas: int) -> str:
-    """Words behind what each replica has, where there are several."""
+    """The end of an error about each replica, if there are several."""
     return f" on each of {num_replicas} replicas" if num_replicas > 1 else ""
 
 
-def compiled_sizes(most: int) -> list[int]:
-    """The numbers of rows or blocks that programs have: powers of two below `most`, and `most`.
+def compiled_sizes(largest: int) -> list[int]:
+    """Numbers of rows or blocks of the compiled programs: powers of two below `largest`, and `largest`.
 
     >>> compiled_sizes(6), compiled_sizes(1)
     ([1, 2, 4, 6], [1])
     """
     sizes = [1]
-    while sizes[-1] < most:
-        sizes.append(min(2 * sizes[-1], most))
+    while sizes[-1] < largest:
+        sizes.append(min(2 * sizes[-1], largest))
     return sizes
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a runner holds, in sequences, positions and tokens.
+    """The capacity of a runner, in sequences, positions and tokens.
 
-    num_slots: sequences that run at once, split evenly over num_replicas, in order. context: most tokens of
-    one. page_size: positions of a page. num_pages: of a replica's cache.
-    chunk: most prompt tokens of a replica's step, of which each sequence takes whole blocks of `block`.
-    window: of the layers that have pages of their own, num_window_pages of a replica, since they keep no more
-    positions; None where all layers share pages. num_host_pages: of a replica in the host's memory, for what
-    is evicted from the cache. even_context: the position behind which attention takes a token as long as its
-    products do; a step takes fewer tokens of a prompt that are far behind it. multiplies_padding: whether
-    rows of a step that nobody holds take as long as others, but for attention.
+    num_slots: sequences that run at once, split evenly over num_replicas, in order.
+    context: maximum tokens per sequence, prompt plus answer. page_size: positions of a page.
+    num_pages: of each replica's cache. num_host_pages: of each replica's part of host memory.
+    chunk: maximum prompt tokens of each replica in a step. block: a sequence takes whole blocks of them.
+    window: of layers with pages of their own, num_window_pages of each replica; None if all layers share
+    pages. even_context: the position after which attention takes longer than matmuls; far after it a step
+    takes fewer prompt tokens. multiplies_padding: padding rows of a step take the time of others, except in
+    attention.
     """
 
     num_slots: int
@@ -61,10 +60,6 @@ class Limits:
     num_host_pages: int = 0
     even_context: float = inf
     multiplies_padding: bool = True
-
-    @property
-    def slots_per_replica(self) -> int:
-        return self.num_slots // self.num_replicas
 
     @classmethod
     def of_layout(
@@ -81,12 +76,12 @@ class Limits:
         block: int | None = None,
         keeps_windows: bool = True,
     ) -> "Limits":
-        """The limits of a runner of this layout on devices of a platform, as `of` has them.
+        """The limits of a runner of this layout on devices of a platform; see `of`.
 
-        chunk: most prompt tokens of a step, as `chunk_of` has it. block: the platform's where None.
-        keeps_windows: whether layers with a window keep no more pages than it needs.
+        chunk: of all replicas, as in `chunk_of`. block: None for the platform's.
+        keeps_windows: layers with a window keep only the pages that it needs.
         """
-        at, longest = layout.at("generate"), chunk_of(layout, context, chunk)
+        at, chunk = layout.at("generate"), chunk_of(layout, context, chunk)
         replicas = num_replicas(at, config)
         return cls.of(
             num_slots,
@@ -94,8 +89,8 @@ class Limits:
             num_replicas=replicas,
             num_pages=num_pages,
             page_size=page_size,
-            # The chunks of replicas that share a shard of the batch are computed by all of its devices.
-            chunk=max(1, longest // (replicas // at.num_batch_shards)),
+            # All devices of a shard of the batch compute the chunks of all of its replicas.
+            chunk=max(1, chunk // (replicas // at.num_batch_shards)),
             block=divided_block(block or block_of(platform), layout.num_prompt_shards),
             window=widest_window(config) if keeps_windows else None,
             even_context=even_context(config, context),
@@ -115,73 +110,68 @@ class Limits:
         window: Window | None = None,
         even_context: float = inf,
     ) -> "Limits":
-        """The limits of a runner: whole slots and pages a replica, chunks of whole blocks within a context.
+        """Limits with equal slots and pages per replica, and chunks of whole blocks within a context.
 
-        num_pages: in all, as many as all slots can fill where None. window: the widest of the model's layers,
-        if any; their pages are as many as all slots need at once, where these are fewer. Raises PlanError
-        where those of a replica are too few for one context.
+        num_pages: of all replicas; None: enough to fill all slots. window: the widest of the model's layers,
+        which get pages of their own if all slots need fewer of them. Raises PlanError if a replica has too
+        few pages for one context.
         """
-        of_context = -(-context // page_size)
+        per_context = -(-context // page_size)
         num_slots = num_slots // num_replicas * num_replicas
-        num_pages = num_slots * of_context if num_pages is None else num_pages
-        least = of_context * num_replicas
-        if num_pages < least:
+        num_pages = num_slots * per_context if num_pages is None else num_pages
+        smallest = per_context * num_replicas
+        if num_pages < smallest:
             raise PlanError(
                 f"a cache of {num_pages} pages of {page_size} positions is too small for a context of "
                 f"{context}{on_each(num_replicas)}; "
-                f"fits: {least} pages or more, {least * page_size} positions"
+                f"fits: {smallest} pages or more, {smallest * page_size} positions"
             )
+        num_pages //= num_replicas
         block = min(block, 1 << (context - 1).bit_length())
         chunk = min(-(-chunk // block), -(-context // block)) * block
-        found = cls(
-            num_slots,
-            context,
-            page_size,
-            num_pages // num_replicas,
-            chunk,
-            block,
-            num_replicas,
-            even_context=even_context,
+        limits = cls(
+            num_slots, context, page_size, num_pages, chunk, block, num_replicas, even_context=even_context
         )
         if window is None:
-            return found
-        # So many positions in a row lie on a page more than they fill, and a step adds a chunk to one window.
-        of_window = (window.size + page_size - 2) // page_size + 1
-        needed = found.slots_per_replica * of_window + -(-chunk // page_size)
-        return replace(found, window=window, num_window_pages=needed) if needed < found.num_pages else found
+            return limits
+        # A window touches up to one page more than it fills, and a step adds a chunk to one of them.
+        per_window = (window.size + page_size - 2) // page_size + 1
+        needed = limits.slots_per_replica * per_window + -(-chunk // page_size)
+        return replace(limits, window=window, num_window_pages=needed) if needed < num_pages else limits
 
-    def max_step_tokens(self, num_drafts: int) -> int:
-        """Most tokens of a step, of all replicas: their chunks, and a token and its drafts of every slot."""
-        return self.chunk * self.num_replicas + self.num_slots * (1 + num_drafts)
-
-    @cached_property
-    def block_counts(self) -> list[int]:
-        """The numbers of blocks of a replica's prompts that programs have."""
-        return compiled_sizes(self.chunk // self.block)
-
-    def prompt_time(self, start: int, count: int) -> float:
-        """The time of so many tokens of a prompt from position `start` on, in tokens without attention."""
-        return count * (1 + (start + count / 2) / self.even_context)
-
-    @cached_property
-    def longest_prompts(self) -> float:
-        """The most time of the prompts of a replica's step: twice that of a chunk at the beginning of one.
-
-        Far behind it fewer tokens fit, since attention to all before them takes longer.
-        """
-        return 2 * self.prompt_time(0, self.chunk)
+    @property
+    def slots_per_replica(self) -> int:
+        return self.num_slots // self.num_replicas
 
     @property
     def pages_per_context(self) -> int:
         return -(-self.context // self.page_size)
 
+    def max_step_tokens(self, num_drafts: int) -> int:
+        """Maximum tokens of a step: chunks of all replicas, and a token and its drafts of every slot."""
+        return self.chunk * self.num_replicas + self.num_slots * (1 + num_drafts)
+
+    @cached_property
+    def block_counts(self) -> list[int]:
+        """Numbers of blocks of a replica's prompts in the compiled programs."""
+        return compiled_sizes(self.chunk // self.block)
+
+    def prompt_time(self, start: int, count: int) -> float:
+        """Time of `count` prompt tokens from position `start` on, in tokens without attention."""
+        return count * (1 + (start + count / 2) / self.even_context)
+
+    @cached_property
+    def max_prompt_time(self) -> float:
+        """Maximum time of a replica's prompts in a step: twice a chunk at the beginning of a prompt."""
+        return 2 * self.prompt_time(0, self.chunk)
+
 
 class IdleSeconds(NamedTuple):
-    """Seconds of steps of an engine that does nothing else.
+    """Seconds of steps on an idle machine.
 
-    generate: of steps for so many sequences of each replica, in order up to all slots, with sampling and
-    without attention.
-    prompt_token: that one more token of a prompt takes beside all of them, at the prompt's beginning.
+    generate: (sequences of each replica, seconds of a step that generates for them), up to all slots, with
+    sampling and without attention. prompt_token: seconds that one more prompt token, at the beginning of its
+    prompt, adds to a step of all slots.
     """
 
     generate: tuple[tuple[int, float], ...]
@@ -189,12 +179,12 @@ class IdleSeconds(NamedTuple):
 
     @classmethod
     def of(cls, generate: Sequence[tuple[int, float]], mixed: float, limits: Limits) -> "IdleSeconds":
-        """The seconds by measured steps: those that generate, and one of all slots beside `timed_blocks`."""
+        """mixed: measured seconds of a step of all slots with `timed_blocks` of prompts."""
         num_tokens = timed_blocks(limits) * limits.block
         return cls(tuple(generate), max(mixed - generate[-1][1], 0.0) / num_tokens)
 
 
 def timed_blocks(limits: Limits) -> int:
-    """The blocks of a replica's step that tells what a token of a prompt takes: no more than it needs to."""
+    """The smallest number of blocks of each replica that times prompt tokens well enough."""
     sizes = limits.block_counts
     return next((size for size in sizes if size * limits.block >= _TIMED_TOKENS), sizes[-1])

@@ -1,4 +1,4 @@
-"""What the server counts, under stable names, for Prometheus."""
+"""Metrics of the server for Prometheus, under stable names."""
 
 import math
 import time
@@ -14,39 +14,15 @@ from meshwright.serve.engine.request import Event
 from meshwright.serve.engine.sequence import TokenSequence
 
 # Seconds, four a decade: from a token of a small model to a long prompt in a long queue.
-_BUCKETS = (
-    0.001,
-    0.002,
-    0.003,
-    0.005,
-    0.01,
-    0.02,
-    0.03,
-    0.05,
-    0.1,
-    0.2,
-    0.3,
-    0.5,
-    1,
-    2,
-    3,
-    5,
-    10,
-    20,
-    30,
-    60,
-)
-
-
-# Tokens: of a prompt, an answer or a step.
+_BUCKETS = 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 20, 30, 60
 _TOKEN_BUCKETS = tuple(2**power for power in range(18))
 
 
 class Forecast(Protocol):
-    """What the steps of an engine should take and move, by the plan's prices and the model's sizes."""
+    """Planned seconds and bytes of the steps of an engine."""
 
     def seconds(self, batch: Batch) -> float | None:
-        """None where there is no plan, and so no machine to price it for."""
+        """None without a plan, which names the machine to price it for."""
         ...
 
     def bytes(self, batch: Batch) -> dict[str, int]:
@@ -55,7 +31,7 @@ class Forecast(Protocol):
 
 
 class Metrics:
-    """One server's counters, in a registry of their own so that two servers can share a process.
+    """The counters of one server, in their own registry, so that two servers can share a process.
 
     occupancy: of the scheduler, called whenever the metrics are read.
     """
@@ -149,7 +125,7 @@ class Metrics:
         return Histogram(f"meshwright_{name}", what, registry=self._registry, buckets=_TOKEN_BUCKETS)
 
     def step(self, batch: Batch, seconds: float) -> None:
-        """A step has taken so long."""
+        """Note the measured seconds of a step."""
         _, _, chunks, _ = batch.figures
         kind = "prefill" if chunks else "generate"
         self._step_seconds.labels(kind).observe(seconds)
@@ -163,7 +139,7 @@ class Metrics:
             self._bytes.labels(what).inc(count)
 
     def drafted(self, num_drafts: int, num_accepted: int) -> None:
-        """Drafts of one sequence were verified."""
+        """Note the verified drafts of one sequence."""
         self._drafts.inc(num_drafts)
         self._accepted.inc(max(num_accepted, 0))
 
@@ -178,7 +154,7 @@ class Metrics:
             self._time_to_first_token.observe(sequence.time_to_first_token_seconds)
 
     def finish(self, sequence: TokenSequence) -> None:
-        """A request has finished, for whatever reason."""
+        """Note the end of a request."""
         lifetime = sequence.lifetime
         self._finished.labels(lifetime.reason).inc()
         self._preemptions.inc(sequence.num_preempted)
@@ -190,14 +166,14 @@ class Metrics:
             self._time_per_output_token.observe(seconds)
 
     def text(self, model_name: str = "") -> bytes:
-        """All metrics in Prometheus' text format: ours, with `meshwright:` too, and by vLLM's names.
+        """All metrics in Prometheus' text format: as meshwright_NAME, meshwright:NAME and by vLLM's names.
 
-        model_name: the label that vLLM's dashboards and routers select by.
+        model_name: the value of a label that vLLM's dashboards and routers select by.
         """
         return generate_latest(_Named(self._registry, model_name))
 
 
-# vLLM's name of each of our metrics that it has.
+# vLLM's names.
 _VLLM = {
     "meshwright_running_requests": "vllm:num_requests_running",
     "meshwright_waiting_requests": "vllm:num_requests_waiting",
@@ -240,19 +216,19 @@ class _Named:
 
 
 def _renamed(metric: Metric, name: str, labels: Mapping[str, str] | None = None) -> Metric:
-    """`metric` as `name`, with further labels, and its own as vLLM calls them if there are further ones."""
-    found = Metric(name, metric.documentation, metric.type, metric.unit if name.endswith(metric.unit) else "")
+    """`metric` as `name`; with further labels, which are vLLM's, its labels have vLLM's names too."""
+    unit = metric.unit if name.endswith(metric.unit) else ""
+    renamed = Metric(name, metric.documentation, metric.type, unit)
     for sample in metric.samples:
-        own = {_VLLM_LABELS.get(key, key) if labels else key: value for key, value in sample.labels.items()}
+        kept = {_VLLM_LABELS.get(key, key) if labels else key: value for key, value in sample.labels.items()}
         suffix = sample.name.removeprefix(metric.name)
-        found.add_sample(
-            name + suffix, own | dict(labels or {}), sample.value, sample.timestamp, sample.exemplar
-        )
-    return found
+        all_labels = kept | dict(labels or {})
+        renamed.add_sample(name + suffix, all_labels, sample.value, sample.timestamp, sample.exemplar)
+    return renamed
 
 
 class Latencies:
-    """Observes the times between tokens, and of whole requests, of requests that were submitted together."""
+    """Observes the times between tokens, and the times of requests, for requests submitted together."""
 
     def __init__(self, metrics: Metrics, num_requests: int) -> None:
         self._metrics = metrics
@@ -261,8 +237,7 @@ class Latencies:
 
     def take(self, event: Event) -> None:
         now = time.perf_counter()
-        before = self._last[event.index]
-        if before is not None:
+        if (before := self._last[event.index]) is not None:
             self._metrics.inter_token.observe(now - before)
         self._last[event.index] = now
         if event.finish_reason:

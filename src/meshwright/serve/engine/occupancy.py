@@ -8,7 +8,7 @@ class Occupancy:
     """Sequences that wait and run, and pages by use.
 
     held_pages: of running sequences. cached_pages: kept for later prompts; a page may be held and cached.
-    host_pages: all pages of host memory. cached_on_host: those in use.
+    host_pages: all pages of host memory. cached_on_host: host pages in use.
     """
 
     waiting: int

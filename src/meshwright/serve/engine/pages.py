@@ -1,17 +1,17 @@
-"""The pages of a cache: which are free, how many hold each of the others, what moves. Plain Python."""
+"""The pages of a cache: which are free, how many holders the others have, what moves. Plain Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-NO_PAGE = -1  # of positions that no window reaches any more
+NO_PAGE = -1  # for positions that no window reaches any more
 
 
 @dataclass(slots=True)
 class Pages:
     """The pages of a sequence, in the order of its positions.
 
-    whole: of the layers that see every position. of_window: of those with a sliding window, NO_PAGE where
-    it has moved on; none where such layers keep every position, too.
+    whole: of layers that see every position. of_window: of layers with a sliding window, NO_PAGE before the
+    window; empty if these layers keep every position too.
     """
 
     whole: list[int] = field(default_factory=list)
@@ -24,9 +24,9 @@ class Pages:
 
 @dataclass(frozen=True)
 class Move:
-    """A copy of what stands in a page of a replica to a page of the host's memory, or back from there.
+    """A copy of a page of a replica to a page of host memory (is_out), or back.
 
-    is_out: to the host. Moves are made in their order, before the step that they come with.
+    Moves are made in their order, before the step that they come with.
     """
 
     page: int
@@ -36,9 +36,9 @@ class Move:
 
 
 class PagePool:
-    """Pages 0 to num_pages - 1, each free or held by one or more.
+    """Pages 0 to num_pages - 1, each free or with one or more holders.
 
-    Full pages alone are shared, and nobody writes to a full page again: so none is ever copied on write.
+    Only full pages are shared, and full pages are never written again, so that none is copied on write.
 
     >>> pool = PagePool(2)
     >>> pages = pool.take(2)
@@ -58,11 +58,11 @@ class PagePool:
         return len(self._free)
 
     def holders(self, page: int) -> int:
-        """How many hold the page; 0 if it is free."""
+        """Number of holders of the page; 0 if it is free."""
         return self._holders[page]
 
     def take(self, count: int) -> list[int] | None:
-        """`count` free pages, held once each; None if there are fewer, and then none is taken."""
+        """`count` free pages with one holder each; None if there are fewer, and then none is taken."""
         if count > len(self._free):
             return None
         rest = len(self._free) - count
@@ -73,12 +73,12 @@ class PagePool:
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
-        """One holder more of each of these pages, which somebody holds."""
+        """Add a holder to each page, which has one already."""
         for page in pages:
             self._holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """One holder less of each of these pages; those that nobody holds any more are free."""
+        """Remove a holder from each page; pages without holders become free."""
         holders, free = self._holders, self._free
         for page in pages:
             holders[page] -= 1

@@ -1,11 +1,11 @@
 """Policies of the scheduler: which sequences run in a step, and how many tokens of each. Plain Python.
 
-A policy makes four decisions. Everything else (slots, pages, cached prefixes, drafts) is the scheduler's.
+A policy makes four decisions. The scheduler does the rest: slots, pages, cached prefixes, drafts.
 
     budget             which sequences run in the next step, and how many prompt tokens of each
-    rank               who comes first, running or waiting
-    admission_order    in which order waiting sequences are tried
-    victim             who gives its pages back when they run out
+    rank               the order of sequences, running or waiting
+    admission_order    the order of attempts to start waiting sequences
+    victim             the sequence that gives its pages back when they run out
 """
 
 from bisect import bisect_left
@@ -42,7 +42,7 @@ def policy_of(mode: Mode, limits: Limits, idle: IdleSeconds | None) -> "Policy":
 
 
 class Queue(Protocol):
-    """The sequences of a scheduler; those that run and those that wait are ordered by rank."""
+    """The sequences of a scheduler, running and waiting, each ordered by rank."""
 
     @property
     def running(self) -> Sequence[TokenSequence]: ...
@@ -79,7 +79,7 @@ class StepBudget(Protocol):
 
 
 class Policy:
-    """First come, first served within a priority. Subclasses say what a step takes."""
+    """First come, first served within a priority. Subclasses define the budget of a step."""
 
     def budget(self, queue: Queue) -> StepBudget:
         """The budget of the next step."""
@@ -89,15 +89,15 @@ class Policy:
         """Called if a budget without `generates` leaves a step empty; `budget` is then asked again."""
 
     def rank(self, sequence: TokenSequence, num_arrived: int) -> tuple[int, int]:
-        """The key by which sequences are ordered. num_arrived: sequences before this one."""
+        """The sort key of a sequence. num_arrived: sequences before this one."""
         return sequence.request.priority, num_arrived
 
     def admission_order(self, waiting: Sequence[TokenSequence]) -> Iterable[TokenSequence]:
-        """The waiting sequences in the order in which they are tried."""
+        """The waiting sequences in the order of attempts to start them."""
         return waiting
 
     def victim(self, running: Sequence[TokenSequence]) -> TokenSequence:
-        """The one of these sequences of a replica, ordered by rank, that gives its pages back."""
+        """The sequence that gives its pages back. running: on one replica, ordered by rank."""
         return running[-1]
 
     def scheduled(self, queue: Queue) -> None:
@@ -183,9 +183,9 @@ class Burst:
 
 
 class PromptBudget:
-    """A StepBudget of whole blocks of prompts: one token of a sequence that generates always fits.
+    """A StepBudget of whole blocks of prompts; a token of a sequence that generates always fits.
 
-    max_tokens: prompt tokens of a replica. max_time: of these, in the unit of `Limits.prompt_time`.
+    max_tokens: prompt tokens of a replica. max_time: of prompt tokens, in the unit of `Limits.prompt_time`.
     """
 
     __slots__ = ("_limits", "_max_time", "_max_tokens", "_time", "_tokens", "generates", "starts")
@@ -200,7 +200,7 @@ class PromptBudget:
         starts: bool = True,
     ) -> None:
         self._limits, self._max_tokens = limits, max_tokens or limits.chunk
-        longest = limits.longest_prompts
+        longest = limits.max_prompt_time
         self._max_time = longest if max_time is None else min(longest, max_time)
         self.generates, self.starts = generates, starts
         self._tokens: dict[Replica, int] = {}  # taken so far, filled up to whole blocks
@@ -210,10 +210,10 @@ class PromptBudget:
         return self._tokens.get(replica, 0) < self._max_tokens
 
     def num_tokens(self, sequence: TokenSequence, replica: Replica) -> int:
-        """A block of the first prompt fits whatever its time.
+        """At least a block of the first prompt, even if its time exceeds the maximum.
 
         Far from the beginning of a prompt fewer tokens save little: all earlier positions are read for one
-        token as for a block. A prompt that is cut for time fills the program that its step runs in.
+        token as for a block. A prompt that is cut for time fills the program of the step.
         """
         wanted = sequence.num_uncomputed
         if wanted <= 1:
@@ -231,10 +231,10 @@ class PromptBudget:
         return max(0, min(count, wanted))
 
     def _filled_up(self, taken: int, count: int) -> int:
-        """Tokens of a prompt, about `count`, with which the step fills a program.
+        """Tokens of a prompt, about `count`, that fill the program of the step.
 
-        The program is the one nearest to the time, or the smallest for the tokens taken so far. A block more
-        would need the next program, of twice the size; a block less takes as long as one.
+        The program is the nearest to the time, or the smallest for the tokens taken so far. One more block
+        would need the next program, of twice the size; one less would not save time.
         """
         block, sizes = self._limits.block, self._limits.block_counts
         used = taken // block

@@ -1,7 +1,7 @@
 """Pages of prompts and answers already computed, found again by their tokens. Plain Python.
 
-Where the host's memory has room, a page that is evicted from the cache waits there, and is copied back for a
-sequence that begins with it: of a prompt that comes again, or of a sequence that was preempted.
+A page that is evicted from the cache moves to host memory, if there is any, and back for a sequence with the
+same prefix: a prompt that comes again, or a sequence that was preempted.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ Key = Hashable
 
 @dataclass(eq=False)
 class _Node:
-    """A full page, behind those of its parents: in the cache, or on the host, and then all behind it are.
+    """A full page, after the pages of its parents. If it is on the host, so are all of its children.
 
     window_page: of layers with a window, NO_PAGE if evicted.
     """
@@ -34,10 +34,10 @@ class _Node:
 class PrefixTree:
     """A radix tree over whole pages of tokens (RadixAttention; Zheng et al., 2024).
 
-    A node holds its page in `pool` as a sequence does. Those that nobody else holds can be evicted, leaves
-    first, the least recently used first. Pages in `window_pool` are evicted apart, and a beginning is known
-    as far as the positions have theirs that a token behind its end sees through `window`. host_pool: pages of
-    the host's memory, where evicted ones go; not beside a window_pool.
+    A node holds its page in `pool` as a sequence does. Pages without other holders can be evicted, leaves
+    first, the least recently used first. Pages in `window_pool` are evicted separately: a prefix is known if
+    the next token finds all the positions that it sees through `window`.
+    host_pool: pages of host memory, for evicted ones; not together with window_pool.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class PrefixTree:
 
     @property
     def num_on_host(self) -> int:
-        """Pages that wait in the host's memory."""
+        """Pages in host memory."""
         return len(self._on_host)
 
     def num_known(self, tokens: Sequence[int]) -> int:
-        """Pages of the longest known beginning of `tokens`, here or on the host."""
+        """Pages of the longest known prefix of `tokens`, in the cache or on the host."""
         if self._window_pool is not None:
             return len(self.match(tokens).whole)
         return len(self._path(tokens))
 
     def match(self, tokens: Sequence[int]) -> Pages:
-        """The cache's pages of the longest beginning of `tokens` there; not yet held for the caller."""
+        """Pages of the longest prefix of `tokens` in the cache; the caller does not hold them yet."""
         nodes = [node for node in self._path(tokens) if node.page != NO_PAGE]
         if self._window_pool is None:
             self._touch(nodes)
@@ -85,47 +85,46 @@ class PrefixTree:
         return Pages([node.page for node in nodes], [NO_PAGE] * unseen + seen)
 
     def _num_seen(self, count: int) -> int:
-        """How many of `count` full pages the token behind them sees through the window."""
+        """The number of `count` full pages that the token after them sees through the window."""
         return count - first_page(count * self._page_size, self._page_size, self._window)
 
     def _seen_by_next(self, nodes: Sequence[_Node]) -> int:
-        """How many of the nodes there may be at most, for the token behind to find what it sees."""
-        most = in_a_row = 0
+        """The longest prefix of `nodes` after which the next token finds all window pages that it sees."""
+        longest = in_a_row = 0
         for count, node in enumerate(nodes, 1):
             in_a_row = in_a_row + 1 if node.window_page != NO_PAGE else 0
             if in_a_row >= self._num_seen(count):
-                most = count
-        return most
+                longest = count
+        return longest
 
     def fetch(self, tokens: Sequence[int], num_pages: int) -> bool:
-        """Has what the host keeps of the beginning of `tokens` copied back; they may then be matched.
+        """Copy back the host's pages of the prefix of `tokens`, which `match` then finds.
 
-        Whether there is room for it and for `num_pages` pages in all, beside those that are held: else none
-        is copied.
+        False, and none is copied, if the cache has no room for `num_pages` pages in all.
         """
-        there = [node for node in self._path(tokens) if node.page == NO_PAGE]
-        if not there:
+        on_host = [node for node in self._path(tokens) if node.page == NO_PAGE]
+        if not on_host:
             return True
         if num_pages > self._pool.num_free + sum(self._pool.holders(node.page) == 1 for node in self._nodes):
             return False
-        for node in there:  # first, so that the host keeps them while others come
+        for node in on_host:  # first, so that the host keeps them while it takes others
             del self._on_host[node]
-        self.make_room(len(there))
-        pages = self._pool.take(len(there))
-        assert pages is not None, "what the tree alone holds can be evicted"
-        for node, page in zip(there, pages, strict=True):
+        self.make_room(len(on_host))
+        pages = self._pool.take(len(on_host))
+        assert pages is not None, "pages that only the tree holds can be evicted"
+        for node, page in zip(on_host, pages, strict=True):
             self.moves.append(Move(page, node.host_page, is_out=False))
             self._put_here(node, page)
         return True
 
     def _put_here(self, node: _Node, page: int) -> None:
-        """The node of a page that was on the host has one in the cache, which it holds."""
+        """Move a node from the host to this page of the cache, which it holds."""
         self._host_pool.release([node.host_page])
         node.page, node.host_page = page, NO_PAGE
         self._nodes[node] = None
 
     def insert(self, tokens: Sequence[int], pages: Pages) -> None:
-        """Keep the full pages of `tokens`. Pages with the same contents that are known replace them in `pages`.
+        """Keep the full pages of `tokens`; known pages with the same contents replace them in `pages`.
 
         Otherwise a known page, without a holder but this tree, could not be evicted before its children.
         """
@@ -155,20 +154,20 @@ class PrefixTree:
         self._touch(nodes)
 
     def make_room(self, count: int) -> None:
-        """Evicts until so many pages of each pool are free, as far as nobody else holds them."""
+        """Evict until `count` pages of each pool are free, or all others have other holders."""
         self.evict(count - self._pool.num_free)
         if self._window_pool is not None:
             self._evict_of_window(self._window_pool, count - self._window_pool.num_free)
 
     def evict(self, count: int) -> int:
-        """Frees up to `count` pages that nobody but the tree holds; returns how many.
+        """Free up to `count` pages that only the tree holds; how many were freed.
 
-        They go to the host's memory, from which the least recently used ones are forgotten.
+        They move to host memory, which drops its least recently used pages.
         """
         num_freed = num_busy = 0
         while num_freed < count and num_busy < len(self._nodes):
             node = next(iter(self._nodes))
-            if not self._is_idle(node):  # it is used now, and need not be met again soon
+            if not self._is_idle(node):  # it is in use, and is not looked at again soon
                 self._nodes.move_to_end(node)
                 num_busy += 1
                 continue
@@ -190,26 +189,25 @@ class PrefixTree:
         self._on_host[node] = None
 
     def _host_page(self) -> int | None:
-        """A page of the host's memory, if need be the least recently used; None where it has none to give."""
+        """A free page of host memory, if need be the least recently used; None if there is none."""
         if not self._host_pool.num_free:
-            oldest = next((node for node in self._on_host if not node.children), None)
-            if oldest is None:
+            if (oldest := next((node for node in self._on_host if not node.children), None)) is None:
                 return None
             self._forget(oldest)
         pages = self._host_pool.take(1)
         return pages[0] if pages else None
 
     def _forget(self, node: _Node) -> None:
-        """Takes the node out of the tree, with those behind it, which are on the host."""
+        """Take the node out of the tree, with all nodes below it, which are on the host."""
         assert node.parent is not None
         del node.parent.children[node.key]
-        behind = [node]
-        while behind:
-            one = behind.pop()
-            behind += one.children.values()
-            if one in self._on_host:
-                del self._on_host[one]
-                self._host_pool.release([one.host_page])
+        removed = [node]
+        while removed:
+            node = removed.pop()
+            removed += node.children.values()
+            if node in self._on_host:
+                del self._on_host[node]
+                self._host_pool.release([node.host_page])
 
     def _evict_of_window(self, pool: PagePool, count: int) -> None:
         for node in self._nodes:
@@ -238,8 +236,8 @@ class PrefixTree:
         return part if isinstance(part, range) else tuple(part)
 
     def _touch(self, nodes: Sequence[_Node]) -> None:
-        # From the last page to the first, so that of one path a leaf is always the first to go.
+        # From the last page to the first, so that the leaf of a path is evicted first.
         for node in reversed(nodes):
-            where = self._on_host if node.page == NO_PAGE else self._nodes
-            where[node] = None
-            where.move_to_end(node)
+            order = self._on_host if node.page == NO_PAGE else self._nodes
+            order[node] = None
+            order.move_to_end(node)

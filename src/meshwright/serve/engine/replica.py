@@ -1,7 +1,7 @@
-"""The slots and pages of one replica: who has which, and what is kept for others. Plain Python.
+"""The slots and pages of one replica: their holders, and cached prefixes. Plain Python.
 
-A sequence has a page for every `page_size` of its positions. Layers with a window have pages of their own, of
-which a sequence keeps those that its next token sees: the others go back as it grows.
+A sequence has a page for every `page_size` of its positions. Layers with a window have pages of their own: a
+sequence keeps the pages that its next token sees, and gives the others back as it grows.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,14 @@ from meshwright.serve.engine.sequence import Tokens, TokenSequence
 class Replica:
     """The free slots, pages and cached prefixes of the replica `number`.
 
-    prefix_cache: whether pages outlive their sequence. window_pool: of the layers with a window; None where
-    they keep as much as the others.
+    prefix_cache: pages outlive their sequence. window_pool: of layers with a window; None if these keep every
+    position.
     """
 
     def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
         first = number * limits.slots_per_replica
         self._limits, self.number, self.page_size = limits, number, limits.page_size
-        # Pages, by all of its sequences in one step.
-        self._most_taken = limits.slots_per_replica + limits.chunk // limits.page_size + 1
+        self._max_taken = limits.slots_per_replica + limits.chunk // limits.page_size + 1  # pages, in a step
         self.free_slots = list(range(first, first + limits.slots_per_replica))[::-1]
         self.pool = PagePool(limits.num_pages)
         self.window_pool = PagePool(limits.num_window_pages) if limits.window else None
@@ -39,8 +38,8 @@ class Replica:
 
     @property
     def has_plenty(self) -> bool:
-        """Whether all that its sequences may take in one step is free: then nobody takes it from another."""
-        return self.window_pool is None and self.pool.num_free > self._most_taken
+        """Whether more pages are free than its sequences can take in one step, so that none is preempted."""
+        return self.window_pool is None and self.pool.num_free > self._max_taken
 
     @property
     def num_cached_pages(self) -> int:
@@ -52,24 +51,24 @@ class Replica:
         return 0 if self.prefixes is None else self.prefixes.num_known(tokens[:-1])
 
     def take_moves(self) -> list[Move]:
-        """The moves between cache and host that nobody has taken yet."""
+        """New moves between cache and host."""
         if self.prefixes is None:
             return []
         moves, self.prefixes.moves = self.prefixes.moves, []
         return [replace(move, replica=self.number) for move in moves]
 
     def begin(self, sequence: TokenSequence) -> bool:
-        """Gives a sequence a slot, and the cached pages that it begins with.
+        """Give a sequence a slot and the cached pages of its prefix.
 
-        Whether it did: not where some wait on the host, and there is no room yet for the whole sequence.
+        False if cached pages are on the host, and the cache has no room yet for the whole sequence.
         """
         known = self._known(sequence)
         self._share(known)
         if self.prefixes is not None and self.host_pool is not None and not sequence.reads_every_position:
             missing = -(-len(sequence.tokens) // self._limits.page_size) - len(known.whole)
-            is_there = self.prefixes.fetch(sequence.tokens[:-1], missing)
+            is_fetched = self.prefixes.fetch(sequence.tokens[:-1], missing)
             self._release(known)
-            if not is_there:
+            if not is_fetched:
                 return False
             known = self._known(sequence)
             self._share(known)
@@ -78,12 +77,12 @@ class Replica:
         return True
 
     def grow(self, sequence: TokenSequence, num_tokens: int) -> bool:
-        """Whether the sequence now has pages for so many tokens.
+        """Give the sequence pages for `num_tokens` tokens; False if there are too few.
 
-        If need be cached prefixes are evicted. What its next token no longer sees is given back before.
+        Pages that its next token does not see are given back first, and cached prefixes evicted if need be.
         """
         if self.window_pool is not None:
-            self._leave_behind(sequence, self.window_pool)
+            self._release_unseen(sequence, self.window_pool)
         missing = -(-num_tokens // self._limits.page_size) - len(sequence.pages.whole)
         if missing <= 0:
             return True
@@ -101,29 +100,29 @@ class Replica:
         return min(free, self._limits.window.last((first + 1) * size - 1) + 1 - sequence.num_computed)
 
     def keep(self, sequence: TokenSequence) -> None:
-        """Keeps the full pages of a sequence for others that begin alike."""
+        """Keep the full pages of a sequence for prompts with the same prefix."""
         if self.prefixes is not None:
-            known = min(sequence.num_computed, len(sequence.tokens))
-            self.prefixes.insert(sequence.tokens[:known], sequence.pages)
+            num_known = min(sequence.num_computed, len(sequence.tokens))
+            self.prefixes.insert(sequence.tokens[:num_known], sequence.pages)
 
     def keep_copied(self, tokens: Sequence[int]) -> list[int] | None:
-        """Keeps the full pages of tokens that were computed elsewhere; None where there is no room.
+        """Keep full pages of tokens that another engine has computed; None if there are too few pages.
 
-        Yields the page of each, to be written, or CACHED.
+        Returns the page of each, which the caller writes, or CACHED.
         """
         if self.prefixes is None:
             return []
         known = self.prefixes.match(tokens)
         num_known = len(known.whole)
         self._share(known)  # so that they are not evicted for the others
-        has_room = self._take(len(tokens) // self._limits.page_size - num_known, known)
-        if has_room:
+        has_pages = self._take(len(tokens) // self._limits.page_size - num_known, known)
+        if has_pages:
             self.prefixes.insert(tokens, known)
         self._release(known)
-        return [CACHED] * num_known + known.whole[num_known:] if has_room else None
+        return [CACHED] * num_known + known.whole[num_known:] if has_pages else None
 
     def leave(self, sequence: TokenSequence) -> None:
-        """Takes slot and pages from a sequence."""
+        """Take slot and pages from a sequence."""
         assert sequence.slot is not None
         self.free_slots.append(sequence.slot)
         self._release(sequence.pages)
@@ -135,7 +134,7 @@ class Replica:
         return self.prefixes.match(sequence.tokens[:-1])
 
     def _take(self, count: int, pages: Pages) -> bool:
-        """Whether `pages` now has `count` more of each pool; none are taken where they are missing."""
+        """Add `count` pages of each pool to `pages`; False, and none is taken, if there are too few."""
         if self.prefixes is not None:
             self.prefixes.make_room(count)
         whole = self.pool.take(count)
@@ -150,15 +149,15 @@ class Replica:
         pages.whole += whole
         return True
 
-    def _leave_behind(self, sequence: TokenSequence, window_pool: PagePool) -> None:
-        """Gives back pages of windows that the sequence's next token does not see."""
+    def _release_unseen(self, sequence: TokenSequence, window_pool: PagePool) -> None:
+        """Give back window pages that the sequence's next token does not see."""
         first = first_page(sequence.num_computed, self._limits.page_size, self._limits.window)
         held = sequence.pages.of_window
-        begin = first  # of what is given back now: all before it was given back already
+        begin = first  # all pages before it were given back already
         while begin and held[begin - 1] != NO_PAGE:
             begin -= 1
         if begin < first:
-            self.keep(sequence)  # others may begin with what lies so far back
+            self.keep(sequence)  # for prompts that share only this part
             window_pool.release(held[begin:first])
             held[begin:first] = [NO_PAGE] * (first - begin)
 

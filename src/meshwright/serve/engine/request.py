@@ -20,10 +20,10 @@ class EngineStopped(EngineError):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose among tokens; see `SampledRows` and `Edits` in `meshwright.serve.device.sampling`.
+    """Parameters of sampling; see `SampledRows` and `Edits` in `meshwright.serve.device.sampling`.
 
-    logit_bias: (token, what is added to its logit). allowed_ids: the only tokens that may come, None for all.
-    min_tokens: no stop token comes before so many. top_logprobs: alternatives to report with each token.
+    logit_bias: (token, number added to its logit). allowed_ids: the only tokens of the answer; None: all.
+    min_tokens: tokens before the first stop token. top_logprobs: alternatives to report with each token.
     """
 
     temperature: float = 1.0
@@ -45,7 +45,7 @@ class SamplingParams:
 
     @property
     def edits_logits(self) -> bool:
-        """Whether it changes logits before they are sampled."""
+        """Whether logits change before they are sampled."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
         return penalties or bool(self.logit_bias) or self.allowed_ids is not None or self.min_tokens > 0
 
@@ -54,14 +54,14 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Constraint(Protocol):
-    """A constraint on the next token by those before: a JSON schema, a regular expression, a grammar."""
+    """A constraint on the next token: a JSON schema, a regular expression, a grammar."""
 
     def allowed(self) -> np.ndarray:
         """bool[V], at least one of them true."""
         ...
 
     def accept(self, token: int) -> None:
-        """Go on past `token`, which was allowed."""
+        """Advance by `token`, which was allowed."""
         ...
 
 
@@ -105,9 +105,9 @@ class Request:
 
 
 class TokenScore(NamedTuple):
-    """A token, its log-probability in nats under the model's unmodified distribution, and the likeliest.
+    """A token and its log-probability in nats under the model's unmodified distribution.
 
-    top: (token, log-probability), descending, as many as were asked for.
+    top: (token, log-probability) of the likeliest tokens, descending, `top_logprobs` of them.
     """
 
     token: int
@@ -121,8 +121,8 @@ class Event:
 
     score: None for the only event of a request that generates nothing. finish_reason: set on the last event:
     `stop` (the token is one of stop_ids and not part of the answer) or `length`. prompt: with the first
-    event, the scores of the prompt's tokens but the first. embedding: f32[D]. pages: with the last event, as
-    the runner exports them. Each of these if asked for.
+    event and if asked for, the scores of the prompt's tokens but the first. embedding: f32[D], if asked for.
+    pages: with the last event and if asked for, as the runner exports them.
     """
 
     index: int

@@ -4,7 +4,7 @@
     outputs = runner.run(batch).read()
     for work, tokens in scheduler.postprocess(batch.works, outputs): ...
 
-A step takes the next token of every sequence that generates, and as many prompt tokens as the policy allows.
+A step takes the next token of every sequence that generates, and the prompt tokens that the policy allows.
 Sequences get pages as they grow. When pages run out, cached prefixes are evicted, then the policy's victim
 gives its pages back. It runs again later: pages that are still cached are reused, the others computed again.
 """
@@ -37,7 +37,7 @@ class _Step:
 class Scheduler:
     """Sequences that wait, and sequences that run in one of `limits.num_slots` slots.
 
-    max_waiting: sequences that may wait beyond those that a free slot will take.
+    max_waiting: sequences that may wait, plus one for each free slot.
     policy: None for `Interleaved` without a prefill budget. prefix_cache: pages outlive their sequence, for
     prompts with the same prefix. drafter: guesses tokens, which are verified several a step.
     running: holds the running sequences; None: looks at each of them in every step.

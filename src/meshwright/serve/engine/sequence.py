@@ -59,7 +59,7 @@ class TokenSequence:
 
     tokens: prompt and answer as far as the host knows them. num_generated: tokens of the answer in `tokens`.
     num_pending: tokens that steps under way sample. num_computed: tokens whose keys and values are in `pages`
-    once the steps under way have ended. num_cached: of these, tokens that were cached when it started.
+    once the steps under way have ended. num_cached: tokens that were cached when it started.
     limit: tokens of the answer that this engine generates; max_tokens, unless another generates the rest.
     rank: its place among others, by the policy. num_preempted: times that it lost its pages.
     prompt_scores, embedding: read so far. new_tokens: makes `tokens` of a prompt.
@@ -113,13 +113,13 @@ class TokenSequence:
         return self.request.scores_prompt and not self.num_generated
 
     def reads(self, start: int, end: int) -> Reads:
-        """What is read from the hidden states at these positions."""
+        """The result that is read from the hidden states of positions `start` to `end`."""
         if self.reads_every_position and start < self.num_prompt - 1:
             return "scores"
         return "embedding" if self.request.embeds and end == self.num_prompt else None
 
     def add_prompt_scores(self, start: int, scores: Sequence[TokenScore]) -> None:
-        """Note the scores of the tokens after position `start`; those of a lost prefill are replaced."""
+        """Note the scores of the tokens after position `start`; scores of a lost prefill are replaced."""
         self.prompt_scores[start:] = scores
 
     def append(self, score: TokenScore | None) -> Event:

@@ -1,7 +1,8 @@
-"""Guesses of the next tokens, which one step verifies together (Leviathan et al., 2023). Plain Python.
+"""Speculative decoding: guesses of the next tokens, verified in one step. Plain Python.
 
-A guess is right where the token sampled in its place is the same. Sampling depends on a position and a seed,
-not on the step: so an answer is, token for token, the one without guesses, drawn or greedy.
+A guess is right if the token sampled in its place is the same. Sampling depends on a position and a seed, not
+on the step, so that an answer has the same tokens as without guesses, drawn or greedy.
+Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding".
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +15,9 @@ from meshwright.serve.engine.request import GREEDY
 from meshwright.serve.engine.sequence import Tokens, TokenSequence
 
 _LONGEST, _SHORTEST = 4, 2  # n-grams that are looked up, the longest first
-_MEMORY = 0.95  # how much of the mean stays with each verification
+_DECAY = 0.95  # of the running mean, with each verification
 _FEW = 2  # tokens that the draft model takes one by one
-_PAUSE = 256  # steps without guesses, once they do not pay, until they are tried again
+_PAUSE = 256  # steps without guesses after a step that they did not pay for
 
 
 class Drafter(Protocol):
@@ -49,10 +50,10 @@ class NoDrafts:
 
 
 class Payoff:
-    """Whether guessing pays, by how many guesses of a sequence were right on the mean.
+    """Whether guesses pay, by the mean number of right guesses of a sequence.
 
-    num_drafts: most guesses of a sequence a step. cost_ratio: of so many sequences, how much longer a step
-    takes whose tokens are guessed and verified than one that generates.
+    num_drafts: maximum guesses of a sequence in a step. cost_ratio: by the number of sequences, seconds of a
+    step whose tokens are guessed and verified over one that generates.
     """
 
     def __init__(self, num_drafts: int, cost_ratio: Callable[[int], float]) -> None:
@@ -61,9 +62,9 @@ class Payoff:
         self._num_paused = 0
 
     def pays(self, num_sequences: int) -> bool:
-        """Whether a step of so many sequences yields more tokens per second with guesses, by those so far.
+        """Whether guesses yield more tokens per second in a step of `num_sequences` sequences.
 
-        With a right guesses per step on the mean it yields 1 + a tokens in `cost_ratio` steps' time.
+        A step with a mean of r right guesses yields 1 + r tokens in the time of `cost_ratio` steps.
         """
         if self._num_paused:
             self._num_paused -= 1
@@ -76,15 +77,14 @@ class Payoff:
         return False
 
     def verified(self, num_accepted: int) -> None:
-        """Tells how many of the guesses of one sequence were right."""
-        self._mean_right = _MEMORY * self._mean_right + (1 - _MEMORY) * num_accepted
+        """Note how many of the guesses of one sequence were right."""
+        self._mean_right = _DECAY * self._mean_right + (1 - _DECAY) * num_accepted
 
 
 class NgramDrafter:
-    """Guesses that a sequence goes on as it did behind the last earlier place with the same few tokens.
+    """Prompt look-up: guesses the tokens that followed the last earlier occurrence of the last few tokens.
 
-    Known as prompt look-up: it pays where answers repeat their prompt, as edits and summaries do.
-    num_drafts, cost_ratio: of Payoff.
+    It pays if answers repeat their prompt, as edits and summaries do. num_drafts, cost_ratio: of Payoff.
     """
 
     def __init__(self, num_drafts: int, cost_ratio: Callable[[int], float]) -> None:
@@ -95,7 +95,7 @@ class NgramDrafter:
         return self._payoff.pays(num_sequences)
 
     def draft(self, sequence: TokenSequence) -> list[int]:
-        """The next tokens of `sequence`, none where its last ones are new to it."""
+        """The next tokens of `sequence`, none if its last n-gram is new."""
         places = self._places.setdefault(sequence, _Places())
         begin = places.find(sequence.tokens)
         return [] if begin is None else [*sequence.tokens[begin : begin + self._num_drafts]]
@@ -105,11 +105,10 @@ class NgramDrafter:
 
 
 class ModelDrafter:
-    """Guesses by a smaller model of the same vocabulary, greedily, a token after another.
+    """Guesses by a smaller model of the same vocabulary, greedily, one token after another.
 
-    runner: of that model, with as many slots and as long a context as the engine's. Each slot has its own
-    pages, and what a sequence's guesses left there is taken up again as far as they were right.
-    num_drafts, cost_ratio: of Payoff.
+    runner: of that model, with the slots and the context of the engine's. Each slot has its own pages, whose
+    keys and values are used again for tokens that were guessed right. num_drafts, cost_ratio: of Payoff.
     """
 
     def __init__(self, runner: Runner, num_drafts: int, cost_ratio: Callable[[int], float]) -> None:
@@ -126,7 +125,7 @@ class ModelDrafter:
         if known is None or known.sequence() is not sequence:
             known = self._known[sequence.slot] = _Known(ref(sequence))
         count = min(self._num_drafts, self._runner.limits.context - len(sequence.tokens))
-        known.tokens = known.tokens[: _alike(known.tokens, sequence.tokens[:-1])]
+        known.tokens = known.tokens[: _num_common(known.tokens, sequence.tokens[:-1])]
         tokens = list(sequence.tokens)
         for _ in range(count):
             tokens.append(self._next(sequence, known, tokens))
@@ -136,7 +135,7 @@ class ModelDrafter:
         self._payoff.verified(num_accepted)
 
     def _next(self, sequence: TokenSequence, known: "_Known", tokens: list[int]) -> int:
-        """The token that the model gives after `tokens`, of which those not yet known are computed."""
+        """The model's next token after `tokens`; computes the tokens that are not known yet."""
         assert sequence.slot is not None
         limits, reader = self._runner.limits, None
         num_pages, slot = limits.pages_per_context, sequence.slot % limits.slots_per_replica
@@ -145,7 +144,7 @@ class ModelDrafter:
         while len(known.tokens) < len(tokens):
             start = len(known.tokens)
             missing = tokens[start:]
-            # A block is as long for two tokens as for all that it holds.
+            # A block takes the same time for two tokens as for all of its tokens.
             part = tuple(missing[: 1 if len(missing) <= _FEW else limits.chunk])
             samples = start + len(part) == len(tokens)
             work = SequenceWork(asked, sequence.slot, start, part, pages, samples=samples)
@@ -158,20 +157,20 @@ class ModelDrafter:
 
 @dataclass
 class _Known:
-    """What the draft model has computed in one slot: the tokens of one sequence, guesses included."""
+    """The tokens of a sequence that the draft model has computed in one slot, guesses included."""
 
     sequence: "ref[TokenSequence]"
     tokens: list[int] = field(default_factory=list)
 
 
-def _alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 class _Places:
-    """Where each n-gram of a growing list of tokens ended last."""
+    """The end of the last occurrence of each n-gram of a growing list of tokens."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[int, ...], int] = {}

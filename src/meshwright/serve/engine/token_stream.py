@@ -1,4 +1,4 @@
-"""The road from the device thread back to the coroutine that asked."""
+"""Events on their way from the device thread to the coroutine that submitted the request."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from meshwright.serve.engine.sequence import Lifetime
 
 
 class _Mailbox:
-    """What other threads have for the streams of one loop, which is woken once for all that waits."""
+    """Items from other threads for the streams of one loop, which is woken once for all of them."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[TokenStream, Event | EngineError]] = deque()
@@ -24,12 +24,12 @@ class _Mailbox:
         self._is_called = True
         try:
             loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the loop is closed, so nobody reads any more
+        except RuntimeError:  # the loop is closed, and no stream is read any more
             self._is_called = False
             self._waiting.clear()
 
     def _deliver(self) -> None:
-        self._is_called = False  # before the mail is taken: what comes meanwhile is taken too, or calls again
+        self._is_called = False  # first: later items are delivered too, or call again
         while self._waiting:
             stream, item = self._waiting.popleft()
             stream.take(item)
@@ -44,8 +44,8 @@ class TokenStream:
         with engine.submit(request) as stream:
             async for event in stream: ...
 
-    Leaving the block cancels what has not finished and frees its slots. lifetimes: of the requests, in order.
-    Raises EngineError where the engine fails before the last event.
+    Leaving the block cancels unfinished requests and frees their slots. lifetimes: of the requests, in order.
+    Raises EngineError if the engine fails before the last event.
     """
 
     def __init__(self, lifetimes: Sequence[Lifetime], release: Callable[[int, FinishReason], None]) -> None:
@@ -53,7 +53,7 @@ class TokenStream:
         self._loop = asyncio.get_running_loop()
         self._mailbox = _mailboxes.setdefault(self._loop, _Mailbox())
         self._items: deque[Event | EngineError] = deque()
-        self._arrival: asyncio.Future[None] | None = None  # of the next item, where it is waited for
+        self._arrival: asyncio.Future[None] | None = None  # of the next item, if it is awaited
         self._unfinished = set(range(len(lifetimes)))
         self._release = release
 
@@ -93,7 +93,7 @@ class TokenStream:
         return event
 
     async def next_event(self) -> Event | None:
-        """The next event; None behind the last."""
+        """The next event; None after the last."""
         while self._unfinished:
             while not self._items:
                 self._arrival = self._loop.create_future()
