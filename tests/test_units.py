@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
-from meshwright.units import dtype_bytes, format_bytes, format_count, format_seconds, parse_count
+from meshwright.units import format_bytes, format_count, format_seconds, parse_count
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,6 @@ def test_a_formatted_count_reads_back(quarters: int, suffix: str) -> None:
     """1k to 9.75T in quarters, which floats hold."""
     text = f"{quarters / 4:g}{suffix}"
     assert format_count(parse_count(text)) == text
-
-
-def test_dtypes() -> None:
-    sizes = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "fp4": 0.5, "int4": 0.5, "i32": 4}
-    assert {dtype: dtype_bytes(dtype) for dtype in sizes} == sizes
-    with pytest.raises(MeshwrightError) as caught:
-        dtype_bytes("float32")
-    assert str(caught.value) == (
-        "dtype 'float32' is unknown; known: f32, bf16, f16, fp8, int8, fp4, int4, i32"
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """For reference/layouts.md: every word of the short form of a Layout, with its values; the schedules."""
 
+from meshwright.dtypes import number_type, types_for
 from meshwright.layout.axes import AXES
 from meshwright.layout.layout import Layout
 from meshwright.layout.pipelines import SCHEDULES
@@ -8,6 +9,7 @@ from meshwright.layout.schedule import DISPATCHES, REMATS
 from meshwright.layout.short import OPTIONS, WORDS
 from meshwright.optimizers import OPTIMIZERS
 
+_SCALED = " and ".join(name for name in types_for("operands") if number_type(name).has_line_scales)
 MEANINGS = {
     "data": "Data parallelism: groups of devices with the same weights take different sequences and sum "
     "gradients.",
@@ -46,13 +48,10 @@ MEANINGS = {
     "`once` runs with `expert_nodes`.",
     "weights_dtype": "Dtype of stored weights; narrower than bf16 only in inference.",
     "compute_dtype": "Dtype of activations and of gathered weights.",
-    "matmul_dtype": "Dtype of matmul operands, if not `compute_dtype`. Training supports fp8 and int8, with "
-    "scales, and f16, without: numbers beyond 65,504 overflow, cotangents under 6e-5 lose bits. Inference "
-    "supports fp8 and int8 with `weights_dtype` the same: tokens have a scale on each device. CPUs emulate "
-    "fp8. fp4 is NVFP4, in training: blocks of 16 numbers (16 x 16 of a weight) have scales in fp8, rounded "
-    "to the nearest; chips other than NVIDIA's from Blackwell on emulate it.",
-    "matmul_scales": "What shares a scale of fp8 and int8 operands in training: a row or column of a "
-    "device's block, or a tile (128 elements of an activation, 128 x 128 of a weight, as in DeepSeek-V3). "
+    "matmul_dtype": "Dtype of matmul operands, if not `compute_dtype`. [Number types](#number-types) lists "
+    "scales, and chips that emulate products. In inference `weights_dtype` must be the same.",
+    "matmul_scales": f"The numbers of {_SCALED} operands that share a scale in training: a row or column of "
+    "a device's block, or a tile (128 elements of an activation, 128 x 128 of a weight, as in DeepSeek-V3). "
     "Plans price both the same.",
     "saved_dtype": "Dtype in which inputs of matmuls and gates are kept for the backward pass in training, "
     "with scales as `matmul_scales` says; needs the same `matmul_dtype`. What attention makes stays as it "
@@ -62,7 +61,7 @@ MEANINGS = {
     "optimizer": "The optimizer. It keeps "
     + "; ".join(f"`{name}`: {one.words}" for name, one in OPTIMIZERS.items())
     + ".",
-    "optimizer_dtype": "Dtype of the optimizer's state, such as Adam's two moments. fp8 and int8 have a "
+    "optimizer_dtype": "Dtype of the optimizer's state, such as Adam's two moments. Types of 8 bits have a "
     "float32 scale for each block of at most 128 numbers of a row; not with `optimizer=adafactor`.",
     "master_weights": "Whether there is a float32 copy of the weights.",
     "kv_dtype": "Dtype of the KV cache in inference.",

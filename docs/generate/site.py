@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from docs.generate import commands, hardware, json_keys, layouts, pictures, support  # noqa: E402
+from docs.generate import commands, dtypes, hardware, json_keys, layouts, pictures, support  # noqa: E402
 from docs.generate.links import outward, repository  # noqa: E402
 
 PIECES: dict[str, Callable[[], str]] = {
@@ -20,6 +20,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "json": json_keys.text,
     "layouts": layouts.text,
     "schedules": layouts.schedules,
+    "number types": dtypes.text,
     "support of layouts": support.layouts,
     "support of models": support.models,
     "hardware": hardware.text,

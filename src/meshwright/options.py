@@ -17,8 +17,9 @@ from reprlib import repr as brief
 from types import NoneType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from meshwright.dtypes import KNOWN, named
 from meshwright.errors import MeshwrightError
-from meshwright.units import dtype_bytes, parse_count, parse_length
+from meshwright.units import parse_count, parse_length
 
 T = TypeVar("T")
 # The default of an option that must be given.
@@ -26,9 +27,11 @@ REQUIRED = cast(Any, MISSING)
 
 
 def parse_dtype(text: str) -> str:
-    """The name of a dtype. Raises MeshwrightError if it is unknown."""
-    dtype_bytes(text)
-    return text
+    """The name of the number type with a name or alias. Raises MeshwrightError if there is none."""
+    name = named(text)
+    if name not in KNOWN:
+        raise MeshwrightError(f"dtype {text!r} is unknown; known: {', '.join(KNOWN)}")
+    return name
 
 
 _METAVARS = {parse_count: "N", parse_length: "T", parse_dtype: "DTYPE", int: "N", float: "X"}

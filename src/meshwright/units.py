@@ -11,8 +11,6 @@ _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 # Lengths of sequences are powers of two, and their k is 1,024.
 _LENGTHS = {"": 1, "k": 2**10, "m": 2**20}
 
-DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "fp4": 0.5, "int4": 0.5, "i32": 4}
-
 
 def parse_count(text: str | int) -> int:
     """The integer that `text` names: `4M` is 4,000,000, `32k` is 32,000, `32Ki` is 32,768.
@@ -50,13 +48,6 @@ def whole(figure: Any) -> Any:
     3
     """
     return round(figure) if isinstance(figure, float | int) else figure.round()
-
-
-def dtype_bytes(dtype: str) -> float:
-    """Bytes of one element of `dtype`."""
-    if dtype not in DTYPE_BYTES:
-        raise MeshwrightError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPE_BYTES)}")
-    return DTYPE_BYTES[dtype]
 
 
 def format_count(value: float) -> str:

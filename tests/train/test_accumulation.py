@@ -17,7 +17,8 @@ from meshwright.errors import LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.nn.params import JAX_DTYPES, flatten, shardings
+from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.params import flatten, shardings
 from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.row_codes import BEGINS, UNCOUNTED
 from meshwright.train.stage_step import StagedStep, training_step
@@ -64,7 +65,7 @@ def _step(
 
 def gradients_of(step: Any, rows: np.ndarray = TOKENS) -> tuple[float, dict[str, Any]]:
     """Loss, and gradients by path: those of stages with programs of their own joined in the host's memory."""
-    dtype = JAX_DTYPES[step.layout.weights_dtype]
+    dtype = jax_dtype(step.layout.weights_dtype)
     whole = jax.tree.map(lambda weight: weight.astype(dtype), on_the_host(step.config))
     if isinstance(step, StagedStep):
         return step.whole_gradients(whole, rows)

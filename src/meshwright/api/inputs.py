@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
+from meshwright.dtypes import COMPUTED
 from meshwright.errors import PlanError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import DTYPES
 from meshwright.layout.precision import Precision, matmul_dtype_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -81,7 +81,7 @@ class SearchOptions:
             return weights, (self.compute_dtype,)
         if not on_cpu:
             return weights, ("bf16",)
-        return weights, tuple(dtype for dtype in DTYPES if dtype in chip.flops_per_second)
+        return weights, tuple(dtype for dtype in COMPUTED if dtype in chip.flops_per_second)
 
 
 @dataclass(frozen=True)

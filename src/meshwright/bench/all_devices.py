@@ -13,13 +13,13 @@ from meshwright.bench.timing import TimedCall
 from meshwright.errors import DeviceError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
-from meshwright.nn.params import JAX_DTYPES
+from meshwright.nn.array_types import jax_dtype
 from meshwright.notation.mesh import Mesh
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An array argument of one device: its shape and dtype (a name of units.DTYPE_BYTES)."""
+    """An array argument of one device: its shape and dtype (a name in dtypes.NUMBER_TYPES)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -74,7 +74,7 @@ class Bench:
     def _zeros(self, operand: Operand, sharding: NamedSharding) -> Array:
         if operand not in self._operands:
             shape = (self.mesh.num_devices * operand.shape[0], *operand.shape[1:])
-            dtype = np.dtype(JAX_DTYPES[operand.dtype])
+            dtype = jax_dtype(operand.dtype)
             self._operands[operand] = jax.make_array_from_callback(
                 shape, sharding, lambda index: np.zeros(operand.shape, dtype), dtype=dtype
             )

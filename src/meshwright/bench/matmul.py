@@ -9,7 +9,7 @@ from jax import Array
 from meshwright.bench.all_devices import Operand, bench_of, local_hardware
 from meshwright.bench.regression import rates
 from meshwright.bench.timing import Listener, Prepared, Timing, run_prepared, tell
-from meshwright.layout.precision import DTYPES
+from meshwright.dtypes import COMPUTED
 from meshwright.points import Points
 
 
@@ -69,7 +69,7 @@ def bench_matmul(spec: str, progress: Listener = None, shapes: Sequence[MatmulSh
 def prepare(num_devices: int, progress: Listener, shapes: Sequence[MatmulShape]) -> Prepared[MeasuredMatmul]:
     """Every shape in every dtype."""
     tell(progress, f"compiling matmuls on {num_devices} devices")
-    points = [(shape, dtype) for dtype in DTYPES for shape in shapes]
+    points = [(shape, dtype) for dtype in COMPUTED for shape in shapes]
     bench = bench_of(num_devices)
     programs = [bench.program(_train_products, _operands(*point)) for point in points]
     return Prepared(
@@ -93,7 +93,7 @@ def _train_products(x: Array, w: Array) -> tuple[Array, Array]:
 def rates_by_dtype(measured: Sequence[MeasuredMatmul]) -> dict[str, float]:
     """FLOPs a second of one device by dtype: as many FLOPs of each shape, over the seconds they take."""
     return {
-        dtype: harmonic_mean([m.flops_per_second for m in measured if m.dtype == dtype]) for dtype in DTYPES
+        dtype: harmonic_mean([m.flops_per_second for m in measured if m.dtype == dtype]) for dtype in COMPUTED
     }
 
 
@@ -101,7 +101,7 @@ def matmul_rates(measured: Sequence[MeasuredMatmul]) -> dict[str, Points]:
     """FLOPs a second by the FLOPs of one product, for each dtype."""
     return {
         dtype: rates([m.shape.flops / _PRODUCTS for m in ours], [m.flops_per_second for m in ours])
-        for dtype in DTYPES
+        for dtype in COMPUTED
         if (ours := [m for m in measured if m.dtype == dtype])
     }
 

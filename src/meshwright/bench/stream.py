@@ -9,9 +9,8 @@ from meshwright.bench.all_devices import Operand, bench_of
 from meshwright.bench.matmul import harmonic_mean
 from meshwright.bench.regression import rates
 from meshwright.bench.timing import Listener, Prepared, Timing, tell
-from meshwright.layout.precision import DTYPES
+from meshwright.dtypes import COMPUTED, dtype_bytes
 from meshwright.points import Points
-from meshwright.units import dtype_bytes
 
 SIZES = (1_048_576, 16_777_216)
 # Beyond the caches of any accelerator, and small enough for all of them.
@@ -40,7 +39,7 @@ def prepare(num_devices: int, progress: Listener, sizes: Sequence[int]) -> Prepa
     """The multiply-add over arrays of each size in every dtype."""
     tell(progress, "compiling a multiply-add")
     bench = bench_of(num_devices)
-    points = [(dtype, size) for dtype in DTYPES for size in sizes]
+    points = [(dtype, size) for dtype in COMPUTED for size in sizes]
     operands = [Operand((int(size / dtype_bytes(dtype)),), dtype) for dtype, size in points]
     programs = [bench.program(_multiply_add, [operand] * 2) for operand in operands]
     return Prepared(
@@ -60,7 +59,7 @@ def memory_rates(measured: Sequence[MeasuredMemory]) -> dict[str, Points]:
     """Bytes a second by the bytes touched, for each dtype."""
     return {
         dtype: rates([m.touched_bytes for m in ours], [m.bytes_per_second for m in ours])
-        for dtype in DTYPES
+        for dtype in COMPUTED
         if (ours := [m for m in measured if m.dtype == dtype])
     }
 

@@ -20,9 +20,9 @@ from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.cost.ops import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
+from meshwright.dtypes import COMPUTED
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.precision import DTYPES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.train.optimizers import OptimizerConfig
@@ -65,7 +65,7 @@ class MeasuredStep:
 def prepare(num_devices: int, progress: Listener, config: ModelConfig) -> Prepared[MeasuredStep]:
     """The step of `config` in every dtype."""
     workload = Workload(_SEQUENCES_PER_DEVICE * num_devices, config.max_seq_len)
-    layouts = [Layout.of(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in DTYPES]
+    layouts = [Layout.of(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in COMPUTED]
     programs: list[TimedCall] = []
     for layout in layouts:
         tell(progress, f"compiling a training step in {layout.compute_dtype}")

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+from meshwright.dtypes import number_type
 from meshwright.hardware.chip import (
     Chip,
     LinearCost,
@@ -70,7 +71,7 @@ def catalog_table(chips: list[Chip]) -> object:
     for chip in chips:
         memory, *links = roofs(largest_machine(chip))
         link = links[0]
-        narrow = [chip.flops_per_second[dtype] for dtype in ("fp8", "int8") if dtype in chip.flops_per_second]
+        narrow = [rate for dtype, rate in chip.flops_per_second.items() if number_type(dtype).bits == 8]
         table.add_row(
             chip.name,
             chip.kind,

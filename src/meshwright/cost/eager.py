@@ -40,10 +40,11 @@ from meshwright.cost.memory import (
 )
 from meshwright.cost.pipeline.stages import SegmentRuns, Stage, stage_of, stages_of_kinds
 from meshwright.cost.state import StageState
+from meshwright.dtypes import dtype_bytes
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.programs.program import STEPS, TrainingProgram
-from meshwright.units import dtype_bytes, whole
+from meshwright.units import whole
 
 # Arrays as large as the logits, besides them, where the vocabulary is whole and where it is split.
 _WHOLE_LOSS, _SPLIT_LOSS = 3, 4

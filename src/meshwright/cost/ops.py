@@ -17,12 +17,12 @@ from meshwright.cost.collectives import Copies
 from meshwright.cost.graph import Cargo, Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.lowering import FLASH, Lowering, lacks_kernel, training_lowering
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
+from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import attention_block, visible_pairs, window_block
 from meshwright.layout.grouped import Blocks, Crossing
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
-from meshwright.layout.precision import saved_bytes_each
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig, Window
 from meshwright.models.count import count_params, read_positions, seen_keys
@@ -31,7 +31,7 @@ from meshwright.models.transformer import SHARED_KV, Places, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.operation import bias_reshard, placed
-from meshwright.units import dtype_bytes, whole
+from meshwright.units import whole
 
 # A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
 _CAST_BYTES = 4
@@ -202,7 +202,7 @@ class SymbolicOps(Recorder):
         """Counts x as what is kept of it narrower."""
         precision, length = self.layout.precision, self._local(x.array, x.array.dims[-1])
         assert precision.saved_dtype is not None, "only a layout with a saved_dtype keeps values narrower"
-        each_number = saved_bytes_each(precision.saved_dtype, length, precision.matmul_scales)
+        each_number = number_type(precision.saved_dtype).saved_bytes(length, precision.matmul_scales)
         self._narrowed[id(x)] = whole(self.elements(x.array) * each_number)
 
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:

@@ -18,9 +18,9 @@ from meshwright.cost.graph import (
     Work,
 )
 from meshwright.cost.lowering import Lowering
+from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, Crossing, blocks_of, crossing_of
-from meshwright.layout.precision import DTYPES, stored_bytes
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.parameters import ENTERING, Param, dimensions
@@ -30,7 +30,7 @@ from meshwright.notation.einsum import Reshard
 from meshwright.notation.mesh import Degrees
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import WeightShard
-from meshwright.units import dtype_bytes, whole
+from meshwright.units import whole
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Recorder:
         stored, dtype = self.layout.weight(name, letters), self.layout.stored_dtype(path, param)
         summed = [letter for letter in param.fan_in if letter in letters]
         inputs = prod(self.sizes[letter] / self.mesh.size(stored.axes_of(letter)) for letter in summed)
-        bytes_each = stored_bytes(dtype, inputs)
+        bytes_each = number_type(dtype).weight_bytes(inputs)
         updated = self.layout.gradient(name, letters)
         shard = WeightShard(path, param, updated, self.sizes, self.mesh)
         optimizer = OPTIMIZERS[self.layout.optimizer]
@@ -226,7 +226,7 @@ class Recorder:
         )
         of_a_layer = letters[1:] if stack else letters
         value = self.value(self.layout.weight(name, of_a_layer), dtype)
-        if dtype not in DTYPES:
+        if number_type(dtype).scales:
             value = replace(value, bytes_per_device=whole(self.elements(value.array) * bytes_each))
         return value if trained else replace(value, frozen=True)
 

@@ -38,6 +38,7 @@ from meshwright.cost.step import (
     stage_times,
     timed_passes,
 )
+from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import TPU_LANES, has_narrow_values
@@ -66,7 +67,7 @@ from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard
-from meshwright.units import dtype_bytes, whole
+from meshwright.units import whole
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 from meshwright.cost.arrays import ceiling
 from meshwright.cost.graph import Cargo, Graph, StoredWeights, Transfer, Work
 from meshwright.cost.pipeline.stages import stage_ends, stage_layers
+from meshwright.dtypes import dtype_bytes
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.depths import layers_of_depths, stage_routes
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import state_bytes
-from meshwright.units import dtype_bytes, whole
+from meshwright.units import whole
 
 
 @dataclass(frozen=True)

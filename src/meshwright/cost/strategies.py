@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from meshwright.cost.reshard import PricedReshard, priced_reshard, step_price
 from meshwright.cost.strategy import ContractionQuestion, Objective, Strategy
+from meshwright.dtypes import dtype_bytes
 from meshwright.errors import LayoutError, NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, reshard
@@ -35,7 +36,7 @@ from meshwright.notation.einsum import EinsumSide
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.resharding import Reshards, is_searchable
 from meshwright.notation.roles import axis_orders, textbook_roles
-from meshwright.units import dtype_bytes, format_bytes
+from meshwright.units import format_bytes
 
 # strategies() lists what may take up to so many times as long as the cheapest.
 REACH = 1.5

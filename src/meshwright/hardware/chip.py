@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.errors import HardwareError
 from meshwright.points import Points, share_at
 from meshwright.programs.efficiency import StepEfficiency
-from meshwright.units import dtype_bytes
 
 # By kind of link (ici, dcn, nvlink, network), then by collective.
 LinkEfficiency = Mapping[str, Mapping[str, Points]]
@@ -168,12 +168,19 @@ class Chip:
         """
         if dtype in self.flops_per_second:
             return self.flops_per_second[dtype]
-        wider = [known for known in self.flops_per_second if _holds(known, dtype)]
+        record = number_type(dtype)
+        if record.priced_as and self.has_units(dtype):
+            return self.flops_per_second[record.priced_as]
+        wider = [known for known in self.flops_per_second if record.widens_to(number_type(known))]
         if not wider:
             listed = ", ".join(self.flops_per_second)
             raise HardwareError(f"{self.name} lists no FLOPs for {dtype} or wider; it has {listed}")
-        alike = [known for known in wider if _is_integer(known) == _is_integer(dtype)]
+        alike = [known for known in wider if number_type(known).is_integer == record.is_integer]
         return self.flops_per_second[min(alike or wider, key=dtype_bytes)]
+
+    def has_units(self, dtype: str) -> bool:
+        """Whether the chip has matrix units for `dtype`."""
+        return number_type(dtype).has_units(self.flops_per_second, self.compute_capability)
 
     @property
     def program_bytes(self) -> int:
@@ -236,19 +243,3 @@ class Chip:
         if isinstance(self.network, Switch):
             return self.network.nvlink_bytes_per_second
         return self.network.costs["all_gather"].bytes_per_second
-
-
-def _holds(wider: str, dtype: str) -> bool:
-    """Whether products in `dtype` can be computed in `wider`: f16 in bf16, fp8 in bf16, int4 in int8.
-
-    A number of fp4 and the scale of its block have more bits together than fp8 has.
-    """
-    if (wider, dtype) == ("fp8", "fp4"):
-        return False
-    if _is_integer(wider) == _is_integer(dtype):
-        return dtype_bytes(wider) >= dtype_bytes(dtype)
-    return _is_integer(dtype) and dtype_bytes(wider) > dtype_bytes(dtype)
-
-
-def _is_integer(dtype: str) -> bool:
-    return dtype.startswith("i")

@@ -21,6 +21,7 @@ from math import inf
 from typing import Any
 
 from meshwright.checked_toml import CheckedToml
+from meshwright.dtypes import KNOWN
 from meshwright.errors import nearest
 from meshwright.hardware.chip import (
     COLLECTIVES,
@@ -36,7 +37,6 @@ from meshwright.hardware.links import LINK_FIELDS
 from meshwright.hardware.network import NETWORKS, Network
 from meshwright.points import Points
 from meshwright.records import Curves, read_fields
-from meshwright.units import DTYPE_BYTES
 
 _FIGURES = ("hbm_bytes_per_second", "host_link_bytes_per_second")
 _COUNTS = ("chips_per_host", "hbm_bytes", "host_bytes")
@@ -208,7 +208,7 @@ def _aliases(file: CheckedToml, data: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _flops(file: CheckedToml, data: Mapping[str, Any]) -> dict[str, float]:
     table, prefix = file.table(data, "flops_per_second"), "flops_per_second."
-    file.refuse_unknown(table, tuple(DTYPE_BYTES), prefix)
+    file.refuse_unknown(table, KNOWN, prefix)
     if not table:
         raise file.error("flops_per_second", "is empty: give the figure of one dtype at least")
     return {dtype: file.figure(table, dtype, prefix) for dtype in table}
@@ -226,7 +226,7 @@ def _rates(file: CheckedToml, data: Mapping[str, Any], key: str) -> dict[str, Po
     if key not in data:
         return {}
     table = file.table(data, key)
-    file.refuse_unknown(table, tuple(DTYPE_BYTES), f"{key}.")
+    file.refuse_unknown(table, KNOWN, f"{key}.")
     return {dtype: file.points(table, dtype, f"{key}.", most=inf) for dtype in table}
 
 

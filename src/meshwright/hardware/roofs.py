@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from math import prod
 
+from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.units import dtype_bytes
 
 
 @dataclass(frozen=True)

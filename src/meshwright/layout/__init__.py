@@ -1,7 +1,7 @@
 """Layout: mesh, rules, schedule and precision of a step."""
 
 from meshwright.layout.layout import Layout
-from meshwright.layout.precision import DTYPES, MATMUL_DTYPES, Precision
+from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule import REMATS, Schedule
 from meshwright.layout.short import COMPANY, DEGREES, MULTIPLIED
@@ -9,8 +9,6 @@ from meshwright.layout.short import COMPANY, DEGREES, MULTIPLIED
 __all__ = [
     "COMPANY",
     "DEGREES",
-    "DTYPES",
-    "MATMUL_DTYPES",
     "MULTIPLIED",
     "REMATS",
     "Layout",

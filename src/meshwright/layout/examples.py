@@ -1,10 +1,19 @@
 """Examples of layouts, one a feature, and in which phases each runs: what `mw support` and its page show."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from meshwright.dtypes import number_type, types_for
 from meshwright.layout.layout import Layout
 from meshwright.layout.runnable import layout_lacks, why_not
 from meshwright.models.config import ModelConfig
+
+_QUANTISED = [name for name in types_for("weights", "serve") if number_type(name).scales]
+_MULTIPLIED = types_for("operands", "serve")
+
+
+def _any(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
 
 LAYOUTS: Mapping[str, str] = {
     "data": "data=2",
@@ -22,9 +31,11 @@ LAYOUTS: Mapping[str, str] = {
     "pipe, schedule lanes": "pipe=2,microbatches=2,schedule=lanes",
     "pipe, other schedules (on one host)": "pipe=2,microbatches=2",
     "offload": "data=2,offload=true",
-    "fp8, fp4 or int8 matmuls": "data=2,matmul_dtype=fp8",
-    "int8 or int4 weights": "tensor=2,weights_dtype=int8",
-    "fp8 or int8 weights and matmuls": "tensor=2,weights_dtype=fp8,matmul_dtype=fp8",
+    f"{_any(types_for('operands', 'train'))} matmuls": f"data=2,matmul_dtype={_MULTIPLIED[0]}",
+    f"{_any(_QUANTISED)} weights": f"tensor=2,weights_dtype={_QUANTISED[-1]}",
+    f"{_any(_MULTIPLIED)} weights and matmuls": (
+        f"tensor=2,weights_dtype={_MULTIPLIED[0]},matmul_dtype={_MULTIPLIED[0]}"
+    ),
 }
 PHASES: Mapping[str, str] = {"train": "training", "prefill": "prefill", "generate": "generation"}
 

@@ -5,10 +5,10 @@ from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
 
+from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout.axes import AXES
 from meshwright.layout.axes.fsdp import MOST_PADDING
-from meshwright.layout.precision import SCALED_DTYPES
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import REMATS
 from meshwright.models.config import ModelConfig
@@ -136,11 +136,12 @@ def remats_of(config: ModelConfig) -> tuple[str, ...]:
 def check_fields(layout: "Layout", config: ModelConfig) -> None:
     """Raises LayoutError for a field that says something of what the model, or the layout, has not."""
     schedule, precision = layout.schedule, layout.precision
-    if precision.matmul_scales and precision.matmul_dtype not in SCALED_DTYPES:
+    scaled = [name for name in types_for("operands") if number_type(name).has_line_scales]
+    if precision.matmul_scales and precision.matmul_dtype not in scaled:
         raise LayoutError(
             f"layout: matmul_scales = {precision.matmul_scales} with matmul_dtype = "
             f"{precision.matmul_dtype or precision.compute_dtype}, which has no scales; "
-            f"fits: matmul_dtype in {{{', '.join(SCALED_DTYPES)}}}"
+            f"fits: matmul_dtype in {{{', '.join(scaled)}}}"
         )
     if precision.saved_dtype and precision.matmul_dtype != precision.saved_dtype:
         raise LayoutError(

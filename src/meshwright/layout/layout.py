@@ -21,12 +21,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from meshwright.dtypes import number_type
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes.axis import ATTENTION
 from meshwright.layout.fit import check_batch, check_cache, check_fields, check_stages, check_weights
 from meshwright.layout.grouped import RowRouting, at_experts, routing_of
 from meshwright.layout.pipelines import SCHEDULES
-from meshwright.layout.precision import DTYPES, Precision
+from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
     Rules,
     Table,
@@ -410,12 +411,12 @@ class Layout:
 
         Embedding tables are int8 where weights are int4; routers, norms and biases are never quantised.
         """
-        dtype, name = self.weights_dtype, path.rpartition("/")[2]
-        if dtype in DTYPES:
-            return dtype
+        record, name = number_type(self.weights_dtype), path.rpartition("/")[2]
+        if record.scales is None:
+            return record.name
         if param.init != "normal" or name in _NEVER_QUANTISED:
             return self.compute_dtype
-        return "int8" if dtype == "int4" and name in _TABLES else dtype
+        return record.tables if record.tables and name in _TABLES else record.name
 
     def gradient(self, name: str, letters: str) -> ShardedArray:
         """The sharding of a weight's gradient once summed, and of its optimizer state."""

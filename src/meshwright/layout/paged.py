@@ -7,13 +7,13 @@ one by one, from the first that it sees to its own; elsewhere whole tables of pa
 from functools import lru_cache
 from math import lcm
 
+from meshwright.dtypes import dtype_bytes
 from meshwright.errors import PlanError
 from meshwright.layout.flash import TPU_LANES
 from meshwright.layout.layout import Layout
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import cache_windows
-from meshwright.units import dtype_bytes
 
 # Positions of a page, and queries of a row of a prompt.
 DEFAULT_PAGE, DEFAULT_BLOCK = 64, 64

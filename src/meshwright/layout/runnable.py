@@ -3,14 +3,13 @@
 Everything can be planned. What nn/ does not run yet is named here, feature by feature.
 """
 
-from collections.abc import Collection
-
+from meshwright.dtypes import Phase, number_type, types_for
 from meshwright.errors import LayoutError
+from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.axes import AXES
 from meshwright.layout.fit import check_fields, check_stacks, check_stages, check_updates, check_weights
 from meshwright.layout.layout import Layout
-from meshwright.layout.precision import DTYPES, SCALED_DTYPES
 from meshwright.models.config import ModelConfig
 
 
@@ -43,6 +42,8 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     if phase != "train" and (word := _tokens_split(layout)):
         return word
     schedule, precision, is_inference = layout.schedule, layout.precision, phase != "train"
+    served: Phase = "serve" if is_inference else "train"
+    plain = (None, precision.compute_dtype)
     features = {
         # A program has to know which devices are of a node.
         f"dispatch={schedule.dispatch} without expert_nodes": schedule.dispatch == "once"
@@ -51,32 +52,25 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         "offload=true": schedule.offload and is_inference,
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
-        not in (None, precision.compute_dtype, *SCALED_DTYPES, *([] if is_inference else ["f16", "fp4"])),
+        not in (*plain, *types_for("operands", served)),
         # Products are narrow where both operands are: activations are cast to the type of the weights.
         f"matmul_dtype={precision.matmul_dtype} with weights_dtype={precision.weights_dtype}": is_inference
-        and precision.matmul_dtype in SCALED_DTYPES
+        and precision.matmul_dtype in types_for("operands", served)
         and precision.weights_dtype != precision.matmul_dtype,
         f"matmul_scales={precision.matmul_scales}": precision.matmul_scales is not None and is_inference,
         f"saved_dtype={precision.saved_dtype}": precision.saved_dtype is not None and is_inference,
-        f"weights_dtype={precision.weights_dtype}": not is_inference
-        and precision.weights_dtype not in DTYPES,
-        f"kv_dtype={precision.kv_dtype}": precision.kv_dtype
-        not in (None, precision.compute_dtype, *(["int8", "fp8"] if is_inference else [])),
+        f"weights_dtype={precision.weights_dtype}": precision.weights_dtype
+        not in types_for("weights", served),
+        f"kv_dtype={precision.kv_dtype}": precision.kv_dtype not in (*plain, *types_for("cache", served)),
     }
     return next((feature for feature, used in features.items() if used), None)
 
 
-def emulated(layout: Layout, kind: str, dtypes: Collection[str] = ()) -> str | None:
-    """A sentence where products of the layout's type are emulated on chips of this kind; None where not.
-
-    dtypes: those that the chips have units for.
-    """
-    dtype = layout.matmul_dtype
-    if dtype in dtypes or not (dtype == "fp4" or (dtype == "fp8" and kind == "cpu")):
+def emulated(layout: Layout, kind: str, chip: Chip | None = None) -> str | None:
+    """The note for products that chips of this kind emulate; None if `chip` has units for their type."""
+    if layout.matmul_dtype is None or (chip and chip.has_units(layout.matmul_dtype)):
         return None
-    who = "CPUs" if kind == "cpu" else "these chips"
-    how = f"operands are rounded to it and multiplied in {layout.compute_dtype}, which saves no time"
-    return f"{who} have no products of {dtype}: {how}"
+    return number_type(layout.matmul_dtype).emulation(kind, layout.compute_dtype)
 
 
 def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from meshwright.dtypes import dtype_bytes
 from meshwright.models.config import ModelConfig, Window
 from meshwright.models.parameters import Param, dimensions, is_adapter, parameters
-from meshwright.units import dtype_bytes
 
 PARTS = ("mlp", "attention", "vocab", "norms", "router")
 

@@ -20,25 +20,27 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
+from meshwright.dtypes import number_type
 from meshwright.layout import Layout
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
 from meshwright.models.transformer import Places
 from meshwright.native import kernels
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.paged import PagedCache
 from meshwright.nn.attention.reference import Scores, alibi_slopes
 from meshwright.nn.embedding import embed
 from meshwright.nn.experts.grouped_products import read_product
 from meshwright.nn.norms import along
 from meshwright.nn.ops import JaxOps
-from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.products.execute import apply_reshard
 from meshwright.nn.products.panels import Panels, in_panels
 from meshwright.nn.products.quantised import (
-    QUANTISED_DTYPES,
     Quantised,
     group_size,
     in_pairs,
+    is_narrow,
+    name_of,
     quantise,
     quantised_product,
     widened,
@@ -108,7 +110,7 @@ class InferenceOps(JaxOps):
         there = partition_spec(plan.product)
         if isinstance(w, Panels):
             return einsum_of_rows(kernels.product, spec, x, w.numbers, there)
-        if w.dtype in QUANTISED_DTYPES.values():
+        if is_narrow(w.dtype):
             return einsum_of_rows(partial(quantised_product, self._rows), spec, x, w, there)
         return self._by_xla(spec, x, w, there)
 
@@ -122,7 +124,7 @@ class InferenceOps(JaxOps):
 
     def _is_narrow(self, values: Array) -> bool:
         """Whether activations are cast to the type of a weight's values."""
-        return QUANTISED_DTYPES.get(self.layout.matmul_dtype or "") == values.dtype
+        return is_narrow(values.dtype) and name_of(values.dtype) == self.layout.matmul_dtype
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
         """The weights of experts where the products of rows read them, as they are stored."""
@@ -454,8 +456,8 @@ def _cut(param: Param, dtype: str, types: Any, whole: Array, row: Array | None) 
     letters = of_a_layer(param.letters)
     turned = jnp.transpose(one, [letters.index(letter) for letter in stored_letters(param)])
     num_summed = len(param.fan_in)
-    if dtype in JAX_DTYPES:
-        made = turned.astype(JAX_DTYPES[dtype])
+    if number_type(dtype).scales is None:
+        made = turned.astype(jax_dtype(dtype))
         return in_panels(made, num_summed) if isinstance(types, Panels) else made
     made = quantise(turned, dtype, num_summed, types.group)
     if isinstance(types.values, Panels):
@@ -528,17 +530,18 @@ def _type(
     sizes, dtype = dimensions(config), layout.stored_dtype(path, param)
     array = _sharding(layout, path, param)
     lies_in_panels = with_panels and _can_lie_in_panels(config, layout, path, param)
-    if dtype in JAX_DTYPES:
-        plain = array_type(array, mesh, sizes, JAX_DTYPES[dtype])
+    record = number_type(dtype)
+    if record.scales is None:
+        plain = array_type(array, mesh, sizes, jax_dtype(dtype))
         return Panels(plain) if lies_in_panels else plain
-    if dtype == "int4":
+    if record.group:
         last = array.dims[-1]
         num_shards = layout.mesh.size(array.axes_of(last))
-        groups = sizes[last] // group_size(sizes[last] // num_shards)
-        in_pair, stored = (2, jnp.int8) if in_pairs(mesh.devices.flat[0].platform) else (1, jnp.int4)
+        groups = sizes[last] // group_size(sizes[last] // num_shards, record.group)
+        in_pair, stored = (2, jnp.int8) if in_pairs(mesh.devices.flat[0].platform) else (1, jax_dtype(dtype))
         values = array_type(array, mesh, {**sizes, last: sizes[last] // in_pair}, stored)
         return Quantised(values, array_type(array, mesh, {**sizes, last: groups}, jnp.float32))
-    values: Any = array_type(array, mesh, sizes, QUANTISED_DTYPES[dtype])
+    values: Any = array_type(array, mesh, sizes, jax_dtype(dtype))
     values = Panels(values) if lies_in_panels else values
     kept = tuple(letter for letter in array.dims if letter not in param.fan_in)
     used = layout.rules.used.split(array.name, "".join(array.dims))
@@ -568,15 +571,12 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
     used = layout.rules.used.split(stored.name, "".join(stored.dims))
     if used.axes != stored.axes:
         return False
-    if dtype == "int8":
-        is_read = layout.matmul_dtype == "int8"
-    else:
-        is_read = dtype == layout.compute_dtype or (dtype, layout.compute_dtype) == ("bf16", "f32")
-    if not is_read:
+    record = number_type(dtype)
+    if (layout.matmul_dtype if record.scales else layout.compute_dtype) not in record.native_operands:
         return False
     sizes = dimensions(config)
     inner = prod(sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in)
-    return kernels.has_whole_steps(inner, {**JAX_DTYPES, **QUANTISED_DTYPES}[dtype])
+    return kernels.has_whole_steps(inner, jax_dtype(dtype))
 
 
 def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> Params:

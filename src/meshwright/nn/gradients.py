@@ -22,7 +22,8 @@ from jax.tree_util import keystr
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, of_a_layer
-from meshwright.nn.params import JAX_DTYPES, build, flatten, joined, trained
+from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.params import build, flatten, joined, trained
 from meshwright.nn.products.execute import SentIn, run_steps
 from meshwright.nn.start.device_mesh import partition_spec, reduced_axes, resharded
 from meshwright.notation.array import Axes, ShardedArray
@@ -74,7 +75,7 @@ def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
     def leaf(path: str, letters: str, weight: Array) -> Array:
         gradient = accumulated(layout, path, letters)
         spec = partition_spec(gradient.replace(unreduced=()), gradient.unreduced)
-        return resharded(weight, spec).astype(JAX_DTYPES[_added_in(layout)])
+        return resharded(weight, spec).astype(jax_dtype(_added_in(layout)))
 
     return _mapped(config, leaf, params)
 
@@ -141,7 +142,7 @@ def _retyped(weight: Scattered) -> Array:
 def sent_types(layout: Layout, dtype: Any) -> SentIn | None:
     """How weights in `dtype` and their gradients travel in training; None where both do in that."""
     name = layout.gradients_dtype if layout.phase == "train" else None
-    return None if name is None or JAX_DTYPES[name] == dtype else SentIn(dtype, JAX_DTYPES[name])
+    return None if name is None or jax_dtype(name) == dtype else SentIn(dtype, jax_dtype(name))
 
 
 def _added_in(layout: Layout) -> str:

@@ -30,8 +30,10 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
 
+from meshwright.dtypes import NumberType, number_type
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.each_device import axes_of, spec_of
-from meshwright.optimizers.optimizer import num_blocks
+from meshwright.optimizers.optimizer import PACKED_DTYPES, num_blocks
 
 
 @partial(
@@ -41,7 +43,7 @@ from meshwright.optimizers.optimizer import num_blocks
 class Packed:
     """A moment x[..., S] as values [..., S] in 8 bits and scales f32[..., n].
 
-    dtype: "int8" or "fp8". of_squares: the moment is v, a mean of squares.
+    dtype: the number type of values. of_squares: the moment is v, a mean of squares.
     """
 
     values: Any
@@ -81,23 +83,26 @@ def _above_zero(rounded: Callable[[Array], Array], least: float) -> Callable[[Ar
     return lambda x: jnp.where(x > 0, jnp.maximum(rounded(x), least), 0)
 
 
+def _codes(record: NumberType) -> tuple[_Code, _Code]:
+    """The codes of m and of v by the type of values."""
+    kind, largest = jax_dtype(record.name), record.largest
+    if record.is_integer:
+        unsigned = jnp.dtype(f"u{kind}")
+        of_squares = _Code(unsigned, (2.0 * largest + 1) ** 2, _above_zero(_root, 1.0), _square)
+        return _Code(kind, largest**2, _root, _square), of_squares
+    least = float(jnp.finfo(kind).smallest_subnormal)
+    of_squares = _Code(kind, largest**2, _above_zero(jnp.sqrt, least), jnp.square)
+    return _Code(kind, largest, lambda x: x, lambda q: q), of_squares
+
+
 # By the type of values: of m, and of v.
-_CODES = {
-    "int8": (
-        _Code(jnp.int8, 127.0**2, _root, _square),
-        _Code(jnp.uint8, 255.0**2, _above_zero(_root, 1.0), _square),
-    ),
-    "fp8": (
-        _Code(jnp.float8_e4m3fn, 448.0, lambda x: x, lambda q: q),
-        _Code(jnp.float8_e4m3fn, 448.0**2, _above_zero(jnp.sqrt, 2.0**-9), jnp.square),
-    ),
-}
-# Of blocks of zeros any scale will do.
+_CODES = {name: _codes(number_type(name)) for name in PACKED_DTYPES}
+# Zeros may have any scale.
 _LEAST = 1e-30
 
 
 def packed(x: Array, dtype: str, *, of_squares: bool) -> Packed:
-    """A moment, f32[..., S], in 8 bits: "int8" or "fp8"; each device packs its own shard."""
+    """A moment, f32[..., S], in 8 bits of a number type; each device packs its own shard."""
     local = partial(_packed_here, _CODES[dtype][of_squares])
     values, scales = _each_shard(local, spec_of(x), x)
     return Packed(values, scales, dtype, of_squares)

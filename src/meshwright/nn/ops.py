@@ -21,6 +21,7 @@ from meshwright.layout.runnable import check_runs
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import ADAPTER_B, is_latent
 from meshwright.models.transformer import Places, spelt_out
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.blockwise import blockwise
 from meshwright.nn.attention.flash import flash_kernels
 from meshwright.nn.attention.reference import (
@@ -60,7 +61,6 @@ from meshwright.nn.experts.node_dispatch import (
 from meshwright.nn.gradients import Scattered, read, sent_types
 from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
 from meshwright.nn.norms import activate, along, mean_of_last, norm, repeated, softcap
-from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.products.contract import LATER, local_product
 from meshwright.nn.products.execute import apply_reshard, named_once
 from meshwright.nn.products.narrow import Kept, kept, narrow_multiply, narrow_product, wide
@@ -129,7 +129,7 @@ class JaxOps:
         self.config, self.layout, self.masked, self.z_loss = config, layout, masked, z_loss
         self.router_losses = router_losses
         self._of_routers: list[Array] = []  # of the layer that is being traced
-        self.dtype = JAX_DTYPES[layout.compute_dtype]
+        self.dtype = jax_dtype(layout.compute_dtype)
         self._sent_in = sent_types(layout, self.dtype)
         narrow = layout.matmul_dtype if layout.phase == "train" else None
         self._narrow = None if narrow == layout.compute_dtype else narrow

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, dimensions, parameters
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.start.device_mesh import named_sharding
-
-JAX_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 
 
 def build(
@@ -46,7 +45,7 @@ def shardings(
 def abstract_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Every parameter as a ShapeDtypeStruct with its sharding: for compiling and restoring."""
     sizes = dimensions(config)
-    dtype = JAX_DTYPES[layout.weights_dtype]
+    dtype = jax_dtype(layout.weights_dtype)
 
     def leaf(path: str, param: Param) -> jax.ShapeDtypeStruct:
         sharding = named_sharding(layout.weight(path, param.letters), mesh)
@@ -69,7 +68,7 @@ def init_params(
     only: the paths of those to make, by default all. part: of the whole array of a path, what is kept.
     """
     sizes = dimensions(config)
-    dtype = JAX_DTYPES[layout.weights_dtype]
+    dtype = jax_dtype(layout.weights_dtype)
 
     def leaf(path: str, param: Param) -> jax.Array:
         shape = param.shape(sizes)

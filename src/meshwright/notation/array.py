@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil, prod
 
+from meshwright.dtypes import dtype_bytes
 from meshwright.errors import NotationError
 from meshwright.notation.mesh import Mesh
-from meshwright.units import dtype_bytes
 
 Axes = tuple[str, ...]
 

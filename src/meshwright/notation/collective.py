@@ -15,10 +15,11 @@ from itertools import permutations, takewhile
 from math import prod
 from typing import Literal
 
+from meshwright.dtypes import dtype_bytes
 from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Degrees
-from meshwright.units import dtype_bytes, whole
+from meshwright.units import whole
 
 ReshardOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "slice"]
 

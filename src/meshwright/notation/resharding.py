@@ -24,11 +24,11 @@ from itertools import chain, combinations, combinations_with_replacement, permut
 from math import comb, perm, prod
 from typing import NamedTuple
 
+from meshwright.dtypes import dtype_bytes
 from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, ReshardOp, gathered_of_block, reshard
 from meshwright.notation.mesh import Mesh
-from meshwright.units import dtype_bytes
 
 Price = Callable[[ReshardOp, Axes, int], float]
 

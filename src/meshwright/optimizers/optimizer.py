@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+from meshwright.dtypes import COMPUTED, dtype_bytes, number_type, types_for
 from meshwright.errors import LayoutError
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import OF_STACKS, Param, dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Degrees
-from meshwright.units import dtype_bytes
 
 # Types of a state in 8 bits, whose blocks have float32 scales (nn/moments.py).
-PACKED_DTYPES = ("fp8", "int8")
+PACKED_DTYPES = tuple(name for name in types_for("optimizer state") if number_type(name).scales)
 # Maximum numbers of a row in 8 bits that share a scale.
 BLOCK = 128
 # Elementwise operations of AdamW for an element: clipping (a square for the norm, the quotient and the
@@ -130,7 +130,7 @@ class Optimizer:
         if self.unpacked and dtype in PACKED_DTYPES:
             raise LayoutError(
                 f"layout: optimizer_dtype = {dtype} with optimizer = {self.name}, {self.unpacked}; "
-                "fits: optimizer_dtype in {f32, bf16}"
+                f"fits: optimizer_dtype in {{{', '.join(COMPUTED)}}}"
             )
 
     def check_stages(self, config: ModelConfig) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from math import ceil, inf, prod
 
+from meshwright.dtypes import dtype_bytes
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
@@ -15,7 +16,7 @@ from meshwright.models.count import count_params, train_flops_per_token
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.plan.given import NOT_SEARCHED, Condition
 from meshwright.plan.train import Search, search
-from meshwright.units import dtype_bytes, format_bytes, format_seconds
+from meshwright.units import format_bytes, format_seconds
 
 # Beyond one pod: slices of the whole pod joined by the data-centre network.
 _MOST_SLICES = 8

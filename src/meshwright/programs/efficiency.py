@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.units import DTYPE_BYTES, dtype_bytes
+from meshwright.dtypes import KNOWN, dtype_bytes
 
 # Metadata of figures that no chip's file states.
 UNREAD = {"unread": True}
@@ -76,14 +76,14 @@ class StepEfficiency:
     taken_from: the catalog's chip that these figures are from, if a chip's own file has no [step].
     """
 
-    matmul: Mapping[str, float] = _shares(tuple(DTYPE_BYTES))
+    matmul: Mapping[str, float] = _shares(KNOWN)
     matmul_half_outputs: float = 0.0
     experts: float = _share(1.0)
     attention: float = _share(1.0)
     attention_half_keys: float = 0.0
     memory: float = _share(1.0)
     elementwise: float = _share(1.0)
-    memory_by_dtype: Mapping[str, float] = _shares(tuple(DTYPE_BYTES))
+    memory_by_dtype: Mapping[str, float] = _shares(KNOWN)
     links: Mapping[str, float] = _shares()
     network_falloff: float = 0.0
     network_latency: float = 1.0
@@ -96,7 +96,7 @@ class StepEfficiency:
     kernel_seconds: float = 0.0
     experts_seconds: float = 0.0
     collective_seconds: float = 0.0
-    packed: Mapping[str, float] = _shares(tuple(DTYPE_BYTES))
+    packed: Mapping[str, float] = _shares(KNOWN)
     cache: float = _share(1.0)
     widened: float = _share(1.0)
     launch_seconds: float = 0.0

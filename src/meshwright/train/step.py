@@ -22,12 +22,13 @@ from meshwright.models.count import train_flops_per_token
 from meshwright.models.parameters import is_adapter, parameters
 from meshwright.models.transformer import Places
 from meshwright.native.processor import give_back_freed_memory, keep_freed_memory
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.blockwise import zigzag
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.ops import JaxOps
-from meshwright.nn.params import JAX_DTYPES, abstract_params, flatten, init_params, joined, shardings
+from meshwright.nn.params import abstract_params, flatten, init_params, joined, shardings
 from meshwright.nn.pipeline.spmd_1f1b import Lanes
 from meshwright.nn.start.compiler_options import Options, compiler_options
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec
@@ -335,7 +336,7 @@ class CompiledStep:
         after = optax.apply_updates(before, updates)
         if not self.layout.master_weights:
             return after, moments
-        dtype = JAX_DTYPES[self.layout.weights_dtype]
+        dtype = jax_dtype(self.layout.weights_dtype)
         return jax.tree.map(lambda weight: weight.astype(dtype), after), Mastered(after, moments)
 
     @jax.named_scope("update")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
+from meshwright.dtypes import COMPUTED, named, types_for
 from meshwright.errors import LayoutError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
@@ -17,25 +18,8 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import different_remats
-from meshwright.units import DTYPE_BYTES
 from meshwright.validate.published import AnyRow, PublishedRow
 from meshwright.validate.shape_guess import model_of
-
-# What a source that names one kind of arithmetic computes in: (activations, products).
-_ARITHMETIC = {
-    "f32": ("f32", None),
-    "fp32": ("f32", None),
-    "bf16": ("bf16", None),
-    "fp16": ("bf16", "f16"),  # activations of the same width
-    "f16": ("bf16", "f16"),
-    "fp8": ("bf16", "fp8"),
-    "mxfp8": ("bf16", "mxfp8"),
-    "nvfp4": ("bf16", "nvfp4"),
-    "mxfp4": ("bf16", "mxfp4"),
-    "int8": ("bf16", "int8"),
-}
-# Scaled formats go by their width where the machine lists no rate of their own.
-_PLAIN_FORMAT = {"mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 
 # The parameters' states, the roomiest first: f32 weights, or bf16 ones with an f32 copy, beside f32
 # moments (mixed precision, Micikevicius et al., 2018); then bf16 weights alone; then bf16 throughout.
@@ -141,7 +125,7 @@ def _states(
         return [_BF16], []
     sharded = row.zero == 3 or (row.zero is None and (row.fsdp or 1) > 1)
     narrow: list[Mapping[str, object]] = [_BF16_WEIGHTS, _BF16]
-    if row.dtype in ("fp16", "f16"):
+    if named(row.dtype) == "f16":
         return [_SCALED_LOSS], []
     if not sharded:
         narrower = [] if wide_sums else [_MASTER_COPY | {"gradients_dtype": "bf16"}]
@@ -161,7 +145,7 @@ def _layouts(
             f"data·fsdp·tensor·pipe·context = {data}·{fsdp}·{tensor}·{pipe}·{context} "
             f"= {data * fsdp * tensor * pipe * context} is not the row's {row.chips} chips"
         )
-    compute, matmul = arithmetic(row.dtype, hardware)
+    compute, matmul = arithmetic(row.dtype)
     undecided = row.sequence_parallel is None and tensor > 1
     sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
     counts = _microbatches(row, data * fsdp, pipe, hardware.chip.kind)
@@ -256,13 +240,13 @@ def _chunks(row: PublishedRow, config: ModelConfig, pipe: int, microbatches: int
     return row.interleave or fewest
 
 
-def arithmetic(dtype: str, hardware: Hardware) -> tuple[str, str | None]:
-    """(compute dtype, dtype of matmuls where it differs) that a source means by `dtype`."""
-    if dtype not in _ARITHMETIC:
-        raise LayoutError(f"dtype = {dtype!r} is unknown; fits: {', '.join(_ARITHMETIC)}")
-    compute, matmul = _ARITHMETIC[dtype]
-    if matmul in _PLAIN_FORMAT and (
-        matmul not in DTYPE_BYTES or matmul not in hardware.chip.flops_per_second
-    ):
-        matmul = _PLAIN_FORMAT[matmul]
-    return compute, matmul
+def arithmetic(dtype: str) -> tuple[str, str | None]:
+    """(compute dtype, dtype of matmuls if another) that a source means by `dtype`, a name or an alias.
+
+    Activations of narrower types are bf16. An MX type without products here counts as the plain type.
+    """
+    fits = types_for("operands")
+    name = next((name for name in (named(dtype), dtype.removeprefix("mx")) if name in fits), None)
+    if name is None:
+        raise LayoutError(f"dtype = {dtype!r} is unknown; fits: {', '.join(fits)}")
+    return (name, None) if name in COMPUTED else ("bf16", name)

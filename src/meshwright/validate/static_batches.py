@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from math import ceil
 
 from meshwright.cost.serving_step import pass_cost
+from meshwright.dtypes import NUMBER_TYPES, number_type, types_for
 from meshwright.engines.engine import ENGINES
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
@@ -107,8 +108,8 @@ def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list
     pipe = row.pipe or 1
     tensor = min(row.tensor or row.chips // pipe, row.chips // pipe)
     data = max(1, row.chips // (tensor * pipe))
-    weights, matmul = dtype_of_source(row.weight_dtype, hardware)
-    kv, _ = dtype_of_source(row.kv_dtype or row.weight_dtype, hardware)
+    weights, matmul = dtype_of_source(row.weight_dtype)
+    kv, _ = dtype_of_source(row.kv_dtype or row.weight_dtype)
     found = []
     for words in tensor_words(config, tensor):
         for expert in _experts(config, data, tensor):
@@ -130,18 +131,16 @@ def _experts(config: ModelConfig, data: int, tensor: int) -> list[int]:
     return [n for n in dict.fromkeys((1, data, data * tensor)) if config.moe.num_experts % n == 0]
 
 
-def dtype_of_source(text: str, hardware: Hardware) -> tuple[str, str | None]:
-    """(type in memory, type of products where it is not bf16) of what a source names: `int4 (group 32)`.
+def dtype_of_source(text: str) -> tuple[str, str | None]:
+    """(type in memory, type of products if not bf16) that a source means by `text`: `int4 (group 32)`.
 
-    Weights alone are quantised to integers; fp8 is what products are in too, where the chip has them.
+    With integers only weights are quantised; with fp8 products are too.
     """
     name = text.split()[0]
-    if name.startswith("int"):
+    if name in NUMBER_TYPES and number_type(name).is_integer:
         return name, None
-    compute, matmul = arithmetic(name, hardware)
-    if matmul == "fp8":
-        return "fp8", "fp8"
-    return compute, None
+    compute, matmul = arithmetic(name)
+    return (matmul, matmul) if matmul in types_for("weights", "serve") else (compute, None)
 
 
 def engine_of(row: InferenceRow) -> str | None:

@@ -19,10 +19,11 @@ from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.cached_ops import InferenceOps, _in_order, _letters_there, layered
 from meshwright.nn.files.quantised_files import dequantised
 from meshwright.nn.files.weights import _opened
-from meshwright.nn.params import JAX_DTYPES, init_params
+from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import Quantised, as_read, quantise, widened
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec
 from meshwright.serve.device.programs import workload_step
@@ -124,7 +125,7 @@ def _by_hand(x: np.ndarray, weight: Quantised, dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("compute_dtype", ["f32", "bf16"])
 def test_activations_are_cast_to_the_type_of_the_weights(dtype: str, compute_dtype: str) -> None:
     """Each device's share of a row has a scale of its own where a sum is split."""
-    x = RANDOM.normal(size=(3, 1, 64)).astype(JAX_DTYPES[compute_dtype])
+    x = RANDOM.normal(size=(3, 1, 64)).astype(jax_dtype(compute_dtype))
     x[1] *= 1e-6  # nothing is left of it, had it the scale of others
     x[..., 32:] *= 100
     layout = Layout.of(tensor=2, weights_dtype=dtype, compute_dtype=compute_dtype, matmul_dtype=dtype)

@@ -28,7 +28,8 @@ from meshwright.audit.hlo.op_names import begins_or_is, is_of, keys_of, primitiv
 from meshwright.audit.hlo.read import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import CallPath, TracedValue, resolve
 from meshwright.audit.remarks import Remark
-from meshwright.units import dtype_bytes, format_bytes
+from meshwright.dtypes import dtype_bytes
+from meshwright.units import format_bytes
 
 # Products in a wider type than planned are told of where they are more than this of all FLOPs.
 WIDE_SHARE = 0.01

@@ -10,7 +10,7 @@ from meshwright.audit.facts.products import Product
 from meshwright.audit.facts.work import is_attention_kernel
 from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
 from meshwright.audit.hlo.read import Program
-from meshwright.units import dtype_bytes
+from meshwright.dtypes import dtype_bytes
 
 # (tensor, pass) of a product; a pass is forward, recompute or backward.
 Key = tuple[str, str]

@@ -27,9 +27,9 @@ from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import GRADIENTS, scope_of
 from meshwright.cost.collectives import Op
 from meshwright.cost.priced import PricedCollective
+from meshwright.dtypes import dtype_bytes
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import Axes
-from meshwright.units import dtype_bytes
 
 # The statuses of a row that make the verdict `differs`.
 DIFFERENT = ("unplanned", "missing", "differs")

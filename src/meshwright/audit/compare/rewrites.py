@@ -26,8 +26,8 @@ from typing import NamedTuple, Protocol
 
 from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, Emitted
 from meshwright.audit.hlo.op_names import primitive_of
+from meshwright.dtypes import dtype_bytes
 from meshwright.notation.array import Axes
-from meshwright.units import dtype_bytes
 
 # Beyond this share on any axis, more or less, what was emitted is not what was planned. What a rule expects
 # is exact but for the tiles that a compiler fills.

@@ -14,6 +14,7 @@ from meshwright.cost.recorder import Shape
 from meshwright.cost.serving_step import form_on_cpus, inference_cost, record_inference, record_pass
 from meshwright.cost.state import StageState
 from meshwright.cost.step import StepPricer
+from meshwright.dtypes import number_type
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import BLOCK
@@ -24,7 +25,6 @@ from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import PACKED_DTYPES, WeightShard
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
-from meshwright.units import dtype_bytes
 
 if TYPE_CHECKING:
     import jax
@@ -115,7 +115,7 @@ def planned_step(
     else:
         phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
         # Engines on CPUs keep 16-bit pages as float32 (nn/attention/paged.py).
-        is_widened = by_cpu and dtype_bytes(layout.kv_dtype) == dtype_bytes("bf16")
+        is_widened = by_cpu and number_type(layout.kv_dtype).bits == 16
         stored = layout.replace(kv_dtype="f32") if is_widened else layout
         asked = workload.num_sequences, workload.seq_len
         cost, _ = inference_cost(plan.model, layout, hardware, phase, *asked)

@@ -21,10 +21,8 @@ from meshwright.audit.hlo.op_names import (
 from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, Program, dtype_bits, leaves
 from meshwright.audit.hlo.trace import COPIES, CallPath, TracedValue, history, places, run_count
 from meshwright.cost.collectives import Op
+from meshwright.dtypes import EMULATED, NUMBER_TYPES, of_hlo
 from meshwright.errors import AuditError
-from meshwright.layout.precision import EMULATED
-
-_DTYPES = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
 
 
 @dataclass(frozen=True)
@@ -250,7 +248,7 @@ def _one(
         name=instruction.name,
         index=index,
         op="reduce_scatter" if fused else op,
-        dtype=_short(results[0].dtype),
+        dtype=of_hlo(results[0].dtype),
         operand_shapes=tuple(shape.dims for shape in sent),
         result_shapes=tuple(shape.dims for shape in ((fused.result,) if fused else results)),
         gathered_bytes=num_bytes,
@@ -430,7 +428,7 @@ def _narrowest(origin: list[TracedValue], dtype: str) -> str:
     shapes = [v.instruction.shape for v in origin]
     seen = [dtype] + [shape.dtype for shape in shapes if isinstance(shape, ArrayShape)]
     floats = [name for name in seen if re.match(r"b?f\d", name)]
-    return _short(min(floats or [dtype], key=dtype_bits))
+    return of_hlo(min(floats or [dtype], key=dtype_bits))
 
 
 def _share_of_tile(program: Program, operand: TracedValue) -> Fraction:
@@ -474,18 +472,10 @@ def _reduction(program: Program, instruction: Instruction) -> str | None:
     return program.computations[name].result.opcode if name in program.computations else None
 
 
-def _short(dtype: str) -> str:
-    return next((f"fp{bits}" for bits in "84" if dtype.startswith(f"f{bits}")), _DTYPES.get(dtype, dtype))
-
-
 def bits_of(dtype: str) -> int:
-    """Bits of one element of a type by our name.
+    """Bits of one element of a type by our name, or by HLO's if we have none.
 
-    >>> bits_of("fp8"), bits_of("bf16")
-    (8, 16)
+    >>> bits_of("fp8"), bits_of("bf16"), bits_of("c64")
+    (8, 16, 64)
     """
-    return dtype_bits(_hlo_dtype(dtype))
-
-
-def _hlo_dtype(dtype: str) -> str:
-    return {"fp8": "f8e4m3fn", "fp4": "f4e2m1fn", "int8": "s8", "int4": "s4"}.get(dtype, dtype)
+    return NUMBER_TYPES[dtype].bits if dtype in NUMBER_TYPES else dtype_bits(dtype)

@@ -47,7 +47,7 @@ def _section(head: str, title: str) -> str:
     return found[1] if found else ""
 
 
-_BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0, "tf32": 32}
+_BITS = {"pred": 8, "token": 0, "opaque": 0, "tf32": 32}
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")
 _COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-<>]+)\s*(?:\(.*)?\{$")
 _INSTRUCTION = re.compile(r"(ROOT\s+)?%?([\w.\-<>]+)\s+=\s+")

@@ -13,6 +13,7 @@ from meshwright.audit.facts.shards import own_slices
 from meshwright.audit.facts.timeline import ProgramSchedule
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, same_each_turn, trip_count
+from meshwright.dtypes import number_type, types_for
 
 Fault = tuple[str, str, str]  # kind, what, change
 
@@ -255,7 +256,7 @@ def _scatters_the_same(other: Emitted, one: Emitted) -> bool:
     return scatters and c.groups.size == one.collective.groups.size and other.elements == one.elements
 
 
-_NARROW = ("bf16", "f16")
+_NARROW = tuple(name for name in types_for("operands") if number_type(name).bits == 16)
 
 
 def whole_sum(one: Emitted, context: ProgramContext) -> Fault | None:

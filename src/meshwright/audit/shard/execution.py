@@ -15,18 +15,17 @@ from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.shard.on_devices import ShardJob
 from meshwright.audit.shard.windowed import windowed_contract, windowed_step
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.products.execute import contract, run_steps
 from meshwright.nn.sharded_arrays import max_abs_error, put
 from meshwright.nn.start.device_mesh import explicit_mesh
 from meshwright.notation.einsum import cotangent
 from meshwright.notation.mesh import Mesh
 
-_JAX_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-
 
 def execute(job: ShardJob) -> dict[str, Any]:
     """The report of `job`; see `audit.shard.run_contraction`."""
-    dtype, mesh = np.dtype(_JAX_NAMES[job.dtype]), explicit_mesh(job.mesh)
+    dtype, mesh = jax_dtype(job.dtype), explicit_mesh(job.mesh)
     random = np.random.default_rng(job.seed)
     whole = [
         random.integers(-1, 2, [job.sizes[dim] for dim in array.dims]).astype(dtype) for array in job.operands

@@ -16,12 +16,13 @@ from math import prod
 from typing import Any
 
 from meshwright.cost.strategy import Strategy
+from meshwright.dtypes import dtype_bytes, number_type, types_for
 from meshwright.errors import AuditError
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
 from meshwright.notation.einsum import Contraction, EinsumSide
 from meshwright.notation.mesh import Mesh
-from meshwright.units import dtype_bytes, format_bytes
+from meshwright.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class ShardJob:
         return [*(self.plan.steps if self.plan else ()), *self.then]
 
 
-RUN_DTYPES = ("f32", "bf16", "f16")
+RUN_DTYPES = tuple(name for name in types_for("operands") if number_type(name).scales is None)
 # What a laptop does in some seconds, all virtual devices taken together.
 MAX_DEVICES = 64
 MAX_FLOPS = 2e12

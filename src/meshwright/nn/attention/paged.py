@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
+from meshwright.dtypes import number_type
 from meshwright.layout import Layout
 from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, pages_met, why_no_paged_kernel
 from meshwright.models.config import ModelConfig, Window
@@ -40,11 +41,11 @@ from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import at_most
 from meshwright.native import kernels
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention import paged_kernel
 from meshwright.nn.attention.reference import Scores
 from meshwright.nn.norms import softcap
-from meshwright.nn.params import JAX_DTYPES
-from meshwright.nn.products.quantised import QUANTISED_DTYPES, Quantised, name_of, quantise
+from meshwright.nn.products.quantised import Quantised, name_of, quantise
 from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
 from meshwright.notation.array import Axes, ShardedArray
@@ -267,11 +268,11 @@ def abstract_pools(
 
     def pool(array: ShardedArray, count: int) -> Any:
         sizes = {**dims, "B": count, "S": page_size}
-        if (narrow := QUANTISED_DTYPES.get(layout.kv_dtype)) is None:
-            dtype = jnp.float32 if on_cpu else JAX_DTYPES[layout.kv_dtype]
-            return array_type(array, mesh, sizes, dtype)
+        dtype = jax_dtype(layout.kv_dtype)
+        if number_type(layout.kv_dtype).scales is None:
+            return array_type(array, mesh, sizes, jnp.float32 if on_cpu else dtype)
         scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
-        return Quantised(array_type(array, mesh, sizes, narrow), array_type(scales, mesh, sizes, jnp.float32))
+        return Quantised(array_type(array, mesh, sizes, dtype), array_type(scales, mesh, sizes, jnp.float32))
 
     return {
         name: [pool(layout.activation(name, order), count) for count in num_pages]
@@ -291,8 +292,7 @@ def _spec_of(pool: Pool, values: PartitionSpec) -> Any:
 def _as_stored(x: Array, pool: Pool) -> Pool:
     if not isinstance(pool, Quantised):
         return x
-    name = name_of(pool.values.dtype)
-    return quantise(x, name, 1, 1)
+    return quantise(x, name_of(pool.values.dtype), 1, 1)
 
 
 def _set(at: tuple[Any, ...], pool: Array, x: Array) -> Array:

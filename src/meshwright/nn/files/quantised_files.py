@@ -1,13 +1,13 @@
-"""Quantised Hugging Face checkpoints, read as the float32 tensors that they stand for.
+"""Quantised Hugging Face checkpoints, read as float32 tensors.
 
-    GPTQ                 qweight, qzeros, scales, g_idx    Frantar et al., 2022; zeros are stored less one
+    GPTQ                 qweight, qzeros, scales, g_idx    Frantar et al., 2022; zeros are one less
     AWQ                  qweight, qzeros, scales           Lin et al., 2023; columns of an int32 out of order
     compressed-tensors   weight or weight_packed, with weight_scale, weight_zero_point, weight_shape
     fp8 in blocks        weight, weight_scale_inv          DeepSeek-V3, 2024
     mxfp4                <weight>_blocks, <weight>_scales  gpt-oss, 2025; OCP Microscaling Formats 1.0, 2023
 
-Each replaces `<layer>.weight`, or of mxfp4 the weight of all experts, by tensors of its own. `dequantised`
-gives the weights back under their names.
+Each replaces `<layer>.weight`, or in mxfp4 the weight of all experts, by tensors of its own. `dequantised`
+returns the weights under their names.
 """
 
 import json
@@ -17,22 +17,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from meshwright.dtypes import NUMBER_TYPES, NumberType
 from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
 
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
+_BY_METHOD = {record.quant_method: record for record in NUMBER_TYPES.values() if record.quant_method}
+METHODS = ("gptq", "awq", "compressed-tensors", *_BY_METHOD)
+# Types of JAX by their names in safetensors, which does not return them as numpy arrays.
+_EIGHT_BITS = {
+    record.safetensors: record.jax
+    for record in NUMBER_TYPES.values()
+    if record.bits == 8 and record.safetensors
+}
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column each nibble of an int32 holds
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight of float32, made when it is indexed, with the methods of a safetensors slice.
-
-    read: what an index gives of it.
-    """
+    """A float32 weight with the methods of a safetensors slice. read: computes the numbers of an index."""
 
     shape: tuple[int, ...]
     read: Callable[[Any], np.ndarray]
@@ -48,38 +52,39 @@ class _Weight:
 
 
 @dataclass(frozen=True)
-class _Fp8Slice:
-    """A tensor of 8-bit floating point, which safetensors does not give to numpy."""
+class _EightBitSlice:
+    """A tensor of 8-bit floating point. dtype: its type's name in safetensors."""
 
     file: Path
     shape: tuple[int, ...]
     name: str
+    dtype: str
 
     def get_shape(self) -> list[int]:
         return list(self.shape)
 
     def get_dtype(self) -> str:
-        return "F8_E4M3"
+        return self.dtype
 
     def __getitem__(self, index: Any) -> np.ndarray:
         with self.file.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             begin, _ = json.loads(file.read(length))[self.name]["data_offsets"]
-        kind = ml_dtypes.float8_e4m3fn
+        kind = np.dtype(_EIGHT_BITS[self.dtype])
         return np.memmap(self.file, kind, "r", 8 + length + begin, self.shape)[index]
 
 
 def slice_of(file: Path, handle: Any, name: str) -> Any:
-    """A tensor of an open safetensors file, read where it is indexed."""
-    found = handle.get_slice(name)
-    return _Fp8Slice(file, tuple(found.get_shape()), name) if found.get_dtype() == "F8_E4M3" else found
+    """A tensor of an open safetensors file; an index reads its part."""
+    stored = handle.get_slice(name)
+    shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+    return _EightBitSlice(file, shape, name, dtype) if dtype in _EIGHT_BITS else stored
 
 
 def dequantised(folder: Path, stored: dict[str, Any]) -> dict[str, Any]:
-    """`stored`, tensors by name, with the weights that config.json says are quantised as float32.
+    """`stored`, tensors by name, with quantised weights, by config.json, as float32.
 
-    Raises CheckpointError for a method or a form of one that is not read, and for tensors that do not fit
-    each other.
+    Raises CheckpointError for a method or form that is not read, and for tensors that do not fit each other.
     """
     config = _quantization_config(folder)
     if config is None:
@@ -90,8 +95,8 @@ def dequantised(folder: Path, stored: dict[str, Any]) -> dict[str, Any]:
             f"checkpoint {folder}: quantised by {method!r}; fits: {', '.join(METHODS)}, or no quantisation"
         )
     reader = _Reader(folder, config, stored)
-    if method == "mxfp4":
-        return reader.mxfp4()
+    if method in _BY_METHOD and _BY_METHOD[method].is_blocked:
+        return reader.blocked(_BY_METHOD[method])
     read = {"gptq": reader.gptq, "awq": reader.awq}.get(method, reader.compressed)
     marks = {"gptq": (".qweight",), "awq": (".qweight",)}.get(
         method, (".weight_packed", ".weight_scale", ".weight_scale_inv")
@@ -126,21 +131,23 @@ class _Reader:
     def __init__(self, folder: Path, config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         self._folder, self._config, self._stored = folder, config, stored
 
-    def mxfp4(self) -> dict[str, Any]:
+    def blocked(self, record: NumberType) -> dict[str, Any]:
         """Every tensor by name; `<weight>_blocks` and `<weight>_scales` as the weight."""
-        found = dict(self._stored)
+        assert record.scales is not None and record.scales.block is not None, "the type has blocks"
+        block, found = record.scales.block, dict(self._stored)
+        block_bytes = block * record.bits // 8
         for blocks in (name for name in self._stored if name.endswith("_blocks")):
             weight = blocks.removesuffix("_blocks")
             scales = f"{weight}_scales"
             of_blocks, of_scales = self._shape(blocks), self._shape(scales)
-            if len(of_blocks) != 4 or of_blocks[3] != 16 or of_blocks[:3] != of_scales:
+            if len(of_blocks) != 4 or of_blocks[3] != block_bytes or of_blocks[:3] != of_scales:
                 raise CheckpointError(
                     f"checkpoint {self._folder}: {blocks} is {of_blocks} and {scales} {of_scales}; "
-                    "fits: [E, out, in / 32, 16] and [E, out, in / 32]"
+                    f"fits: [E, out, in / {block}, {block_bytes}] and [E, out, in / {block}]"
                 )
             experts, num_out, groups = of_scales
-            read = partial(_of_blocks, found.pop(blocks), found.pop(scales))
-            found[weight] = _Weight((experts, 32 * groups, num_out), read)
+            read = partial(_of_blocks, record.jax, found.pop(blocks), found.pop(scales))
+            found[weight] = _Weight((experts, block * groups, num_out), read)
         return found
 
     def gptq(self, layer: str) -> _Weight:
@@ -174,7 +181,7 @@ class _Reader:
         return _Weight((num_out, num_in), read)
 
     def compressed(self, layer: str) -> _Weight:
-        """w[out, in] = scale * (q - zero) with scales of the tensor, of outputs, of groups or of blocks."""
+        """w[out, in] = scale * (q - zero); a scale for the tensor, each output, group or block."""
         if f"{layer}.weight_packed" in self._stored:
             return self._packed(layer)
         scale = f"{layer}.weight_scale_inv" if f"{layer}.weight_scale_inv" in self._stored else None
@@ -191,7 +198,7 @@ class _Reader:
         return _Weight((shape[0], shape[1]), read)
 
     def _packed(self, layer: str) -> _Weight:
-        """Integers of few bits, an output's in the int32s of its row, moved up by half of their range."""
+        """Integers of 2, 4 or 8 bits in the int32s of an output's row, moved up by half of their range."""
         bits = self._bits(_num_bits(self._config), (2, 4, 8))
         num_out, num_in = (int(size) for size in self._read(f"{layer}.weight_shape"))
         half = 1 << (bits - 1)
@@ -208,7 +215,7 @@ class _Reader:
         return _Weight((num_out, num_in), read)
 
     def _groups(self, layer: str, name: str, num_in: int, num_groups: int) -> np.ndarray:
-        """The group of each input: as listed, else one after another."""
+        """The group of each input: as listed, otherwise in order."""
         if f"{layer}.{name}" in self._stored:
             listed = self._read(f"{layer}.{name}")
             if listed.size == num_in and (listed >= 0).all():
@@ -237,21 +244,21 @@ class _Reader:
         return np.asarray(self._stored[name][tuple(slice(size) for size in shape)])
 
 
-def _of_blocks(blocks: Any, scales: Any, index: tuple[slice, slice, slice]) -> np.ndarray:
-    """What is indexed of a weight [E, in, out] in mxfp4, made of these experts and outputs alone.
+def _of_blocks(kind: str, blocks: Any, scales: Any, index: tuple[slice, slice, slice]) -> np.ndarray:
+    """The indexed part of a weight [E, in, out] in blocks of 4-bit numbers, without the other experts.
 
-    blocks: u8[E, out, in / 32, 16], of which a byte holds two inputs in e2m1, the lower bits first. scales:
-    u8[E, out, in / 32], powers of two with a bias of 127.
+    kind: JAX's type of the numbers. blocks: u8[E, out, in / block, block / 2]; a byte holds two inputs, the
+    first in its lower bits. scales: u8[E, out, in / block], powers of two with a bias of 127.
     """
     experts, inputs, outputs = index
     packed, exponents = blocks[experts, outputs], scales[experts, outputs].astype(np.int32) - 127
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-    wide = np.ldexp(codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32), exponents[..., None])
+    wide = np.ldexp(codes.view(kind).astype(np.float32), exponents[..., None])
     return wide.reshape(*wide.shape[:2], -1).swapaxes(1, 2)[:, inputs]
 
 
 def _num_bits(config: Mapping[str, Any]) -> Any:
-    """Bits of the weights of the first group of layers of compressed-tensors."""
+    """Bits of the weights of compressed-tensors' first group of layers."""
     groups = config.get("config_groups")
     first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     return (first.get("weights") or {}).get("num_bits")
@@ -278,7 +285,7 @@ def _awq(packed: np.ndarray) -> np.ndarray:
 
 
 def _spread(scales: np.ndarray, shape: list[int], block: tuple[int, int] | None) -> np.ndarray:
-    """Scales [out, in], or of one input each: of a tensor, of outputs, or of blocks of both."""
+    """Scales of the tensor, of outputs or of blocks as [out, in], with size 1 if they do not differ."""
     if scales.size == 1:
         return scales.reshape(1, 1)
     if scales.ndim == 1:

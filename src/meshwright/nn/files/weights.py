@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, reshard
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from meshwright.dtypes import NUMBER_TYPES
 from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
 from meshwright.layout import Layout
@@ -31,7 +32,9 @@ _FILE_BYTES = 5_000_000_000
 # By name of HF's tensor and the tensor: what is written.
 Store = Callable[[str, np.ndarray], Mapping[str, np.ndarray]]
 # HF's names of the types that weights are read in; those of quantised ones need scales besides.
-_READABLE = ("F32", "BF16", "F16")
+_READABLE = tuple(
+    record.safetensors for record in NUMBER_TYPES.values() if record.safetensors and not record.scales
+)
 
 
 def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> dict[str, Any]:

@@ -1,37 +1,36 @@
-"""Products in training of fp8 or int8, with scales for rows and columns or for tiles, of fp4, or of f16.
+"""Products in training of operands in a narrow type, with scales of lines, tiles or blocks, or without.
 
-    rows    y[i, j] = s[i] t[j] sum_k x[i, k] w[k, j]              s[i] = max_k |x[i, k]| / largest
-    tiles   y[i, j] = sum_b s[i, b] t[b, j / 128] sum_k x[i, k] w[k, j]      k of the 128 of block b
-    fp4     y[i, j] = u v sum_b s[i, b] t[b, j / 16] sum_k x[i, k] w[k, j]   k of the 16 of block b
+    rows    y[i, j] = s[i] t[j] sum_k x[i, k] w[k, j]                s[i] = max_k |x[i, k]| / largest
+    tiles   y[i, j] = sum_b s[i, b] t[b, j / 128] sum_k x[i, k] w[k, j]       k in the 128 of block b
+    blocks  y[i, j] = u v sum_b s[i, b] t[b, j / 16] sum_k x[i, k] w[k, j]    k in the 16 of block b
 
-Of every product, forward and backward, each operand is scaled along what is summed over, by a device on its
-own block: no scale travels. With rows a scale is of as many numbers as a device's share of the sum has. With
-tiles it is of 128 numbers of an activation or a gradient, and of 128 x 128 of a weight (DeepSeek-V3,
-arXiv:2412.19437, section 3.3.2); the sums of 128 products are scaled and added in float32. Sums are float32
-(of int8 int32). The largest number of fp8 (e4m3, Micikevicius et al., arXiv:2209.05433) is 448.
+In every product, forward and backward, a device scales its block of each operand along the summed dimension:
+no scale is sent. Sums are float32, of integers int32. With rows, the numbers of a device's share of the sum
+have one scale. With tiles, 128 numbers of an activation or a gradient have one, and 128 x 128 of a weight
+(DeepSeek-V3, arXiv:2412.19437, section 3.3.2); the sums of 128 products are scaled and added in float32.
 
-fp4 is NVFP4 (arXiv:2509.25149): numbers of e2m1, whose largest is 6, in blocks of 16 of an activation or a
-gradient and 16 x 16 of a weight, with scales of e4m3 over one float32 scale (u, v) of the device's whole
-operand. That one is a power of two, which float32 multiplies by exactly: so devices with other shares of an
-operand round alike, but where a block's largest number is under 2^-13 of the operand's. Numbers are rounded
-to the nearest; the paper's recipe has besides stochastic rounding of gradients, Hadamard transforms, and some
-products that stay in bfloat16. GPUs from Blackwell on multiply blocks by cuDNN. On other chips what numbers
-and scales of blocks stand for is multiplied in the type of activations, which holds it exactly.
+Types with scales of blocks say in their record (dtypes/) how long a block is, whether a weight's blocks are
+square, and the scales' type. NVFP4 (arXiv:2509.25149) has a float32 scale (u, v) over all scales
+of a device's operand. It is a power of two here, which float32 multiplies by exactly: devices with different
+shares of an operand round to the same numbers, unless a block's largest number is under 2^-13 of the
+operand's. Numbers are rounded to the nearest; the paper also has stochastic rounding of gradients, Hadamard
+transforms, and some products in bfloat16. GPUs with units for the type multiply blocks by cuDNN. Other chips
+multiply each number by its scale and take the product in the type of activations, which holds it exactly.
 
-What the backward pass keeps of an activation may be narrow as well (section 3.3.3 there): `Kept`, of whose
-values and scales a product is made, and of which all that reads it has what is left after the rounding.
+The copy of an activation for the backward pass may be narrow too (section 3.3.3 there): a `Kept` has the
+values and scales that products take, and the rounded numbers that other operations read.
 
 Operands of f16 have no scales: each is cast, and sums are float32. A number beyond 65,504 becomes infinite,
 one under 6e-5 loses bits and one under 3e-8 is zero. The loss is a mean, so cotangents are about 1 over the
 tokens of a microbatch: beyond some 16,000 of them they lose bits.
 
-CPUs have no products of fp8: there its values, which the type of activations holds exactly, are multiplied in
-that. Chips without units for a type do as their compiler does.
+If a chip's compiler has no products of a type (`emulated_on` in its record), its values are multiplied in the
+type of activations, which holds them exactly. Otherwise chips without units do as their compiler does.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import jax
@@ -40,23 +39,16 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from meshwright.layout.precision import EMULATED, FP4_BLOCK, TILE
+from meshwright.dtypes import EMULATED, TILE, NumberType, Scales, number_type
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.flash import capability
 from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of
 from meshwright.nn.start.device_mesh import partition_spec, platform
 from meshwright.notation.einsum import Contraction, Einsum
 
-# Each with its largest number.
-TYPES: dict[str, tuple[Any, float]] = {
-    "fp8": (jnp.float8_e4m3fn, 448.0),
-    "int8": (jnp.int8, 127.0),
-    "fp4": (jnp.float4_e2m1fn, 6.0),
-}
-_WITH_FP4 = 10.0  # compute capability
-
 
 class Rounded(NamedTuple):
-    """An array in a narrow type, and the scales of its lines or tiles, all along its last dimension."""
+    """An array in a narrow type, and the scales of its lines, tiles or blocks along its last dimension."""
 
     values: Array
     scales: Array
@@ -64,9 +56,10 @@ class Rounded(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """An array as the backward pass has it, `rounded`. wide: that in the array's own type, to be read.
+    """An array as the backward pass keeps it.
 
-    The cotangent of `wide` is that of what was rounded.
+    rounded: values and scales. wide: the rounded numbers in the array's type, for all other reads; its
+    cotangent is the array's.
     """
 
     wide: Array
@@ -74,10 +67,10 @@ class Kept:
 
 
 def kept(x: Array, narrow: str, scales: str, name: str | None = None) -> Kept:
-    """x as it is kept in the type `narrow`, each device's own block by itself.
+    """Round x to the type `narrow` for the backward pass, each device its own block.
 
-    scales: of "rows", or of "tiles" along them. name: by which remat policies know the rounded array. Where
-    they keep it nothing else of x is kept, since nothing reads x itself.
+    scales: of "rows", or of "tiles" along them. name: the rounded array's name in remat policies. If they
+    keep it, they keep nothing more of x, since nothing reads x itself.
     """
     spec, dtype = spec_of(x), x.dtype
     # A scale for each device along what is split.
@@ -88,8 +81,8 @@ def kept(x: Array, narrow: str, scales: str, name: str | None = None) -> Kept:
 
     rounded = each_device(local, (spec,), of_rounded)(lax.stop_gradient(x))
     if name is not None:
-        # By its bits: of floats that it keeps JAX rounds each as IEEE has such a type, which for e4m3 ends at
-        # 240, with infinity beyond (`_insert_reduce_precision`, jax 0.10.2).
+        # As bits: JAX rounds floats that it keeps to IEEE's form of their type, whose e4m3 ends at 240, with
+        # infinity beyond (`_insert_reduce_precision`, jax 0.10.2).
         bits = checkpoint_name(lax.bitcast_convert_type(rounded.values, jnp.uint8), name)
         values = lax.bitcast_convert_type(bits, rounded.values.dtype)
         rounded = Rounded(values, checkpoint_name(rounded.scales, name))
@@ -104,12 +97,12 @@ def kept(x: Array, narrow: str, scales: str, name: str | None = None) -> Kept:
 
 
 def wide(x: Array | Kept) -> Array:
-    """The array to read of one that may be kept narrower."""
+    """The array to read, if x may be kept narrower."""
     return x.wide if isinstance(x, Kept) else x
 
 
 def _in_lines(x: Array, narrow: str, scales: str) -> Rounded:
-    """A block, with a scale for each row or each tile of one."""
+    """Round a block, with a scale for each row or each tile of a row."""
     if scales == "rows":
         return Rounded(*rounded(x, (x.ndim - 1,), narrow))
     length = x.shape[-1]
@@ -119,7 +112,7 @@ def _in_lines(x: Array, narrow: str, scales: str) -> Rounded:
 
 
 def _widened(rounded: Rounded, dtype: Any) -> Array:
-    """What is left of a block that was rounded, in `dtype`."""
+    """The numbers of a rounded block in `dtype`."""
     values, scales = rounded
     if scales.shape[-1] > 1:
         scales = jnp.repeat(scales, TILE, axis=-1)[..., : values.shape[-1]]
@@ -131,8 +124,8 @@ def narrow_product(
 ) -> Array:
     """`local_product` of operands in the type `narrow`, in `dtype`; cotangents have the operands' types.
 
-    scales: of "rows" and columns, or of "tiles". Of an x that is Kept the product has the values and scales,
-    and of those alone the backward pass makes what the gradient of w is of.
+    scales: of "rows" and columns, or of "tiles". If x is Kept, the product takes its values and scales, and
+    the backward pass computes the gradient of w from them.
     """
     of_x, of_w, of_y = spec_of(wide(x)), spec_of(w), partition_spec(plan.product)
     forward_sum, x_sum, w_sum = map(str, (plan.einsum, plan.lhs_gradient.einsum, plan.rhs_gradient.einsum))
@@ -168,30 +161,31 @@ def narrow_product(
 
 
 def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[..., Array]:
-    """The product in float32 of two blocks, by the letters of an einsum, that `narrow_product` makes.
+    """The product in float32 of two blocks, by the letters of an einsum, as in `narrow_product`.
 
-    The first may be Rounded, along what is summed over.
+    The first may be Rounded, along the summed dimension.
     """
+    record = number_type(narrow)
 
     def cast(spec: str, one: Array, other: Array, _: bool) -> Array:
-        operands = one.astype(jnp.float16), other.astype(jnp.float16)
+        operands = one.astype(jax_dtype(narrow)), other.astype(jax_dtype(narrow))
         return jnp.einsum(spec, *operands, preferred_element_type=jnp.float32)
 
     def multiply(spec: str, one: Array | Rounded, other: Array, is_weight: bool) -> Array:
         einsum = Einsum.parse(spec)
-        if narrow == "fp4":
-            assert not isinstance(one, Rounded), "nothing is kept in fp4"
-            return _blocked_product(einsum, one, other, dtype, is_weight=is_weight)
+        if record.is_blocked:
+            assert not isinstance(one, Rounded), "activations are kept with scales of lines"
+            return _blocked_product(einsum, one, other, record, dtype, is_weight=is_weight)
         if scales == "tiles":
             return _tiled_product(einsum, one, other, narrow, dtype, is_weight=is_weight)
         return _product(einsum, one, other, narrow, dtype)
 
-    return cast if narrow == "f16" else multiply
+    return multiply if record.scales else cast
 
 
 def as_multiplied(values: Array, narrow: str, dtype: Any) -> Array:
-    """Values of the type `narrow` as products have them: in `dtype`, which holds it, where there are none."""
-    if platform() != "cpu" or narrow != "fp8":
+    """Values of the type `narrow` as products take them: in `dtype` if the chip emulates the type."""
+    if platform() not in number_type(narrow).emulated_on:
         return values
     with jax.named_scope(EMULATED):
         return values.astype(dtype)
@@ -203,8 +197,7 @@ def _product(einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, dt
         _scaled(one, einsum.lhs, einsum, narrow), _scaled(other, einsum.rhs, einsum, narrow), strict=True
     )
     values = tuple(as_multiplied(value, narrow, dtype) for value in values)
-    sum_type = jnp.int32 if narrow == "int8" else jnp.float32
-    summed = jnp.einsum(str(einsum), *values, preferred_element_type=sum_type).astype(jnp.float32)
+    summed = jnp.einsum(str(einsum), *values, preferred_element_type=_sum_type(narrow)).astype(jnp.float32)
     return summed * scales[0] * scales[1]
 
 
@@ -218,28 +211,30 @@ def _scaled(x: Array | Rounded, letters: str, einsum: Einsum, narrow: str) -> tu
     return values, jnp.reshape(turned, [sizes[one] if one in kept else 1 for one in einsum.out])
 
 
+def _sum_type(narrow: str) -> Any:
+    return jnp.int32 if number_type(narrow).is_integer else jnp.float32
+
+
 def rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
-    """x in the narrow type, and the scales of its lines or tiles, which have one number along them."""
-    kind, largest = TYPES[narrow]
-    wide = x.astype(jnp.float32)
-    # Of zeros any scale will do.
-    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=along, keepdims=True), 1e-30) / largest
+    """x in the narrow type, and the scales of its lines or tiles, with size 1 along these dimensions."""
+    record, wide = number_type(narrow), x.astype(jnp.float32)
+    # Zeros may have any scale.
+    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=along, keepdims=True), 1e-30) / record.largest
     values = wide / scale
-    return (jnp.round(values) if narrow == "int8" else values).astype(kind), scale
+    return (jnp.round(values) if record.is_integer else values).astype(jax_dtype(narrow)), scale
 
 
 def _tiled_product(
     einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, dtype: Any, *, is_weight: bool
 ) -> Array:
-    """`_product` with scales of tiles; is_weight: whether `other` is one, and has square tiles."""
-    sum_type = jnp.int32 if narrow == "int8" else jnp.float32
+    """`_product` with scales of tiles. is_weight: `other` is a weight, with square tiles."""
     first = _tiles(one, einsum.lhs, einsum, narrow, square=False)
     second = _tiles(other, einsum.rhs, einsum, narrow, square=is_weight)
 
     def add(total: Array, block: Any) -> tuple[Array, None]:
         (x, s), (w, t) = block
         x, w = (as_multiplied(value, narrow, dtype) for value in (x, w))
-        summed = _of_matrices(x, w, sum_type).astype(jnp.float32)
+        summed = _of_matrices(x, w, _sum_type(narrow)).astype(jnp.float32)
         return total + summed * s[:, :, None] * t[:, None, :], None
 
     rows, columns = first[0].shape[2], second[0].shape[2]
@@ -249,47 +244,70 @@ def _tiled_product(
     return _as_product(total, einsum, shape, other.shape)
 
 
-def _blocked_product(einsum: Einsum, one: Array, other: Array, dtype: Any, *, is_weight: bool) -> Array:
-    """`_product` of fp4; is_weight: whether `other` is one, and has square blocks."""
-    first, scale = _in_blocks(_matrices(one, einsum.lhs, einsum), 1)
-    second, of_other = _in_blocks(_matrices(other, einsum.rhs, einsum), FP4_BLOCK if is_weight else 1)
-    if platform() == "gpu" and (capability() or 0) >= _WITH_FP4:
+def _blocked_product(
+    einsum: Einsum, one: Array, other: Array, record: NumberType, dtype: Any, *, is_weight: bool
+) -> Array:
+    """`_product` with scales of blocks. is_weight: `other` is a weight, whose blocks may be square."""
+    assert record.scales is not None and record.scales.block is not None, "the type has blocks"
+    high = record.scales.block if is_weight and record.scales.square else 1
+    first, scale = _in_blocks(_matrices(one, einsum.lhs, einsum), record, 1)
+    second, of_other = _in_blocks(_matrices(other, einsum.rhs, einsum), record, high)
+    if platform() == "gpu" and (capability() or 0) >= (record.capability or inf):
         operands = first.values, second.values, first.scales, second.scales
         y = jax.nn.scaled_matmul(*operands, preferred_element_type=jnp.float32)
     else:
-        y = _of_matrices(_held(first, dtype), _held(second, dtype), jnp.float32)
+        y = _of_matrices(_scaled_up(first, dtype), _scaled_up(second, dtype), jnp.float32)
     return _as_product(y * (scale * of_other), einsum, one.shape, other.shape)
 
 
-def _held(blocks: Rounded, dtype: Any) -> Array:
-    """What numbers of fp4 stand for, in `dtype`, which holds it: with its scale each has 6 bits."""
+def _scaled_up(blocks: Rounded, dtype: Any) -> Array:
+    """Each number times the scale of its block, in `dtype`, which holds that exactly."""
     with jax.named_scope(EMULATED):
-        return blocks.values.astype(dtype) * jnp.repeat(blocks.scales, FP4_BLOCK, axis=-1).astype(dtype)
+        size = blocks.values.shape[-1] // blocks.scales.shape[-1]
+        return blocks.values.astype(dtype) * jnp.repeat(blocks.scales, size, axis=-1).astype(dtype)
 
 
-def _in_blocks(matrices: Array, high: int) -> tuple[Rounded, Array]:
-    """matrices[e, r, k] in fp4, filled up along k, with scales of blocks of `high` by 16; that over these."""
-    (kind, largest), (of_scales, most) = TYPES["fp4"], TYPES["fp8"]
+def _in_blocks(matrices: Array, record: NumberType, high: int) -> tuple[Rounded, Array]:
+    """Round matrices[e, r, k], filled up along k, in blocks of `high` rows; also the scale of all scales."""
+    assert record.scales is not None and record.scales.block is not None, "the type has blocks"
+    block, largest = record.scales.block, record.largest
     num, rows, _ = matrices.shape
-    filled = _filled(matrices, high, FP4_BLOCK)
-    blocks = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, FP4_BLOCK))
-    # In their own type: XLA for GPU would write all magnitudes in float32. Of zeros any scale will do.
+    filled = _filled(matrices, high, block)
+    blocks = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, block))
+    # In their own type: XLA for GPU would write all magnitudes in float32. Zeros may have any scale.
     magnitudes = jnp.max(jnp.abs(blocks), axis=(2, 4), keepdims=True).astype(jnp.float32)
-    of_blocks = jnp.maximum(magnitudes, 1e-30) / largest
-    _, exponent = jnp.frexp(jnp.max(of_blocks) / most)
-    scale = jnp.ldexp(jnp.float32(1), exponent)
-    least = float(jnp.finfo(of_scales).smallest_subnormal)
-    scales = jnp.clip(of_blocks / scale, least, most).astype(of_scales)
+    scales, scale = _block_scales(jnp.maximum(magnitudes, 1e-30) / largest, record.scales)
     values = jnp.clip(blocks.astype(jnp.float32) / (scales.astype(jnp.float32) * scale), -largest, largest)
-    # XLA for CPU rounds to bfloat16 first, and so 2.501 to 2 (jax 0.10.2).
-    step = jnp.where(jnp.abs(values) < 2, 0.5, jnp.where(jnp.abs(values) < 4, 1.0, 2.0))
-    values = jnp.reshape((jnp.round(values / step) * step).astype(kind), filled.shape)
+    if record.bits == 4:
+        # XLA for CPU rounds e2m1 to bfloat16 first, and so 2.501 to 2 (jax 0.10.2).
+        step = jnp.where(jnp.abs(values) < 2, 0.5, jnp.where(jnp.abs(values) < 4, 1.0, 2.0))
+        values = jnp.round(values / step) * step
+    values = jnp.reshape(values.astype(jax_dtype(record.name)), filled.shape)
     of_rows = jnp.broadcast_to(scales, (*blocks.shape[:4], 1))
     return Rounded(values[:, :rows], jnp.reshape(of_rows, (num, filled.shape[1], -1))[:, :rows]), scale
 
 
+def _block_scales(wanted: Array, scales: Scales) -> tuple[Array, Array]:
+    """Scales of blocks in their type, from float32, and the scale over all of them.
+
+    With a global scale they are rounded to the nearest. Otherwise they are powers of two, rounded up so that
+    no number overflows (Mishra et al., arXiv:2506.08027).
+    """
+    kind = jax_dtype(scales.dtype)
+    if not scales.has_global:
+        mantissa, exponent = jnp.frexp(wanted)
+        # float32 and bfloat16 have no smaller normal numbers than 2^-126.
+        exponent = jnp.clip(exponent - (mantissa == 0.5), -126, 127)
+        return jnp.ldexp(jnp.float32(1), exponent).astype(kind), jnp.float32(1)
+    most = number_type(scales.dtype).largest
+    _, exponent = jnp.frexp(jnp.max(wanted) / most)
+    scale = jnp.ldexp(jnp.float32(1), exponent)
+    least = float(jnp.finfo(kind).smallest_subnormal)
+    return jnp.clip(wanted / scale, least, most).astype(kind), scale
+
+
 def _as_product(y: Array, einsum: Einsum, *shapes: Sequence[int]) -> Array:
-    """A product[e, r, s] of `_matrices` of operands of these shapes, as the einsum has it."""
+    """A product[e, r, s] of `_matrices` of operands of these shapes, in the einsum's order."""
     sizes = dict(zip(einsum.lhs + einsum.rhs, (size for shape in shapes for size in shape), strict=True))
     made = _shared(einsum.lhs, einsum) + _free(einsum.lhs, einsum) + _free(einsum.rhs, einsum)
     return jnp.transpose(
@@ -302,7 +320,7 @@ def _tiles(
 ) -> tuple[Array, Array]:
     """(values[b, e, r, 128], scales[b, e, r]) of x as matrices [e, r, 128 b], filled up with zeros.
 
-    e: letters of both operands and the product; r: of this operand and the product; b: blocks of the sum.
+    e: letters of both operands and the product. r: of this operand and the product. b: blocks of the sum.
     """
     if isinstance(x, Rounded):
         values, scales = (_matrices(part, letters, einsum) for part in x)
@@ -322,10 +340,8 @@ def _tiles(
 
 
 def _of_matrices(x: Array, w: Array, sum_type: Any) -> Array:
-    """y[e, r, s] of x[e, r, k] and w[e, s, k].
-
-    Of one as such: what XLA makes of a product of one in a batch has no name (jax 0.10.2).
-    """
+    """y[e, r, s] of x[e, r, k] and w[e, s, k]."""
+    # XLA drops the name of a product with a batch dimension of 1 (jax 0.10.2).
     if len(x) == 1:
         return jnp.einsum("rk,sk->rs", x[0], w[0], preferred_element_type=sum_type)[None]
     return jnp.einsum("erk,esk->ers", x, w, preferred_element_type=sum_type)
@@ -350,12 +366,12 @@ def _shared(letters: str, einsum: Einsum) -> str:
 
 
 def _free(letters: str, einsum: Einsum) -> str:
-    """The letters of an operand that the other has not."""
+    """The letters of an operand that are not in the other."""
     return "".join(one for one in letters if not (one in einsum.lhs and one in einsum.rhs))
 
 
 def _summed(cotangent: Array, spec: PartitionSpec, others: tuple[PartitionSpec, ...]) -> Array:
-    """The sum over axes that split the others and not this operand, but for those it is partial over."""
+    """Sum a cotangent over axes that split the other operands only; not over axes it is partial over."""
     known = {*_axes(spec), *spec.reduced, *spec.unreduced}
     axes = tuple(dict.fromkeys(axis for other in others for axis in _axes(other) if axis not in known))
     return lax.psum(cotangent, axes) if axes else cotangent

@@ -1,18 +1,18 @@
-"""Weights in int8, fp8 or int4 with scales: made as a checkpoint is read, widened where they are multiplied.
+"""Weights in narrow types with scales: quantised as a checkpoint is read, widened as they are multiplied.
 
-    int8, fp8    w[F, D] = values[F, D] * scales[F]         a scale for each output
-    int4         w[F, D] = values[F, D] * scales[F, D / g]  a scale for g inputs of an output, g <= GROUP
+    a scale for each output    w[F, D] = values[F, D] * scales[F]         int8, fp8
+    a scale for each group     w[F, D] = values[F, D] * scales[F, D / g]  int4: g inputs of an output
 
-JAX keeps an int4 in a byte of its own on CPUs, and refuses it as an argument of a compiled program (0.10.2).
-So on CPUs two inputs share a byte of values i8[F, D / 2], the first of them its lower half.
+JAX keeps an int4 in a byte on CPUs, and refuses it as an argument of a compiled program (0.10.2). So on CPUs
+two inputs share a byte of values i8[F, D / 2], the first in its lower half.
 
-Scales are float32 and symmetric: the largest magnitude that one stands for is the type's largest number. A
-scale for each output is multiplied behind the product, so that no widened copy of a weight is kept; groups
-are widened before it. Where `matmul_dtype` is the type of the weights, int8 or fp8, activations are cast to
-it too, each device's share of a token with a scale of its own, and products of int8 are summed in int32
-(LLM.int8(), Dettmers et al., 2022), of fp8 in float32.
+Scales are float32 and symmetric: the largest magnitude of a line or group becomes the type's largest number.
+A scale for each output is multiplied after the product, so no widened copy of a weight is kept. Groups are
+widened before the product. If `matmul_dtype` is the type of the weights, activations are rounded to it too:
+each device's share of a token has a scale. Products of int8 are summed in int32 (LLM.int8(), Dettmers et
+al., 2022), of fp8 in float32.
 
-What is quantised, and of int4 the tables as int8: `Layout.stored_dtype`.
+`Layout.stored_dtype` says which weights are quantised, and the type of embedding tables.
 """
 
 from collections.abc import Callable
@@ -26,20 +26,23 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from meshwright.dtypes import NUMBER_TYPES, number_type
 from meshwright.layout import Layout
-from meshwright.layout.precision import DTYPES, GROUP, SCALED_DTYPES
-from meshwright.nn.products.narrow import TYPES, as_multiplied, rounded
+from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.products.narrow import as_multiplied, rounded
 from meshwright.nn.start.device_mesh import platform
 
-QUANTISED_DTYPES = {name: TYPES[name][0] for name in SCALED_DTYPES}
-# The largest number that a scale brings the largest magnitude to.
-LARGEST = {name: TYPES[name][1] for name in SCALED_DTYPES} | {"int4": 7.0}
+_NAMES = {
+    jax_dtype(record.name): record.name
+    for record in NUMBER_TYPES.values()
+    if record.has_line_scales and record.served_as
+}
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=[])
 @dataclass(frozen=True)
 class Quantised:
-    """A weight as values, and scales f32 without the dimensions that a product sums over, or by groups."""
+    """A weight as values and float32 scales: for each output, or for each group of inputs."""
 
     values: Any
     scales: Any
@@ -50,7 +53,7 @@ class Quantised:
 
     @property
     def group(self) -> int:
-        """Inputs that share a scale of int4; 1 of other types."""
+        """Inputs that share a scale; 1 if each output has one."""
         if not self.is_grouped:
             return 1
         in_values = 2 if self.values.dtype == jnp.int8 else 1
@@ -58,45 +61,49 @@ class Quantised:
 
 
 def in_pairs(platform: str) -> bool:
-    """Whether values of int4 are stored two a byte on devices of this platform, as JAX calls it."""
+    """Whether values of 4 bits are stored two a byte on devices of this platform, named as JAX does."""
     return platform == "cpu"
 
 
+def is_narrow(dtype: Any) -> bool:
+    """Whether arrays of a JAX type are values of a Quantised with a scale for each line."""
+    return dtype in _NAMES
+
+
 def name_of(dtype: Any) -> str:
-    """Our name of one of QUANTISED_DTYPES."""
-    return next(name for name, one in QUANTISED_DTYPES.items() if one == dtype)
+    """Our name of a narrow JAX type (see `is_narrow`)."""
+    return _NAMES[dtype]
 
 
 def as_read(layout: Layout) -> Layout:
-    """The layout that a checkpoint is read with: in compute_dtype what is quantised thereafter."""
-    return layout if layout.weights_dtype in DTYPES else layout.replace(weights_dtype=layout.compute_dtype)
+    """The layout to read a checkpoint with: weights to be quantised are in compute_dtype."""
+    if number_type(layout.weights_dtype).scales is None:
+        return layout
+    return layout.replace(weights_dtype=layout.compute_dtype)
 
 
-def group_size(size: int) -> int:
-    """Inputs that share a scale of int4, of `size` that one device has.
+def group_size(size: int, group: int) -> int:
+    """Inputs that share a scale: `group`, or the largest divisor of it that divides a device's `size` inputs.
 
-    >>> group_size(2048), group_size(48)
+    >>> group_size(2048, 32), group_size(48, 32)
     (32, 16)
     """
-    return gcd(size, GROUP)
+    return gcd(size, group)
 
 
 def quantise(w: Array, dtype: str, num_summed: int, group: int) -> Quantised:
-    """The weight w[..., what is summed over], of whose last dimensions a product sums over `num_summed`."""
-    wide = w.astype(jnp.float32)
-    if dtype == "int4":
+    """The weight w[..., inputs]; a product sums over its last `num_summed` dimensions."""
+    record, wide = number_type(dtype), w.astype(jnp.float32)
+    if record.group:
         wide = _in_groups(wide, group)
-        axes: tuple[int, ...] = (wide.ndim - 1,)
-    else:
-        axes = tuple(range(w.ndim - num_summed, w.ndim))
-    scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=axes, keepdims=True) / LARGEST[dtype], 1e-30)
-    scaled = wide / scales
-    values = scaled if dtype == "fp8" else jnp.round(scaled)
-    if dtype == "int4":
+    axes = (wide.ndim - 1,) if record.group else tuple(range(w.ndim - num_summed, w.ndim))
+    scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=axes, keepdims=True) / record.largest, 1e-30)
+    values = jnp.round(wide / scales) if record.is_integer else wide / scales
+    if record.group:
         whole = jnp.reshape(values, w.shape, out_sharding=jax.typeof(w).sharding).astype(jnp.int8)
-        values = _paired(whole) if in_pairs(platform()) else whole.astype(jnp.int4)
+        values = _paired(whole) if in_pairs(platform()) else whole.astype(jax_dtype(dtype))
     else:
-        values = values.astype(QUANTISED_DTYPES[dtype])
+        values = values.astype(jax_dtype(dtype))
     return Quantised(values, jnp.squeeze(scales, axes))
 
 
@@ -114,13 +121,13 @@ def widened(weight: Array | Quantised, dtype: Any) -> Array:
 
 
 def _paired(values: Array) -> Array:
-    """i8[..., I / 2] of i8[..., I] from -8 to 7: two of a row in a byte."""
+    """Pack i8[..., I], from -8 to 7, into i8[..., I / 2]: two neighbours of a row in a byte."""
     pairs = _in_groups(values, 2)
     return (pairs[..., 0] & 15) | (pairs[..., 1] << 4)
 
 
 def _apart(pairs: Array) -> Array:
-    """i8[..., I] of what `_paired` gives."""
+    """The i8[..., I] that `_paired` packed."""
     both = jnp.stack([(pairs << 4) >> 4, pairs >> 4], axis=-1)
     shape = (*pairs.shape[:-1], 2 * pairs.shape[-1])
     return jnp.reshape(both, shape, out_sharding=jax.typeof(pairs).sharding)
@@ -133,7 +140,7 @@ def _in_groups(w: Array, group: int) -> Array:
 
 
 def quantised_product(product: Callable[[Array, Array], Array], x: Array, w: Array) -> Array:
-    """y f32[R, O] of x[R, I] by w[O, I] in int8 or fp8: `product` of rows in that type, times the scales."""
+    """y f32[R, O] of x[R, I] by w[O, I] in a narrow type: `product` of rows in it, times scales."""
     narrow = name_of(w.dtype)
     values, scales = rounded(x, (1,), narrow)
     y = product(*(as_multiplied(one, narrow, x.dtype) for one in (values, w)))

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from math import prod
 
+from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.chip import Switch, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.units import dtype_bytes
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from meshwright.cost.serving_step import cache_bytes, pass_cost
+from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.roofs import compute_bound_batch
 from meshwright.layout import Layout
@@ -12,7 +13,7 @@ from meshwright.models.count import count_params, kv_cache_bytes
 from meshwright.plan.explain.explanation import Section
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.prefill import runs_with
-from meshwright.units import dtype_bytes, format_bytes, format_seconds
+from meshwright.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.cost.collectives import forget_prices
 from meshwright.cost.serving_step import InferenceMemory, Passes, alike_of, cache_bytes
+from meshwright.dtypes import dtype_bytes
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory
@@ -26,7 +27,7 @@ from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.prefill import PromptPasses, by_position, prefilling, runs_with
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.smallest import sizes
-from meshwright.units import dtype_bytes, format_bytes, format_seconds
+from meshwright.units import format_bytes, format_seconds
 
 # Of a kind of chip that is named without a topology.
 MOST_CHIPS = 256

@@ -17,24 +17,23 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from meshwright.dtypes import number_type
 from meshwright.errors import CheckpointError, ModelError, PlanError
 from meshwright.files import read_text
 from meshwright.layout import Layout
-from meshwright.layout.precision import GROUP
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, dimensions, parameters
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.paged import Rows
 from meshwright.nn.cached_ops import layered
 from meshwright.nn.files.weights import load_hf, save_hf
 from meshwright.nn.params import flatten
-from meshwright.nn.products.quantised import LARGEST
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.loading import ModelFolder, load_model_folder
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 from meshwright.serve.device.readout import Read, Readout
 
 _WINDOW = 512  # tokens that are scored together
-_FORMATS = {"int8": "int-quantized", "fp8": "float-quantized", "int4": "pack-quantized"}
 _KEPT = ("embed", "lm_head", "wte", "wpe", "gate.weight", "router")
 
 
@@ -119,7 +118,9 @@ def _write(params: Mapping[str, Any], found: ModelFolder, folder: Path, dtype: s
             f"{config.name}: its weights are stored [in, out], which compressed-tensors cannot represent; "
             "quantise while loading: mw serve --weights-dtype"
         )
-    group = math.gcd(GROUP, *(prod(_sizes(config, param)) for param in parameters(config).values()))
+    group = number_type(dtype).group
+    if group:
+        group = math.gcd(group, *(prod(_sizes(config, param)) for param in parameters(config).values()))
 
     def store(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:
         is_linear = name.endswith(".weight") and weight.ndim == 2 and not any(word in name for word in _KEPT)
@@ -135,24 +136,23 @@ def _write(params: Mapping[str, Any], found: ModelFolder, folder: Path, dtype: s
 
 
 def _sizes(config: ModelConfig, param: Param) -> Sequence[int]:
-    """What a product with the parameter sums over; a multiple of every group of what is no such matrix."""
+    """The sizes that a product with the parameter sums over; 0, which groups divide, if no product does."""
     sizes = dimensions(config)
-    return [sizes[letter] for letter in param.fan_in] if param.init == "normal" else [GROUP]
+    return [sizes[letter] for letter in param.fan_in] if param.init == "normal" else [0]
 
 
-def compressed(name: str, weight: np.ndarray, dtype: str, group: int) -> dict[str, np.ndarray]:
-    """The tensors of weight[out, in] in compressed-tensors' form."""
-    width = group if dtype == "int4" else weight.shape[1]
-    wide = weight.astype(np.float32).reshape(weight.shape[0], -1, width)
-    scales = np.maximum(np.abs(wide).max(-1) / LARGEST[dtype], 1e-30)
+def compressed(name: str, weight: np.ndarray, dtype: str, group: int | None) -> dict[str, np.ndarray]:
+    """The tensors of weight[out, in] in compressed-tensors' form. group: inputs of a scale, None: all."""
+    record = number_type(dtype)
+    wide = weight.astype(np.float32).reshape(weight.shape[0], -1, group or weight.shape[1])
+    scales = np.maximum(np.abs(wide).max(-1) / record.largest, 1e-30)
     scaled = (wide / scales[..., None]).reshape(weight.shape)
+    scaled = np.round(scaled) if record.is_integer else scaled
     scale = {f"{name}_scale": scales.astype(np.float32)}
-    if dtype == "fp8":
-        return {name: scaled.astype(ml_dtypes.float8_e4m3fn)} | scale
-    if dtype == "int8":
-        return {name: np.round(scaled).astype(np.int8)} | scale
+    if group is None:
+        return {name: scaled.astype(jax_dtype(dtype))} | scale
     shape = np.asarray(weight.shape, np.int64)
-    return {f"{name}_packed": _packed(np.round(scaled).astype(np.int32) + 8), f"{name}_shape": shape} | scale
+    return {f"{name}_packed": _packed(scaled.astype(np.int32) + 8), f"{name}_shape": shape} | scale
 
 
 def _packed(values: np.ndarray) -> np.ndarray:
@@ -162,20 +162,21 @@ def _packed(values: np.ndarray) -> np.ndarray:
     return np.bitwise_or.reduce(parts, axis=-1).view(np.int32)
 
 
-def _description(dtype: str, group: int) -> dict[str, Any]:
+def _description(dtype: str, group: int | None) -> dict[str, Any]:
     """quantization_config as compressed-tensors writes it."""
+    record = number_type(dtype)
     weights: dict[str, Any] = {
-        "num_bits": 4 if dtype == "int4" else 8,
-        "type": "float" if dtype == "fp8" else "int",
+        "num_bits": record.bits,
+        "type": "int" if record.is_integer else "float",
         "symmetric": True,
         "dynamic": False,
-        "strategy": "group" if dtype == "int4" else "channel",
+        "strategy": "group" if group else "channel",
     }
-    if dtype == "int4":
+    if group:
         weights["group_size"] = group
     return {
         "quant_method": "compressed-tensors",
-        "format": _FORMATS[dtype],
+        "format": record.compressed_tensors,
         "quantization_status": "compressed",
         "ignore": ["lm_head", "re:.*gate$"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},

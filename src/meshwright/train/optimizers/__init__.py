@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from meshwright.models.config import ModelConfig
+from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.moments import Packed, is_packed, packed, packed_zeros, unpacked
-from meshwright.nn.params import JAX_DTYPES
 from meshwright.optimizers.optimizer import PACKED_DTYPES
 from meshwright.train.optimizers.adafactor import adafactor
 from meshwright.train.optimizers.adamw import adamw
@@ -40,13 +40,13 @@ def make_optimizer(
     Its update takes that norm as `norm` if the caller has it (`gradient_norm`); Adafactor's also takes
     `whole`. Weight decay applies to matrices only (`decay_mask`), and not with Adafactor. moments_dtype: of
     the moments between two updates, which compute in float32. "bf16" has 8 bits: it drops changes below
-    1/256, as v's are with b2 above 0.996. "fp8" and "int8": in blocks with scales (nn/moments.py), not of
+    1/256, as v's are with b2 above 0.996. Types with scales: in blocks (nn/moments.py), not of
     Adafactor.
     """
     chosen = OPTAX[config.optimizer](config, model)
     if moments_dtype in PACKED_DTYPES:
         return _in_eight_bits(optax.chain(clipped(config.clip_norm, by_factor), chosen), moments_dtype)
-    return _in_float32(optax.chain(clipped(config.clip_norm), chosen), JAX_DTYPES[moments_dtype])
+    return _in_float32(optax.chain(clipped(config.clip_norm), chosen), jax_dtype(moments_dtype))
 
 
 @jax.named_scope("update")

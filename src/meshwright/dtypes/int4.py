@@ -1,0 +1,18 @@
+"""int4: weights in inference, with a float32 scale for each group of inputs."""
+
+from meshwright.dtypes.number_type import NumberType, Scales
+
+TYPE = NumberType(
+    name="int4",
+    about="integers from -7 to 7",
+    bits=4,
+    largest=7.0,
+    jax="int4",
+    hlo=("s4", "u4"),
+    is_integer=True,
+    scales=Scales(block=32),
+    compressed_tensors="pack-quantized",
+    served_as=frozenset({"weights"}),
+    planned_as=frozenset({"cache"}),
+    tables="int8",
+)

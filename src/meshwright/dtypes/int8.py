@@ -1,0 +1,20 @@
+"""int8: symmetric, with float32 scales; products are summed in int32."""
+
+from meshwright.dtypes.number_type import NumberType, Scales
+
+TYPE = NumberType(
+    name="int8",
+    about="integers from -127 to 127",
+    bits=8,
+    largest=127.0,
+    jax="int8",
+    hlo=("s8", "u8"),
+    is_integer=True,
+    scales=Scales(),
+    compressed_tensors="int-quantized",
+    trained_as=frozenset({"operands", "optimizer state"}),
+    served_as=frozenset({"weights", "operands", "cache"}),
+    # XLA for CPU takes twenty times as long to widen weights as to multiply them by activations in int8.
+    operands_on=frozenset({"cpu"}),
+    native_operands=frozenset({"int8"}),
+)

@@ -1,0 +1,72 @@
+"""The number types of this folder, by name: a type is a file here that has a `TYPE`."""
+
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from meshwright.dtypes.number_type import NumberType, Phase, Use
+from meshwright.errors import MeshwrightError
+
+
+def _order(record: NumberType) -> tuple[bool, int, bool, str]:
+    return record.uses <= {"indices"}, -record.bits, record.is_integer, record.name
+
+
+def _discovered() -> list[NumberType]:
+    files = iter_modules([str(Path(__file__).parent)])
+    modules = (import_module(f"meshwright.dtypes.{file.name}") for file in files)
+    return sorted((module.TYPE for module in modules if hasattr(module, "TYPE")), key=_order)
+
+
+# The widest first, floating point before integers; types without values of a model last.
+NUMBER_TYPES = {record.name: record for record in _discovered()}
+# Of arrays of a model; the others are read in files.
+KNOWN = tuple(record.name for record in NUMBER_TYPES.values() if record.uses)
+_NAMED = {alias: record.name for record in NUMBER_TYPES.values() for alias in record.aliases}
+_BYTES = {record.name: record.bytes for record in NUMBER_TYPES.values()}
+# A type's own name in HLO counts before one that another type stands in for.
+_OF_HLO = {name: record.name for record in NUMBER_TYPES.values() for name in record.hlo}
+_OF_HLO |= {record.hlo[0]: record.name for record in NUMBER_TYPES.values() if record.hlo}
+
+
+def number_type(name: str) -> NumberType:
+    """The record of a type by its name; MeshwrightError lists the known ones."""
+    if name not in NUMBER_TYPES:
+        raise MeshwrightError(f"dtype {name!r} is unknown; known: {', '.join(KNOWN)}")
+    return NUMBER_TYPES[name]
+
+
+def named(text: str) -> str:
+    """The name of the type with this name or alias; `text` if there is none.
+
+    >>> named("float16"), named("bf16")
+    ('f16', 'bf16')
+    """
+    return _NAMED.get(text, text)
+
+
+def dtype_bytes(name: str) -> float:
+    """Bytes of one element of a type, without scales."""
+    return _BYTES[name] if name in _BYTES else number_type(name).bytes
+
+
+def types_for(use: Use, phase: Phase | None = None) -> tuple[str, ...]:
+    """Names of the types for a use: in programs of a phase, or in plans.
+
+    >>> types_for("saved activations"), types_for("cache", "serve")
+    (('fp8',), ('fp8', 'int8'))
+    """
+    return tuple(record.name for record in NUMBER_TYPES.values() if use in record.uses_in(phase))
+
+
+def of_hlo(name: str) -> str:
+    """Our name of an HLO element type; of others its own.
+
+    >>> of_hlo("s8"), of_hlo("f8e4m3fn"), of_hlo("pred")
+    ('int8', 'fp8', 'pred')
+    """
+    return _OF_HLO.get(name, name)
+
+
+# Types of activations and of weights that are trained.
+COMPUTED = types_for("activations")
