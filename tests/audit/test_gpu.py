@@ -97,10 +97,11 @@ def test_rows_are_multiplied_in_the_type_of_the_weights(dtype: str) -> None:
         assert all((product.bits(program, widened=False) == 8) is is_narrow for product in found)
 
 
-def test_blocks_of_fp4_are_multiplied_where_there_are_units() -> None:
+@pytest.mark.parametrize("dtype", ["fp4", "mxfp8"])
+def test_blocks_are_multiplied_where_there_are_units(dtype: str) -> None:
     """By cuDNN on a B200; an H100's program widens them, and its audit says so."""
     config = replace(load_model("llama-3.2-1b"), num_layers=1, vocab_size=8192)
-    layout, workload = Layout.of(fsdp=4, tensor=2, matmul_dtype="fp4"), Workload(16, 1024)
+    layout, workload = Layout.of(fsdp=4, tensor=2, matmul_dtype=dtype), Workload(16, 1024)
     for hardware, found in (("b200:1x8", []), ("h100:1x8", ["dtype"])):
         audit = audit_plan(Plan(config, hardware, workload, layout), "gpu", use_cache=False)
         assert [one["kind"] for one in audit["findings"] if one["kind"] != "memory"] == found
