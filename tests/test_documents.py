@@ -138,7 +138,7 @@ def test_the_reference_is_whole():
     assert set(layouts.MEANINGS) <= set(WORDS)
     text = commands.text()
     assert all(f"## `mw {name}`" in text for name in COMMANDS)
-    for piece in ("layouts", "schedules", "support of layouts", "support of models"):
+    for piece in ("layouts", "schedules", "support of layouts", "support of models", "families"):
         assert "| `" in site.PIECES[piece]()
 
 

@@ -24,6 +24,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "support of layouts": support.layouts,
     "support of models": support.models,
     "hardware": hardware.text,
+    "families": support.read,
 }
 MARKER = re.compile(r"^<!-- generated: (?P<name>.*) -->$", re.MULTILINE)
 

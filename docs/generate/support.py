@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from meshwright.layout.examples import LAYOUTS, PHASES, phases_of
 from meshwright.models.config import ModelConfig
+from meshwright.models.families import families
 from meshwright.models.count import count_params
-from meshwright.models.presets import PRESETS
+from meshwright.models.presets import presets_of
 from meshwright.units import format_count
 
 
@@ -25,6 +26,15 @@ def models() -> str:
     return "\n".join(["| presets | parameters |", "|---|---|", *rows])
 
 
+def read() -> str:
+    """The families whose files are read, with their model types."""
+    rows = [
+        f"| {family.title} | {', '.join(f'`{name}`' for name in (*family.model_types, *family.wrappers))} |"
+        for family in families()
+    ]
+    return "\n".join(["| family | `model_type` |", "|---|---|", *rows])
+
+
 def _name(feature: str) -> str:
     axis, comma, rest = feature.partition(",")
     return feature if " " in axis else f"`{axis}`{comma}{rest}"
@@ -36,11 +46,9 @@ def _cell(lacks: str | None) -> str:
 
 def _families() -> Iterator[tuple[list[str], str]]:
     """The presets of each family, and their parameters, from the smallest to the largest."""
-    groups: dict[str, list[ModelConfig]] = {}
-    for name, config in PRESETS.items():
-        groups.setdefault(name.split("-")[0], []).append(config)
-    for configs in groups.values():
-        yield [config.name for config in configs], _sizes(configs)
+    for family in families():
+        if configs := list(presets_of(family).values()):
+            yield [config.name for config in configs], _sizes(configs)
 
 
 def _sizes(configs: list[ModelConfig]) -> str:

@@ -1,7 +1,7 @@
 """The shape of a model, as data: read by `models/hf.py` and `models/files.py`, named by presets."""
 
 from collections import Counter
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from math import log
 from reprlib import repr as brief
@@ -108,7 +108,7 @@ class MoE:
     scales_input: bool = False
 
     def __post_init__(self) -> None:
-        _check_fields(self, "moe", may_be_zero=("num_shared_experts", "num_dense_layers"))
+        _check_fields(self, "moe")
         if self.num_experts % self.num_groups or self.groups_per_token > self.num_groups:
             raise ModelError(
                 f"moe: {self.num_experts} experts (E) in {self.num_groups} groups, of which a token goes to "
@@ -264,9 +264,11 @@ class ModelConfig:
     mla: MLA | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
+    # Models of two families may compute the same, and are then equal.
+    family: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        _check_fields(self, self.name, may_be_zero=("global_every", "nope_every"))
+        _check_fields(self, self.name)
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.name}: {self.num_heads} query heads (N) do not divide over "
@@ -278,10 +280,10 @@ class ModelConfig:
             raise ModelError(
                 f"{self.name}: rotary_dim = {self.rotary_dim} must be even and at most d_head = {self.d_head}"
             )
-        for field in ("nope_every", "temperature_floor", "turned_norm"):
-            if getattr(self, field) and (self.positions != "rope" or self.mla is not None):
+        for option in ("nope_every", "temperature_floor", "turned_norm"):
+            if getattr(self, option) and (self.positions != "rope" or self.mla is not None):
                 raise ModelError(
-                    f"{self.name}: {field} = {getattr(self, field)} is for rotary positions without latent "
+                    f"{self.name}: {option} = {getattr(self, option)} is for rotary positions without latent "
                     "attention (MLA); leave it out"
                 )
         if self.attention_chunk is not None and self.sliding_window is not None:
@@ -453,17 +455,31 @@ def _check_factors(config: ModelConfig, scaling: RopeScaling) -> None:
             )
 
 
-def _check_fields(config: Any, where: str, may_be_zero: tuple[str, ...] = ()) -> None:
+def check_value(name: str, value: Any, model: str) -> None:
+    """ModelError if a field of ModelConfig cannot have this value."""
+    _check_field(_FIELDS[name].type, name, value, model)
+
+
+def _check_fields(config: Any, where: str) -> None:
     """ModelError at the first field whose value is not of its type, or is not a positive number."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        kinds = get_args(field.type) if get_origin(field.type) is not Literal else (field.type,)
-        if value is None and type(None) in kinds:
-            continue
-        kind = next((k for k in kinds if k is not type(None)), field.type)
-        most = _MOST_LAYERS if field.name == "num_layers" else _MOST_SIZE
-        if fault := _fault(kind, value, 0 if field.name in may_be_zero else 1, most):
-            raise ModelError(f"{where}: {field.name} = {brief(value)} {fault}")
+    for each in fields(config):
+        _check_field(each.type, each.name, getattr(config, each.name), where)
+
+
+_MAY_BE_ZERO = ("global_every", "nope_every", "num_shared_experts", "num_dense_layers")
+
+
+def _check_field(annotation: Any, name: str, value: Any, where: str) -> None:
+    kinds = get_args(annotation) if get_origin(annotation) is not Literal else (annotation,)
+    if value is None and type(None) in kinds:
+        return
+    kind = next((k for k in kinds if k is not type(None)), annotation)
+    most = _MOST_LAYERS if name == "num_layers" else _MOST_SIZE
+    if fault := _fault(kind, value, 0 if name in _MAY_BE_ZERO else 1, most):
+        raise ModelError(f"{where}: {name} = {brief(value)} {fault}")
+
+
+_FIELDS = {each.name: each for each in fields(ModelConfig)}
 
 
 def _fault(kind: Any, value: Any, least: int, most: int) -> str | None:

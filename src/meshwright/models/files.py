@@ -9,7 +9,8 @@ from typing import Any
 from meshwright.errors import ModelError, nearest
 from meshwright.files import parse_json, parse_toml, read_text
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
-from meshwright.models.hf import from_hf, to_hf
+from meshwright.models.families.family import Family
+from meshwright.models.hf import family_of, from_hf, to_hf
 
 # What config.json says of a model that no architecture of Hugging Face's computes.
 _OWN_TYPE = "meshwright"
@@ -18,9 +19,31 @@ _OWN_TYPE = "meshwright"
 def read_model(path: Path) -> ModelConfig:
     """The model that a config.json, a folder holding one, or a TOML of ModelConfig's fields describes.
 
-    Raises ModelError where the file cannot be read, does not parse, or lacks keys.
+    Raises ModelError if the file cannot be read, does not parse, or lacks keys.
     """
     file = path / "config.json" if path.is_dir() else path
+    data = _read_object(file)
+    if file.suffix == ".toml":
+        return model_from_dict({"name": file.stem} | data, str(file))
+    if _is_own_form(data):
+        return model_from_dict(data["model"], str(file))
+    return from_hf(data, name_of(file))
+
+
+def read_family(folder: Path) -> Family | None:
+    """The family of a checkpoint folder's config.json; None if it has none, or one in our own form."""
+    file = folder / "config.json"
+    if not file.is_file() or _is_own_form(data := _read_object(file)):
+        return None
+    return family_of(data, name_of(file))
+
+
+def name_of(file: Path) -> str:
+    """The name of a model that a file describes: its folder's for a config.json, otherwise its own."""
+    return file.resolve().parent.name if file.name == "config.json" else file.stem
+
+
+def _read_object(file: Path) -> dict[str, Any]:
     try:
         text = read_text(file, ModelError)
         data = parse_toml(text) if file.suffix == ".toml" else parse_json(text)
@@ -28,11 +51,11 @@ def read_model(path: Path) -> ModelConfig:
         raise ModelError(f"{file}: does not parse: {error}") from error
     if not isinstance(data, dict):
         raise ModelError(f"{file}: holds a {type(data).__name__}, not an object")
-    if file.suffix == ".toml":
-        return model_from_dict({"name": file.stem} | data, str(file))
-    if data.get("model_type") == _OWN_TYPE and isinstance(data.get("model"), dict):
-        return model_from_dict(data["model"], str(file))
-    return from_hf(data, file.resolve().parent.name if file.name == "config.json" else file.stem)
+    return data
+
+
+def _is_own_form(data: Mapping[str, Any]) -> bool:
+    return data.get("model_type") == _OWN_TYPE and isinstance(data.get("model"), dict)
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:

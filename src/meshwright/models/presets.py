@@ -1,11 +1,13 @@
-"""Published models by name, and `load_model`. catalog/*.toml holds a family each, with its source."""
+"""Published models by name, from the families' releases, and `load_model`."""
 
-import tomllib
-from importlib import resources
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.errors import ModelError, nearest
 from meshwright.models.config import ModelConfig
+from meshwright.models.families import families, naming
+from meshwright.models.families.family import Family, Preset
 from meshwright.models.files import model_from_dict, read_model
 
 
@@ -25,14 +27,45 @@ def load_model(spec: str) -> ModelConfig:
     raise ModelError(f"model {spec!r} is neither a preset nor a path; {nearest(spec.lower(), list(PRESETS))}")
 
 
-def _read_catalog() -> dict[str, ModelConfig]:
-    """Every model of the catalog: its own fields, and those that its family shares."""
-    presets: dict[str, ModelConfig] = {}
-    for file in sorted((resources.files("meshwright.models") / "catalog").iterdir(), key=lambda f: f.name):
-        family = tomllib.loads(file.read_text(encoding="utf-8"))
-        for name, fields in family["models"].items():
-            presets[name] = model_from_dict({"name": name, **family.get("shared", {}), **fields}, file.name)
-    return presets
+class _Presets(Mapping[str, ModelConfig]):
+    """Every preset by name; one is made, and its family imported, when it is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, ModelConfig] = {}
+
+    def __getitem__(self, name: str) -> ModelConfig:
+        if name not in self._made:
+            for family in naming(name):
+                self._made |= presets_of(family)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for family in families() for release in family.releases for name in release.models)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
-PRESETS = _read_catalog()
+def presets_of(family: Family) -> dict[str, ModelConfig]:
+    """The published models of one family."""
+    return {
+        name: _config(family, name, release.shared, preset)
+        for release in family.releases
+        for name, preset in release.models.items()
+    }
+
+
+def _config(family: Family, name: str, shared: Mapping[str, Any], preset: Preset) -> ModelConfig:
+    fields: dict[str, Any] = {"name": name, "family": family.name, **shared, **preset.fields}
+    fields.setdefault("num_kv_heads", fields["num_heads"])
+    fields.setdefault("d_head", fields["d_model"] // fields["num_heads"])
+    for path, value in family.sets.items():
+        table, _, field = path.rpartition(".")
+        if table:
+            fields[table] = {field: value, **fields[table]}
+        else:
+            fields.setdefault(field, value)
+    return model_from_dict(fields, name)
+
+
+PRESETS = _Presets()

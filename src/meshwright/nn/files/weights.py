@@ -20,9 +20,21 @@ from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.hf import to_hf
+from meshwright.models.families.family import Tensor
+from meshwright.models.files import read_family
+from meshwright.models.hf import to_hf, written_family
 from meshwright.models.parameters import OF_STACKS, Param, dimensions, parameters
-from meshwright.nn.files.hf_tensors import UNEMBED, HfTensor, hf_tensors, joined, passed_over
+from meshwright.nn.files.hf_tensors import (
+    UNEMBED,
+    given,
+    hf_tensors,
+    is_by_expert,
+    joined,
+    passed_over,
+    stored_shape,
+    taken,
+    window,
+)
 from meshwright.nn.files.quantised_files import dequantised, slice_of
 from meshwright.nn.params import abstract_params, build, flatten
 
@@ -49,7 +61,8 @@ def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> di
     abstract = flatten(abstract_params(config, layout, mesh))
     with _opened(folder) as files:
         stored = dequantised(folder, files)
-        tensors = hf_tensors(config, stored)
+        family = read_family(folder) or written_family(config)
+        tensors = hf_tensors(config, family, stored)
         _check(folder, stored, config, tensors)
         return build(
             config, lambda path, param: _load(stored, tensors[path], path, param, config, abstract[path])
@@ -80,7 +93,7 @@ def save_hf(
     tokens = {"bos_token_id": None, "eos_token_id": None}
     written = to_hf(config) | tokens | {"torch_dtype": dtype.name} | dict(more)
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    tensors, sizes = hf_tensors(config), dimensions(config)
+    tensors, sizes = hf_tensors(config, written_family(config)), dimensions(config)
     files = _split(config, tensors, dtype.itemsize, file_bytes)
     held: dict[str, list[str]] = {}
     for file, names in files.items():
@@ -107,12 +120,12 @@ class _Place(NamedTuple):
     expert: int
 
 
-def _names(config: ModelConfig, tensors: Mapping[str, HfTensor]) -> dict[str, _Place]:
+def _names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, _Place]:
     """Every HF tensor of the model by its name."""
     names: dict[str, _Place] = {}
     for path, tensor in tensors.items():
         for number, row in _rows(config, path):
-            for expert in range(config.moe.num_experts if config.moe and tensor.is_by_expert else 1):
+            for expert in range(config.moe.num_experts if config.moe and is_by_expert(tensor) else 1):
                 place = names.setdefault(tensor.name.format(number, expert), _Place([], row, expert))
                 place.paths.append(path)
     return names
@@ -156,13 +169,13 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _check(
-    folder: Path, stored: Mapping[str, Any], config: ModelConfig, tensors: Mapping[str, HfTensor]
+    folder: Path, stored: Mapping[str, Any], config: ModelConfig, tensors: Mapping[str, Tensor]
 ) -> None:
     """CheckpointError at the first tensor that differs from what `config` asks for."""
     sizes = dimensions(config)
     names = _names(config, tensors)
     for name, place in names.items():
-        shape = list(tensors[place.paths[0]].stored_shape(sizes))
+        shape = list(stored_shape(tensors[place.paths[0]], sizes))
         if name not in stored:
             raise CheckpointError(f"checkpoint {folder}: has no {name}{shape}, which {config.name} needs")
         there, dtype = stored[name].get_shape(), stored[name].get_dtype()
@@ -183,7 +196,7 @@ def _check(
 
 def _load(
     stored: Mapping[str, Any],
-    tensor: HfTensor,
+    tensor: Tensor,
     path: str,
     param: Param,
     config: ModelConfig,
@@ -200,7 +213,7 @@ def _load(
 
 def _read(
     stored: Mapping[str, Any],
-    tensor: HfTensor,
+    tensor: Tensor,
     path: str,
     param: Param,
     config: ModelConfig,
@@ -214,31 +227,31 @@ def _read(
     }
     block = np.empty([len(span) for span in spans.values()], dtype)
     stacked = [letter for letter in OF_STACKS if letter in spans]
-    apart = [*stacked, *("E" if tensor.is_by_expert else "")]
+    apart = [*stacked, *("E" if is_by_expert(tensor) else "")]
     letters = [letter for letter in param.letters if letter not in apart]
-    axes = [tensor.letters.index(letter) for letter in letters]
-    window = tensor.window(spans, sizes)
+    axes = ["".join(tensor.dims).index(letter) for letter in letters]
+    slices = window(tensor, spans, sizes)
     numbers = {row: number for number, row in _rows(config, path)}
     for place in np.ndindex(*(len(spans[letter]) for letter in apart)):
         at = {letter: spans[letter][i] for letter, i in zip(apart, place, strict=True)}
         name = tensor.name.format(numbers[at[stacked[0]]] if stacked else 0, at.get("E", 0))
-        block[place] = tensor.taken(stored[name][window], spans, sizes).transpose(axes)
+        block[place] = taken(tensor, stored[name][slices], spans, sizes).transpose(axes)
     return block
 
 
 def _to_hf(
-    array: jax.Array, letters: str, tensor: HfTensor, place: _Place, sizes: Mapping[str, int]
+    array: jax.Array, letters: str, tensor: Tensor, place: _Place, sizes: Mapping[str, int]
 ) -> np.ndarray:
     """One parameter of one layer and expert as HF stores it, whole on the host."""
     assert isinstance(array.sharding, NamedSharding) and isinstance(array.sharding.mesh, Mesh)
     with jax.set_mesh(array.sharding.mesh):
         if letters[0] in OF_STACKS:
             array, letters = _one_of(array, place.row), letters[1:]
-        if tensor.is_by_expert:
+        if is_by_expert(tensor):
             array, letters = _one_of(array, place.expert), letters[1:]
         whole = np.asarray(array)
-    turned = whole.transpose([letters.index(letter) for letter in tensor.letters])
-    return tensor.given(turned, sizes)
+    turned = whole.transpose([letters.index(letter) for dim in tensor.dims for letter in dim])
+    return given(tensor, turned, sizes)
 
 
 def _one_of(array: jax.Array, index: int) -> jax.Array:
@@ -250,14 +263,14 @@ def _one_of(array: jax.Array, index: int) -> jax.Array:
 
 
 def _split(
-    config: ModelConfig, tensors: Mapping[str, HfTensor], itemsize: int, file_bytes: int
+    config: ModelConfig, tensors: Mapping[str, Tensor], itemsize: int, file_bytes: int
 ) -> dict[str, dict[str, _Place]]:
     """The tensors of every file, in order, as many in each as fit."""
     sizes = dimensions(config)
     groups: list[dict[str, _Place]] = [{}]
     filled_bytes = 0
     for name, place in _names(config, tensors).items():
-        tensor_bytes = prod(tensors[place.paths[0]].stored_shape(sizes)) * itemsize
+        tensor_bytes = prod(stored_shape(tensors[place.paths[0]], sizes)) * itemsize
         if groups[-1] and filled_bytes + tensor_bytes > file_bytes:
             groups.append({})
             filled_bytes = 0

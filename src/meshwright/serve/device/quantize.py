@@ -22,10 +22,12 @@ from meshwright.errors import CheckpointError, ModelError, PlanError
 from meshwright.files import read_text
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
+from meshwright.models.hf import written_family
 from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.paged import Rows
 from meshwright.nn.cached_ops import layered
+from meshwright.nn.files.hf_tensors import hf_tensors
 from meshwright.nn.files.weights import load_hf, save_hf
 from meshwright.nn.params import flatten
 from meshwright.nn.start.device_mesh import device_mesh
@@ -113,7 +115,7 @@ def _bytes(folder: Path) -> int:
 def _write(params: Mapping[str, Any], found: ModelFolder, folder: Path, dtype: str) -> int:
     """Bytes of the weights in bf16, which `folder` now holds quantised."""
     config = found.config
-    if config.positions == "learned" or (config.moe and config.moe.expert_bias):
+    if _stores_inputs_first(config):
         raise ModelError(
             f"{config.name}: its weights are stored [in, out], which compressed-tensors cannot represent; "
             "quantise while loading: mw serve --weights-dtype"
@@ -133,6 +135,13 @@ def _write(params: Mapping[str, Any], found: ModelFolder, folder: Path, dtype: s
         if (found.path / file).is_file():
             shutil.copyfile(found.path / file, folder / file)
     return sum(2 * weight.size for weight in flatten(params).values())
+
+
+def _stores_inputs_first(config: ModelConfig) -> bool:
+    """Whether files of the model hold the weight of any product as [in, out]."""
+    tensors = hf_tensors(config, written_family(config))
+    products = {path: param for path, param in parameters(config).items() if param.init == "normal"}
+    return any(set(tensors[path].dims[-2]) <= set(param.fan_in) for path, param in products.items())
 
 
 def _sizes(config: ModelConfig, param: Param) -> Sequence[int]:

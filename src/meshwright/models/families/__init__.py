@@ -1,0 +1,39 @@
+"""Model families, one file each: found in this folder, and imported when they are asked for."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+
+from meshwright.models.families.family import Family
+
+# Most software loads these, so a model that one of them computes is written as it.
+PLAINEST = ("llama", "mistral", "qwen2")
+
+
+def families() -> Iterator[Family]:
+    """Every family, the plainest first."""
+    names = [*PLAINEST, *(name for name in _sources() if name not in PLAINEST)]
+    return map(family, names)
+
+
+def family(name: str) -> Family:
+    """The family in the file of this name."""
+    return import_module(f"{__name__}.{name}").FAMILY
+
+
+def naming(word: str) -> Iterator[Family]:
+    """The families whose file has `word` in quotes, such as a preset, a model type or a class.
+
+    Reading a hundred files takes 3 ms, importing them 60 ms.
+    """
+    return (family(name) for name, source in _sources().items() if f'"{word}"' in source)
+
+
+@lru_cache(maxsize=1)
+def _sources() -> dict[str, str]:
+    """The text of every family's file, by name."""
+    texts = {
+        path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))
+    }
+    return {name: text for name, text in texts.items() if "\nFAMILY = " in text}

@@ -1,0 +1,57 @@
+from meshwright.models.families.common import HEAD, QKV, fused, linear, norm
+from meshwright.models.families.family import Family, Key, Release, Tensor, fixed, ignored, needed, preset
+from meshwright.models.families.gpt2 import GPT_SETS
+
+_H = "transformer.h.{}"
+
+FAMILY = Family(
+    "bloom",
+    "BLOOM (ALiBi)",
+    ("BloomForCausalLM",),
+    keys={
+        "n_layer": needed("num_layers", "num_hidden_layers"),
+        "hidden_size": needed("d_model", "n_embed"),
+        "n_head": needed("num_heads", "num_attention_heads"),
+        "vocab_size": needed("vocab_size"),
+        "seq_length": Key("max_seq_len", 2048),
+        "layer_norm_epsilon": Key("norm_eps", 1e-5),
+        "tie_word_embeddings": Key("tied_embeddings", True),
+    }
+    | fixed(apply_residual_connection_post_layernorm=False)
+    | ignored("training only", "hidden_dropout")
+    | ignored("always four times hidden_size", "n_inner")
+    | ignored(
+        "how its first code ran it",
+        "slow_but_exact",
+        "attention_softmax_in_fp32",
+        "bias_dropout_fusion",
+        "masked_softmax_fusion",
+        "offset_alibi",
+        "skip_bias_add",
+        "skip_bias_add_qkv",
+    ),
+    sets=GPT_SETS | {"positions": "alibi", "activation": "gelu", "embedding_norm": True},
+    groups=(),
+    prefix="transformer.",
+    tensors={"embed": Tensor("transformer.word_embeddings.weight", ("V", "D"))}
+    | norm("embed_norm", "transformer.word_embeddings_layernorm")
+    | norm("attention_norm", f"{_H}.input_layernorm")
+    # A head's query, key and value follow each other.
+    | fused(("wq", "wk", "wv"), f"{_H}.self_attention.query_key_value", QKV, arranged="within")
+    | linear("wo", f"{_H}.self_attention.dense", "D", "NH")
+    | norm("mlp_norm", f"{_H}.post_attention_layernorm")
+    | linear("w_in", f"{_H}.mlp.dense_h_to_4h", "F", "D")
+    | linear("w_out", f"{_H}.mlp.dense_4h_to_h", "D", "F")
+    | norm("final_norm", "transformer.ln_f")
+    | HEAD,
+    releases=(
+        Release(
+            "BigScience, BLOOM, 2022, table 3; config.json of bigscience/bloom and bloom-7b1",
+            {
+                "bloom-7b1": preset(7_069_016_064, L=30, D=4096, F=16_384, N=32),
+                "bloom": preset(176_247_271_424, L=70, D=14_336, F=57_344, N=112),
+            },
+            shared={"vocab_size": 250_880, "max_seq_len": 2048, "tied_embeddings": True},
+        ),
+    ),
+)

@@ -1,0 +1,267 @@
+"""Keys, tensors and values that several families share; `LLAMA_KEYS | {...}` is most of a family."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshwright.models.config import ModelConfig
+from meshwright.models.families.family import (
+    Arrangement,
+    Fixed,
+    Form,
+    Key,
+    Rule,
+    Tensor,
+    fixed,
+    ignored,
+    needed,
+)
+
+# Values
+
+# HF's names of our activations, the first as it is written.
+_ACTIVATIONS = {
+    "silu": ("silu", "swish"),
+    "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
+    "gelu_erf": ("gelu",),
+    "relu": ("relu",),
+    "relu2": ("relu2",),
+}
+
+
+def _read_activation(value: Any) -> str:
+    for ours, theirs in _ACTIVATIONS.items():
+        if value in theirs:
+            return ours
+    raise ValueError(", ".join(repr(theirs[0]) for theirs in _ACTIVATIONS.values()))
+
+
+ACTIVATION = Form(_read_activation, lambda value, model: _ACTIVATIONS.get(value, (value,))[0])
+
+
+def _read_query_scalar(value: Any) -> Any:
+    if not isinstance(value, int | float):
+        raise ValueError("a number")
+    return value**-0.5 if value > 0 else value
+
+
+def _write_query_scalar(value: float | None, model: ModelConfig) -> int:
+    return round(value**-2) if value else model.d_head
+
+
+# The file has n of n ** -0.5.
+QUERY_SCALAR = Form(_read_query_scalar, _write_query_scalar)
+
+# Keys
+
+SIZES: dict[str, Rule] = {
+    "num_hidden_layers": needed("num_layers"),
+    "hidden_size": needed("d_model"),
+    "intermediate_size": needed("d_ff"),
+    "num_attention_heads": needed("num_heads"),
+    "vocab_size": needed("vocab_size"),
+    "max_position_embeddings": needed("max_seq_len"),
+    "num_key_value_heads": Key("num_kv_heads"),
+    "rms_norm_eps": Key("norm_eps", 1e-6),
+    "tie_word_embeddings": Key("tied_embeddings", False),
+    "hidden_act": Key("activation", "silu", form=ACTIVATION),
+}
+LLAMA_KEYS: dict[str, Rule] = SIZES | {"head_dim": Key("d_head")}
+ATTENTION_BIAS: dict[str, Rule] = {"attention_bias": Key(("qkv_bias", "attention_out_bias"), False)}
+EPS_1E_5: dict[str, Rule] = {"rms_norm_eps": Key("norm_eps", 1e-5)}
+ROUTER = ignored("training only", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
+EXPERTS: dict[str, Rule] = ROUTER | {
+    "num_local_experts": needed("moe.num_experts", "num_experts"),
+    "num_experts_per_tok": needed("moe.experts_per_token", "experts_per_token"),
+}
+# Of Qwen's files, whose layers all see everything: use_sliding_window is false.
+NO_LOCAL_LAYERS = fixed(use_sliding_window=False) | ignored(
+    "counts only with use_sliding_window", "sliding_window", "max_window_layers"
+)
+LATENT: dict[str, Rule] = {
+    "q_lora_rank": Key("mla.q_rank"),
+    "kv_lora_rank": needed("mla.kv_rank"),
+    "qk_nope_head_dim": needed("mla.nope_dim"),
+    "qk_rope_head_dim": needed("mla.rope_dim"),
+    "v_head_dim": needed("mla.value_dim"),
+} | ignored("follows from the parts of a head", "head_dim", "qk_head_dim")
+DEEPSEEK_EXPERTS: dict[str, Rule] = (
+    ROUTER
+    | fixed(moe_layer_freq=1)
+    | ignored("training only", "aux_loss_alpha", "seq_aux", "ep_size")
+    | {
+        "n_routed_experts": needed("moe.num_experts"),
+        "num_experts_per_tok": needed("moe.experts_per_token"),
+        "moe_intermediate_size": needed("moe.d_ff"),
+        "n_shared_experts": Key("moe.num_shared_experts", 0),
+        "first_k_dense_replace": Key("moe.num_dense_layers", 0),
+        "n_group": Key("moe.num_groups", 1),
+        "topk_group": Key("moe.groups_per_token", 1),
+        "routed_scaling_factor": Key("moe.scaling", 1.0),
+    }
+)
+
+# Keys of every family that has no rule of its own for them
+
+EVERY_FILE: dict[str, Rule] = (
+    ignored("names the model", "architectures", "model_type", "_name_or_path", "name_or_path", "auto_map",
+            "_commit_hash", "transformers_version", "tokenizer_class")
+    | ignored("how weights are stored", "torch_dtype", "dtype", "quantization_config", "compression_config")
+    | ignored("training only", "attention_dropout", "initializer_range")
+    | ignored("of the tokenizer", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+    | ignored("how transformers runs it", "use_cache", "pretraining_tp", "output_attentions",
+              "output_hidden_states", "return_dict", "use_return_dict", "chunk_size_feed_forward",
+              "is_encoder_decoder", "is_decoder", "_attn_implementation", "_experts_implementation",
+              "attn_implementation")
+    | ignored("of classifiers", "id2label", "label2id", "problem_type")
+)  # fmt: skip
+
+# Keys of some family that change its mathematics. In a file of a family without a rule for them, only these
+# values leave the model as it is.
+OTHER_MODELS: dict[str, Fixed] = {
+    key: Fixed(values)
+    for values, keys in {
+        (None,): (
+            "attention_chunk_size", "attention_multiplier", "attn_logit_softcapping", "clip_qkv",
+            "dim_model_base", "final_logit_softcapping", "kv_lora_rank", "q_lora_rank",
+            "query_pre_attn_scalar", "scale_depth", "sliding_window", "sliding_window_pattern",
+        ),
+        (False,): (
+            "alibi", "attn_output_gate", "attn_temperature_tuning", "new_decoder_architecture",
+            "parallel_attn", "qk_layernorm", "rope_interleaved", "use_bias", "use_cla", "use_mrope",
+            "use_parallel_residual", "use_qk_norm",
+        ),
+        (1,): (
+            "embedding_multiplier", "logit_scale", "logits_scaling", "residual_multiplier", "rotary_pct",
+            "scale_emb",
+        ),
+        (None, 0): ("n_routed_experts", "no_rope_layer_interval", "num_kv_shared_layers"),
+        (None, 0, 1): ("num_experts", "num_local_experts"),
+        (None, 1): ("cla_share_factor",),
+    }.items()
+    for key in keys
+} | {
+    "no_rope_layers": Fixed((None, [])),
+    "layer_types": Fixed((None, "full_attention"), of_each=True),
+}  # fmt: skip
+
+# Tensors
+
+LAYER = "model.layers.{}"
+QKV = ("NH", "KH", "KH")
+
+
+def linear(parameter: str, module: str, out: str, into: str, pairs: str = "") -> dict[str, Tensor]:
+    """weight[out, in] and bias[out] of a linear layer."""
+    return {
+        parameter: Tensor(f"{module}.weight", (out, into), pairs=pairs),
+        f"{parameter}_bias": Tensor(f"{module}.bias", (out,), pairs=pairs),
+    }
+
+
+def norm(parameter: str, module: str, letter: str = "D") -> dict[str, Tensor]:
+    """weight and bias of a norm."""
+    return {
+        parameter: Tensor(f"{module}.weight", (letter,)),
+        f"{parameter}_bias": Tensor(f"{module}.bias", (letter,)),
+    }
+
+
+def fused(
+    parameters: tuple[str, ...],
+    module: str,
+    parts: tuple[str, ...],
+    into: str = "D",
+    arranged: Arrangement = "after",
+) -> dict[str, Tensor]:
+    """weight[out, in] and bias[out] of a linear layer that computes several products."""
+    return {
+        f"{parameter}{suffix}": Tensor(f"{module}.{kind}", (part, *rest), 0, parts, index, arranged)
+        for index, (parameter, part) in enumerate(zip(parameters, parts, strict=True))
+        for suffix, kind, rest in (("", "weight", (into,)), ("_bias", "bias", ()))
+    }
+
+
+def feed_forward(prefix: str, module: str, inner: str, names: tuple[str, str, str]) -> dict[str, Tensor]:
+    """The tensors of one gated feed-forward; `names` are those of gate, in and out."""
+    gate, into, out = names
+    return (
+        linear(f"{prefix}_gate", f"{module}.{gate}", inner, "D")
+        | linear(f"{prefix}_in", f"{module}.{into}", inner, "D")
+        | linear(f"{prefix}_out", f"{module}.{out}", "D", inner)
+    )
+
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+EMBEDDING = {"embed": Tensor("model.embed_tokens.weight", ("V", "D"))}
+HEAD = {"unembed": Tensor("lm_head.weight", ("V", "D"))}
+LLAMA_TENSORS = (
+    EMBEDDING
+    | norm("attention_norm", f"{LAYER}.input_layernorm")
+    | linear("wq", f"{LAYER}.self_attn.q_proj", "NH", "D")
+    | linear("wk", f"{LAYER}.self_attn.k_proj", "KH", "D")
+    | linear("wv", f"{LAYER}.self_attn.v_proj", "KH", "D")
+    | linear("wo", f"{LAYER}.self_attn.o_proj", "D", "NH")
+    | norm("q_norm", f"{LAYER}.self_attn.q_norm", "H")
+    | norm("k_norm", f"{LAYER}.self_attn.k_norm", "H")
+    | norm("mlp_norm", f"{LAYER}.post_attention_layernorm")
+    | feed_forward("w", f"{LAYER}.mlp", "F", PROJECTIONS)
+    | norm("final_norm", "model.norm")
+    | HEAD
+)
+# Gemma 2 and 3 call another norm what LLaMA calls post_attention_layernorm.
+POST_NORMS = (
+    norm("attention_post_norm", f"{LAYER}.post_attention_layernorm")
+    | norm("mlp_norm", f"{LAYER}.pre_feedforward_layernorm")
+    | norm("mlp_post_norm", f"{LAYER}.post_feedforward_layernorm")
+)
+
+
+def experts(
+    module: str = f"{LAYER}.mlp", names: tuple[str, str, str] = PROJECTIONS, shared: str = "shared_experts"
+) -> dict[str, Tensor]:
+    """A router, a tensor for each matrix of each expert, and the shared experts."""
+    return (
+        {
+            "router": Tensor(f"{module}.gate.weight", ("E", "D")),
+            "router_choice_bias": Tensor(f"{module}.gate.e_score_correction_bias", ("E",)),
+        }
+        | feed_forward("expert", f"{module}.experts.{{}}", "M", names)
+        | feed_forward("shared", f"{module}.{shared}", "U", names)
+    )
+
+
+def gate_up(module: str, arranged: Arrangement = "after") -> dict[str, Tensor]:
+    """gate_up_proj[E, D, 2M] and down_proj[E, M, D] of all experts, with their biases."""
+    parts = ("M", "M")
+    return {
+        **{
+            f"expert_{name}{suffix}": Tensor(
+                f"{module}.gate_up_proj{suffix}", dims, len(dims) - 1, parts, index, arranged
+            )
+            for index, name in enumerate(("gate", "in"))
+            for suffix, dims in (("", ("E", "D", "M")), ("_bias", ("E", "M")))
+        },
+        "expert_out": Tensor(f"{module}.down_proj", ("E", "M", "D")),
+        "expert_out_bias": Tensor(f"{module}.down_proj_bias", ("E", "D")),
+    }
+
+
+def in_pairs(tensors: Mapping[str, Tensor], *parameters: str) -> dict[str, Tensor]:
+    """These tensors, of files in which rotary positions turn neighbouring elements of a head."""
+    return {name: replace(tensors[name], pairs="H") for name in parameters}
+
+
+_KV_DOWN, _KV_UP = ("R", "A"), ("NJ", "NO")
+_KV_A = f"{LAYER}.self_attn.kv_a_proj_with_mqa.weight"
+LATENT_TENSORS = {
+    **in_pairs(LLAMA_TENSORS, "wq"),
+    "wq_down": Tensor(f"{LAYER}.self_attn.q_a_proj.weight", ("Q", "D")),
+    "q_latent_norm": Tensor(f"{LAYER}.self_attn.q_a_layernorm.weight", ("Q",)),
+    "wq_up": Tensor(f"{LAYER}.self_attn.q_b_proj.weight", ("NH", "Q"), pairs="H"),
+    "wkv_down": Tensor(_KV_A, ("R", "D"), 0, _KV_DOWN, 0),
+    "wk_rope": Tensor(_KV_A, ("A", "D"), 0, _KV_DOWN, 1, pairs="A"),
+    "kv_latent_norm": Tensor(f"{LAYER}.self_attn.kv_a_layernorm.weight", ("R",)),
+    **fused(("wk_up", "wv_up"), f"{LAYER}.self_attn.kv_b_proj", _KV_UP, "R", "within"),
+    "wo": Tensor(f"{LAYER}.self_attn.o_proj.weight", ("D", "NO")),
+}

@@ -1,0 +1,74 @@
+from meshwright.models.families.common import (
+    DEEPSEEK_EXPERTS,
+    LATENT,
+    LATENT_TENSORS,
+    LLAMA_TENSORS,
+    SIZES,
+    experts,
+)
+from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
+from meshwright.models.families.rope import Rope
+
+_LATENT = {"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
+_YARN = {"kind": "yarn", "original_max_seq_len": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
+_V3 = preset(
+    "671B",
+    "37B",
+    L=61,
+    D=7168,
+    F=18_432,
+    N=128,
+    V=129_280,
+    max_seq_len=163_840,
+    rope_scaling=_YARN | {"factor": 40.0},
+    moe=mixture(
+        256, 8, 2048, num_shared_experts=1, num_dense_layers=3, num_groups=8, groups_per_token=4, scaling=2.5
+    ),
+)
+
+FAMILY = Family(
+    "deepseek_v3",
+    "DeepSeek-V3, R1, Kimi K2",
+    ("DeepseekV3ForCausalLM",),
+    model_types=("deepseek_v3", "kimi_k2"),
+    keys=SIZES
+    | LATENT
+    | DEEPSEEK_EXPERTS
+    | {
+        "norm_topk_prob": Key("moe.normalized", True),
+        "routed_scaling_factor": Key("moe.scaling", 2.5),
+    }
+    | fixed(attention_bias=False, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
+    | ignored("its class has no such biases", "mlp_bias")
+    | ignored("of the module that predicts a second token", "num_nextn_predict_layers"),
+    sets={"moe.score": "sigmoid", "moe.choice_bias": True},
+    groups=(Rope(),),
+    tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
+    releases=(
+        Release(
+            # Without the module that predicts a second token: 14 billion parameters of its files.
+            "DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437; config.json of deepseek-ai/DeepSeek-V3, R1",
+            {"deepseek-v3": _V3, "deepseek-r1": _V3},
+            shared={"norm_eps": 1e-6, "d_head": 192, "mla": _LATENT},
+        ),
+        Release(
+            "Kimi Team 2025, https://arxiv.org/abs/2507.20534; config.json of moonshotai/Kimi-K2-Base",
+            {
+                "kimi-k2": preset(
+                    "1026B",
+                    "32B",
+                    L=61,
+                    D=7168,
+                    F=18_432,
+                    N=64,
+                    V=163_840,
+                    max_seq_len=131_072,
+                    rope_theta=50_000.0,
+                    rope_scaling=_YARN | {"factor": 32.0, "beta_fast": 1.0},
+                    moe=mixture(384, 8, 2048, num_shared_experts=1, num_dense_layers=1, scaling=2.827),
+                )
+            },
+            shared={"norm_eps": 1e-6, "d_head": 192, "mla": _LATENT},
+        ),
+    ),
+)

@@ -1,0 +1,213 @@
+"""The record of a model family, and the rules of which it consists.
+
+A family is one file of this folder that assigns FAMILY. `models/hf.py` applies its keys to config.json,
+`nn/files/hf_tensors.py` its tensors to checkpoints, `models/presets.py` its releases to `mw plan --model`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from meshwright.models.config import ModelConfig
+
+Arrangement = Literal["after", "within", "alternate"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a value of config.json and a field of ModelConfig correspond.
+
+    read: the field's value, from the file's; raises ValueError with the values that fit. write: the file's
+    value, from the field's and the model.
+    """
+
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any, ModelConfig], Any] = lambda value, model: value
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of config.json that gives fields of ModelConfig; `moe.d_ff` is a field of its `moe`.
+
+    default: the value if the key is absent or null. needed: an absent key is an error. also: other names
+    of the key. null_is_none: null switches the feature off, whatever the default.
+    """
+
+    fields: str | tuple[str, ...]
+    default: Any = None
+    needed: bool = False
+    also: tuple[str, ...] = ()
+    null_is_none: bool = False
+    form: Form = Form()
+
+    @property
+    def all_fields(self) -> tuple[str, ...]:
+        return (self.fields,) if isinstance(self.fields, str) else self.fields
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A key whose other values would make another model: they are refused. Absent means the first value.
+
+    of_each: the key holds a list, and each of its elements must have such a value.
+    """
+
+    values: tuple[Any, ...]
+    of_each: bool = False
+
+    def fits(self, value: Any) -> bool:
+        listed = value if self.of_each and isinstance(value, list) else [value]
+        return all(element in self.values for element in listed)
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """A key that changes neither shapes nor mathematics, and why."""
+
+    why: str
+
+
+Rule = Key | Fixed | Ignored
+
+
+@dataclass(frozen=True)
+class Part:
+    """A key of a group: the fields that it helps to decide, and the types that its value may have."""
+
+    fields: tuple[str, ...]
+    kinds: tuple[type, ...] = ()
+
+
+class Group(Protocol):
+    """Keys of config.json that are read together, since their meanings depend on each other.
+
+    read: fields of ModelConfig, from the file and the fields that were read before; raises ModelError.
+    write: the keys that `read` reads.
+    """
+
+    @property
+    def parts(self) -> Mapping[str, Part]: ...
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]: ...
+    def write(self, model: ModelConfig) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """The tensor of a checkpoint that holds a parameter, and the letters of its dimensions as stored.
+
+    name: its first `{}` is the layer; a second is the expert, if each expert has a tensor of its own.
+    dims: the parameter's letters, a string for each dimension of the tensor: ("NH", "D") is [N·H, D].
+    parts: for a tensor that several parameters share, the letters of each along `axis`; this parameter is
+    number `index`. arranged: the parts follow each other, or do so `within` each entry of the first letter
+    that all of them have, or `alternate` element by element. pairs: a letter whose last A elements (all of
+    them without latent attention) are stored as neighbouring pairs (x0, y0, x1, y1) that rotary positions
+    turn; our halves are (x0, x1, y0, y1).
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    axis: int = 0
+    parts: tuple[str, ...] = ()
+    index: int = 0
+    arranged: Arrangement = "after"
+    pairs: str = ""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published model: fields of ModelConfig, and the parameters that its publisher states.
+
+    params: to the unit, or as printed ("671B"). active: those that one token uses, as printed.
+    """
+
+    fields: Mapping[str, Any]
+    params: int | str | None = None
+    active: str | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """Models that were published together. shared: fields of ModelConfig that all of them have."""
+
+    source: str
+    models: Mapping[str, Preset]
+    shared: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family: the meaning of its config.json, the names of its tensors, its published models.
+
+    name: that of its file, and of ModelConfig.family. title: its models, for people. class_names: the
+    classes that config.json may list; the first is written. model_types: the same for `model_type`; the
+    name if empty. wrappers: model types of larger models whose `text_config` describes one of this family.
+    sets: fields of ModelConfig that all its models have. groups: keys that are read together, in order.
+    tensors: by parameter (`wq`), or by stack and parameter if stacks differ (`dense_layers/w_in`).
+    prefix: the beginning of tensor names that some files leave out.
+    Chats are formatted by the template in the tokenizer's files.
+    """
+
+    name: str
+    title: str
+    class_names: tuple[str, ...]
+    keys: Mapping[str, Rule]
+    tensors: Mapping[str, Tensor]
+    groups: tuple[Group, ...]
+    sets: Mapping[str, Any] = field(default_factory=dict)
+    model_types: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
+    prefix: str = ""
+    releases: tuple[Release, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_types", self.model_types or (self.name,))
+
+    @property
+    def fields(self) -> set[str]:
+        """The fields of ModelConfig that its keys or the family itself set."""
+        return {*self.sets}.union(*(rule.all_fields for rule in self.keys.values() if isinstance(rule, Key)))
+
+    def has(self, table: str) -> bool:
+        """Whether its models have this table of fields: `moe` or `mla`."""
+        return any(name.startswith(f"{table}.") for name in self.fields)
+
+
+_LETTERS = {
+    "L": "num_layers",
+    "D": "d_model",
+    "F": "d_ff",
+    "N": "num_heads",
+    "K": "num_kv_heads",
+    "H": "d_head",
+    "V": "vocab_size",
+}
+
+
+def preset(params: int | str | None = None, active: str | None = None, **fields: Any) -> Preset:
+    """A Preset whose sizes may be given by letter: K is N if it is left out, and H is D / N.
+
+    >>> preset("0.1B", L=12, D=768).fields
+    {'num_layers': 12, 'd_model': 768}
+    """
+    named = {_LETTERS.get(name, name): value for name, value in fields.items()}
+    return Preset(named, params, active)
+
+
+def mixture(num_experts: int, experts_per_token: int, d_ff: int, **more: Any) -> dict[str, Any]:
+    """The `moe` of a preset."""
+    return {"num_experts": num_experts, "experts_per_token": experts_per_token, "d_ff": d_ff, **more}
+
+
+def needed(fields: str | tuple[str, ...], *also: str) -> Key:
+    """A key that every file of the family has."""
+    return Key(fields, needed=True, also=also)
+
+
+def ignored(why: str, *keys: str) -> dict[str, Rule]:
+    """Keys that are ignored for one reason."""
+    return {key: Ignored(why) for key in keys}
+
+
+def fixed(**keys: Any) -> dict[str, Rule]:
+    """Keys that must have this value, which is also the meaning of an absent key."""
+    return {key: Fixed((value,)) for key, value in keys.items()}

@@ -1,0 +1,74 @@
+from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_KEYS, LLAMA_TENSORS
+from meshwright.models.families.family import Family, Key, Release, fixed, preset
+from meshwright.models.families.rope import Rope
+
+_LONG = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_seq_len": 8192}
+_LLAMA_3 = {"num_kv_heads": 8, "vocab_size": 128_256, "rope_theta": 500_000.0}
+
+FAMILY = Family(
+    "llama",
+    "LLaMA 1 to 3.3",
+    ("LlamaForCausalLM",),
+    keys=LLAMA_KEYS | ATTENTION_BIAS | {"mlp_bias": Key("mlp_bias", False)} | fixed(sliding_window=None),
+    groups=(Rope(),),
+    tensors=LLAMA_TENSORS,
+    releases=(
+        Release(
+            "Touvron et al. 2023, https://arxiv.org/abs/2302.13971, table 2",
+            {
+                "llama-7b": preset(6_738_415_616, L=32, D=4096, F=11_008, N=32),
+                "llama-13b": preset(13_015_864_320, L=40, D=5120, F=13_824, N=40),
+                "llama-30b": preset(32_528_943_616, L=60, D=6656, F=17_920, N=52),
+                "llama-65b": preset(65_285_660_672, L=80, D=8192, F=22_016, N=64),
+            },
+            shared={"vocab_size": 32_000, "max_seq_len": 2048, "norm_eps": 1e-6},
+        ),
+        Release(
+            "Touvron et al. 2023, https://arxiv.org/abs/2307.09288; config.json of meta-llama/Llama-2-*-hf",
+            {
+                "llama-2-7b": preset(6_738_415_616, L=32, D=4096, F=11_008, N=32),
+                "llama-2-13b": preset(13_015_864_320, L=40, D=5120, F=13_824, N=40),
+                "llama-2-70b": preset(68_976_648_192, L=80, D=8192, F=28_672, N=64, K=8),
+            },
+            shared={"vocab_size": 32_000, "max_seq_len": 4096},
+        ),
+        Release(
+            "Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783; config.json of "
+            "meta-llama/Meta-Llama-3-*",
+            {
+                "llama-3-8b": preset(8_030_261_248, L=32, D=4096, F=14_336, N=32),
+                "llama-3-70b": preset(70_553_706_496, L=80, D=8192, F=28_672, N=64),
+            },
+            shared=_LLAMA_3 | {"max_seq_len": 8192},
+        ),
+        Release(
+            "Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783; config.json of "
+            "meta-llama/Llama-3.1-*, 3.3",
+            {
+                "llama-3.1-8b": preset(8_030_261_248, L=32, D=4096, F=14_336, N=32),
+                "llama-3.1-70b": preset(70_553_706_496, L=80, D=8192, F=28_672, N=64),
+                "llama-3.1-405b": preset(405_853_388_800, L=126, D=16_384, F=53_248, N=128),
+                "llama-3.3-70b": preset(70_553_706_496, L=80, D=8192, F=28_672, N=64),
+            },
+            shared=_LLAMA_3 | {"max_seq_len": 131_072, "rope_scaling": _LONG | {"factor": 8.0}},
+        ),
+        Release(
+            "config.json of meta-llama/Llama-3.2-1B and 3B",
+            {
+                "llama-3.2-1b": preset(1_235_814_400, L=16, D=2048, F=8192, N=32),
+                "llama-3.2-3b": preset(3_212_749_824, L=28, D=3072, F=8192, N=24),
+            },
+            shared=_LLAMA_3
+            | {"max_seq_len": 131_072, "rope_scaling": _LONG | {"factor": 32.0}, "tied_embeddings": True},
+        ),
+        Release(
+            # demo: five million parameters that a laptop trains in minutes; every dimension divides by 4.
+            # tiny: for tests; its vocabulary holds a byte-level tokenizer.
+            "meshwright",
+            {
+                "demo": preset(L=4, D=256, F=768, N=8, K=4, V=4096, max_seq_len=512),
+                "tiny": preset(L=2, D=64, F=128, N=8, K=4, H=16, V=512, max_seq_len=128),
+            },
+        ),
+    ),
+)

@@ -1,0 +1,132 @@
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.errors import ModelError
+from meshwright.models.config import ModelConfig
+from meshwright.models.families.common import (
+    ATTENTION_BIAS,
+    EPS_1E_5,
+    EXPERTS,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    PROJECTIONS,
+    feed_forward,
+    gate_up,
+    in_pairs,
+)
+from meshwright.models.families.family import (
+    Family,
+    Key,
+    Part,
+    Release,
+    Tensor,
+    ignored,
+    mixture,
+    needed,
+    preset,
+)
+from meshwright.models.families.layers import CHUNKED_LAYERS, UnturnedLayers
+from meshwright.models.families.rope import Rope
+
+_MLP = f"{LAYER}.feed_forward"
+_FLOOR_SCALE = 8192
+
+
+class _Llama4Layers:
+    """Whether queries without rotary positions have a temperature, and the list of layers with experts."""
+
+    parts: Mapping[str, Part] = {
+        "attn_temperature_tuning": Part(("temperature_floor",)),
+        "moe_layers": Part(("moe",), (list,)),
+    }
+
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        step, listed = fields["moe"].every, given.get("moe_layers")
+        if listed is not None and listed != list(range(step - 1, fields["num_layers"], step)):
+            raise ModelError(
+                f"{name}: moe_layers = {listed} is not supported; fits: every n-th layer, as "
+                "interleave_moe_layer_step = n says"
+            )
+        return {} if given.get("attn_temperature_tuning", True) else {"temperature_floor": None}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        return {
+            "attention_chunk_size": model.attention_chunk or model.max_seq_len,
+            "attn_temperature_tuning": model.temperature_floor is not None,
+            "floor_scale": model.temperature_floor or _FLOOR_SCALE,
+        }
+
+
+FAMILY = Family(
+    "llama4",
+    "Llama 4 (text)",
+    ("Llama4ForCausalLM",),
+    model_types=("llama4_text",),
+    wrappers=("llama4",),
+    keys=LLAMA_KEYS
+    | ATTENTION_BIAS
+    | EPS_1E_5
+    | EXPERTS
+    | {
+        "intermediate_size_mlp": needed("d_ff"),
+        "intermediate_size": needed("moe.d_ff"),
+        "interleave_moe_layer_step": Key("moe.every", 1),
+        "use_qk_norm": Key("turned_norm", True),
+        "floor_scale": Key("temperature_floor", _FLOOR_SCALE),
+        "attn_scale": Key("temperature_slope", 0.1),
+    }
+    | ignored("how transformers runs it", "cache_implementation", "_attn_implementation_autoset")
+    | ignored("how weights are stored", "for_llm_compressor"),
+    sets={
+        "moe.num_shared_experts": 1,
+        "moe.score": "sigmoid",
+        "moe.normalized": False,
+        "moe.scales_input": True,
+    },
+    groups=(UnturnedLayers(every=4), CHUNKED_LAYERS, _Llama4Layers(), Rope(theta=500_000.0)),
+    tensors=LLAMA_TENSORS
+    | in_pairs(LLAMA_TENSORS, "wq", "wk", "wq_bias", "wk_bias")
+    | feed_forward("w", _MLP, "F", PROJECTIONS)
+    | feed_forward("shared", f"{_MLP}.shared_expert", "U", PROJECTIONS)
+    | {"router": Tensor(f"{_MLP}.router.weight", ("E", "D"))}
+    | gate_up(f"{_MLP}.experts"),
+    releases=(
+        Release(
+            # Three of four layers see chunks; the fourth sees all, without rotary positions.
+            "config.json of meta-llama/Llama-4-Scout-17B-16E and Maverick-17B-128E",
+            {
+                "llama-4-scout": preset(
+                    "108B",
+                    "17B",
+                    max_seq_len=10_485_760,
+                    turned_norm=True,
+                    rope_scaling={
+                        "factor": 16.0,
+                        "low_freq_factor": 1.0,
+                        "high_freq_factor": 1.0,
+                        "original_max_seq_len": 8192,
+                    },
+                    moe=mixture(16, 1, 8192),
+                ),
+                "llama-4-maverick": preset(
+                    "401B", "17B", max_seq_len=1_048_576, moe=mixture(128, 1, 8192, every=2)
+                ),
+            },
+            shared={
+                "num_layers": 48,
+                "d_model": 5120,
+                "d_ff": 16_384,
+                "num_heads": 40,
+                "num_kv_heads": 8,
+                "d_head": 128,
+                "vocab_size": 202_048,
+                "rope_theta": 500_000.0,
+                "attention_chunk": 8192,
+                "global_every": 4,
+                "nope_every": 4,
+                "temperature_floor": 8192,
+            },
+        ),
+    ),
+)

@@ -1,0 +1,51 @@
+from meshwright.models.families.common import (
+    ATTENTION_BIAS,
+    EXPERTS,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    NO_LOCAL_LAYERS,
+    experts,
+)
+from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, needed, preset
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "qwen3_moe",
+    "Qwen3-MoE",
+    ("Qwen3MoeForCausalLM",),
+    keys=LLAMA_KEYS
+    | ATTENTION_BIAS
+    | NO_LOCAL_LAYERS
+    | ignored("of models that also see", "use_mrope")
+    | EXPERTS
+    | fixed(mlp_only_layers=[])
+    | {
+        "moe_intermediate_size": needed("moe.d_ff"),
+        "decoder_sparse_step": Key("moe.every", 1),
+        "norm_topk_prob": Key("moe.normalized", False),
+    },
+    sets={"qk_norm": True},
+    groups=(Rope(),),
+    tensors=LLAMA_TENSORS | experts(),
+    releases=(
+        Release(
+            "Yang et al. 2025, https://arxiv.org/abs/2505.09388; config.json of Qwen/Qwen3-*",
+            {
+                "qwen3-30b-a3b": preset(
+                    30_532_122_624, "3.3B", L=48, D=2048, F=6144, N=32, moe=mixture(128, 8, 768)
+                ),
+                "qwen3-235b-a22b": preset(
+                    235_093_634_560, "22B", L=94, D=4096, F=12_288, N=64, moe=mixture(128, 8, 1536)
+                ),
+            },
+            shared={
+                "num_kv_heads": 4,
+                "d_head": 128,
+                "vocab_size": 151_936,
+                "max_seq_len": 40_960,
+                "norm_eps": 1e-6,
+                "rope_theta": 1e6,
+            },
+        ),
+    ),
+)

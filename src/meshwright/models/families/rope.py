@@ -1,0 +1,132 @@
+"""Rotary settings in config.json: `rope_theta` and `rope_scaling`, or the one table of transformers 5."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from meshwright.errors import ModelError
+from meshwright.models.config import ModelConfig, RopeKind, RopeScaling
+from meshwright.models.families.family import Part
+
+_SCALING = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_seq_len": "original_max_position_embeddings",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "attention_factor": "attention_factor",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "short_factor": "short_factor",
+    "long_factor": "long_factor",
+}
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_seq_len")
+_YARN = (
+    "factor", "original_max_seq_len", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
+    "mscale_all_dim",
+)  # fmt: skip
+# The fields that each kind uses.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "llama3": _LLAMA3,
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": _YARN,
+    "longrope": ("factor", "original_max_seq_len", "attention_factor", "short_factor", "long_factor"),
+}
+_PARTS = {
+    "rope_theta": Part(("rope_theta",)),
+    "rope_scaling": Part(("rope_scaling",), (dict,)),
+    "rope_parameters": Part(("rope_theta", "rope_scaling"), (dict,)),
+    "rope_local_base_freq": Part(("rope_theta_local",)),
+    "partial_rotary_factor": Part(("rotary_dim",), (int, float)),
+    "original_max_position_embeddings": Part(("rope_scaling",), (int,)),
+}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The group of rotary keys. theta: the base if the file has none; local_theta: that of local layers."""
+
+    theta: float = 10_000.0
+    local_theta: float | None = None
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        return _PARTS
+
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        settings, local = _tables(given)
+        theta = settings.get("rope_theta", given.get("rope_theta"))
+        read: dict[str, Any] = {
+            "rope_theta": self.theta if theta is None else theta,
+            "rope_scaling": _scaling(settings, given, fields, name),
+        }
+        if self.local_theta is not None:
+            read["rope_theta_local"] = local.get(
+                "rope_theta", given.get("rope_local_base_freq", self.local_theta)
+            )
+        share = settings.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0))
+        if share != 1.0:
+            read["rotary_dim"] = _rotary_dim(share, fields["d_head"], name)
+        return read
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        """In the form that transformers 4 and 5 both take."""
+        written: dict[str, Any] = {"rope_theta": model.rope_theta, "rope_scaling": None}
+        if scaling := model.rope_scaling:
+            written["rope_scaling"] = {"rope_type": scaling.kind} | {
+                _SCALING[ours]: list(value) if isinstance(value, tuple) else value
+                for ours in _FIELDS[scaling.kind]
+                if (value := getattr(scaling, ours)) is not None
+            }
+        if model.rope_theta_local is not None:
+            written["rope_local_base_freq"] = model.rope_theta_local
+        if model.rotary_dim is not None:
+            written["partial_rotary_factor"] = model.rotary_dim / model.d_head
+        return written
+
+
+def _rotary_dim(share: Any, d_head: int, name: str) -> int:
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ModelError(f"{name}: partial_rotary_factor = {share!r} must be a number above 0, at most 1")
+    return int(d_head * share)
+
+
+def _tables(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The settings of global and of local layers; the latter is empty if all layers have the same."""
+    settings = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    if isinstance(settings.get("full_attention"), Mapping):
+        return settings["full_attention"], settings.get("sliding_attention") or {}
+    return settings, {}
+
+
+def _scaling(
+    settings: Mapping[str, Any], given: Mapping[str, Any], fields: Mapping[str, Any], name: str
+) -> RopeScaling | None:
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind == "default":
+        return None
+    kind = "longrope" if kind == "su" else kind
+    if kind not in get_args(RopeKind):
+        known = ", ".join(map(repr, ("default", *get_args(RopeKind))))
+        raise ModelError(f"{name}: rope_type {kind!r} is not supported; fits: {known}")
+    read = {ours: settings.get(_SCALING[ours]) for ours in _FIELDS[kind]}
+    if kind in ("yarn", "longrope"):
+        original = given.get("original_max_position_embeddings", fields["max_seq_len"])
+        read["original_max_seq_len"] = read["original_max_seq_len"] or original
+    if kind == "longrope" and read["factor"] is None:
+        read["factor"] = _stretch(fields["max_seq_len"], read["original_max_seq_len"], name)
+    needed = {"llama3": _LLAMA3, "longrope": ("factor", "short_factor", "long_factor")}.get(kind, ("factor",))
+    if missing := [_SCALING[ours] for ours in needed if read[ours] is None]:
+        raise ModelError(f"{name}: rope scaling lacks {', '.join(missing)}")
+    return RopeScaling(**{ours: value for ours, value in read.items() if value is not None}, kind=kind)
+
+
+def _stretch(max_seq_len: Any, original: Any, name: str) -> float:
+    if not (isinstance(max_seq_len, int) and isinstance(original, int) and original > 0):
+        raise ModelError(
+            f"{name}: original_max_position_embeddings = {original!r} must be a whole number above 0"
+        )
+    return max_seq_len / original
