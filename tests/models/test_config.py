@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from tests.models.hub_files import FILES
+from tests.models.families.table import FILES
 
 from meshwright.errors import ModelError
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling, Window

@@ -1,6 +1,5 @@
 """HF's config.json: read in the words of transformers 4 and 5, written back, and what is refused."""
 
-import json
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.hub_files import FILES
+from tests.models.families.table import FILES
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig, RopeScaling, Window
@@ -16,31 +15,6 @@ from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS
 
 HF = FILES["llama-3.1-8b"]
-WRITTEN = [*PRESETS]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_files_of_the_hub(name: str) -> None:
-    """Every key is known (a warning would be an error), and the preset says the same."""
-    assert from_hf(FILES[name], name) == PRESETS[name]
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_hf_form_reads_back(name: str) -> None:
-    config = PRESETS[name]
-    assert from_hf(json.loads(json.dumps(to_hf(config))), name) == config
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_transformers_reads_what_we_write(name: str) -> None:
-    """And says it again in the words of its own version, 5."""
-    transformers = pytest.importorskip("transformers")
-    written = to_hf(PRESETS[name])
-    (class_name,) = written.pop("architectures")
-    kind = transformers.CONFIG_MAPPING[written["model_type"]]  # the class of a model itself needs torch
-    assert hasattr(transformers, class_name)
-    theirs = kind(**{key: value for key, value in written.items() if key != "model_type"})
-    assert from_hf(theirs.to_dict() | {"architectures": [class_name]}, name) == PRESETS[name]
 
 
 def test_the_default_of_transformers_5_is_gpt_oss_120b() -> None:

@@ -1,12 +1,12 @@
-"""Families besides LLaMA: transformers' logits, on any layout, written back, and what is refused."""
+"""Checkpoints of every family: transformers' logits, on one device and on a mesh, and written back."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.models.families.table import TINY
 from tests.nn import hf_models
 from tests.nn.files.test_weights import TOKENS, assert_same, f32, load, logits
 
@@ -23,35 +23,19 @@ TOLERANCE = 1e-5
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray]]:
     """Every model's folder and its logits. Not to be changed."""
     root = tmp_path_factory.mktemp("hf")
-    return {
-        kind: (root / kind, hf_models.logits(hf_models.save(kind, root / kind), TOKENS))
-        for kind in hf_models.FAMILIES
-    }
+    return {kind: (root / kind, hf_models.logits(hf_models.save(kind, root / kind), TOKENS)) for kind in TINY}
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
-# Variants of another family here, or of its rotations: in `make nightly`.
-VARIANTS = {
-    "gemma",
-    "gemma2",
-    "local",
-    "linear",
-    "dynamic",
-    "partial",
-    "qwen2",
-    "qwen3_moe",
-    "short_longrope",
-}
+def kinds(nightly: dict[str, bool]) -> list[Any]:
+    """The cases by name; those that are true are slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if slow else name for name, slow in nightly.items()]
 
 
-def kinds(names: Iterable[str], slow: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
-
-
-@pytest.mark.parametrize("kind", kinds(hf_models.FAMILIES, VARIANTS))
+@pytest.mark.parametrize("kind", kinds({kind: tiny.nightly for kind, tiny in TINY.items()}))
 def test_logits_equal_transformers(folders, kind):
     folder, expected = folders[kind]
     params, config = load(folder, f32())
@@ -59,11 +43,7 @@ def test_logits_equal_transformers(folders, kind):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    kinds(
-        ["gemma3", "deepseek_v2", "llama4", "bloom", "qwen3", "phi3", "gpt2", "gpt_oss"],
-        ["qwen3", "phi3", "gpt2", "gpt_oss"],
-    ),
+    "kind", kinds({kind: tiny.split == "nightly" for kind, tiny in TINY.items() if tiny.split})
 )
 def test_a_split_model_gives_the_same_logits(folders, kind):
     """Heads over tensor, D over fsdp, and of fused tensors each device its own part."""
@@ -73,32 +53,13 @@ def test_a_split_model_gives_the_same_logits(folders, kind):
     assert_close(logits(params, config, layout), expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "class_name"),
-    [
-        ("biased", "LlamaForCausalLM"),
-        ("qwen3", "Qwen3ForCausalLM"),
-        ("gemma2", "Gemma2ForCausalLM"),
-        ("gemma3", "Gemma3ForCausalLM"),
-        ("phi3", "LlamaForCausalLM"),
-        ("gpt2", "GPT2LMHeadModel"),
-        ("mixtral", "MixtralForCausalLM"),
-        ("alternating", "Qwen3MoeForCausalLM"),
-        ("gpt_oss", "GptOssForCausalLM"),
-        ("deepseek_v2", "DeepseekV2ForCausalLM"),
-        ("deepseek_v3", "DeepseekV3ForCausalLM"),
-        ("llama4", "Llama4ForCausalLM"),
-        ("mpt", "MptForCausalLM"),
-        ("bloom", "BloomForCausalLM"),
-        ("longrope", "LlamaForCausalLM"),
-    ],
-)
-def test_transformers_loads_what_save_hf_writes(folders, tmp_path, kind, class_name):
+@pytest.mark.parametrize("kind", [kind for kind, tiny in TINY.items() if tiny.written])
+def test_transformers_loads_what_save_hf_writes(folders, tmp_path, kind):
     folder, expected = folders[kind]
     params, config = load(folder, f32("tensor=2"))
     save_hf(params, config, tmp_path)
     model = hf_models.load(tmp_path)
-    assert type(model).__name__ == class_name
+    assert type(model).__name__ == TINY[kind].written
     assert_close(hf_models.logits(model, TOKENS), expected)
     again, _ = load(tmp_path, f32("tensor=2"))
     assert_same(again, params)

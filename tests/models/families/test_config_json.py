@@ -1,0 +1,96 @@
+"""config.json of every family: read as published, written back, and counted as transformers counts."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.models.families.table import FILES
+
+from meshwright.models import families
+from meshwright.models.count import count_params
+from meshwright.models.hf import from_hf, to_hf
+from meshwright.models.presets import PRESETS
+
+PUBLISHED = {
+    name: preset
+    for family in families.families()
+    for release in family.releases
+    for name, preset in release.models.items()
+}
+_UNITS = {"B": 1e9, "M": 1e6}
+# They are counted as the other sizes of their tables, or were published with their vision towers.
+_UNCOUNTED = {"demo", "tiny", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b", "phi-3.5-mini"}
+_UNCOUNTED |= {"gpt-3-medium", "gpt-3-large"}
+
+
+def test_each_file_is_one_family_with_cases() -> None:
+    names = [
+        path.stem for path in Path(families.__file__).parent.glob("*.py") if "\nFAMILY = " in path.read_text()
+    ]
+    cases = [path.stem for path in Path(__file__).with_name("cases").glob("*.py")]
+    assert sorted(names) == sorted(cases) == sorted(family.name for family in families.families())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_the_hub(name: str) -> None:
+    """Every key is known (a warning would be an error), and the preset says the same."""
+    config = from_hf(FILES[name], name)
+    assert config == PRESETS[name]
+    assert config.family == PRESETS[name].family
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_written_form_reads_back(name: str) -> None:
+    config = PRESETS[name]
+    assert from_hf(json.loads(json.dumps(to_hf(config))), name) == config
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_transformers_reads_the_written_form(name: str) -> None:
+    """And writes it again with the keys of its own version, 5."""
+    transformers = pytest.importorskip("transformers")
+    written = to_hf(PRESETS[name])
+    (class_name,) = written.pop("architectures")
+    kind = transformers.CONFIG_MAPPING[written["model_type"]]  # the class of a model itself needs torch
+    assert hasattr(transformers, class_name)
+    theirs = kind(**{key: value for key, value in written.items() if key != "model_type"})
+    assert from_hf(theirs.to_dict() | {"architectures": [class_name]}, name) == PRESETS[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_parameters(name: str) -> None:
+    """To the unit, or to the digits that are printed; of the active ones within 3%.
+
+    Reports do not agree on whether embeddings are active.
+    """
+    count, preset = count_params(PRESETS[name]), PUBLISHED[name]
+    assert (preset.params is None) == (name in _UNCOUNTED)
+    if isinstance(preset.params, int):
+        assert count.total == preset.params
+    elif preset.params is not None:
+        digits = len(preset.params[:-1].partition(".")[2])
+        assert round(count.total / _UNITS[preset.params[-1]], digits) == float(preset.params[:-1])
+    if preset.active is not None:
+        assert count.active == pytest.approx(float(preset.active[:-1]) * _UNITS[preset.active[-1]], rel=0.03)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_transformers_counts_the_same(name: str) -> None:
+    """The same numbers built by transformers on the meta device, to the unit.
+
+    There the biases by which DeepSeek-V3 chooses experts are no parameters, since no gradient reaches them.
+    """
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = _hf_model(transformers, name)
+    biases = sum(b.numel() for path, b in model.named_buffers() if path.endswith("e_score_correction_bias"))
+    assert count_params(PRESETS[name]).total == model.num_parameters() + biases
+
+
+def _hf_model(transformers: Any, name: str) -> Any:
+    written = to_hf(replace(PRESETS[name], rope_scaling=None))
+    model = getattr(transformers, written.pop("architectures")[0])
+    return model(model.config_class(**{key: value for key, value in written.items() if key != "model_type"}))
