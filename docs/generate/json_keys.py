@@ -20,6 +20,8 @@ from meshwright.cli.main import BAD_INPUT
 from meshwright.cli.main import main as mw
 from meshwright.files import write_whole
 from meshwright.layout.short import DEGREES
+from meshwright.models.files import config_json
+from meshwright.models.presets import load_model
 
 RECORDED = Path(__file__).with_name("recorded.json")
 _STEP = "--model tiny --hardware cpu:8 --batch-tokens 8192 --seq-len 128"
@@ -32,6 +34,7 @@ PLANNING = {
     "mw plan serve --phase": f"plan serve {_SERVED} --phase generate --batch 8 --context 4096",
     "mw compare": "compare {plan}",
     "mw model": "model llama-2-13b",
+    "mw model --explain-config": "model --explain-config {config}",
     "mw support": "support llama-2-13b",
     "mw hardware": "hardware v5e:4x4",
     "mw shard": 'shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096',
@@ -65,8 +68,10 @@ def planning_keys() -> dict[str, dict[str, str]]:
         _document(f"{PLANNING['mw plan train']} -o {plan}")
         rows = folder / "rows.csv"
         rows.write_text("\n".join(_published().splitlines()[:3]) + "\n")
+        config = folder / "config.json"
+        config.write_text(json.dumps(config_json(load_model("llama-2-13b"))))
         return {
-            command: keys_of(_document(text.format(plan=plan, rows=rows)))
+            command: keys_of(_document(text.format(plan=plan, rows=rows, config=config)))
             for command, text in PLANNING.items()
         }
 

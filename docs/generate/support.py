@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from meshwright.layout.examples import LAYOUTS, PHASES, phases_of
 from meshwright.models.config import ModelConfig
-from meshwright.models.families import families
 from meshwright.models.count import count_params
+from meshwright.models.families import families
 from meshwright.models.presets import presets_of
 from meshwright.units import format_count
 

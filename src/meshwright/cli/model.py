@@ -1,20 +1,26 @@
 """mw model: parameters, FLOPs, cache and arithmetic intensity of a model."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
+from reprlib import repr as brief
 from typing import Annotated
 
 import typer
 
 from meshwright.cli.common import CHANGES, JSON, emit, load_model_with, show, warn_of_long_context
 from meshwright.cli.parameters import command
+from meshwright.errors import ModelError
 from meshwright.models import count as counted
 from meshwright.models.config import ModelConfig
+from meshwright.models.explained import Explanation, explain
+from meshwright.models.files import name_of, read_object
 from meshwright.models.presets import PRESETS
 from meshwright.options import option, parse_dtype
 from meshwright.units import format_bytes, format_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DEFAULT_SEQ_LEN = 4096
+_IS_REFUSED = 1
 _COMPONENTS = {
     "mlp": "feed-forward",
     "attention": "projections",
@@ -36,13 +42,19 @@ def count(
     ),
     kv_dtype: str = option("bf16", parser=parse_dtype, help="Type of the KV cache."),
     changes: str | None = CHANGES,
+    config_json: Path | None = option(
+        None, flag="--explain-config", help="A config.json: show how each of its keys is read."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Count a model's parameters, FLOPs per token, cache bytes and arithmetic intensity.
 
     \b
     mw model llama-3-70b --seq-len 8192 --kv-dtype int8
+    mw model --explain-config my-model/config.json
     """
+    if config_json is not None:
+        return _explain(config_json, as_json=as_json)
     if model is None:
         models = [_listed(config) for config in PRESETS.values()]
         return emit({"models": models}) if as_json else show(_list(models))
@@ -55,6 +67,43 @@ def count(
     else:
         show(_shape(config), _components(document), _totals(document))
     return None
+
+
+def _explain(path: Path, *, as_json: bool) -> None:
+    """Prints the meaning of every key; exits 1 if no model can be read from the file."""
+    file = path / "config.json" if path.is_dir() else path
+    if file.suffix != ".json":
+        raise ModelError(f"{file}: --explain-config takes a config.json or its folder")
+    explanation = explain(read_object(file), name_of(file))
+    if as_json:
+        emit(explanation_document(explanation))
+    else:
+        show(_explanation_table(explanation), f"\n{explanation.error}\n" if explanation.error else "")
+    if explanation.error:
+        raise typer.Exit(_IS_REFUSED)
+
+
+def explanation_document(explanation: Explanation) -> dict:
+    """The document of `mw model --explain-config`."""
+    family = explanation.family
+    return {
+        "family": family.name,
+        "class": family.class_names[0],
+        "keys": [asdict(line) for line in explanation.keys],
+        "error": explanation.error,
+    }
+
+
+def _explanation_table(explanation: Explanation) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("key", "value", f"as {explanation.family.title}", ""):
+        table.add_column(name)
+    for line in explanation.keys:
+        value = "" if line.verdict in ("default", "missing") else brief(line.value)
+        table.add_row(line.key, value, line.verdict, line.meaning)
+    return table
 
 
 def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:

@@ -22,7 +22,7 @@ def read_model(path: Path) -> ModelConfig:
     Raises ModelError if the file cannot be read, does not parse, or lacks keys.
     """
     file = path / "config.json" if path.is_dir() else path
-    data = _read_object(file)
+    data = read_object(file)
     if file.suffix == ".toml":
         return model_from_dict({"name": file.stem} | data, str(file))
     if _is_own_form(data):
@@ -33,7 +33,7 @@ def read_model(path: Path) -> ModelConfig:
 def read_family(folder: Path) -> Family | None:
     """The family of a checkpoint folder's config.json; None if it has none, or one in our own form."""
     file = folder / "config.json"
-    if not file.is_file() or _is_own_form(data := _read_object(file)):
+    if not file.is_file() or _is_own_form(data := read_object(file)):
         return None
     return family_of(data, name_of(file))
 
@@ -43,7 +43,8 @@ def name_of(file: Path) -> str:
     return file.resolve().parent.name if file.name == "config.json" else file.stem
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON or TOML file; ModelError if there is none."""
     try:
         text = read_text(file, ModelError)
         data = parse_toml(text) if file.suffix == ".toml" else parse_json(text)

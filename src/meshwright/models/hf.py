@@ -2,15 +2,13 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import MLA, ModelConfig, MoE, check_value
 from meshwright.models.families import PLAINEST, families, family, naming
 from meshwright.models.families.common import EVERY_FILE, OTHER_MODELS
 from meshwright.models.families.family import Family, Fixed, Key, Part, Rule
-
-Verdict = Literal["read", "default", "ignored", "refused", "unknown", "missing"]
 
 
 def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
@@ -19,21 +17,21 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
     Raises ModelError naming every missing key at once, or the class, the option or the key that is not
     supported and changes the mathematics. Warns of keys that it does not know.
     """
-    found, given = _recognised(config, name)
-    rules = _rules(found)
-    if missing := [key for key, rule in found.keys.items() if _is_missing(given, key, rule)]:
+    found, given = recognised(config, name)
+    rules = rules_of(found)
+    if missing := [key for key, rule in found.keys.items() if is_missing(given, key, rule)]:
         raise ModelError(f"{name}: config.json lacks {', '.join(missing)}")
     for key, value in given.items():
-        if refusal := _refusal(found, key, value, rules.get(key)):
-            raise ModelError(f"{name}: {refusal}")
+        if why := refusal(found, key, value, rules.get(key)):
+            raise ModelError(f"{name}: {why}")
     if unknown := sorted(key for key in given if key not in rules):
         warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=2)
-    return _read(given, found, name)
+    return read_fitting(given, found, name)
 
 
 def family_of(config: Mapping[str, Any], name: str) -> Family:
     """The family of an HF `config.json`; ModelError if none is known."""
-    return _recognised(config, name)[0]
+    return recognised(config, name)[0]
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
 # Reading
 
 
-def _recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, Any]]:
+def recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, Any]]:
     """The family of a file, and its keys: those of `text_config` if the model also sees or hears.
 
     Keys of a table within the file are called `table.key` if the family has rules for them.
@@ -106,7 +104,7 @@ def _unsupported(name: str, what: str) -> ModelError:
     return ModelError(f"{name}: {what} is not supported; supported: {known}")
 
 
-def _rules(found: Family) -> dict[str, Rule | Part]:
+def rules_of(found: Family) -> dict[str, Rule | Part]:
     """The rule of every key that the family's files may have."""
     rules: dict[str, Rule | Part] = {**EVERY_FILE, **OTHER_MODELS}
     for table in {key.partition(".")[0] for key in found.keys if "." in key}:
@@ -118,11 +116,12 @@ def _rules(found: Family) -> dict[str, Rule | Part]:
     return {**rules, **found.keys}
 
 
-def _is_missing(given: Mapping[str, Any], key: str, rule: Rule) -> bool:
+def is_missing(given: Mapping[str, Any], key: str, rule: Rule) -> bool:
+    """Whether the file lacks a key that it needs."""
     return isinstance(rule, Key) and rule.needed and _value(given, key, rule) is None
 
 
-def _refusal(found: Family, key: str, value: Any, rule: Rule | Part | None) -> str | None:
+def refusal(found: Family, key: str, value: Any, rule: Rule | Part | None) -> str | None:
     """Why a key with this value cannot be read; None if it can."""
     if isinstance(rule, Part) and value is not None and rule.kinds and not isinstance(value, rule.kinds):
         return f"{key} = {value!r} must be {_words(rule.kinds)}"
@@ -145,7 +144,7 @@ def _check_kind(name: str, key: str, value: Any, kinds: tuple[type, ...]) -> Non
         raise ModelError(f"{name}: {key} = {value!r} must be {_words(kinds)}")
 
 
-def _read(given: Mapping[str, Any], found: Family, name: str) -> ModelConfig:
+def read_fitting(given: Mapping[str, Any], found: Family, name: str) -> ModelConfig:
     """The model of keys that were found to fit."""
     fields = _simple_fields(given, found, name)
     for group in found.groups:
@@ -222,13 +221,14 @@ def _write(config: ModelConfig, found: Family) -> dict[str, Any] | None:
         if isinstance(rule, Fixed):
             written[key] = rule.values[0]
         elif isinstance(rule, Key):
-            written[key] = rule.form.write(_field(config, rule.all_fields[0]), config)
+            written[key] = rule.form.write(field_of(config, rule.all_fields[0]), config)
     for group in found.groups:
         written |= group.write(config)
     return _nested(written)
 
 
-def _field(config: ModelConfig, path: str) -> Any:
+def field_of(config: ModelConfig, path: str) -> Any:
+    """The value of a field, which a key names as `moe.d_ff` if it is one of a table."""
     table, _, field = path.rpartition(".")
     return getattr(getattr(config, table) if table else config, field)
 
@@ -244,6 +244,6 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reads_back(written: Mapping[str, Any], found: Family, config: ModelConfig) -> bool:
     try:
-        return _read(_recognised(written, config.name)[1], found, config.name) == config
+        return read_fitting(recognised(written, config.name)[1], found, config.name) == config
     except ModelError:
         return False
