@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.serve.text.tools import HERMES, LLAMA, MISTRAL, Call, ToolFormat, ToolText, format_of_template
+from meshwright.models.families.common import HERMES
+from meshwright.models.families.common import LLAMA_CALLS as LLAMA
+from meshwright.models.families.common import MISTRAL_CALLS as MISTRAL
+from meshwright.models.families.family import ToolFormat
+from meshwright.serve.text.tools import Call, ToolText, format_of_template
 
 WEATHER = Call("weather", '{"city": "Köln"}')
 HERMES_TEXT = 'Let me look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'

@@ -12,6 +12,7 @@ from meshwright.models.families.family import (
     Key,
     Rule,
     Tensor,
+    ToolFormat,
     fixed,
     ignored,
     needed,
@@ -265,3 +266,19 @@ LATENT_TENSORS = {
     **fused(("wk_up", "wv_up"), f"{LAYER}.self_attn.kv_b_proj", _KV_UP, "R", "within"),
     "wo": Tensor(f"{LAYER}.self_attn.o_proj.weight", ("D", "NO")),
 }
+
+# Calls of tools
+
+# <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated
+HERMES = ToolFormat("hermes", ("<tool_call>",), ("arguments", "parameters"), end="</tool_call>")
+# [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]
+MISTRAL_CALLS = ToolFormat("mistral", ("[TOOL_CALLS]",), ("arguments", "parameters"))
+# {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>. Templates since Llama 3.1 spell the form
+# out, and name the role of a tool's answer.
+LLAMA_CALLS = ToolFormat(
+    "llama",
+    ("<|python_tag|>",),
+    ("parameters", "arguments"),
+    bare=True,
+    in_template=("ipython", '"parameters"'),
+)

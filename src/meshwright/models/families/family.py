@@ -114,6 +114,23 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class ToolFormat:
+    """How the answers of a model call tools: JSON objects with a name and arguments.
+
+    markers: the strings that a call may begin with; end: the string after it. argument_keys: the keys that
+    may hold the arguments. bare: a call may also be the whole answer. in_template: words of a chat template
+    that teaches the format without a marker.
+    """
+
+    name: str
+    markers: tuple[str, ...]
+    argument_keys: tuple[str, ...]
+    end: str = ""
+    bare: bool = False
+    in_template: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Preset:
     """A published model: fields of ModelConfig, and the parameters that its publisher states.
 
@@ -143,8 +160,8 @@ class Family:
     name if empty. wrappers: model types of larger models whose `text_config` describes one of this family.
     sets: fields of ModelConfig that all its models have. groups: keys that are read together, in order.
     tensors: by parameter (`wq`), or by stack and parameter if stacks differ (`dense_layers/w_in`).
-    prefix: the beginning of tensor names that some files leave out.
-    Chats are formatted by the template in the tokenizer's files.
+    prefix: the beginning of tensor names that some files leave out. tool_calls: the format that its chat
+    models were trained on. Chats are formatted by the template in the tokenizer's files.
     """
 
     name: str
@@ -157,6 +174,7 @@ class Family:
     model_types: tuple[str, ...] = ()
     wrappers: tuple[str, ...] = ()
     prefix: str = ""
+    tool_calls: ToolFormat | None = None
     releases: tuple[Release, ...] = ()
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_KEYS, LLAMA_TENSORS
+from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_CALLS, LLAMA_KEYS, LLAMA_TENSORS
 from meshwright.models.families.family import Family, Key, Release, fixed, preset
 from meshwright.models.families.rope import Rope
 
@@ -12,6 +12,7 @@ FAMILY = Family(
     keys=LLAMA_KEYS | ATTENTION_BIAS | {"mlp_bias": Key("mlp_bias", False)} | fixed(sliding_window=None),
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
+    tool_calls=LLAMA_CALLS,
     releases=(
         Release(
             "Touvron et al. 2023, https://arxiv.org/abs/2302.13971, table 2",

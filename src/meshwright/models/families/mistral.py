@@ -1,4 +1,4 @@
-from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS
+from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS, MISTRAL_CALLS
 from meshwright.models.families.family import Family, Release, preset
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
@@ -10,6 +10,7 @@ FAMILY = Family(
     keys=LLAMA_KEYS,
     groups=(LocalLayers(window=4096), Rope()),
     tensors=LLAMA_TENSORS,
+    tool_calls=MISTRAL_CALLS,
     releases=(
         Release(
             # mistral-7b is version 0.3, which has no sliding window.

@@ -1,4 +1,12 @@
-from meshwright.models.families.common import EPS_1E_5, EXPERTS, LAYER, LLAMA_KEYS, LLAMA_TENSORS, experts
+from meshwright.models.families.common import (
+    EPS_1E_5,
+    EXPERTS,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    MISTRAL_CALLS,
+    experts,
+)
 from meshwright.models.families.family import Family, Release, mixture, needed, preset
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
@@ -10,6 +18,7 @@ FAMILY = Family(
     keys=LLAMA_KEYS | EPS_1E_5 | EXPERTS | {"intermediate_size": needed(("d_ff", "moe.d_ff"))},
     groups=(LocalLayers(), Rope(theta=1e6)),
     tensors=LLAMA_TENSORS | experts(f"{LAYER}.block_sparse_moe", ("w1", "w3", "w2")),
+    tool_calls=MISTRAL_CALLS,
     releases=(
         Release(
             "Jiang et al. 2024, https://arxiv.org/abs/2401.04088; config.json of mistralai/Mixtral-*-v0.1",

@@ -1,4 +1,4 @@
-from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS, NO_LOCAL_LAYERS
+from meshwright.models.families.common import HERMES, LLAMA_KEYS, LLAMA_TENSORS, NO_LOCAL_LAYERS
 from meshwright.models.families.family import Family, Release, ignored, preset
 from meshwright.models.families.rope import Rope
 
@@ -12,6 +12,7 @@ FAMILY = Family(
     sets={"qkv_bias": True},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
+    tool_calls=HERMES,
     releases=(
         Release(
             "Yang et al. 2024, https://arxiv.org/abs/2407.10671; config.json of Qwen/Qwen2-*",

@@ -1,4 +1,10 @@
-from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_KEYS, LLAMA_TENSORS, NO_LOCAL_LAYERS
+from meshwright.models.families.common import (
+    ATTENTION_BIAS,
+    HERMES,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    NO_LOCAL_LAYERS,
+)
 from meshwright.models.families.family import Family, Key, Release, ignored, preset
 from meshwright.models.families.rope import Rope
 
@@ -14,6 +20,7 @@ FAMILY = Family(
     sets={"qk_norm": True},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
+    tool_calls=HERMES,
     releases=(
         Release(
             "Yang et al. 2025, https://arxiv.org/abs/2505.09388; config.json of Qwen/Qwen3-*",

@@ -1,6 +1,7 @@
 from meshwright.models.families.common import (
     ATTENTION_BIAS,
     EXPERTS,
+    HERMES,
     LLAMA_KEYS,
     LLAMA_TENSORS,
     NO_LOCAL_LAYERS,
@@ -27,6 +28,7 @@ FAMILY = Family(
     sets={"qk_norm": True},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | experts(),
+    tool_calls=HERMES,
     releases=(
         Release(
             "Yang et al. 2025, https://arxiv.org/abs/2505.09388; config.json of Qwen/Qwen3-*",

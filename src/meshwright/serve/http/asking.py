@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.errors import RequestError
+from meshwright.models.families.family import ToolFormat
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.request import NewConstraint, Request, SamplingParams
 from meshwright.serve.http.embeddings import EmbeddingsRequest
 from meshwright.serve.http.protocol import ChatRequest, CompletionRequest, Message, Tool, ToolChoice
 from meshwright.serve.text.grammar import Grammars
 from meshwright.serve.text.tokenizer import Tokenizer
-from meshwright.serve.text.tools import ToolFormat, format_of_template
+from meshwright.serve.text.tools import format_of_template
 
 Asked = CompletionRequest | ChatRequest
 Tokens = tuple[int, ...]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from meshwright.models.families.family import ToolFormat
 from meshwright.serve.engine.request import TokenScore
 from meshwright.serve.http.logprobs import TokenNames, chat_logprobs, completion_logprobs
 from meshwright.serve.text.generation import AnswerToken, Delta
-from meshwright.serve.text.tools import Call, ToolFormat, ToolText
+from meshwright.serve.text.tools import Call, ToolText
 
 Json = dict[str, Any]
 
