@@ -173,6 +173,13 @@ def test_rotary_forms() -> None:
     assert _changed("phi-3-mini", partial_rotary_factor=0.75).rotary_dim == 72
 
 
+def test_a_share_of_heads_that_a_class_would_not_read_is_refused() -> None:
+    """LLaMA's class turns whole heads, whatever the key says; such a Phi-3 is written as a Phi-3."""
+    with pytest.raises(ModelError, match=r"partial_rotary_factor = 0.5 is not supported; fits: 1.0"):
+        _changed("llama-3.1-8b", partial_rotary_factor=0.5)
+    assert to_hf(_changed("phi-3-mini", partial_rotary_factor=0.75))["model_type"] == "phi3"
+
+
 def test_a_cap_written_null_is_off() -> None:
     assert _changed("gemma-2-27b", attn_logit_softcapping=None).attention_softcap is None
     without = {key: value for key, value in FILES["gemma-2-27b"].items() if "capping" not in key}

@@ -113,7 +113,7 @@ FAMILY = Family(
     | EPS_1E_5
     | fixed(attention_bias=False)
     | ignored("training only", "resid_pdrop", "embd_pdrop"),
-    groups=(LocalLayers(), Rope()),
+    groups=(LocalLayers(), Rope(share=1.0)),
     tensors=LLAMA_TENSORS
     | fused(("wq", "wk", "wv"), f"{LAYER}.self_attn.qkv_proj", QKV)
     | fused(("w_gate", "w_in"), f"{LAYER}.mlp.gate_up_proj", ("F", "F")),

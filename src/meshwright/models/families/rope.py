@@ -47,10 +47,16 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Rope:
-    """The group of rotary keys. theta: the base if the file has none; local_theta: that of local layers."""
+    """The group of rotary keys.
+
+    theta: the base if the file has none. local_theta: that of local layers, if theirs differs. share: the
+    default of partial_rotary_factor, the part of a head that positions turn; None if the family's class
+    turns whole heads, whatever the key says.
+    """
 
     theta: float = 10_000.0
     local_theta: float | None = None
+    share: float | None = None
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -67,8 +73,10 @@ class Rope:
             read["rope_theta_local"] = local.get(
                 "rope_theta", given.get("rope_local_base_freq", self.local_theta)
             )
-        share = settings.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0))
-        if share != 1.0:
+        share = settings.get("partial_rotary_factor", given.get("partial_rotary_factor", self.share))
+        if share is not None and share != 1.0:
+            if self.share is None:
+                raise ModelError(f"{name}: partial_rotary_factor = {share!r} is not supported; fits: 1.0")
             read["rotary_dim"] = _rotary_dim(share, fields["d_head"], name)
         return read
 
@@ -83,8 +91,8 @@ class Rope:
             }
         if model.rope_theta_local is not None:
             written["rope_local_base_freq"] = model.rope_theta_local
-        if model.rotary_dim is not None:
-            written["partial_rotary_factor"] = model.rotary_dim / model.d_head
+        if self.share is not None:
+            written["partial_rotary_factor"] = (model.rotary_dim or model.d_head) / model.d_head
         return written
 
 

@@ -89,8 +89,8 @@ def save_hf(
         raise CheckpointError(f"checkpoint {folder}: holds {there.name} already; name another folder")
     flat, letters = flatten(params), parameters(config)
     dtype = np.dtype(flat["embed"].dtype)
-    # Without null, transformers would end every answer at LLaMA's token 2; the tokenizer knows better.
-    tokens = {"bos_token_id": None, "eos_token_id": None}
+    # Without null, transformers would end every answer at LLaMA's token 2, and pad with Phi-3's 32000.
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     written = to_hf(config) | tokens | {"torch_dtype": dtype.name} | dict(more)
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     tensors, sizes = hf_tensors(config, written_family(config)), dimensions(config)

@@ -76,7 +76,9 @@ HUB: dict[str, dict[str, Any]] = {
 TINY = {
     "phi3": Tiny("Phi3", {"head_dim": 4, "pad_token_id": None}, written="LlamaForCausalLM", split="nightly"),
     "partial": Tiny(
-        "Phi3", LOCAL | {"head_dim": 4, "partial_rotary_factor": 0.5, "pad_token_id": None}, nightly=True
+        "Phi3",
+        LOCAL | {"head_dim": 4, "partial_rotary_factor": 0.5, "pad_token_id": None},
+        written="Phi3ForCausalLM",
     ),
     # TOKENS are longer than the original length of the one, and shorter than that of the other.
     "longrope": Tiny(
