@@ -10,6 +10,7 @@ from tests.models.families.table import TINY
 from tests.nn import hf_models
 from tests.nn.files.test_weights import TOKENS, assert_same, f32, load, logits
 
+from meshwright.errors import CheckpointError
 from meshwright.nn.files.weights import save_hf
 
 pytestmark = pytest.mark.sampled(4)
@@ -80,6 +81,23 @@ def test_the_language_model_of_one_that_sees(folders, tmp_path, kind):
     save_file(renamed, tmp_path / "model.safetensors")
     params, read = load(tmp_path, f32())
     assert_close(logits(params, read, f32()), expected)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "yarn"])
+def test_layers_that_predict_further_tokens_are_passed_over(folders, tmp_path, kind):
+    """DeepSeek-V3's files have one after the last; LLaMA's have none, so there it is an error."""
+    from safetensors.numpy import load_file, save_file
+
+    folder, _ = folders[kind]
+    tensors = load_file(folder / "model.safetensors")
+    more = {"model.layers.3.eh_proj.weight": np.zeros((2, 2), np.float32)}
+    save_file(tensors | more, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    if kind == "deepseek_v3":
+        assert_same(load(tmp_path, f32())[0], load(folder, f32())[0])
+    else:
+        with pytest.raises(CheckpointError, match=r"holds model\.layers\.3\.eh_proj\.weight, which"):
+            load(tmp_path, f32())
 
 
 def test_gpt_oss_as_it_stands_on_the_hub(tmp_path):

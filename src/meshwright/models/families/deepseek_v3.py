@@ -44,6 +44,7 @@ FAMILY = Family(
     sets={"moe.score": "sigmoid", "moe.choice_bias": True},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
+    more_layers=True,
     releases=(
         Release(
             # Without the module that predicts a second token: 14 billion parameters of its files.

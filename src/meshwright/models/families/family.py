@@ -160,7 +160,8 @@ class Family:
     name if empty. wrappers: model types of larger models whose `text_config` describes one of this family.
     sets: fields of ModelConfig that all its models have. groups: keys that are read together, in order.
     tensors: by parameter (`wq`), or by stack and parameter if stacks differ (`dense_layers/w_in`).
-    prefix: the beginning of tensor names that some files leave out. tool_calls: the format that its chat
+    prefix: the beginning of tensor names that some files leave out. more_layers: whether files hold layers
+    after the last, which predict further tokens and are not read. tool_calls: the format that its chat
     models were trained on. Chats are formatted by the template in the tokenizer's files.
     """
 
@@ -174,6 +175,7 @@ class Family:
     model_types: tuple[str, ...] = ()
     wrappers: tuple[str, ...] = ()
     prefix: str = ""
+    more_layers: bool = False
     tool_calls: ToolFormat | None = None
     releases: tuple[Release, ...] = ()
 

@@ -4,6 +4,7 @@ HF stores a linear layer as [out, in] (GPT-2 as [in, out]) with flattened heads,
 Our parameters keep every letter and stack the layers: q_proj[N·H, D] of layers 0..L-1 <-> wq[L, D, N, H].
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -41,9 +42,15 @@ def _prefixes(family: Family, stored: Collection[str]) -> tuple[str, str]:
     return "", ""
 
 
-def passed_over(name: str) -> bool:
-    """Whether a tensor of a checkpoint is no parameter: rotary frequencies, causal masks, vision towers."""
-    return name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")) or name.startswith(_SEES)
+def passed_over(name: str, config: ModelConfig, family: Family) -> bool:
+    """Whether a tensor of a checkpoint is none of ours: rotary frequencies, causal masks, vision towers.
+
+    So are layers after the last, if the family's files have modules that predict further tokens.
+    """
+    if name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")) or name.startswith(_SEES):
+        return True
+    layer = re.search(r"\.layers\.(\d+)\.", name)
+    return family.more_layers and layer is not None and int(layer[1]) >= config.num_layers
 
 
 def is_by_expert(tensor: Tensor) -> bool:

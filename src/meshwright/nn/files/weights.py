@@ -20,7 +20,7 @@ from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.family import Tensor
+from meshwright.models.families.family import Family, Tensor
 from meshwright.models.files import read_family
 from meshwright.models.hf import to_hf, written_family
 from meshwright.models.parameters import OF_STACKS, Param, dimensions, parameters
@@ -63,7 +63,7 @@ def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> di
         stored = dequantised(folder, files)
         family = read_family(folder) or written_family(config)
         tensors = hf_tensors(config, family, stored)
-        _check(folder, stored, config, tensors)
+        _check(folder, stored, config, family, tensors)
         return build(
             config, lambda path, param: _load(stored, tensors[path], path, param, config, abstract[path])
         )
@@ -169,7 +169,11 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _check(
-    folder: Path, stored: Mapping[str, Any], config: ModelConfig, tensors: Mapping[str, Tensor]
+    folder: Path,
+    stored: Mapping[str, Any],
+    config: ModelConfig,
+    family: Family,
+    tensors: Mapping[str, Tensor],
 ) -> None:
     """CheckpointError at the first tensor that differs from what `config` asks for."""
     sizes = dimensions(config)
@@ -190,7 +194,7 @@ def _check(
     # A tied model may store its table twice.
     known = {*names, UNEMBED} if config.tied_embeddings else set(names)
     for name in sorted(set(stored) - known):
-        if not passed_over(name):
+        if not passed_over(name, config, family):
             raise CheckpointError(f"checkpoint {folder}: holds {name}, which {config.name} has not")
 
 
