@@ -1,0 +1,48 @@
+from meshwright.models.families.common import ACTIVATION, LAYER, LLAMA_KEYS, LLAMA_TENSORS, linear
+from meshwright.models.families.family import Family, Key, Release, ignored, preset
+from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.rope import Rope
+
+_BIASES = ("qkv_bias", "attention_out_bias", "mlp_bias")
+
+FAMILY = Family(
+    "starcoder2",
+    "StarCoder 2",
+    ("Starcoder2ForCausalLM",),
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
+    | {
+        "norm_epsilon": Key("norm_eps", 1e-5),
+        "use_bias": Key(_BIASES, True),
+        "hidden_act": Key("activation", "gelu_pytorch_tanh", form=ACTIVATION),
+        "tie_word_embeddings": Key("tied_embeddings", True),
+    }
+    | ignored("its class has one kind of norm and feed-forward", "norm_type", "mlp_type")
+    | ignored("training only", "residual_dropout", "embedding_dropout"),
+    sets={"norm": "layer", "norm_bias": True, "gated": False},
+    groups=(LocalLayers(), Rope()),
+    tensors=LLAMA_TENSORS
+    | linear("w_in", f"{LAYER}.mlp.c_fc", "F", "D")
+    | linear("w_out", f"{LAYER}.mlp.c_proj", "D", "F"),
+    releases=(
+        Release(
+            "Lozhkov et al. 2024, https://arxiv.org/abs/2402.19173; config.json of bigcode/starcoder2-*",
+            {
+                "starcoder2-3b": preset(
+                    3_030_371_328, L=30, D=3072, F=12_288, N=24, K=2, rope_theta=999_999.4420358813
+                ),
+                "starcoder2-7b": preset(7_173_923_840, L=32, D=4608, F=18_432, N=36, K=4, rope_theta=1e6),
+                "starcoder2-15b": preset(
+                    15_957_889_024, L=40, D=6144, F=24_576, N=48, K=4, rope_theta=1e5, tied_embeddings=False
+                ),
+            },
+            shared={
+                "vocab_size": 49_152,
+                "max_seq_len": 16_384,
+                "sliding_window": 4096,
+                "activation": "gelu",
+                "tied_embeddings": True,
+                **dict.fromkeys(_BIASES, True),
+            },
+        ),
+    ),
+)
