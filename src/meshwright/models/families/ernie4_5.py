@@ -1,0 +1,25 @@
+from meshwright.models.families.common import EPS_1E_5, LLAMA_KEYS, LLAMA_TENSORS, in_pairs
+from meshwright.models.families.family import Family, Key, Release, preset
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "ernie4_5",
+    "ERNIE 4.5 (dense)",
+    ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+    keys=LLAMA_KEYS
+    | EPS_1E_5
+    | {
+        "use_bias": Key(("qkv_bias", "attention_out_bias", "mlp_bias"), False),
+        "head_dim": Key("d_head", 128),
+        "tie_word_embeddings": Key("tied_embeddings", True),
+    },
+    groups=(Rope(theta=500_000.0),),
+    tensors=LLAMA_TENSORS | in_pairs(LLAMA_TENSORS, "wq", "wk", "wq_bias", "wk_bias"),
+    releases=(
+        Release(
+            "ERNIE Team 2025, ERNIE 4.5 Technical Report; config.json of baidu/ERNIE-4.5-0.3B-PT",
+            {"ernie-4.5-0.3b": preset(360_748_032, L=18, D=1024, F=3072, N=16, K=2, H=128, V=103_424)},
+            shared={"max_seq_len": 131_072, "rope_theta": 500_000.0, "tied_embeddings": True},
+        ),
+    ),
+)
