@@ -22,7 +22,7 @@ PUBLISHED = {
 _UNITS = {"B": 1e9, "M": 1e6}
 # They are counted as the other sizes of their tables, or were published with their vision towers.
 _UNCOUNTED = {"demo", "tiny", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b", "phi-3.5-mini"}
-_UNCOUNTED |= {"gpt-3-medium", "gpt-3-large"}
+_UNCOUNTED |= {"gpt-3-medium", "gpt-3-large", "glm-4.5", "glm-4.5-air", "glm-4.6"}
 
 
 def test_each_file_is_one_family_with_cases() -> None:
@@ -74,6 +74,14 @@ def test_published_parameters(name: str) -> None:
         assert round(count.total / _UNITS[preset.params[-1]], digits) == float(preset.params[:-1])
     if preset.active is not None:
         assert count.active == pytest.approx(float(preset.active[:-1]) * _UNITS[preset.active[-1]], rel=0.03)
+
+
+@pytest.mark.parametrize(("name", "billions", "more"), [("glm-4.5", 355, 1), ("glm-4.5-air", 106, 0)])
+def test_glm_is_counted_without_its_vocabulary(name: str, billions: int, more: int) -> None:
+    """The larger with the module that predicts a second token: a layer and a matrix [2D, D] more."""
+    config = PRESETS[name]
+    count = count_params(replace(config, num_layers=config.num_layers + more))
+    assert round((count.total - count.vocab + more * 2 * config.d_model**2) / 1e9) == billions
 
 
 @pytest.mark.parametrize("name", PRESETS)
