@@ -1,4 +1,4 @@
-"""The text of a conversation, as the model was trained to read it."""
+"""The text of a conversation, in the format that the model was trained on."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -71,16 +71,16 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate:
-    """The template of a checkpoint in Hugging Face format, PLAIN_TEMPLATE where it has none.
+    """The template of a checkpoint in Hugging Face format, PLAIN_TEMPLATE if it has none.
 
-    Reads chat_template.jinja and tokenizer_config.json. Raises CheckpointError where they cannot be read.
+    Reads chat_template.jinja and tokenizer_config.json. Raises CheckpointError if they cannot be read.
     """
     config = json_object(folder / "tokenizer_config.json")
     return ChatTemplate(_template(folder, config), special_tokens(config))
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, empty where there is no file; CheckpointError for anything else."""
+    """The JSON object in a file, empty if there is no file; CheckpointError for other content."""
     if not path.is_file():
         return {}
     try:

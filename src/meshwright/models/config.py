@@ -1,4 +1,4 @@
-"""The shape of a model, as data: read by `models/hf.py` and `models/files.py`, named by presets."""
+"""The shape of a model, as data."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -15,28 +15,33 @@ Positions = Literal["rope", "learned", "none", "alibi"]
 Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu"]
 RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
 RouterScore = Literal["softmax", "sigmoid"]
-# Where the weights of a layer lie: stacked apart are those of a mixture's dense layers, and of layers that
-# read the keys and values of one before them and so make none.
+# Layers with the same parameters share a stack. A mixture's dense layers have a stack of their own, and so
+# have layers that read the keys and values of an earlier layer.
 Stack = Literal["layers", "dense_layers", "kv_shared_layers", "dense_kv_shared_layers"]
 KV_SHARED: tuple[Stack, ...] = ("kv_shared_layers", "dense_kv_shared_layers")
-# Far above any model. Layers are looped over; products of sizes stay within 64 bits.
+# Far above any model: layers are looped over, and products of sizes must fit 64 bits.
 _MOST_LAYERS, _MOST_SIZE = 10_000, 2**31
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond `original_max_seq_len` positions.
+    """Rotary frequencies stretched beyond `original_max_seq_len` positions.
 
-    kind llama3: wavelengths longer than original_max_seq_len / low_freq_factor are divided by factor,
-    those shorter than original_max_seq_len / high_freq_factor stay, between them it is interpolated.
-    linear: all are divided by factor. dynamic: none within max_seq_len positions, and none run beyond.
-    yarn (Peng et al., 2023): those that turn less than beta_slow times within the original length are
-    divided by factor, those that turn more than beta_fast times stay, and it is interpolated by their
-    number, whose bounds are whole where `truncate`. longrope (Ding et al., 2024): divided each by its own
-    of long_factor where positions go beyond the original length, else of short_factor.
+    kind:
+      llama3: frequencies of wavelengths longer than original_max_seq_len / low_freq_factor are divided by
+        factor. Wavelengths shorter than original_max_seq_len / high_freq_factor keep theirs. Frequencies
+        between these are interpolated.
+      linear: all are divided by factor.
+      dynamic: none is changed within max_seq_len positions, and longer sequences do not run.
+      yarn (Peng et al., 2023): frequencies that turn less than beta_slow times within the original length
+        are divided by factor. Frequencies that turn more than beta_fast times are kept. Those between are
+        interpolated by their number, with whole bounds if `truncate`.
+      longrope (Ding et al., 2024): each frequency is divided by its own long_factor if the sequence is
+        longer than the original length, otherwise by its own short_factor.
 
-    attention_factor: what yarn and longrope multiply cosines and sines by; where None it follows from
-    factor, and for yarn from mscale and mscale_all_dim, by whose square latent attention multiplies scores.
+    attention_factor: yarn and longrope multiply cosines and sines by it. None: it follows from factor, and
+    for yarn also from mscale and mscale_all_dim. Latent attention multiplies scores by the square of the
+    latter.
     """
 
     factor: float
@@ -77,17 +82,17 @@ class RopeScaling:
 class MoE:
     """A mixture of experts in place of the feed-forward (Shazeer et al., 2017).
 
-    Each token goes through experts_per_token (k) of num_experts (E), each d_ff (M) wide, and through all
-    shared ones, each d_ff_shared wide (d_ff where None). The first num_dense_layers have a dense
-    feed-forward instead; of the others every `every`-th has experts. router_bias: the router adds one to
-    its scores. expert_bias: the experts' matrices have biases.
+    num_experts (E), experts_per_token (k): each token goes through k of E experts. d_ff (M): width of an
+    expert. num_shared_experts, d_ff_shared: all tokens go through these, as wide as an expert if
+    d_ff_shared is None. num_dense_layers: the first layers, with a dense feed-forward. every: each n-th
+    layer has experts, the others are dense. router_bias, expert_bias: whether these have biases.
 
-    score: what a router's logits become, over all experts or each for itself. choice_bias: added to the
-    scores to choose the experts, but not to weigh them (DeepSeek-V3). num_groups: the experts lie in so many
-    groups, of which a token goes to those of the groups_per_token that score best: by their best expert, or
-    with sigmoids by their best two. normalized: the weights of a token's experts add up to 1. scaling: what
-    they are multiplied by then. scales_input: the weights multiply what experts take of a token, not what
-    they make of it (Llama 4).
+    score: the function of the router's logits: a softmax over all experts, or a sigmoid of each.
+    choice_bias: added to the scores to choose the experts, but not to weigh them (DeepSeek-V3). num_groups:
+    the experts are in this number of groups, and a token's experts are in the groups_per_token best. A
+    group scores as its best expert, or with sigmoids as its best two. normalized: the weights of a token's
+    experts add up to 1. scaling: factor of the weights. scales_input: the weights multiply the input of an
+    expert, not its output (Llama 4).
     """
 
     num_experts: int
@@ -127,11 +132,11 @@ class MoE:
 
 @dataclass(frozen=True)
 class MLA:
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values come from one latent of kv_rank (R).
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values come from one latent.
 
-    q_rank (Q): of the queries' latent; None projects them at once. A query's or key's head has nope_dim (J)
-    elements without positions and rope_dim (A) that rotary positions turn, the latter one for all heads of
-    a key; a value's head has value_dim (O).
+    kv_rank (R): size of that latent. q_rank (Q): size of the queries' latent; None projects queries at once.
+    nope_dim (J), rope_dim (A): elements of a query's or key's head without and with rotary positions; the
+    latter are the same in all heads of a key. value_dim (O): elements of a value's head.
     """
 
     kv_rank: int
@@ -149,7 +154,7 @@ class MLA:
 class Window(NamedTuple):
     """The positions that a query of a local layer sees: the last `size`, its own included.
 
-    chunked: of those the ones of its own chunk, of which one begins at every `size`-th position (Llama 4).
+    chunked: only positions of the query's own chunk of `size` positions, counted from 0 (Llama 4).
     """
 
     size: int
@@ -173,9 +178,9 @@ class Window(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """What sets the layers of a model apart: the stack of their weights, what they see, and how.
+    """The properties in which layers differ: the stack of their weights, their window, their positions.
 
-    window: None where a layer sees all positions. turned: whether positions turn its queries and keys.
+    window: None if a layer sees all positions. turned: whether positions turn its queries and keys.
     """
 
     stack: Stack
@@ -184,12 +189,12 @@ class LayerKind(NamedTuple):
 
     @property
     def shares_kv(self) -> bool:
-        """Whether it reads the keys and values of a layer before it."""
+        """Whether it reads the keys and values of an earlier layer."""
         return self.stack in KV_SHARED
 
 
 class Layer(NamedTuple):
-    """One layer: its weights are number `row` of its stack, its keys and values lie in cache `cache`."""
+    """One layer: its weights are row `row` of its stack, its keys and values are in cache `cache`."""
 
     kind: LayerKind
     row: int
@@ -205,19 +210,20 @@ class ModelConfig:
     tied_embeddings: the output projection is the embedding table.
     norm_offset: norms multiply by 1 + scale (Gemma). post_norms: also after attention and feed-forward.
     qk_norm: queries and keys are normed over H. rotary_dim: how many of a head's elements positions turn.
-    sliding_window: positions that a local layer sees; all layers are local where global_every is 0,
-    otherwise each global_every-th sees all. attention_chunk: positions of a chunk, where a local layer sees
-    those of its own chunk instead (Llama 4). rope_theta_local: of local layers, where it differs.
-    nope_every: each nope_every-th layer has no rotary positions, none where 0. With a temperature_floor its
-    queries are multiplied by 1 + temperature_slope ln(1 + floor((1 + position) / temperature_floor)).
-    turned_norm: queries and keys that positions have turned are normed over H, without weights.
-    query_scale: what q . k is multiplied by (d_head ** -0.5 where None). attention_softcap, logit_softcap:
-    c in c tanh(x / c). attention_sinks: a logit a head that takes weight from all keys (gpt-oss).
-    scale_embedding: by sqrt(d_model). embedding_norm: embeddings are normed (BLOOM). layers_per_cache: how
-    many consecutive layers read one cache of keys and values, which the first of them makes (cross-layer
+    sliding_window: positions that a local layer sees. global_every: each n-th layer sees all positions and
+    the others are local; all are local if it is 0. attention_chunk: a local layer sees its own chunk of this
+    number of positions instead (Llama 4). rope_theta_local: the base of local layers, if theirs differs.
+    nope_every: each n-th layer has no rotary positions; 0 for none. With a temperature_floor its queries are
+    multiplied by 1 + temperature_slope ln(1 + floor((1 + position) / temperature_floor)).
+    turned_norm: queries and keys are normed over H after positions have turned them, without weights.
+    query_scale: factor of q . k; d_head ** -0.5 if None. attention_softcap, logit_softcap: c in
+    c tanh(x / c). attention_sinks: each head has a logit that takes weight from all keys (gpt-oss).
+    scale_embedding: by sqrt(d_model). embedding_norm: embeddings are normed (BLOOM). layers_per_cache:
+    consecutive layers that read one cache of keys and values, made by the first of them (cross-layer
     attention, Brandon et al., 2024).
-    lora_rank: only adapters of this rank are trained, beside frozen weights (LoRA, Hu et al. 2021):
-    x W + s (x A) B with s = lora_alpha / lora_rank, 1 where lora_alpha is None.
+    lora_rank: the weights are frozen and only adapters of this rank are trained (LoRA, Hu et al. 2021):
+    x W + s (x A) B with s = lora_alpha / lora_rank, or 1 if lora_alpha is None.
+    family: the model family whose files describe it; LLaMA's or another that computes the same if None.
     """
 
     name: str
@@ -308,7 +314,7 @@ class ModelConfig:
             )
 
     def __repr__(self) -> str:
-        """The name and the sizes, by letter; M and E are those of experts.
+        """The name and the sizes by letter, for a mixture also M and E.
 
         >>> ModelConfig("tiny", 2, 32, 64, 8, 4, 8, 64, 64)
         ModelConfig(tiny: L=2, D=32, F=64, N=8, K=4, H=8, V=64)
@@ -328,7 +334,7 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Every layer in the order in which a token goes through them."""
+        """Every layer, from the first to the last."""
         rows: Counter[Stack] = Counter()
         layers: list[Layer] = []
         for number, window in enumerate(self.windows):
@@ -351,7 +357,7 @@ class ModelConfig:
 
     @cached_property
     def score_scale(self) -> float | None:
-        """What q . k is multiplied by; None: d_head ** -0.5."""
+        """The factor of q . k; None for d_head ** -0.5."""
         scaling = self.rope_scaling
         if self.mla is None or scaling is None or not scaling.mscale_all_dim:
             return self.query_scale
@@ -365,7 +371,7 @@ class ModelConfig:
 
     @cached_property
     def num_dense_layers(self) -> int:
-        """P: the layers of a mixture of experts that have a dense feed-forward; 0 without experts."""
+        """P: the dense layers of a mixture of experts; 0 without experts."""
         return sum(self._is_dense_among_experts(number) for number in range(self.num_layers))
 
     @property
@@ -375,7 +381,7 @@ class ModelConfig:
 
     @cached_property
     def windows(self) -> tuple[Window | None, ...]:
-        """What each layer sees; None: all that came before."""
+        """The window of each layer; None if it sees all positions."""
         size = self.attention_chunk or self.sliding_window
         window = Window(size, chunked=self.attention_chunk is not None) if size else None
         return tuple(
@@ -383,7 +389,7 @@ class ModelConfig:
         )
 
 
-# By whether a layer is dense among experts, and whether it reads another's keys and values.
+# By whether a layer is dense among experts, and whether it reads another layer's keys and values.
 _STACKS: dict[tuple[bool, bool], Stack] = {
     (False, False): "layers",
     (True, False): "dense_layers",
@@ -393,12 +399,12 @@ _STACKS: dict[tuple[bool, bool], Stack] = {
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
-    """How much larger scores are wanted where positions are stretched by `factor`: 0.1 m ln f + 1 (YaRN)."""
+    """The factor of scores if positions are stretched by `factor`: 0.1 m ln f + 1 (YaRN)."""
     return 0.1 * mscale * log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _check_cache_groups(config: ModelConfig) -> None:
-    """ModelError where layers cannot share caches as `layers_per_cache` says."""
+    """ModelError if layers cannot share caches as `layers_per_cache` says."""
     each = config.layers_per_cache
     if each > 1 and config.mla is not None:
         raise ModelError(
@@ -426,7 +432,7 @@ def _check_cache_groups(config: ModelConfig) -> None:
 
 
 def _is_each(every: int, number: int) -> bool:
-    """Whether layer `number` is one of each `every`-th; none is where that is 0."""
+    """Whether layer `number` is the last of `every` layers; never if that is 0."""
     return bool(every) and (number + 1) % every == 0
 
 
@@ -444,7 +450,7 @@ def _check_mla(config: ModelConfig, mla: MLA) -> None:
 
 
 def _check_factors(config: ModelConfig, scaling: RopeScaling) -> None:
-    """ModelError where LongRoPE has not one factor for each frequency."""
+    """ModelError if LongRoPE does not have one factor for each frequency."""
     num_pairs = (config.rotary_dim or (config.mla.rope_dim if config.mla else config.d_head)) // 2
     for name in ("short_factor", "long_factor"):
         factors = getattr(scaling, name)
@@ -483,7 +489,7 @@ _FIELDS = {each.name: each for each in fields(ModelConfig)}
 
 
 def _fault(kind: Any, value: Any, least: int, most: int) -> str | None:
-    """What is wrong with a value of this type; None where it is right."""
+    """The fault of a value of this type; None if there is none."""
     if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < least):
         return "must be a whole number of at least 0" if least == 0 else "must be a positive whole number"
     if kind is int and value > most:

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs, cache bytes and arithmetic intensity of a model, counted from what runs."""
+"""Parameters, FLOPs, cache bytes and arithmetic intensity of a model, counted from its parameters."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ PARTS = ("mlp", "attention", "vocab", "norms", "router")
 class ParamCount:
     """Parameters by component, over all layers; a tied table counts once.
 
-    mlp: dense, routed and shared feed-forwards; router: what chooses among the routed. vocab: embedding,
-    output projection and learned positions. active: those that one token uses, k of E experts and all else.
+    mlp: dense, routed and shared feed-forwards. vocab: embedding, output projection and learned positions.
+    active: parameters that one token uses: k of E experts and all others.
     """
 
     mlp: int
@@ -35,8 +35,8 @@ class ParamCount:
 def count_params(config: ModelConfig) -> ParamCount:
     """The parameters of `config`.
 
-    A layer of LLaMA's has 3DF (MLP), 2D(N + K)H (attention) and 2D (norms), one of experts 3EDM and DE
-    (router) instead of the first; besides them DV for each of embed and unembed, and D for the last norm.
+    A layer of LLaMA has 3DF (MLP), 2D(N + K)H (attention) and 2D (norms). A layer of experts has 3EDM and
+    DE (router) instead of 3DF. Embedding and output projection have DV each, the last norm D.
     Source: How to Scale Your Model, "Transformer Math".
     """
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
@@ -69,7 +69,7 @@ def component(name: str) -> str:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one token's forward pass by component, averaged over the positions of a sequence.
+    """FLOPs of one token's forward pass by component, averaged over a sequence's positions.
 
     attention: its projections; scores: q . k and the sum of values; vocab: the output projection.
     """
@@ -91,10 +91,10 @@ def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> 
 
         2 (L (3DF + 2D(N + K)H) + DV)  +  L * 4 T N H   (half of this term when causal)
 
-    The first term is 2 FLOPs a matmul parameter that the token uses (of E experts k; look-ups, norms and
-    biases are free; the output projection counts also where it is tied), the second the scores q.k and the
-    values, 2 T N (H + O) where their head dimensions differ. causal: the kernel skips what the mask hides,
-    also beyond a local layer's window; False counts the whole T x T square, as much published MFU does.
+    The first term is 2 FLOPs for each matmul parameter that the token uses: k of E experts; the output
+    projection even if it is tied; not look-ups, norms and biases. The second is the scores q.k and the
+    values, 2 T N (H + O) if their head dimensions differ. causal: the kernel skips masked positions, also
+    outside a local layer's window. False counts the whole T x T square, as most published MFUs do.
     Source: How to Scale Your Model, "Transformer Math"; training is three times this.
     """
     counts: dict[str, int] = dict.fromkeys(("mlp", "attention", "vocab", "router"), 0)
@@ -105,9 +105,9 @@ def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> 
 
 
 def seen_keys(seq_len: int, window: Window | None) -> float:
-    """How many keys a query sees, averaged over T positions: T/2, or W (1 - W / 2T) under a window of W.
+    """Keys that a query sees, averaged over T positions: T/2, or W (1 - W / 2T) in a window of W.
 
-    In chunks of W it is W/2, and of a last one that is shorter half of its own length.
+    In chunks of W it is W/2, and half its length in a shorter last chunk.
 
     >>> seen_keys(4096, None), seen_keys(4096, Window(1024)), seen_keys(4096, Window(1024, chunked=True))
     (2048.0, 896.0, 512.0)
@@ -122,14 +122,14 @@ def seen_keys(seq_len: int, window: Window | None) -> float:
 
 
 def forward_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
-    """FLOPs of one token's forward pass: `forward_flops` in all."""
+    """Total of `forward_flops`."""
     return forward_flops(config, seq_len, causal=causal).total
 
 
 def even_context(config: ModelConfig, seq_len: int) -> float:
-    """Positions behind which a token's attention takes as many FLOPs as all its products.
+    """The context at which a token's attention takes the FLOPs of all its products.
 
-    By the mean slope up to `seq_len` positions, since layers with a window read no more than that.
+    By the mean slope up to `seq_len` positions, since layers with a window read no more.
 
     >>> from meshwright.models.presets import PRESETS
     >>> round(even_context(PRESETS["llama-3-8b"], 8192))
@@ -142,7 +142,7 @@ def even_context(config: ModelConfig, seq_len: int) -> float:
 def train_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
     """FLOPs of one token's forward and backward pass: three forwards, without recomputation.
 
-    Of matrices that are not trained, as beside adapters, only two: they have no gradient.
+    Frozen matrices count two forwards, since they have no gradient.
     """
     frozen = sum(2 * m.num_used * m.rows * m.columns for m in _matrices(config) if not m.trained)
     return 3 * forward_flops_per_token(config, seq_len, causal=causal) - frozen
@@ -150,7 +150,7 @@ def train_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = T
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Matrices [rows, columns] of one name: how many there are, and how many a token is multiplied by."""
+    """Matrices [rows, columns] of one name: the number stored, and the number that a token uses."""
 
     part: str
     rows: int
@@ -180,7 +180,7 @@ def _matrix(config: ModelConfig, name: str, param: Param, sizes: Mapping[str, in
 
 
 def _widths(config: ModelConfig) -> int:
-    """H + O: of one head's key and of its value."""
+    """H + O: the elements of one head's key and value."""
     return config.d_head + (config.mla.value_dim if config.mla else config.d_head)
 
 
@@ -188,10 +188,9 @@ def _widths(config: ModelConfig) -> int:
 
 
 def cache_arrays(config: ModelConfig) -> dict[str, str]:
-    """The arrays that a layer's cache holds, by name, with their letters.
+    """The letters of each array in a layer's cache.
 
-    Keys and values, or with latent attention what they follow from: the latent and the rotary key, which
-    are alike in all heads.
+    Latent attention caches the latent and the rotary key, which all heads share; keys and values follow.
 
     >>> from meshwright.models.presets import PRESETS
     >>> cache_arrays(PRESETS["llama-3-8b"]), cache_arrays(PRESETS["deepseek-v3"])
@@ -201,7 +200,7 @@ def cache_arrays(config: ModelConfig) -> dict[str, str]:
 
 
 def cache_scales(config: ModelConfig, dtype: str) -> dict[str, str]:
-    """The f32 scales beside those arrays, where they are quantised: of each token one for each head.
+    """The letters of a quantised cache's f32 scales: one for each token and head.
 
     >>> from meshwright.models.presets import PRESETS
     >>> cache_scales(PRESETS["llama-3-8b"], "int8"), cache_scales(PRESETS["llama-3-8b"], "bf16")
@@ -213,19 +212,19 @@ def cache_scales(config: ModelConfig, dtype: str) -> dict[str, str]:
 
 
 def cache_windows(config: ModelConfig) -> tuple[Window | None, ...]:
-    """The window of each cache, the widest of the layers that read it; None where it holds all positions."""
+    """The window of each cache, the widest of the layers that read it; None for all positions."""
     each = config.layers_per_cache
     groups = (config.windows[first : first + each] for first in range(0, config.num_layers, each))
     return tuple(None if None in group else max(filter(None, group)) for group in groups)
 
 
 def widest_window(config: ModelConfig) -> Window | None:
-    """The widest window of a cache; None where every cache keeps all positions."""
+    """The widest window of a cache; None if every cache keeps all positions."""
     return max((window for window in cache_windows(config) if window), default=None)
 
 
 def cached_positions(seq_len: int, window: Window | None) -> int:
-    """Positions that a cache keeps of a sequence on its way to so many: at most those of its window.
+    """Positions that a cache keeps of a sequence of `seq_len`: at most its window.
 
     >>> cached_positions(4096, None), cached_positions(4096, Window(1024))
     (4096, 1024)
@@ -234,7 +233,7 @@ def cached_positions(seq_len: int, window: Window | None) -> int:
 
 
 def read_positions(seq_len: int, window: Window | None) -> int:
-    """Positions of so many that their last query reads.
+    """Positions that the last query of a sequence of `seq_len` reads.
 
     >>> read_positions(4096, Window(1024)), read_positions(4096 + 8, Window(1024, chunked=True))
     (1024, 8)
@@ -243,24 +242,24 @@ def read_positions(seq_len: int, window: Window | None) -> int:
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
-    """Bytes that one more token takes in the cache, in `dtype`, where no window is full yet.
+    """Bytes that one more token adds to the cache, in `dtype`, before any window is full.
 
         2 L K H   keys and values;   L (R + A) with latent attention: the latent and one rotary key
 
-    Of layers that share a cache one counts. The sources once print L K H alone; keys and values make two.
-    Scales of quantised ones (`cache_scales`) are not counted, here and below, as they are not in the sources.
+    Layers that share a cache count once. One source prints L K H, without the 2 for keys and values. Scales
+    of quantised caches (`cache_scales`) are not counted, here and below, as in the sources.
     """
     return int(len(cache_windows(config)) * _kv_elements(config) * dtype_bytes(dtype))
 
 
 def kv_cache_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
-    """Bytes of the cache of one sequence of S tokens: a local layer keeps those of its window alone."""
+    """Bytes of the cache of one sequence of S tokens; a local layer keeps only its window."""
     num_tokens = sum(cached_positions(seq_len, window) for window in cache_windows(config))
     return int(num_tokens * _kv_elements(config) * dtype_bytes(dtype))
 
 
 def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
-    """Bytes of the cache that one token after S reads: every layer reads, also one that shares."""
+    """Bytes of the cache that one token after S reads; layers that share a cache all read it."""
     num_tokens = sum(read_positions(seq_len, window) for window in config.windows)
     return int(num_tokens * _kv_elements(config) * dtype_bytes(dtype))
 
@@ -275,10 +274,10 @@ def _kv_elements(config: ModelConfig) -> int:
 
 
 def matmul_intensity(config: ModelConfig, part: str, num_tokens: int, dtype: str = "bf16") -> float:
-    """FLOPs a byte of a component's products with `num_tokens` tokens: 2 B D F / (2 (B D + D F + B F)).
+    """FLOPs per byte of a component's products with `num_tokens` tokens: 2 B D F / (2 (B D + D F + B F)).
 
-    It nears B where B is far below D and F. Of E experts as many are read as the tokens can choose.
-    Zero where the model has no such component.
+    It approaches B if B is far below D and F. min(E, k B) experts are read. Zero if the model has no such
+    component.
     """
     flops = moved = 0
     for m in (matrix for matrix in _matrices(config) if matrix.part == part):
@@ -289,9 +288,9 @@ def matmul_intensity(config: ModelConfig, part: str, num_tokens: int, dtype: str
 
 
 def prefill_intensity(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> float:
-    """FLOPs a byte of attention over T queries and T keys: T G / (G + 1) in bf16, the mask not counted.
+    """FLOPs per byte of attention over T queries and T keys: T G / (G + 1) in bf16, without the mask.
 
-    A query of a local layer sees its window alone. Latent attention spells keys and values out: G = 1.
+    A query of a local layer sees only its window. Latent attention computes all keys and values: G = 1.
     """
     widths = _widths(config)
     seen = sum(cached_positions(seq_len, window) for window in config.windows)
@@ -301,10 +300,10 @@ def prefill_intensity(config: ModelConfig, seq_len: int, dtype: str = "bf16") ->
 
 
 def generation_intensity(config: ModelConfig, num_keys: int, dtype: str = "bf16") -> float:
-    """FLOPs a byte of attention of one query over S keys: S G / (G + S) in bf16, towards G = N / K.
+    """FLOPs per byte of attention of one query over S keys: S G / (G + S) in bf16, towards G = N / K.
 
-    A local layer reads its window alone. In latent attention all heads read one latent of R elements, the
-    values, and A more of the keys, once: towards N (2R + A) / (R + A), almost 2N.
+    A local layer reads only its window. In latent attention all heads read one latent of R elements, which
+    are the values, and A more elements of the keys: towards N (2R + A) / (R + A), almost 2N.
     """
     widths = _widths(config)
     if config.mla:

@@ -12,7 +12,7 @@ from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
 from meshwright.models.families.family import Family
 from meshwright.models.hf import family_of, from_hf, to_hf
 
-# What config.json says of a model that no architecture of Hugging Face's computes.
+# The model type of a config.json in our own form.
 _OWN_TYPE = "meshwright"
 
 
@@ -62,7 +62,7 @@ def _is_own_form(data: Mapping[str, Any]) -> bool:
 def config_json(config: ModelConfig) -> dict[str, Any]:
     """The config.json of a model, which `read_model` reads.
 
-    Hugging Face's form where one of their architectures computes the same; else our own, ModelConfig's fields
+    Hugging Face's form if one of their classes computes the same, otherwise our own: ModelConfig's fields
     under `model`.
     """
     try:
@@ -72,7 +72,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def model_from_dict(values: Mapping[str, Any], where: str) -> ModelConfig:
-    """The ModelConfig with these fields, nested ones as tables. ModelError: one is unknown or missing."""
+    """The ModelConfig with these fields, some of them tables. ModelError if one is unknown or missing."""
     values = dict(values)
     for name, kind in _TABLES.items():
         if (table := values.get(name)) is None or isinstance(table, kind):

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import MLA, ModelConfig, MoE, check_value
-from meshwright.models.families import PLAINEST, families, family, naming
+from meshwright.models.families import PLAINEST, families, load_family, naming
 from meshwright.models.families.common import EVERY_FILE, OTHER_MODELS
 from meshwright.models.families.family import Family, Fixed, Key, Part, Rule
 
@@ -17,16 +17,16 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
     Raises ModelError naming every missing key at once, or the class, the option or the key that is not
     supported and changes the mathematics. Warns of keys that it does not know.
     """
-    found, given = recognised(config, name)
-    rules = rules_of(found)
-    if missing := [key for key, rule in found.keys.items() if is_missing(given, key, rule)]:
+    family, given = recognised(config, name)
+    rules = rules_of(family)
+    if missing := [key for key, rule in family.keys.items() if is_missing(given, key, rule)]:
         raise ModelError(f"{name}: config.json lacks {', '.join(missing)}")
     for key, value in given.items():
-        if why := refusal(found, key, value, rules.get(key)):
+        if why := refusal(family, key, value, rules.get(key)):
             raise ModelError(f"{name}: {why}")
     if unknown := sorted(key for key in given if key not in rules):
         warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=2)
-    return read_fitting(given, found, name)
+    return read_fitting(given, family, name)
 
 
 def family_of(config: Mapping[str, Any], name: str) -> Family:
@@ -49,8 +49,8 @@ def written_family(config: ModelConfig) -> Family:
 
 
 def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    plainest = map(family, PLAINEST)
-    own = (family(config.family),) if config.family else ()
+    plainest = map(load_family, PLAINEST)
+    own = (load_family(config.family),) if config.family else ()
     for candidate in (*plainest, *own, *families()):
         written = _write(config, candidate)
         if written is not None and _reads_back(written, candidate, config):
@@ -62,7 +62,7 @@ def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
 
 
 def recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, Any]]:
-    """The family of a file, and its keys: those of `text_config` if the model also sees or hears.
+    """The family of a file, and its keys, or of its `text_config` if the model also sees or hears.
 
     Keys of a table within the file are called `table.key` if the family has rules for them.
     """
@@ -74,13 +74,13 @@ def recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, 
             raise _unsupported(name, f"model_type {wrapper!r}")
         config = {key: value for key, value in text.items() if value is not None}
         config = {"model_type": candidates[0].model_types[0]} | config
-    found = _family(config, name)
+    family = _family(config, name)
     given = dict(config)
-    for table in {key.partition(".")[0] for key in found.keys if "." in key}:
+    for table in {key.partition(".")[0] for key in family.keys if "." in key}:
         inner = given.pop(table, None) or {}
         _check_kind(name, table, inner, (dict,))
         given |= {f"{table}.{key}": value for key, value in inner.items()}
-    return found, given
+    return family, given
 
 
 def _family(config: Mapping[str, Any], name: str) -> Family:
@@ -104,16 +104,16 @@ def _unsupported(name: str, what: str) -> ModelError:
     return ModelError(f"{name}: {what} is not supported; supported: {known}")
 
 
-def rules_of(found: Family) -> dict[str, Rule | Part]:
+def rules_of(family: Family) -> dict[str, Rule | Part]:
     """The rule of every key that the family's files may have."""
     rules: dict[str, Rule | Part] = {**EVERY_FILE, **OTHER_MODELS}
-    for table in {key.partition(".")[0] for key in found.keys if "." in key}:
+    for table in {key.partition(".")[0] for key in family.keys if "." in key}:
         rules |= {f"{table}.{key}": rule for key, rule in EVERY_FILE.items()}
-    for group in found.groups:
+    for group in family.groups:
         rules |= group.parts
-    for rule in found.keys.values():
+    for rule in family.keys.values():
         rules |= dict.fromkeys(rule.also if isinstance(rule, Key) else (), rule)
-    return {**rules, **found.keys}
+    return {**rules, **family.keys}
 
 
 def is_missing(given: Mapping[str, Any], key: str, rule: Rule) -> bool:
@@ -121,7 +121,7 @@ def is_missing(given: Mapping[str, Any], key: str, rule: Rule) -> bool:
     return isinstance(rule, Key) and rule.needed and _value(given, key, rule) is None
 
 
-def refusal(found: Family, key: str, value: Any, rule: Rule | Part | None) -> str | None:
+def refusal(family: Family, key: str, value: Any, rule: Rule | Part | None) -> str | None:
     """Why a key with this value cannot be read; None if it can."""
     if isinstance(rule, Part) and value is not None and rule.kinds and not isinstance(value, rule.kinds):
         return f"{key} = {value!r} must be {_words(rule.kinds)}"
@@ -129,7 +129,7 @@ def refusal(found: Family, key: str, value: Any, rule: Rule | Part | None) -> st
         return None
     if rule is OTHER_MODELS.get(key):
         return (
-            f"{key} = {value!r} changes what the model computes, and {found.class_names[0]} is read without "
+            f"{key} = {value!r} changes what the model computes, and {family.class_names[0]} is read without "
             f"it; fits: {key} = {rule.values[0]!r}"
         )
     return f"{key} = {value!r} is not supported; fits: {rule.values[0]!r}"
@@ -144,18 +144,18 @@ def _check_kind(name: str, key: str, value: Any, kinds: tuple[type, ...]) -> Non
         raise ModelError(f"{name}: {key} = {value!r} must be {_words(kinds)}")
 
 
-def read_fitting(given: Mapping[str, Any], found: Family, name: str) -> ModelConfig:
+def read_fitting(given: Mapping[str, Any], family: Family, name: str) -> ModelConfig:
     """The model of keys that were found to fit."""
-    fields = _simple_fields(given, found, name)
-    for group in found.groups:
+    fields = _simple_fields(given, family, name)
+    for group in family.groups:
         fields |= group.read(given, fields, name)
-    return ModelConfig(name=name, family=found.name, **fields)
+    return ModelConfig(name=name, family=family.name, **fields)
 
 
-def _simple_fields(given: Mapping[str, Any], found: Family, name: str) -> dict[str, Any]:
-    """The fields of the keys that are read one by one, with those that follow from them."""
-    flat = dict(found.sets)
-    for key, rule in found.keys.items():
+def _simple_fields(given: Mapping[str, Any], family: Family, name: str) -> dict[str, Any]:
+    """The fields of the keys that are read one by one, and of sizes that follow from them."""
+    flat = dict(family.sets)
+    for key, rule in family.keys.items():
         if isinstance(rule, Key):
             flat |= dict.fromkeys(rule.all_fields, _read_key(given, key, rule, name))
     fields: dict[str, Any] = {field: value for field, value in flat.items() if "." not in field}
@@ -209,20 +209,20 @@ def _default_d_head(name: str, sizes: Mapping[str, Any]) -> int:
 # Writing
 
 
-def _write(config: ModelConfig, found: Family) -> dict[str, Any] | None:
+def _write(config: ModelConfig, family: Family) -> dict[str, Any] | None:
     """`config` in the keys of one family, perhaps not all of it; None for another kind of model."""
-    if found.has("moe") != bool(config.moe) or found.has("mla") != bool(config.mla):
+    if family.has("moe") != bool(config.moe) or family.has("mla") != bool(config.mla):
         return None
     written: dict[str, Any] = {
-        "architectures": [found.class_names[0]],
-        "model_type": found.model_types[0],
+        "architectures": [family.class_names[0]],
+        "model_type": family.model_types[0],
     }
-    for key, rule in found.keys.items():
+    for key, rule in family.keys.items():
         if isinstance(rule, Fixed):
             written[key] = rule.values[0]
         elif isinstance(rule, Key):
             written[key] = rule.form.write(field_of(config, rule.all_fields[0]), config)
-    for group in found.groups:
+    for group in family.groups:
         written |= group.write(config)
     return _nested(written)
 
@@ -242,8 +242,8 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _reads_back(written: Mapping[str, Any], found: Family, config: ModelConfig) -> bool:
+def _reads_back(written: Mapping[str, Any], family: Family, config: ModelConfig) -> bool:
     try:
-        return read_fitting(recognised(written, config.name)[1], found, config.name) == config
+        return read_fitting(recognised(written, config.name)[1], family, config.name) == config
     except ModelError:
         return False

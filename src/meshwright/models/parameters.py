@@ -1,6 +1,6 @@
 """Every parameter of a model by its letters, and the size of every letter.
 
-The letters are those of `models/transformer.py`.
+`models/transformer.py` explains the letters.
 """
 
 from collections import Counter
@@ -29,10 +29,10 @@ def of_a_layer(letters: str) -> str:
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter: its letters (first that of a stack, if layers have one each) and how it starts.
+    """One parameter: its letters, the first of them its stack's if layers have one each, and its start.
 
     init: "ones", "zeros", or "normal" with standard deviation `fan_in ** -0.5` over the letters `fan_in`.
-    trained: whether gradients change it; with adapters, they alone are trained.
+    trained: whether gradients change it; a model with adapters trains only these.
     """
 
     letters: str
@@ -46,7 +46,7 @@ class Param:
 
 @lru_cache(maxsize=256)
 def dimensions(config: ModelConfig) -> Mapping[str, int]:
-    """The size of every letter that the model fixes. L are the layers that are in no other stack."""
+    """The size of every letter that the model fixes. L counts the layers of the stack `layers`."""
     stacks = Counter(layer.kind.stack for layer in config.layers)
     sizes = {
         **{letter: stacks[stack] for stack, letter in STACK_LETTERS.items() if stacks[stack]},
@@ -71,7 +71,7 @@ def dimensions(config: ModelConfig) -> Mapping[str, int]:
 
 
 def is_latent(letters: Sequence[str]) -> bool:
-    """Whether an activation of these letters is a latent, of which larger arrays are made.
+    """Whether an activation of these letters is a latent, from which larger arrays are computed.
 
     >>> is_latent("BTR"), is_latent("BTD")
     (True, False)
@@ -81,7 +81,7 @@ def is_latent(letters: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=256)
 def parameters(config: ModelConfig) -> Mapping[str, Param]:
-    """Every parameter by its path; shapes, shardings, arrays and counts all come from here."""
+    """Every parameter by its path, the source of shapes, shardings, arrays and counts."""
     params = {"embed": Param("VD")} | (_norm(config, EMBED_NORM, "D") if config.embedding_norm else {})
     if config.positions == "learned":
         params["positions"] = Param("WD")
@@ -97,11 +97,11 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     return MappingProxyType(params)
 
 
-# What tokens meet before the first layer.
+# The parameters before the first layer.
 EMBED_NORM = "embed_norm"
 ENTERING = ("embed", EMBED_NORM, f"{EMBED_NORM}_bias", "positions")
 
-# What adapters are called after the weight that they are beside: x A and (x A) B.
+# Adapters are named after their weight: x A and (x A) B.
 ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"
 _ADAPTED = ("wq", "wk", "wv", "wo", "w_gate", "w_in", "w_out")
 
@@ -117,13 +117,13 @@ def is_adapter(path: str) -> bool:
 
 def _adapters(block: Mapping[str, Param]) -> dict[str, Param]:
     """A and B of every product of a layer but the experts': w[D, N, H] has a[D, Z] and b[Z, N, H]."""
-    found = {}
+    params = {}
     for name in (name for name in _ADAPTED if name in block):
         inner = block[name].fan_in
         outer = block[name].letters.replace(inner, "")
-        found[name + ADAPTER_A] = Param(inner + "Z", fan_in=inner)
-        found[name + ADAPTER_B] = Param("Z" + outer, "zeros", fan_in="Z")
-    return found
+        params[name + ADAPTER_A] = Param(inner + "Z", fan_in=inner)
+        params[name + ADAPTER_B] = Param("Z" + outer, "zeros", fan_in="Z")
+    return params
 
 
 # Dense layers come first in a mixture of experts.

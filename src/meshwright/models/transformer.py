@@ -2,13 +2,14 @@
 
 `nn/` implements the operations with JAX and so runs this file; `cost/` implements them in symbols
 and so prices it. Training, prefill and generation are the same function, with and without a cache.
-The names given here (`wq`, `attention`, `loss`, ...) are the scopes that the audit finds again in
-the compiled program.
+The names given here (`wq`, `attention`, `loss`, ...) are scopes in the compiled program, by which the
+audit recognises operations.
 
 Letters: B sequences, T query positions, S key positions, D model, F dense feed-forward, N query
-heads, K key-value heads, G = N/K, H head dimension, V vocabulary, W learned positions; L layers, P
-dense layers of a model whose other layers have experts, Y and X such of both that read the keys and values of
-a layer before them; Z rank of adapters.
+heads, K key-value heads, G = N/K, H head dimension, V vocabulary, W learned positions, Z rank of
+adapters.
+Stacks of layers: L layers, P dense layers of a mixture of experts; Y and X the layers of either kind
+that read the keys and values of an earlier layer.
 Experts: E experts, C tokens of one expert, M an expert's feed-forward, U the shared experts'.
 Latent attention: Q rank of queries, R of keys and values, J a head's part without positions, A its
 rotary part (H = J + A), O head dimension of values.
@@ -21,15 +22,15 @@ from typing import Any, NamedTuple, Protocol, cast
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, EMBED_NORM, first_matrices
 
-# The name under which the cotangents of keys and values are added that several layers read.
+# The scope in which layers that share keys and values add up their cotangents.
 SHARED_KV = "shared_kv"
 
 
 class Places(NamedTuple):
     """The position of each token of [B, T], and the segment (document) that it is part of.
 
-    A query sees the keys of its own segment whose position is not beyond its own. segments: None where each
-    row is one segment. Positions must be given whole over T: every operation takes its own share of them.
+    A query sees the keys of its own segment up to its own position. segments: None if each row is one
+    segment. Positions must be given whole over T: every operation takes its own share of them.
     """
 
     positions: Any
@@ -37,7 +38,7 @@ class Places(NamedTuple):
 
 
 def input_of(*names: str) -> str:
-    """The name of the input that the contractions with these weights share.
+    """The name of the shared input of the products with these weights.
 
     >>> input_of("wq", "wk", "wv")
     'to_wq+wk+wv'
@@ -46,7 +47,7 @@ def input_of(*names: str) -> str:
 
 
 def at_most(num_trips: int, num_runs: int = 1) -> str:
-    """The scope of a loop of which data say how often it turns: at most so many times in so many runs.
+    """The scope of a loop whose trips depend on data: at most `num_trips` in `num_runs` runs.
 
     >>> at_most(32), at_most(10, 4)
     ('at_most_32_trips', 'at_most_10_trips_in_4_runs')
@@ -55,7 +56,7 @@ def at_most(num_trips: int, num_runs: int = 1) -> str:
 
 
 def at_most_blocks(num_blocks: int, among: int) -> str:
-    """The scope of a branch that is taken so many times at most, of so many.
+    """The scope of a branch that is taken at most `num_blocks` times in `among`.
 
     >>> at_most_blocks(3, 4)
     'at_most_3_of_4_blocks'
@@ -64,7 +65,7 @@ def at_most_blocks(num_blocks: int, among: int) -> str:
 
 
 def heads_of_tile(num_heads: int, filled_up: int) -> str:
-    """The scope of a kernel whose tiles have so many heads, filled up to so many.
+    """The scope of a kernel whose tiles of `filled_up` heads hold `num_heads`.
 
     >>> heads_of_tile(4, 16)
     '4_heads_of_16'
@@ -73,7 +74,7 @@ def heads_of_tile(num_heads: int, filled_up: int) -> str:
 
 
 def by_even_load(num_trips: int) -> str:
-    """The scope of a loop over the rows of experts that runs so many times where all get as much.
+    """The scope of a loop over the experts' rows: `num_trips` if the load is even.
 
     >>> by_even_load(64)
     'by_even_load_64_trips'
@@ -82,7 +83,7 @@ def by_even_load(num_trips: int) -> str:
 
 
 def more_rounds() -> str:
-    """The scope of the rounds after the first, which rows of experts need where one gets far more than all.
+    """The scope of extra passes, which run if one expert gets far more rows than the others.
 
     >>> more_rounds()
     'by_even_load_0_trips'
@@ -91,7 +92,7 @@ def more_rounds() -> str:
 
 
 def rows_by_even_load(op: str, num_rows: int) -> str:
-    """The scope of an exchange of rows of experts that amounts to `op` of so many where all get as much.
+    """The scope of an exchange of the experts' rows: `op` of `num_rows` if the load is even.
 
     >>> rows_by_even_load("all_to_all", 512)
     'all_to_all_by_even_load_512_rows'
@@ -100,22 +101,25 @@ def rows_by_even_load(op: str, num_rows: int) -> str:
 
 
 class Ops(Protocol):
-    """What every reader of the forward pass offers. Values are its own (arrays or symbols).
+    """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
 
-    norm: over the last letter; scale and bias have that letter alone. kept: x, the result of the operation or
-    product so named, as a backward pass may keep it narrower, for `einsums`, `activation`, `router` and
-    `experts`. What attention makes is not kept so, since its own backward pass reads it (DeepSeek-V3,
-    arXiv:2412.19437, section 3.3.3, gives it 12 bits). bias: b has the last letters of y, or of an expert's E
-    besides. rope: the whole of H, or what `rotary_dim` says; with latent attention
-    the last A of it; nothing in layers without rotary positions. turned_norm: of what it has turned, over H,
-    without weights. temperature: of queries that it has not. attention: of q[B,T,N,H] over k[B,S,K,H],
-    v[B,S,K,H or O]; a query sees what its layer's window lets it, its own position included. activation: `up`
-    is None where the feed-forward is not gated. layers: `block(ops, w, x, places, cache, kind, shared)` on
-    each of `layers`, in order; a reader that runs several kinds of layers at once has its own form of
-    `kind`, which offers `stack` as a LayerKind does. shared: what the block of the last layer that has keys
-    and values of its own gave as such; None before the first.
-    take: x[B, n, D] at indices[B, n] into T. loss: mean cross-entropy of targets[B, T], in nats per token,
-    by the logits that the one weight of `head` makes of x[B, T, D], capped where there is a cap.
+    norm: over the last letter; scale and bias have only that letter. kept: x, the result of the operation or
+      product of this name, in the type in which a backward pass keeps it for `einsums`, `activation`,
+      `router` and `experts`. The result of attention is not narrowed, since attention's own backward pass
+      reads it (DeepSeek-V3, arXiv:2412.19437, section 3.3.3, gives it 12 bits).
+    bias: b has the last letters of y, for experts also E.
+    rope: turns all of H, or `rotary_dim` elements, with latent attention the last A; leaves x as it is in
+      layers without rotary positions. turned_norm: over H, without weights, in layers with such positions.
+      temperature: of queries, in layers without.
+    attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees its own position and the earlier
+      ones in its layer's window.
+    activation: `up` is None if the feed-forward is not gated.
+    layers: runs `block(ops, w, x, places, cache, kind, shared)` for each of `layers`, in order. A reader that
+      runs several kinds of layers at once passes its own `kind`, which has `stack` like a LayerKind. shared:
+      the keys and values that the last layer with its own returned; None before the first.
+    take: x[B, n, D] at indices[B, n] into T.
+    loss: mean cross-entropy of targets[B, T], in nats per token. The logits are the product of x[B, T, D]
+      with the weight in `head`, capped if there is a cap.
     """
 
     def embed(self, name: str, tokens: Any, table: Any) -> Any: ...
@@ -168,10 +172,10 @@ class Ops(Protocol):
 
 
 class LatentOps(Ops, Protocol):
-    """What latent attention needs of an implementation, besides what every layer does.
+    """The operations of latent attention.
 
-    join_rope: k[B,T,N,J] and rope[B,T,A], alike in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O] of
-    q[B,T,N,H] over latent[B,S,R] and rope[B,S,A], which are what a cache holds; w has wk_up and wv_up.
+    join_rope: k[B,T,N,J] and rope[B,T,A], the same in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O]
+    of q[B,T,N,H] over the cached latent[B,S,R] and rope[B,S,A]; w has wk_up and wv_up.
     """
 
     def join_rope(self, name: str, k: Any, rope: Any) -> Any: ...
@@ -191,12 +195,12 @@ class LatentOps(Ops, Protocol):
 
 
 class ExpertOps(Ops, Protocol):
-    """What a mixture of experts needs of an implementation, besides what every layer does.
+    """The operations of a mixture of experts.
 
-    router: gates[B, T, E], the weight of each expert's work on a token, zero but for its k; choice[E] is
-    added to the scores to choose them. experts: y[B, T, D] of x[B, T, D]: the rows d[E, C, D] of the tokens,
-    through block(ops, w, d), like d, and back, summed by the gates; or just summed, where the gates scaled
-    the rows before. In one round or several.
+    router: gates[B, T, E], the weight of each expert in a token's result, zero except for its k experts;
+    choice[E] is added to the scores to choose them. experts: y[B, T, D] of x[B, T, D]. Tokens are dispatched
+    as rows d[E, C, D], block(ops, w, d) computes rows of the same shape, and these are combined: weighted by
+    the gates, or only summed if the gates scaled the rows before. In one pass or several.
     """
 
     def router(self, name: str, x: Any, w: Any, b: Any = None, choice: Any = None) -> Any: ...
@@ -215,9 +219,9 @@ def _block(
     kind: Any,
     shared: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """One layer: x[B, T, D] -> x[B, T, D], the layer's cache, and keys and values that it made for others.
+    """One layer: x[B, T, D] -> x[B, T, D], the layer's cache, and its keys and values for other layers.
 
-    shared: those that it reads, if it makes none.
+    shared: keys and values of an earlier layer, for a layer without its own.
     """
     norm = partial(_apply_norm, config, ops, w)
     h = ops.kept("attention_norm", norm("attention_norm", x))
@@ -247,13 +251,13 @@ def _apply_norm(config: ModelConfig, ops: Ops, w: Mapping[str, Any], name: str, 
 
 
 def _biased(ops: Ops, w: Mapping[str, Any], name: str, y: Any) -> Any:
-    """The product y with the weight `name`, plus its bias where it has one."""
+    """The product y with the weight `name`, plus its bias if it has one."""
     bias = f"{name}_bias"
     return ops.bias(bias, y, w[bias]) if bias in w else y
 
 
 def _products(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, **specs: str) -> tuple[Any, ...]:
-    """The products of x with these weights, plus s (x A) B of those that have adapters."""
+    """The products of x with these weights, plus s (x A) B for weights with adapters."""
     products = ops.einsums(x, w, **specs)
     parts = {name: adapter_specs(spec) for name, spec in specs.items() if name + ADAPTER_A in w}
     if not parts:
@@ -270,7 +274,7 @@ def _products(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, **spe
 
 
 def adapter_specs(spec: str) -> tuple[str, str]:
-    """The two products of an adapter beside that of its weight.
+    """The specs of an adapter's two products, given the spec of its weight.
 
     >>> adapter_specs("BTD,DNH->BTNH")
     ('BTD,DZ->BTZ', 'BTZ,ZNH->BTNH')
@@ -293,36 +297,36 @@ def _attention(
     kind: Any,
     shared: Any,
 ) -> tuple[Any, Any, Any]:
-    """a[B, T, N, H] of the normed h[B, T, D], the cache, and k[B, S, K, H] and v alike for other layers."""
+    """a[B, T, N, H] of the normed h[B, T, D], the cache, and k, v[B, S, K, H] for other layers."""
     specs = {"wq": "BTD,DNH->BTNH", "wk": "BTD,DKH->BTKH", "wv": "BTD,DKH->BTKH"}
     products = _products(config, ops, w, h, **{name: spec for name, spec in specs.items() if name in w})
-    q, *own = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
+    q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
     if config.qk_norm:
         q = _apply_norm(config, ops, w, "q_norm", q)
-        own = [_apply_norm(config, ops, w, "k_norm", own[0]), own[1]] if own else []
+        kv = [_apply_norm(config, ops, w, "k_norm", kv[0]), kv[1]] if kv else []
     if config.positions == "rope":
         q = ops.rope("rope_q", q, places, kind)
-        own = [ops.rope("rope_k", own[0], places, kind), own[1]] if own else []
+        kv = [ops.rope("rope_k", kv[0], places, kind), kv[1]] if kv else []
         if config.turned_norm:
             q = ops.turned_norm("turned_norm_q", q, kind)
-            own = [ops.turned_norm("turned_norm_k", own[0], kind), own[1]] if own else []
+            kv = [ops.turned_norm("turned_norm_k", kv[0], kind), kv[1]] if kv else []
         if config.temperature_floor:
             q = ops.temperature("temperature", q, places, kind)
     if config.layers_per_cache > 1:
-        own = [ops.for_layers(name, x) for name, x in zip("kv", own, strict=False)]
-    k, v = own or shared
+        kv = [ops.for_layers(name, x) for name, x in zip("kv", kv, strict=False)]
+    k, v = kv or shared
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
     a, cache = ops.attention("attention", q, k, v, places, cache, kind, **scores)
-    return a, cache, tuple(own) if own and config.layers_per_cache > 1 else None
+    return a, cache, tuple(kv) if kv and config.layers_per_cache > 1 else None
 
 
 def _latent_attention(
     config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, places: Places, cache: Any, kind: Any
 ) -> tuple[Any, Any]:
-    """a[B, T, N, O] of the normed h[B, T, D] by way of latents, and the cache (DeepSeek-V2, 2024).
+    """a[B, T, N, O] of the normed h[B, T, D] through latents, and the cache (DeepSeek-V2, 2024).
 
-    What a cache must hold of one token is the normed latent [R] and the turned rotary key [A], R + A
-    elements a layer, since keys and values follow from them (`spelt_out`).
+    A cache holds the normed latent [R] and the turned rotary key [A] of each token, R + A elements a layer;
+    keys and values follow from them (`spelt_out`).
     """
     if "wq_down" in w:
         down, latent, rope = ops.einsums(
@@ -342,8 +346,8 @@ def _latent_attention(
 def spelt_out(ops: LatentOps, w: Mapping[str, Any], latent: Any, rope: Any) -> tuple[Any, Any]:
     """k[B, T, N, H] and v[B, T, N, O] of latent[B, T, R] and rope[B, T, A], for training and prefill.
 
-    Generation may absorb wk_up into the queries and wv_up into the result instead, and so attend to the
-    latents themselves, as one KV head of R + A and R elements.
+    Generation may absorb wk_up into the queries and wv_up into the result instead. Then it attends to the
+    latents, which are one KV head of R + A and R elements.
     """
     k, v = ops.einsums(latent, w, wk_up="BTR,RNJ->BTNJ", wv_up="BTR,RNO->BTNO")
     return ops.join_rope("join_rope", k, rope), v
@@ -352,7 +356,7 @@ def spelt_out(ops: LatentOps, w: Mapping[str, Any], latent: Any, rope: Any) -> t
 def _feed_forward(
     config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, prefix: str, into: str, out: str
 ) -> Any:
-    """y of x, like x, through the weights so prefixed; `into` is the first einsum, `out` the last."""
+    """y of x, of the same shape, through the weights with this prefix; into, out: first and last einsum."""
     names = [f"{prefix}_{name}" for name in first_matrices(config)]
     products = _products(config, ops, w, x, **dict.fromkeys(names, into))
     biased = (_biased(ops, w, name, y) for name, y in zip(names, products, strict=True))
@@ -364,22 +368,22 @@ def _feed_forward(
 
 
 def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) -> Any:
-    """y[B, T, D] of h[B, T, D]: each token through its k experts, and through those that all share."""
+    """y[B, T, D] of h[B, T, D]: each token through its k experts and the shared experts."""
     gates = ops.router("router", h, w["router"], w.get("router_bias"), w.get("router_choice_bias"))
 
     def through(ops: ExpertOps, w: Mapping[str, Any], d: Any) -> Any:
         d = ops.kept("dispatch", d)
         return _feed_forward(config, ops, w, d, "expert", "ECD,EDM->ECM", "ECM,EMD->ECD")
 
-    own = {name: weight for name, weight in w.items() if name.startswith("expert_")}
-    y = ops.experts(through, own, h, gates)
+    weights = {name: weight for name, weight in w.items() if name.startswith("expert_")}
+    y = ops.experts(through, weights, h, gates)
     if "shared_in" not in w:
         return y
     shared = _feed_forward(config, ops, w, h, "shared", "BTD,DU->BTU", "BTU,UD->BTD")
     return ops.residual("shared_residual", y, shared)
 
 
-# The forward pass in its cuts: what a stage of a pipeline may begin or end with
+# The forward pass in parts, which stages of a pipeline combine
 
 
 def enter(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, places: Places) -> Any:
@@ -408,7 +412,7 @@ def through(
 
 
 def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: Any = None) -> Any:
-    """logits[B, T, V] of x[B, T, D] after the last layer; with `indices`[B, n] those of n positions alone."""
+    """logits[B, T, V] of x[B, T, D] after the last layer; with indices[B, n] only of these positions."""
     x = x if indices is None else ops.take("take", x, indices)
     (out,) = ops.einsums(final_norm(config, ops, w, x), w, **_head(config))
     return ops.softcap("logit_softcap", out, config.logit_softcap) if config.logit_softcap else out
@@ -430,7 +434,7 @@ def _head(config: ModelConfig) -> dict[str, str]:
     return {"embed": "BTD,VD->BTV"} if config.tied_embeddings else {"unembed": "BTD,DV->BTV"}
 
 
-# And whole
+# The whole forward pass
 
 
 def logits(
@@ -442,9 +446,9 @@ def logits(
     cache: Any = None,
     indices: Any = None,
 ) -> tuple[Any, Any]:
-    """logits[B, T, V] after each of tokens[B, T], and the cache: training, prefill and generation alike.
+    """logits[B, T, V] after each of tokens[B, T], and the cache, in training, prefill and generation.
 
-    indices[B, n]: the positions in T whose logits are wanted, [B, n, V]; all where None.
+    indices[B, n]: the positions in T whose logits are returned, [B, n, V]; None for all.
     """
     x = enter(config, ops, w, tokens, places)
     x, cache = through(config, ops, w, x, places, cache, config.layers)
@@ -461,7 +465,7 @@ def loss(
 def losses(
     config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, places: Places
 ) -> tuple[Any, Any]:
-    """The mean cross-entropy of targets[B, T], and what `layers` hand on where there is no cache."""
+    """The mean cross-entropy of targets[B, T], and the result of `layers` instead of a cache."""
     x = enter(config, ops, w, tokens, places)
     x, handed_on = through(config, ops, w, x, places, None, config.layers)
     return leave_with_loss(config, ops, w, x, targets), handed_on

@@ -14,10 +14,10 @@ PLAINEST = ("llama", "mistral", "qwen2")
 def families() -> Iterator[Family]:
     """Every family, the plainest first."""
     names = [*PLAINEST, *(name for name in _sources() if name not in PLAINEST)]
-    return map(family, names)
+    return map(load_family, names)
 
 
-def family(name: str) -> Family:
+def load_family(name: str) -> Family:
     """The family in the file of this name."""
     return import_module(f"{__name__}.{name}").FAMILY
 
@@ -27,7 +27,7 @@ def naming(word: str) -> Iterator[Family]:
 
     Reading a hundred files takes 3 ms, importing them 60 ms.
     """
-    return (family(name) for name, source in _sources().items() if f'"{word}"' in source)
+    return (load_family(name) for name, source in _sources().items() if f'"{word}"' in source)
 
 
 @lru_cache(maxsize=1)

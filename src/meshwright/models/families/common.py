@@ -184,7 +184,7 @@ def fused(
 
 
 def feed_forward(prefix: str, module: str, inner: str, names: tuple[str, str, str]) -> dict[str, Tensor]:
-    """The tensors of one gated feed-forward; `names` are those of gate, in and out."""
+    """The tensors of one gated feed-forward. names: its modules for gate, in and out."""
     gate, into, out = names
     return (
         linear(f"{prefix}_gate", f"{module}.{gate}", inner, "D")
@@ -249,7 +249,7 @@ def gate_up(module: str, arranged: Arrangement = "after") -> dict[str, Tensor]:
 
 
 def in_pairs(tensors: Mapping[str, Tensor], *parameters: str) -> dict[str, Tensor]:
-    """These tensors, of files in which rotary positions turn neighbouring elements of a head."""
+    """These tensors, in files whose rotary positions turn neighbouring elements of a head."""
     return {name: replace(tensors[name], pairs="H") for name in parameters}
 
 

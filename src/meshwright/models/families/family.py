@@ -1,4 +1,4 @@
-"""The record of a model family, and the rules of which it consists.
+"""The record of a model family, and its rules.
 
 A family is one file of this folder that assigns FAMILY. `models/hf.py` applies its keys to config.json,
 `nn/files/hf_tensors.py` its tensors to checkpoints, `models/presets.py` its releases to `mw plan --model`.
@@ -30,7 +30,7 @@ class Key:
     """A key of config.json that gives fields of ModelConfig; `moe.d_ff` is a field of its `moe`.
 
     default: the value if the key is absent or null. needed: an absent key is an error. also: other names
-    of the key. null_is_none: null switches the feature off, whatever the default.
+    of the key. null_is_none: null switches the feature off and does not mean the default.
     """
 
     fields: str | tuple[str, ...]
@@ -134,7 +134,7 @@ class ToolFormat:
 class Preset:
     """A published model: fields of ModelConfig, and the parameters that its publisher states.
 
-    params: to the unit, or as printed ("671B"). active: those that one token uses, as printed.
+    params: to the unit, or as printed ("671B"). active: the parameters that one token uses, as printed.
     """
 
     fields: Mapping[str, Any]
@@ -155,7 +155,7 @@ class Release:
 class Family:
     """A model family: the meaning of its config.json, the names of its tensors, its published models.
 
-    name: that of its file, and of ModelConfig.family. title: its models, for people. class_names: the
+    name: the name of its file, and ModelConfig.family. title: its models, for people. class_names: the
     classes that config.json may list; the first is written. model_types: the same for `model_type`; the
     name if empty. wrappers: model types of larger models whose `text_config` describes one of this family.
     sets: fields of ModelConfig that all its models have. groups: keys that are read together, in order.

@@ -49,9 +49,9 @@ _PARTS = {
 class Rope:
     """The group of rotary keys.
 
-    theta: the base if the file has none. local_theta: that of local layers, if theirs differs. share: the
-    default of partial_rotary_factor, the part of a head that positions turn; None if the family's class
-    turns whole heads, whatever the key says.
+    theta: the base if the file has none. local_theta: the base of local layers, if theirs differs. share:
+    the default of partial_rotary_factor, the part of a head that positions turn; None if the family's class
+    does not read that key.
     """
 
     theta: float = 10_000.0

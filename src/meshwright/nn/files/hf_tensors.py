@@ -23,7 +23,7 @@ _WRAPPED, _SEES = "language_model.", ("vision_model.", "vision_tower.", "multi_m
 def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()) -> dict[str, Tensor]:
     """The tensor of each parameter, by path, in a checkpoint of the family.
 
-    stored: the names in the checkpoint, some of which leave out the family's prefix or have another.
+    stored: the names in the checkpoint, which may lack the family's prefix or have another.
     """
     old, new = _prefixes(family, stored)
     tables = family.tensors
@@ -43,9 +43,9 @@ def _prefixes(family: Family, stored: Collection[str]) -> tuple[str, str]:
 
 
 def passed_over(name: str, config: ModelConfig, family: Family) -> bool:
-    """Whether a tensor of a checkpoint is none of ours: rotary frequencies, causal masks, vision towers.
+    """Whether a tensor of a checkpoint is ignored: rotary frequencies, causal masks, vision towers.
 
-    So are layers after the last, if the family's files have modules that predict further tokens.
+    Layers after the last are too, if the family's files have modules that predict further tokens.
     """
     if name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")) or name.startswith(_SEES):
         return True

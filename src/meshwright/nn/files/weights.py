@@ -41,9 +41,9 @@ from meshwright.nn.params import abstract_params, build, flatten
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _FILE_BYTES = 5_000_000_000
-# By name of HF's tensor and the tensor: what is written.
+# From the name of HF's tensor and the tensor: the tensors to write.
 Store = Callable[[str, np.ndarray], Mapping[str, np.ndarray]]
-# HF's names of the types that weights are read in; those of quantised ones need scales besides.
+# HF's names of the types of weights that are read; quantised types need scales too.
 _READABLE = tuple(
     record.safetensors for record in NUMBER_TYPES.values() if record.safetensors and not record.scales
 )
@@ -52,10 +52,10 @@ _READABLE = tuple(
 def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> dict[str, Any]:
     """The parameters of the HF checkpoint in `folder`, on their shards, in the layout's weights_dtype.
 
-    Each device's block is read from disk by itself, so host memory holds one block of one parameter. Of a
-    quantised checkpoint these are the numbers that it stands for. Raises CheckpointError for a tensor that is
-    missing, left over, of another shape or of a type that needs scales it has not, and for a file that is
-    missing or cut short; nothing is read before all of that is checked.
+    Each device's block is read from disk by itself, so host memory holds one block of one parameter. A
+    quantised checkpoint is dequantised. Raises CheckpointError for a tensor that is missing, left over, of
+    another shape or without the scales that its type needs, and for a file that is missing or cut short. All
+    of this is checked before anything is read.
     """
     layout.check(config)
     abstract = flatten(abstract_params(config, layout, mesh))
@@ -80,13 +80,12 @@ def save_hf(
 ) -> None:
     """Writes `params` as the HF model that computes the same, in safetensors of at most `file_bytes`.
 
-    store: the tensors that one of these is written as. more: keys of config.json besides. Host memory holds
-    one file. For one process, which must see every shard. Raises CheckpointError where `folder` holds weights
-    already.
+    store: replaces one tensor by others. more: further keys of config.json. Host memory holds one file. For
+    one process, which must see every shard. Raises CheckpointError if `folder` holds weights already.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if there := next(folder.glob("*.safetensors*"), None):
-        raise CheckpointError(f"checkpoint {folder}: holds {there.name} already; name another folder")
+    if present := next(folder.glob("*.safetensors*"), None):
+        raise CheckpointError(f"checkpoint {folder}: holds {present.name} already; name another folder")
     flat, letters = flatten(params), parameters(config)
     dtype = np.dtype(flat["embed"].dtype)
     # Without null, transformers would end every answer at LLaMA's token 2, and pad with Phi-3's 32000.
@@ -113,7 +112,7 @@ def save_hf(
 
 
 class _Place(NamedTuple):
-    """What one tensor of HF's holds: our parameters, of a row of their stack and an expert (else 0)."""
+    """The parameters in one tensor of HF's, the row of their stack and the expert (0 if all experts)."""
 
     paths: list[str]
     row: int
@@ -121,7 +120,7 @@ class _Place(NamedTuple):
 
 
 def _names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, _Place]:
-    """Every HF tensor of the model by its name."""
+    """Every HF tensor of the model, by name."""
     names: dict[str, _Place] = {}
     for path, tensor in tensors.items():
         for number, row in _rows(config, path):
@@ -175,17 +174,17 @@ def _check(
     family: Family,
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """CheckpointError at the first tensor that differs from what `config` asks for."""
+    """CheckpointError at the first tensor that differs from the model's."""
     sizes = dimensions(config)
     names = _names(config, tensors)
     for name, place in names.items():
         shape = list(stored_shape(tensors[place.paths[0]], sizes))
         if name not in stored:
             raise CheckpointError(f"checkpoint {folder}: has no {name}{shape}, which {config.name} needs")
-        there, dtype = stored[name].get_shape(), stored[name].get_dtype()
-        if there != shape:
+        found_shape, dtype = stored[name].get_shape(), stored[name].get_dtype()
+        if found_shape != shape:
             raise CheckpointError(
-                f"checkpoint {folder}: {name} is {there} there and {shape} in {config.name}"
+                f"checkpoint {folder}: {name} is {found_shape} there and {shape} in {config.name}"
             )
         if dtype not in _READABLE:
             raise CheckpointError(
@@ -259,7 +258,7 @@ def _to_hf(
 
 
 def _one_of(array: jax.Array, index: int) -> jax.Array:
-    """array[index], of which every device has a copy first where it is split over that dimension."""
+    """array[index], gathered first if the array is split over its first dimension."""
     spec = array.sharding.spec  # pyright: ignore[reportAttributeAccessIssue]
     if spec[:1] != (None,) and spec:
         array = reshard(array, PartitionSpec(None, *spec[1:]))
@@ -269,7 +268,7 @@ def _one_of(array: jax.Array, index: int) -> jax.Array:
 def _split(
     config: ModelConfig, tensors: Mapping[str, Tensor], itemsize: int, file_bytes: int
 ) -> dict[str, dict[str, _Place]]:
-    """The tensors of every file, in order, as many in each as fit."""
+    """The tensors of every file, in order; a file takes the next tensors that fit."""
     sizes = dimensions(config)
     groups: list[dict[str, _Place]] = [{}]
     filled_bytes = 0
