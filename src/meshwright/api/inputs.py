@@ -229,11 +229,12 @@ class ServedDtypes:
                 "weights_dtype": weights,
                 "compute_dtype": compute,
                 "kv_dtype": kv,
-                "matmul_dtype": self.matmul_dtype or matmul_dtype_of(weights, kind),
+                "matmul_dtype": self.matmul_dtype,
             }
             for weights in (self.weights_dtype or compute).split(",")
             for kv in (self.kv_dtype or compute).split(",")
         ]
         for words in precisions:
             Precision(**words)
+            words["matmul_dtype"] = words["matmul_dtype"] or matmul_dtype_of(words["weights_dtype"], kind)
         return precisions

@@ -212,7 +212,7 @@ def test_weights_of_one_input_may_lie_as_one(reference, monkeypatch, dtype):
         assert [event.token for event in ours] == [event.token for event in theirs]
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one.logprob, other.logprob, atol=1e-4)
-            assert len(one.score.top) == len(other.score.top)
+            assert one.score and other.score and len(one.score.top) == len(other.score.top)
 
 
 @pytest.mark.slow  # test_programs has the same cache, step by step

@@ -116,4 +116,4 @@ def test_alternatives_and_scores_of_the_prompt_come_with_the_events():
     assert first.prompt[0].logprob > -0.01 and first.prompt[1].logprob < -19  # 4 follows 3, 9 not 4
     assert [score.top[0][0] for score in first.prompt] == [4, 5]
     assert [len(score.top) for score in (*first.prompt, first.score, second.score) if score] == [2] * 4
-    assert first.score.top[0] == (10, first.logprob)
+    assert first.score and first.score.top[0] == (10, first.logprob)

@@ -283,7 +283,7 @@ class JaxRunner:
             self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)
             results = None
             if hidden and self._readout is not None:
-                results = self._readout.dispatch(self._params, *hidden, inputs.scored, inputs.embedded)
+                results = self._readout.dispatch(self._params, hidden[0], inputs.scored, inputs.embedded)
             if self._is_starved:
                 jax.block_until_ready((sampled, self._pools, results and results.outputs))
         self._host.settle()  # while the device works
