@@ -168,7 +168,7 @@ def test_experts_over_several_devices_are_said_to_take_rounds(layout: str, is_sa
     config, hardware, workload = load_model("mixtral-8x7b"), load("h100:64"), Workload(64, 4096)
     found = price(config, hardware, workload, Layout.parse(layout))
     said = " ".join(assumptions(config, workload, found))
-    assert ("the memory of one round, which holds twice as many rows" in said) == is_said
+    assert ("their buffers hold twice that number of rows" in said) == is_said
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-"""What the price of a plan rests on, in sentences: how FLOPs are counted, and every constant that matters.
+"""The assumptions of a plan's price, in sentences: how FLOPs are counted, and every constant that matters.
 
-A constant is a figure that was fitted or measured rather than rated: what a step reaches of the chip's
-ratings (`[step]`), fixed times, measured curves. How much of a step rests on one is found by pricing the
-step again with that constant at its ideal value, so the shares of several constants do not add up.
+A constant is a figure that was fitted or measured: a share of the chip's ratings that a step reaches
+(`[step]`), a fixed time, a measured curve. The share of a step that depends on a constant is found by pricing
+the step again with its ideal value, so the shares of several constants do not add up.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.cost.lowering import has_static_rows, lacks_kernel
 from meshwright.cost.step import StepPricer, at_step_rates
@@ -17,23 +17,34 @@ from meshwright.hardware.links import LINK_FIELDS, Interconnect, link_rates
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.spread import Spread, spread
 from meshwright.programs.program import DEFAULT
 from meshwright.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    from meshwright.plan.candidate import Candidate
-
-# Constants on which less of the step rests are not listed.
+# Constants that affect a smaller share of the step are not listed.
 LEAST_SHARE = 0.05
+# Constants of `[step]` with one figure: field, words, ideal value, and fields that go with it.
+_STEP: tuple[tuple[str, str, float, dict[str, float]], ...] = (
+    ("experts", "grouped matmuls of several experts reach {:.0%} of the rate of one matmul", 1, {}),
+    ("attention", "attention runs at {:.0%} of the {dtype} peak", 1, {"attention_half_keys": 0}),
+    ("elementwise", "norms, activations and casts reach {:.0%} of the bandwidth of other memory-bound work",
+     1, {}),
+    ("overlap", "a collective with enough compute to overlap with hides {:.0%} of its time", 1, {}),
+    ("waiting", "a matmul waits for {:.0%} of the time of the collectives that feed it", 0, {}),
+    ("exchanging", "compute waits for {:.0%} of the time in which experts exchange tokens", 0, {}),
+    ("host_seconds", "the host takes {} to launch an operation", 0, {"host_collective_seconds": 0}),
+    ("kernel_seconds", "a kernel has a fixed cost of {}", 0, {}),
+    ("launch_seconds", "the program of a microbatch takes {} to launch", 0, {}),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Constant:
     """A figure of a chip that was fitted or measured.
 
-    text: the figure in words, the subject of a sentence. source: where it comes from. ideal: the chip
-    with this figure at its ideal value, all others as they are.
+    text: the figure in words, the subject of a sentence. ideal: the chip with only this figure at its ideal
+    value.
     """
 
     text: str
@@ -41,24 +52,22 @@ class Constant:
     ideal: Chip
 
 
-def assumptions(config: ModelConfig, workload: Workload, best: "Candidate") -> Iterator[str]:
-    """What the price of `best` rests on, a sentence each."""
-    hardware, chip = best.hardware, best.hardware.chip
+def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> Iterator[str]:
+    """The assumptions of the price of `best`, a sentence each."""
+    hardware, chip, layout = best.hardware, best.hardware.chip, best.layout
     if warning := step_warning(chip):
         yield warning
+    peak = chip.flops(layout.compute_dtype)
     yield (
-        "MFU divides the model's FLOPs by the dense "
-        f"{best.layout.compute_dtype} peak of {chip.flops(best.layout.compute_dtype):.3g} FLOP/s per chip; "
-        "the "
-        "model's FLOPs are 6 per matmul parameter and token, and 6 B T^2 N H per layer for causal attention"
+        f"MFU divides the model's FLOPs by the dense {layout.compute_dtype} peak of {peak:.3g} FLOP/s per "
+        "chip; the model's FLOPs are 6 per matmul parameter and token, and 6 B T^2 N H per layer for causal "
+        "attention"
     )
     weighty = [found for found in shares(best) if found[0] > LEAST_SHARE]
     for share, constant in weighty:
         yield f"{constant.text}: {share:.0%} of this step depends on it ({constant.source})"
-    yield (
-        f"no {'other ' if weighty else ''}fitted or measured constant affects more than {LEAST_SHARE:.0%} of "
-        "this step"
-    )
+    other = "other " if weighty else ""
+    yield f"no {other}fitted or measured constant affects more than {LEAST_SHARE:.0%} of this step"
     if hardware.software.name != DEFAULT:
         yield hardware.software.description
     if found := spread_of(best):
@@ -67,38 +76,34 @@ def assumptions(config: ModelConfig, workload: Workload, best: "Candidate") -> I
         yield f"the priced step is multiplied by {chip.step.slowdown:.3g}, the factor of the anchoring run"
     known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
     yield f"a program can use {format_bytes(chip.program_bytes)} of a chip's memory ({known})"
-    layout, trains = best.layout, workload.phase == "train"
-    in_rounds = not layout.fixed_rows and has_static_rows(hardware, layout)
-    if config.moe and layout.expert_axes and trains and in_rounds:
+    trains = workload.phase == "train"
+    has_capacity = not layout.fixed_rows and has_static_rows(hardware, layout)
+    if config.moe and layout.expert_axes and trains and has_capacity:
         yield (
-            "experts are priced at an even load, with the memory of one round, which holds twice as many "
-            "rows; rows beyond that take further rounds, and none is dropped"
+            "experts are priced at an even load; their buffers hold twice that number of rows, further rows "
+            "take extra passes, and no row is dropped"
         )
     lacking = lacks_kernel(config, hardware, layout, workload.seq_len)
     if trains and hardware.software.flash and lacking:
-        yield (
-            f"no flash kernel takes this attention ({lacking}): the scores of one block after another go "
-            "through memory"
-        )
+        yield f"no flash kernel takes this attention ({lacking}): its scores go through memory block by block"
     elif chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks and keeps scores on chip"
     if chip.kind == "cpu" and hardware.num_chips > 1:
         yield (
             f"the {hardware.num_chips} virtual devices share one CPU, and the host waits for each step "
-            "before "
-            "it dispatches the next: none of its work between steps is hidden"
+            "before it dispatches the next: none of its work between steps is hidden"
         )
 
 
-def spread_of(candidate: "Candidate") -> Spread | None:
-    """The errors of published layouts similar to this one; None where no row has such chips."""
+def spread_of(candidate: Candidate) -> Spread | None:
+    """The errors of published layouts similar to this one; None if no published row has such chips."""
     hardware, layout = candidate.hardware, candidate.layout
     chips, rows = hardware.num_chips, hardware.software.fitted_on
     return spread(hardware.chip.kind, rows, chips, layout.word("tensor"), layout.pipe)
 
 
-def shares(best: "Candidate") -> list[tuple[float, Constant]]:
-    """The share of the step of `best` that rests on each constant of its chip, the largest first.
+def shares(best: Candidate) -> list[tuple[float, Constant]]:
+    """The share of the step of `best` that depends on each constant of its chip, the largest first.
 
     share = 1 - step with the constant at its ideal value / step
     """
@@ -115,21 +120,20 @@ def shares(best: "Candidate") -> list[tuple[float, Constant]]:
 
 
 def constants(chip: Chip, layout: Layout) -> Iterator[Constant]:
-    """The constants of a chip that are not ideal, as a step of `layout` meets them."""
-    step, network = chip.step, chip.network
+    """The constants of a chip that are not ideal and apply to a step of `layout`."""
+    step, network, unknown = chip.step, chip.network, "no source given"
     for key, text, figures in _step_constants(chip, layout):
         if (ideal := replace(step, **figures)) != step:
-            yield Constant(text, step.sources.get(key, _NO_SOURCE), replace(chip, step=ideal))
+            yield Constant(text, step.sources.get(key, unknown), replace(chip, step=ideal))
     for key, text, figures in _chip_constants(chip, layout):
         if (ideal := replace(chip, **figures)) != chip:
-            yield Constant(text, chip.sources.get(key, _NO_SOURCE), ideal)
+            yield Constant(text, chip.sources.get(key, unknown), ideal)
     for key, text, figures in _network_constants(network):
         if (ideal := replace(network, **figures)) != network:
-            yield Constant(text, chip.sources.get(key, _NO_SOURCE), replace(chip, network=ideal))
+            yield Constant(text, chip.sources.get(key, unknown), replace(chip, network=ideal))
 
 
-_NO_SOURCE = "no source given"
-# The key of a constant's source, what it says, and the fields that make it ideal.
+# The key of a constant's source, its words, and the fields that make it ideal.
 _Row = tuple[str, str, dict[str, Any]]
 
 
@@ -137,62 +141,19 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
     step, compute = chip.step, layout.compute_dtype
     matmul = layout.matmul_dtype or compute
     if matmul not in chip.matmul_rates:
-        share = step.matmul_share(matmul)
-        text = f"large matmuls in {matmul} run at {share:.0%} of the {matmul} peak"
+        text = f"large matmuls in {matmul} run at {step.matmul_share(matmul):.0%} of the {matmul} peak"
         yield "matmul", text, {"matmul": {}, "matmul_half_outputs": 0.0}
-    yield (
-        "experts",
-        f"grouped matmuls of several experts reach {step.experts:.0%} of the rate of one matmul",
-        {"experts": 1.0},
-    )
-    yield (
-        "attention",
-        f"attention runs at {step.attention:.0%} of the {compute} peak",
-        {"attention": 1.0, "attention_half_keys": 0.0},
-    )
-    yield (
-        "memory" if step.memory < 1 else "memory_by_dtype",
-        f"memory-bound work in {compute} reaches {step.memory_share(compute):.0%} of the HBM bandwidth",
-        {"memory": 1.0, "memory_by_dtype": {}},
-    )
-    yield (
-        "elementwise",
-        f"norms, activations and casts reach {step.elementwise:.0%} of the bandwidth of other memory-bound "
-        "work",
-        {"elementwise": 1.0},
-    )
+    text = f"memory-bound work in {compute} reaches {step.memory_share(compute):.0%} of the HBM bandwidth"
+    key = "memory" if step.memory < 1 else "memory_by_dtype"
+    yield key, text, {"memory": 1.0, "memory_by_dtype": {}}
     for kind, share in step.links.items():
         links = {other: one for other, one in step.links.items() if other != kind}
         even = {"network_falloff": 0.0} if kind == "network" else {}
-        text = f"collectives reach {share:.0%} of the bandwidth of {kind}"
-        yield "links", text, {"links": links, **even}
-    yield (
-        "overlap",
-        f"a collective with enough compute beside it hides {step.overlap:.0%} of its time",
-        {"overlap": 1.0},
-    )
-    yield (
-        "waiting",
-        f"a matmul waits for {step.waiting:.0%} of the time of the collectives that feed it",
-        {"waiting": 0.0},
-    )
-    yield (
-        "exchanging",
-        f"compute waits for {step.exchanging:.0%} of the time in which experts exchange tokens",
-        {"exchanging": 0.0},
-    )
-    text = f"the host takes {format_seconds(step.host_seconds)} to launch an operation"
-    yield "host_seconds", text, {"host_seconds": 0.0, "host_collective_seconds": 0.0}
-    yield (
-        "kernel_seconds",
-        f"a kernel has a fixed cost of {format_seconds(step.kernel_seconds)}",
-        {"kernel_seconds": 0.0},
-    )
-    yield (
-        "launch_seconds",
-        f"the program of a microbatch takes {format_seconds(step.launch_seconds)} to launch",
-        {"launch_seconds": 0.0},
-    )
+        yield "links", f"collectives reach {share:.0%} of the bandwidth of {kind}", {"links": links, **even}
+    for key, words, ideal, others in _STEP:
+        value = getattr(step, key)
+        figure = format_seconds(value) if key.endswith("seconds") else value
+        yield key, words.format(figure, dtype=compute), {key: float(ideal), **others}
 
 
 def _chip_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
@@ -201,22 +162,17 @@ def _chip_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
         ideal = {"matmul_rates": {}, "step": replace(chip.step, matmul={})}
         yield "matmul_rates", f"matmuls in {matmul} run at the rate measured for their size", ideal
     if chip.clock_share < 1:
-        yield (
-            "power_limit_watts",
-            f"a power limit of {chip.power_limit_watts:g} W (rated {chip.power_watts:g} W) leaves the chip "
-            f"{chip.clock_share:.0%} of its clock",
-            {"power_limit_watts": None},
-        )
+        limit = f"a power limit of {chip.power_limit_watts:g} W (rated {chip.power_watts:g} W)"
+        text = f"{limit} leaves the chip {chip.clock_share:.0%} of its clock"
+        yield "power_limit_watts", text, {"power_limit_watts": None}
 
 
 def _network_constants(network: Interconnect) -> Iterator[_Row]:
     if isinstance(network, SharedMemory):
-        slowest = max(cost.latency_seconds for cost in network.costs.values())
-        yield (
-            "network",
-            f"a collective between devices of the host has a fixed cost of up to {format_seconds(slowest)}",
-            {"costs": {op: replace(cost, latency_seconds=0.0) for op, cost in network.costs.items()}},
-        )
+        slowest = format_seconds(max(cost.latency_seconds for cost in network.costs.values()))
+        costs = {op: replace(cost, latency_seconds=0.0) for op, cost in network.costs.items()}
+        text = f"a collective between devices of the host has a fixed cost of up to {slowest}"
+        yield "network", text, {"costs": costs}
         return
     for kind, (_, hop_seconds) in link_rates(network).items():
         _, field = LINK_FIELDS[kind]

@@ -15,11 +15,16 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.explain.alternatives import best_schedule, nearest_legal, usual, wider_tensor
 from meshwright.plan.explain.batches import BatchRange, batch_range, budget, critical_batch
-from meshwright.plan.explain.comparison import bound_seconds, resource_name
-from meshwright.plan.explain.explanation import Explanation, explain
-from meshwright.plan.explain.layout_words import describe, traffic
+from meshwright.plan.explain.explanation import Explanation, explain, traffic
+from meshwright.plan.explain.rejected import (
+    best_schedule,
+    bound_seconds,
+    nearest_legal,
+    resource_name,
+    usual,
+    wider_tensor,
+)
 from meshwright.plan.rank import TIE
 from meshwright.plan.train import Search, price, search
 
@@ -74,9 +79,8 @@ def test_shares_of_the_step_are_those_of_its_terms(case: str):
 
 @EVERY
 def test_every_axis_above_one_is_explained_and_no_other(case: str):
-    model, _, workload = CASES[case]
     best = found(case).best
-    text = " ".join(describe(load_model(model), workload, best))
+    text = str(said(case).sections[0])
     for axis in ("pipe", "data", "fsdp", "context", "tensor"):
         degree = best.layout.word(axis)
         assert (f"{axis}={degree}:" in text) == (degree > 1)
@@ -104,7 +108,7 @@ def test_the_rejected_are_slower_or_do_not_work(case: str):
 def test_pure_data_parallelism_does_not_fit_and_says_by_how_much():
     """13e9 parameters: 130 GB of weights and moments, and gradients, in 103 GB."""
     rejected = {one.name: one for one in said("13B on 64 v5p").rejected}
-    alone = rejected["data parallelism alone"]
+    alone = rejected["pure data parallelism"]
     assert alone.reason == "memory" and alone.numbers["largest"] == "optimizer"
     assert "does not fit: it needs" in alone.text and "than the 103 GB available" in alone.text
     assert "104 GB are optimizer" in alone.text
@@ -115,10 +119,10 @@ def test_too_few_sequences_say_how_many():
     best = price(config, hardware, workload, Layout.of(fsdp=512, tensor=8, sequence_parallel=True))
     result = explain(config, hardware, Search((best,), 1, 0.0, (), workload))
     rejected = {one.name: one for one in result.rejected}
-    alone = rejected["FSDP alone"]
+    alone = rejected["pure FSDP"]
     assert alone.reason == "batch" and alone.nearest == "--batch-tokens 16777216"
     assert "needs 4,096 sequences, one per shard; the batch has 512" in alone.text
-    data = rejected["data parallelism alone"]
+    data = rejected["pure data parallelism"]
     assert "Even then it does not fit: it needs" in data.text
     mixed = rejected["FSDP with tensor parallelism"]
     assert mixed.layout.startswith("fsdp=1024,tensor=4")  # the chapter's answer
@@ -131,7 +135,7 @@ def test_what_does_not_divide_names_the_nearest_that_does():
     config, hardware, workload = load_model("llama-3-70b"), load("v5p:16x20x28"), Workload(11_200, 4096)
     best = price(config, hardware, workload, Layout.of(data=35, fsdp=64, tensor=4, remat="full"))
     result = explain(config, hardware, Search((best,), 1, 0.0, (), workload))
-    alone = next(one for one in result.rejected if one.name == "FSDP alone")
+    alone = next(one for one in result.rejected if one.name == "pure FSDP")
     assert alone.reason == "divides" and alone.nearest is not None
     assert "11200 sequences (B) do not divide over fsdp·microbatches = 8960·1 = 8960" in alone.text
     near = Layout.parse(alone.nearest)
@@ -152,7 +156,7 @@ def test_beside_a_layout_that_was_asked_for_others_may_be_faster():
     config, hardware, workload = load_model("llama-3-8b"), load("h100:2x8"), Workload(128, 8192)
     asked = price(config, hardware, workload, Layout.of(fsdp=2, tensor=8, remat="full", microbatches=8))
     result = explain(config, hardware, Search((asked,), 1, 0.0, (), workload))
-    alone = next(one for one in result.rejected if one.name == "FSDP alone")
+    alone = next(one for one in result.rejected if one.name == "pure FSDP")
     assert alone.reason == "faster" and float(alone.numbers["slower"]) < 0
     assert re.search(r"takes [\d.]+ s, [\d.]+% less: ", alone.text)
     assert [s.title for s in result.sections][3] == "Other layouts"
@@ -327,6 +331,6 @@ def test_thresholds_grow_with_nothing_but_their_case():
 
 def test_rejected_keep_their_order():
     names = [one.name for one in said("8B on 32 v5e").rejected]
-    order = ["the next best", "data parallelism alone", "data parallelism with", "FSDP alone", "FSDP with"]
+    order = ["the next best", "pure data parallelism", "data parallelism with", "pure FSDP", "FSDP with"]
     places = [next(n for n, start in enumerate(order) if name.startswith(start)) for name in names]
     assert all(one < other for one, other in pairwise(places))

@@ -18,11 +18,11 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
-from meshwright.plan.explain.ideal_links import links
 from meshwright.plan.explain.thresholds import (
     BYTES_PER_PARAM,
     Threshold,
     data_parallel_tokens_per_chip,
+    links,
     mixed_batch_shards,
     mixed_tokens_per_chip,
     nearest_divisor,
@@ -30,13 +30,19 @@ from meshwright.plan.explain.thresholds import (
     slice_tokens,
     tensor_limit,
     thresholds,
-    train_seconds,
 )
 from meshwright.plan.train import price
 
 V5P_FLOPS, V5P_LINK = 4.59e14, 2 * 9e10
 ALPHA = V5P_FLOPS / V5P_LINK
 LLAMA_13B = load_model("llama-2-13b")
+
+
+def train_seconds(
+    num_params: float, num_tokens: float, num_chips: float, flops_per_second: float, mfu: float
+) -> float:
+    """Seconds of a whole training run: 6 P tokens over the FLOP/s that the chips reach."""
+    return 6 * num_params * num_tokens / (num_chips * flops_per_second * mfu)
 
 
 def named(found: tuple[Threshold, ...]) -> dict[str, Threshold]:

@@ -1,8 +1,8 @@
-"""The batches for which a layout stays bound by compute, and what a training run of so many tokens takes."""
+"""The batch sizes at which a layout is compute-bound, and the time and price of a whole training run."""
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil
 
 from meshwright.errors import LayoutError
@@ -12,17 +12,16 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.train import price
 
-# How far beyond the asked batch a layout is tried.
+# Batches up to the given one times 2 to this power are tried.
 _MOST_DOUBLINGS = 12
 
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Tokens of one step between which a layout computes longer than it waits for any one resource.
+    """Tokens per step between which compute is the largest share of the step.
 
-    min_tokens: None where no batch tried is bound by compute. max_tokens: the most that fits with the
-    schedule's microbatches; more fit with more microbatches. bound: of the asked batch. tokens_per_chip:
-    of min_tokens.
+    min_tokens: None if no batch that was tried is compute-bound. max_tokens: the most that fits with the
+    planned number of microbatches. bound: of the planned batch. tokens_per_chip: of min_tokens.
     """
 
     min_tokens: int | None
@@ -30,22 +29,21 @@ class BatchRange:
     tokens_per_chip: float | None
     bound: str
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, chosen: Candidate) -> BatchRange:
-    """The range of `chosen`'s mesh and remat policy, by bisection.
+    """The range of the chosen mesh and remat policy, by bisection.
 
-    Smaller batches take microbatches of the same size, or as few as the schedule takes; larger ones as many.
+    Smaller batches take microbatches of the same size, or the fewest microbatches of the schedule; larger
+    batches the planned number of microbatches.
     """
-    layout, seq_len = chosen.layout, workload.seq_len
-    # Whole rounds of the stages, which is what interleaved schedules ask for.
+    layout = chosen.layout
+    sequences = workload.seq_len * layout.num_batch_shards  # tokens of one sequence per shard
+    # A multiple of the stages, as interleaved schedules require.
     fewest = layout.pipe
     size = workload.num_sequences // (layout.num_batch_shards * layout.microbatches)
 
     def priced(microbatches: int, of_size: int) -> Candidate:
-        batch = Workload(layout.num_batch_shards * microbatches * of_size, seq_len)
+        batch = Workload(layout.num_batch_shards * microbatches * of_size, workload.seq_len)
         return price(config, hardware, batch, layout.replace(microbatches=microbatches))
 
     def is_compute_bound(microbatches: int, of_size: int) -> bool:
@@ -54,57 +52,48 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
             return found.cost.bound == "compute" and (found.fits or not chosen.fits)
         return False
 
-    rounds = _first(lambda n: is_compute_bound(n * fewest, size), max(1, layout.microbatches // fewest))
+    groups = _first(lambda n: is_compute_bound(n * fewest, size), max(1, layout.microbatches // fewest))
     sizes = _first(lambda n: is_compute_bound(fewest, n), size)
-    passes = [number for number in ((rounds or 0) * fewest * size, fewest * (sizes or 0)) if number]
-    tokens = min(passes) * layout.num_batch_shards * seq_len if passes else None
+    least = min(filter(None, ((groups or 0) * fewest * size, fewest * (sizes or 0))), default=None)
+    tokens = least * sequences if least else None
     most = _last(lambda n: priced(layout.microbatches, n).fits, size) if chosen.fits else None
     return BatchRange(
         min_tokens=tokens,
-        max_tokens=None
-        if most is None
-        else max(most * layout.microbatches * layout.num_batch_shards * seq_len, workload.num_tokens),
+        max_tokens=None if most is None else max(most * layout.microbatches * sequences, workload.num_tokens),
         tokens_per_chip=tokens / hardware.num_chips if tokens else None,
         bound=chosen.cost.bound,
     )
 
 
 def _first(holds: Callable[[int], bool], start: int) -> int | None:
-    """The least positive number from which `holds` is true, if it is once true for ever; None if never."""
-    above = start
-    for _ in range(_MOST_DOUBLINGS):
+    """The least positive number from which `holds` is true; None if it is never true."""
+    for above in (start * 2**n for n in range(_MOST_DOUBLINGS)):
         if holds(above):
             return _bisect(lambda number: not holds(number), 0, above)
-        above *= 2
     return None
 
 
 def _last(holds: Callable[[int], bool], start: int) -> int | None:
-    """The largest number until which `holds` is true, 0 if not at `start`; None if it is wherever tried."""
+    """The largest number until which `holds` is true, 0 if not at `start`; None if it is always true."""
     if not holds(start):
         return 0
-    above = start
-    for _ in range(_MOST_DOUBLINGS):
-        above *= 2
+    for above in (start * 2**n for n in range(1, _MOST_DOUBLINGS + 1)):
         if not holds(above):
             return _bisect(holds, above // 2, above) - 1
     return None
 
 
 def _bisect(holds: Callable[[int], bool], below: int, above: int) -> int:
-    """The least number in (below, above] for which `holds` is false, as it is for `above`."""
+    """The least number in (below, above] for which `holds` is false; it is false for `above`."""
     while above - below > 1:
         middle = (below + above) // 2
-        if holds(middle):
-            below = middle
-        else:
-            above = middle
+        below, above = (middle, above) if holds(middle) else (below, middle)
     return above
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A whole run of so many tokens. price: in `currency`, None where no price is known."""
+    """A whole training run. price: in `currency`, None if the chip has no price."""
 
     tokens: int
     steps: int
@@ -115,16 +104,12 @@ class Budget:
     price: float | None
     currency: str
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def budget(candidate: Candidate, num_tokens: int) -> Budget:
-    """What `num_tokens` take at this step time, without restarts, evaluation or checkpoints."""
-    steps = ceil(num_tokens / candidate.num_tokens)
+    """The budget of `num_tokens` at this step time, without restarts, evaluation or checkpoints."""
+    steps, chip = ceil(num_tokens / candidate.num_tokens), candidate.hardware.chip
     seconds = steps * candidate.step_seconds
     hours = seconds * candidate.hardware.num_chips / 3600
-    hourly = candidate.hardware.chip.price_per_chip_hour
     return Budget(
         tokens=num_tokens,
         steps=steps,
@@ -132,19 +117,18 @@ def budget(candidate: Candidate, num_tokens: int) -> Budget:
         days=seconds / 86_400,
         chip_hours=hours,
         flops=steps * candidate.model_flops,
-        price=None if hourly is None else hourly * hours,
-        currency=candidate.hardware.chip.currency,
+        price=None if chip.price_per_chip_hour is None else chip.price_per_chip_hour * hours,
+        currency=chip.currency,
     )
 
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """The asked batch against the critical batch size, beyond which more tokens per step buy few steps.
+    """The batch compared with the critical batch size, beyond which larger batches save few steps.
 
-    times: the asked batch over it. more_tokens: how many times the tokens of a small batch the same loss
-    takes, 1 + B / B_crit (McCandlish et al., 2018, "An Empirical Model of Large-Batch Training").
-    max_chips: where the least batch that is bound by compute reaches it, at the same tokens per chip; None
-    where that batch is not known.
+    times: the batch over the critical size. more_tokens: tokens to the same loss over those of a small batch,
+    1 + B / B_crit (McCandlish et al., 2018, "An Empirical Model of Large-Batch Training"). max_chips: chips
+    that use a critical batch at the fewest tokens per chip that are compute-bound; None if that is unknown.
     """
 
     tokens: int
@@ -153,17 +137,9 @@ class CriticalBatch:
     more_tokens: float
     max_chips: int | None
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def critical_batch(workload: Workload, critical_tokens: int, found: BatchRange) -> CriticalBatch:
-    """How `critical_tokens` compare with this workload and with the batches that its machine needs."""
+    """The critical batch size against this workload and the batches that its machine needs."""
     times, per_chip = workload.num_tokens / critical_tokens, found.tokens_per_chip
-    return CriticalBatch(
-        tokens=critical_tokens,
-        times=times,
-        crossed=times > 1,
-        more_tokens=1 + times,
-        max_chips=int(critical_tokens / per_chip) if per_chip else None,
-    )
+    chips = int(critical_tokens / per_chip) if per_chip else None
+    return CriticalBatch(critical_tokens, times, times > 1, 1 + times, chips)

@@ -1,6 +1,6 @@
 """The cheapest change with which a layout that does not fit does: found by pricing each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,65 +14,71 @@ from meshwright.plan.candidate import Candidate
 from meshwright.plan.rank import TIE
 from meshwright.plan.space import different_remats
 from meshwright.plan.train import price
-from meshwright.units import format_bytes, format_seconds
+from meshwright.plan.words import TRAINING, sentence
 
-# How many times context and tensor are doubled, and the batch halved.
+# Context and tensor are doubled, and the batch is halved, at most this often.
 _DOUBLINGS = 2
 _HALVINGS = 6
 
 
 @dataclass(frozen=True)
 class Change:
-    """What to change, and the layout that then fits. why_not: it does not run yet, if it does not."""
+    """The changed settings, and the layout that then fits. why_not: the reason if it does not run yet."""
 
     words: tuple[str, ...]
     candidate: Candidate
     why_not: str | None
 
     def __str__(self) -> str:
-        found = self.candidate
-        return (
-            f"with {', '.join(self.words)} it fits: {format_seconds(found.step_seconds)} per step and "
-            f"{format_bytes(found.needed_bytes)} per chip"
-            + (f" (planned; it does not run yet: {self.why_not})" if self.why_not else "")
+        return sentence(
+            TRAINING,
+            "fitting",
+            words=self.words,
+            seconds=self.candidate.step_seconds,
+            num_bytes=self.candidate.needed_bytes,
+            why_not=self.why_not,
         )
 
 
 def cheapest_fit(
     config: ModelConfig, hardware: Hardware, workload: Workload, nearest: Candidate
 ) -> Change | None:
-    """The change after which a step takes least time, of two that tie the one that changes less.
+    """The change that gives the shortest step; of ties the smaller change.
 
-    First other layouts of the same work, then narrower moments of the optimizer, then fewer tokens. None
-    where nothing that was tried fits.
+    First other layouts of the same work are tried, then narrower moments of the optimizer, then smaller
+    batches. None if nothing fits.
     """
-    priced = [
-        nearest,
-        *_priced(config, hardware, workload, _same_work(config, hardware, workload, nearest.layout)),
-    ]
-    leanest = min(priced, key=lambda candidate: candidate.memory.total).layout
-    narrower = [leanest.replace(optimizer_dtype="bf16")]
-    for tried in (priced, list(_priced(config, hardware, workload, narrower))):
+
+    def priced(layouts: Iterable[Layout], work: Workload = workload) -> Iterator[Candidate]:
+        for layout in layouts:
+            with suppress(LayoutError):
+                yield price(config, hardware, work, layout)
+
+    layout = nearest.layout
+    found = [nearest, *priced(_same_work(config, hardware, workload, layout))]
+    leanest = min(found, key=lambda candidate: candidate.memory.total).layout
+    for tried in (found, list(priced([leanest.replace(optimizer_dtype="bf16")]))):
         if fitting := [candidate for candidate in tried if candidate.fits]:
-            return _cheapest(config, nearest.layout, fitting)
-    return _fewer_tokens(config, hardware, workload, nearest.layout, leanest)
-
-
-def _priced(
-    config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Iterator[Layout] | list[Layout]
-) -> Iterator[Candidate]:
-    for layout in layouts:
-        with suppress(LayoutError):
-            yield price(config, hardware, workload, layout)
+            return _cheapest(config, layout, fitting)
+    for halves in range(1, _HALVINGS + 1):
+        fewer = replace(workload, num_sequences=workload.num_sequences // 2**halves)
+        share = fewer.num_sequences // leanest.num_batch_shards
+        if fewer.num_sequences * 2**halves != workload.num_sequences or share < 1:
+            return None
+        for candidate in priced([leanest.replace(microbatches=share)], fewer):
+            if candidate.fits:
+                words = (f"--batch-tokens {fewer.num_tokens}", *_changed(layout, candidate.layout))
+                return Change(words, candidate, _why_not(config, candidate))
+    return None
 
 
 def _same_work(
     config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
 ) -> Iterator[Layout]:
-    """Layouts near `layout` that may need less memory: they share more, recompute more, take more passes."""
+    """Layouts near `layout` that may need less memory: more sharding, recomputation or microbatches."""
     place = REMATS.index(layout.remat)
     stronger = [remat for remat in different_remats(config, hardware) if REMATS.index(remat) > place]
-    for mesh in (layout, *_offloaded(hardware, layout), *_shared_further(layout)):
+    for mesh in (layout, *_offloaded(hardware, layout), *_sharded_further(layout)):
         share = workload.num_sequences // mesh.num_batch_shards
         numbers = [n for n in (mesh.microbatches * 2**n for n in range(share.bit_length())) if share % n == 0]
         for remat in (layout.remat, *stronger):
@@ -81,13 +87,12 @@ def _same_work(
                     yield mesh.replace(remat=remat, microbatches=microbatches)
 
 
-def _shared_further(layout: Layout) -> Iterator[Layout]:
-    """Layouts of the same chips that share out what a chip holds, or its sequences."""
+def _sharded_further(layout: Layout) -> Iterator[Layout]:
+    """Layouts of the same chips that shard their state or their sequences further."""
     data, fsdp = layout.data, layout.fsdp
     changes: list[dict[str, object]] = []
     if data > 1:
-        stages = (1, 2) if layout.pipe == 1 else (1,)
-        for stage in stages:
+        for stage in (1, 2) if layout.pipe == 1 else (1,):
             if fsdp == 1 and stage > layout.zero_stage:
                 changes.append({"zero": stage})
         changes.append({"data": 1, "fsdp": data * fsdp, "zero": None})
@@ -98,39 +103,22 @@ def _shared_further(layout: Layout) -> Iterator[Layout]:
             for ranks in ("data", "fsdp"):
                 if layout.word(ranks) % factor == 0:
                     wider = layout.word(axis) * factor
-                    changes += [{axis: wider, ranks: layout.word(ranks) // factor}]
+                    changes.append({axis: wider, ranks: layout.word(ranks) // factor})
     for change in changes:
         with suppress(LayoutError):
             yield layout.replace(**change)
 
 
 def _offloaded(hardware: Hardware, layout: Layout) -> Iterator[Layout]:
-    """The layout with what can wait in the host's memory, where that is not a chip's own."""
+    """The layout with state in the host's memory, if that is not the chip's own."""
     if layout.pipe == 1 and hardware.chip.kind != "cpu":
         for word in ("offload", "offload_optimizer"):
             if not layout.word(word):
                 yield layout.replace(**{word: True})
 
 
-def _fewer_tokens(
-    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout, leanest: Layout
-) -> Change | None:
-    """The largest batch, halved ever again, with which the leanest layout fits."""
-    for halves in range(1, _HALVINGS + 1):
-        fewer = replace(workload, num_sequences=workload.num_sequences // 2**halves)
-        share = fewer.num_sequences // leanest.num_batch_shards
-        if fewer.num_sequences * 2**halves != workload.num_sequences or share < 1:
-            return None
-        for candidate in _priced(config, hardware, fewer, [leanest.replace(microbatches=share)]):
-            if candidate.fits:
-                words = _changed(layout, candidate.layout)
-                said = (f"--batch-tokens {fewer.num_tokens}", *words)
-                return Change(said, candidate, _why_not(config, candidate))
-    return None
-
-
 def _cheapest(config: ModelConfig, layout: Layout, fitting: list[Candidate]) -> Change:
-    """The change with the fewest words, among candidates within TIE of the fastest that runs, if any does."""
+    """The change of the fewest settings, among candidates within TIE of the fastest that runs."""
     running = [one for one in fitting if _why_not(config, one) is None] or fitting
     least = (1 + TIE) * min(candidate.step_seconds for candidate in running)
     changes = [
@@ -146,7 +134,7 @@ def _why_not(config: ModelConfig, candidate: Candidate) -> str | None:
 
 
 def _changed(layout: Layout, other: Layout) -> tuple[str, ...]:
-    """The words of `other` that `layout` has not; `fsdp=64 for data=64` where one axis replaces another."""
+    """The settings of `other` that `layout` lacks; `fsdp=64 for data=64` if one axis replaces another."""
     before, after = (str(one).split(",") for one in (layout, other))
     new = [word for word in after if word not in before]
     kept = {word.partition("=")[0] for word in after}
