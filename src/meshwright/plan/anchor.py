@@ -1,14 +1,14 @@
-"""How a user's own runs compare with their prices, and the constants that they move.
+"""Fit a few constants of a chip's step to a user's own runs.
 
-One run tells one factor for all steps:  slowdown = measured step time / predicted step time of its plan.
+One run gives one factor for all steps:  slowdown = measured step time / predicted step time of its plan.
 
-Several tell what they depend on. A few constants of the step (the shares of products, attention and links,
-and what a host takes to launch) and the factor move to where
+Several runs move a few constants of the step (the shares of products, attention and links, and a host's
+launch times) and the factor. They take the values with the least
 
     sum over runs (log(predicted / measured) / RUN)^2  +  sum over constants ((moved - catalog) / spread)^2
 
-is least, shares in logits and times in logarithms. Where the runs, each left out in turn, are not predicted
-any better so, nothing moves.
+with shares in logits and times in logarithms. If this does not predict each run better from the other runs,
+the constants keep their values.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,9 +34,9 @@ from meshwright.programs.efficiency import StepEfficiency
 from meshwright.programs.program import at_odds
 from meshwright.units import format_seconds
 
-# The spread of a run about its price that no constant explains: of rows of one source, fitted with it.
+# The spread of a run about its price that no constant explains, from published rows of one source.
 RUN = 0.06
-# Spreads of the constants about the catalog's, as between the chips and software of the published rows.
+# Spreads of the constants about the catalog's, from the chips and software of the published rows.
 _SPREADS = {
     "matmul": 0.25,
     "attention": 0.4,
@@ -49,7 +49,7 @@ _STEP_SIZE = 1e-3
 
 
 class MeasuredRun(NamedTuple):
-    """A measured step: of this model and workload, on this machine, under this layout."""
+    """A measured step of a model and workload, on a machine, under a layout."""
 
     config: ModelConfig
     hardware: Hardware
@@ -60,22 +60,22 @@ class MeasuredRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Anchored:
-    """What runs of one's own say. step: the constants that follow them. words: what moved, how far."""
+    """Constants fitted to a user's runs. words: the constants that moved, and how far."""
 
     step: StepEfficiency
     words: tuple[str, ...]
 
 
 def slowdown_of(run: MeasuredRun) -> float:
-    """How many times longer than priced the steps of a run took."""
+    """Measured over predicted step time of a run."""
     return run.seconds / price(*run[:4]).step_seconds
 
 
 def run_of(metrics: Path) -> MeasuredRun:
-    """The run whose metrics.jsonl this is; plan.toml lies beside it.
+    """Read the run of a metrics.jsonl and of the plan.toml in its folder.
 
-    Its step is the median one, which leaves hiccups and compilation out. Raises PlanError where there is no
-    plan beside it or no step was timed.
+    Takes the median step, which leaves out stalls and compilation. Raises PlanError if the folder has no plan
+    or no step was timed.
     """
     seconds = step_seconds(metrics)
     plan = load_plan(metrics.with_name(PLAN_FILE))
@@ -83,7 +83,7 @@ def run_of(metrics: Path) -> MeasuredRun:
 
 
 def anchored(machine: Hardware, runs: Sequence[MeasuredRun]) -> Anchored:
-    """The constants of `machine` as several runs on its chips tell them.
+    """The constants of `machine`, fitted to several runs on its chips.
 
     Raises PlanError for a run on other chips.
     """
@@ -124,7 +124,7 @@ def _slope(run: MeasuredRun, step: StepEfficiency, name: str, error: float) -> f
 
 
 def _moved(step: StepEfficiency, by: dict[str, float]) -> StepEfficiency:
-    """`step` with some constants moved in logits or logarithms; what is ideal stays so."""
+    """`step` with some constants moved in logits or logarithms; ideal values do not move."""
     figures: dict[str, object] = {}
     for name, distance in by.items():
         value = getattr(step, name)
@@ -140,8 +140,9 @@ def _moved(step: StepEfficiency, by: dict[str, float]) -> StepEfficiency:
 def _solve(
     errors: Sequence[float], slopes: Sequence[Sequence[float]], names: Sequence[str]
 ) -> dict[str, float]:
-    """How far each constant moves."""
-    import numpy as np  # a tenth of a second, which the price of a single layout need not take
+    """The distance that each constant moves."""
+    # Imported here: it takes a tenth of a second, and the price of a single layout does not need it.
+    import numpy as np
 
     matrix = np.array(slopes, dtype=float).reshape(len(errors), len(names)) / RUN
     prior = np.diag([1 / _SPREADS[name] ** 2 for name in names])
@@ -150,7 +151,7 @@ def _solve(
 
 
 def _words(before: StepEfficiency, after: StepEfficiency, names: Iterable[str]) -> Iterable[str]:
-    """What moved so far that its digits tell."""
+    """The constants whose printed figures changed."""
     for name in names:
         one, other = getattr(before, name), getattr(after, name)
         if isinstance(one, float):

@@ -1,6 +1,6 @@
-"""The batch that is planned: the one asked for, or the nearest that divides.
+"""The planned batch: the given batch, or the nearest that divides.
 
-A step takes whole sequences: so many for each microbatch of each data rank. 977 sequences are prime and
+Each microbatch of each data rank takes the same number of whole sequences. 977 sequences are prime and
 divide over no two ranks, 980 over 10 ranks with 98 microbatches each.
 """
 

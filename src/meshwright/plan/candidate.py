@@ -13,7 +13,7 @@ from meshwright.units import format_bytes, format_seconds
 
 
 class Shortage(NamedTuple):
-    """The memory of which a layout needs more than there is. where: `per chip`, or of its host."""
+    """A memory that is too small for a layout. where: `per chip`, or of its host."""
 
     needed_bytes: float
     usable_bytes: float
@@ -26,10 +26,10 @@ class Shortage(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout with its price. placement: the links that its axes take.
+    """A layout with its price. placement: the links that its axes use.
 
-    graph: of a microbatch, as it was recorded. compiled_bytes: of one chip, as a compiler says; None where
-    none was asked.
+    graph: of a microbatch, as recorded. compiled_bytes: of one chip, from a compiler; None if it was not
+    compiled.
     """
 
     layout: Layout
@@ -57,12 +57,12 @@ class Candidate:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes that one chip needs: the compiler's figure where it was asked."""
+        """Bytes that one chip needs: the compiler's figure if there is one."""
         return self.memory.total if self.compiled_bytes is None else self.compiled_bytes
 
     @property
     def lacking_bytes(self) -> float:
-        """Bytes that it needs and a chip, or its share of the host, has not; 0 where it fits."""
+        """Bytes that a chip, or its share of the host, is short of; 0 if it fits."""
         return self.hardware.chip.lacking_bytes(self.needed_bytes, self.memory.host)
 
     @property
@@ -71,7 +71,7 @@ class Candidate:
 
     @property
     def shortage(self) -> Shortage:
-        """What it lacks, of a chip's memory first; for a layout that does not fit."""
+        """The memory that a layout lacks if it does not fit: the chip's, otherwise the host's."""
         chip = self.hardware.chip
         if self.needed_bytes > chip.program_bytes:
             return Shortage(self.needed_bytes, chip.program_bytes, "per chip")

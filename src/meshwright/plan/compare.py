@@ -1,4 +1,4 @@
-"""Plans side by side: what each step takes, of how many chips, and what its tokens cost."""
+"""Plans compared: their step times, chips, and costs per token."""
 
 from meshwright.hardware.topology import Hardware
 from meshwright.plan.serve.phase import price_phase
@@ -9,11 +9,10 @@ _MILLION, _HOUR = 1e6, 3600
 
 
 def compared(plan: Plan, machine: Hardware) -> dict:
-    """The keys of a candidate, or of a phase's step, then chips, price and energy, all priced anew.
+    """Price a plan again: the keys of its candidate or phase, then chips, price and energy.
 
-    A layout is placed on the links as a search places those that it ranks first.
-    price: of a million tokens, at the chip-hour's price. joules: of as many, at the chips' rated power.
-    None where the chip's file has no price or power.
+    A layout is placed on the links as in a search. price: of a million tokens, at the chip-hour's price.
+    joules: of a million tokens, at the chips' rated power. Both are None if the chip's file lacks the figure.
     """
     work, chip = plan.workload, machine.chip
     found = (
@@ -22,7 +21,7 @@ def compared(plan: Plan, machine: Hardware) -> dict:
         else price_phase(plan.model, machine, work, [plan.layout]).to_dict()
     )
     chips, hourly = machine.num_chips, chip.price_per_chip_hour
-    seconds = _MILLION / (found["tokens_per_second_per_chip"] * chips)  # that a million tokens take
+    seconds = _MILLION / (found["tokens_per_second_per_chip"] * chips)  # of a million tokens
     price_per_hour = None if hourly is None else hourly * chips
     return {
         **found,

@@ -1,4 +1,4 @@
-"""Whether a layout's degrees multiply to a machine's chips, and which nearby ones do."""
+"""Check that a layout's degrees multiply to a machine's chips."""
 
 from math import prod
 
@@ -8,7 +8,7 @@ from meshwright.layout import MULTIPLIED, Layout
 
 
 def check_chips(hardware: Hardware, layout: Layout) -> None:
-    """Raises LayoutError where `layout` is of another number of devices, with the nearest that is not."""
+    """Raise LayoutError if `layout` has another number of devices, with degrees that fit."""
     if layout.num_chips == hardware.num_chips:
         return
     degrees = {axis: layout.word(axis) for axis in MULTIPLIED if layout.word(axis) > 1}
@@ -20,7 +20,7 @@ def check_chips(hardware: Hardware, layout: Layout) -> None:
 
 
 def _fitting(num_chips: int, degrees: dict[str, int]) -> list[str]:
-    """The degrees with one of them changed, or with `data` for what is missing; else data alone."""
+    """The degrees with one changed to fit, or with `data` added; `data` only if none fits."""
     fits = []
     for axis in {"data": 1, **degrees}:
         others = prod(degree for name, degree in degrees.items() if name != axis)

@@ -1,14 +1,14 @@
-"""The layouts of a search that fit, the fastest first, of which most are never priced in full.
+"""The layouts of a search that fit, the fastest first. Few of them are priced in full.
 
-A layout's time is bounded from below in steps, each dearer and closer than the one before:
+A layout's time has lower bounds. Each step below costs more than the one before it and gives a closer bound:
 
-    members      meshes of one family (cost/many.py) with as many stages: the work of their passes alone
-    scheduled    those under one schedule and remat policy: the bound of cost/pipeline/bound.py
-    choice       one of those that fits
-    timed        its step, simulated
+    members      meshes of one family (cost/many.py) and number of stages: only the work of passes
+    scheduled    members under one schedule and remat policy: the bound of cost/pipeline/bound.py
+    choice       a single layout that fits
+    timed        its simulated step
 
-All wait in one heap by their bounds. The least of them is taken a step further, until it is a layout with
-its time: no other can be faster then.
+One heap holds all entries by their bounds. The entry with the least bound goes to its next step. If it is a
+timed layout, no other layout is faster.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,12 +21,12 @@ import numpy as np
 from meshwright.cost.many import Saving
 from meshwright.plan.space import Considered, Group
 
-# What is at most so much above the least bound is taken further together with it, since arrays are priced
+# Entries with bounds up to this factor above the least go to the next step together, since arrays are priced
 # at once.
 _TOGETHER = 1.2
 
 
-# What a layout that is looked for meets; None for all.
+# The condition that layouts must meet; None for all layouts.
 _Wanted = Callable[[Considered], bool] | None
 
 
@@ -51,7 +51,7 @@ class _Scheduled(NamedTuple):
 
 
 class _Single(NamedTuple):
-    """One that fits. is_timed: its bound is its time."""
+    """A layout that fits. is_timed: its bound is its time."""
 
     choice: Considered
     is_timed: bool
@@ -60,9 +60,8 @@ class _Single(NamedTuple):
 class Fastest:
     """An iterable of (seconds, layout), the fastest that fits first.
 
-    asked: seconds are those for so many sequences: a step of more takes as long as it does, for what is more
-    is no work that was asked for; of smaller steps there are more. wanted: leaves the others out.
-    lacking: those met so far that do not fit.
+    asked: the number of sequences that the seconds are for. A larger step counts as one step, a smaller step
+    as several. wanted: the condition that layouts must meet. lacking: layouts found so far that do not fit.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Fastest:
         self.add(groups)
 
     def add(self, groups: Iterable[Group]) -> None:
-        """Takes up more layouts, before any is asked for that they may precede."""
+        """Add layouts, before any slower layout has been yielded."""
         for group in groups:
             ascending = self._ascending(group, group.all_places, group.least_seconds)
             self._push(_Members(self._wanted, group, *ascending))
@@ -100,7 +99,7 @@ class Fastest:
             yield self._found[place]
 
     def seconds(self, choice: Considered) -> float:
-        """What a layout takes, simulated."""
+        """Simulated seconds of a layout's step."""
         return choice.seconds * self._weights(choice.num_sequences)
 
     def within(self, seconds: float) -> Iterator[Considered]:
@@ -118,7 +117,7 @@ class Fastest:
         yield from [one.choice for _, _, one in kept]
 
     def keep(self, wanted: Callable[[Considered], bool]) -> None:
-        """Leaves out of those taken up so far what is not `wanted` either."""
+        """Drop the layouts added so far that are not `wanted`."""
         self._found = [(seconds, choice) for seconds, choice in self._found if wanted(choice)]
         self.lacking = [choice for choice in self.lacking if wanted(choice)]
         waiting, self._heap = self._heap, []
@@ -130,7 +129,7 @@ class Fastest:
             heappush(self._heap, (bound, serial, one))
 
     def _advance(self) -> None:
-        """Takes the least bound a step further."""
+        """Take the entry with the least bound to its next step."""
         bound, _, one = heappop(self._heap)
         if not isinstance(one, _Single):
             self._split(bound, one)
@@ -140,7 +139,7 @@ class Fastest:
             self._push_single(one.choice, self.seconds(one.choice), is_timed=True)
 
     def _split(self, bound: float, one: _Members | _Scheduled) -> None:
-        """What is near the bound goes a step further, the rest waits for its own."""
+        """Take members near the bound to the next step; the rest stay in the heap."""
         number = int(np.searchsorted(one.bounds, bound * _TOGETHER, side="right"))
         now, later = one.places[:number], one._replace(places=one.places[number:], bounds=one.bounds[number:])
         if isinstance(one, _Members):
@@ -162,7 +161,7 @@ class Fastest:
         self._push(_Scheduled(one.wanted, group, *ascending, schedule, saving))
 
     def _fit(self, one: _Scheduled, places: Any, bounds: Any) -> None:
-        """Keeps those that fit, and tries the next policies with the others."""
+        """Keep the layouts that fit, and try the next policies for the others."""
         group, space, more = one.group, one.group.space, []
         choices = group.choices(*one.schedule, one.saving, places.tolist())
         for choice, bound in zip(choices, bounds.tolist(), strict=True):
@@ -191,7 +190,7 @@ class Fastest:
         heappush(self._heap, (bound, next(self._serial), _Single(choice, is_timed)))
 
     def _weights(self, num_sequences: Any) -> Any:
-        """How many steps of so many sequences are as good as one of those asked for, at least one."""
+        """Steps of `num_sequences` sequences that do the work of one asked step, at least 1."""
         return np.maximum(1.0, self._asked / num_sequences) if self._asked else 1.0
 
 

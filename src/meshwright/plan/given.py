@@ -48,7 +48,7 @@ class Condition:
 def parse_conditions(text: str) -> tuple[Condition, ...]:
     """The conditions in a text.
 
-    Raises PlanError for what is no condition, LayoutError naming the nearest known field or value.
+    Raises PlanError for text that is not a condition, LayoutError naming the nearest known field or value.
 
     >>> [str(condition) for condition in parse_conditions("pipe<=4, schedule!=zb-v,tensor=8")]
     ['pipe<=4', 'schedule!=zb-v', 'tensor=8']

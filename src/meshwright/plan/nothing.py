@@ -1,4 +1,4 @@
-"""Why a search has found no layout: which condition leaves none, or how many sequences it would take."""
+"""The error of a search without layouts: the condition at fault, or the sequences needed."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,7 +11,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.given import Condition
 from meshwright.plan.space import Considered, Space
 
-# The spaces of layouts for batches within a share of a workload's that meet some conditions.
+# (workload, share, conditions) -> spaces of layouts that meet the conditions, for batches within the share.
 Spaces = Callable[[Workload, float, Sequence[Condition]], Iterator[Space]]
 _WITHIN = 0.5
 
@@ -25,7 +25,7 @@ def nothing_found(
     *,
     runnable: bool,
 ) -> PlanError:
-    """The error of a search that has no layout to rank. runnable: it looked for what runs alone."""
+    """The error of a search that has no layout to rank. runnable: of layouts that run."""
     about = f"{config.name} on {hardware.spec}"
     if runnable and (choice := _first(spaces, workload, given)):
         why = why_not(config, choice.layout, hardware=hardware)
@@ -80,7 +80,7 @@ def _leaves_none(
 
 
 def _values(space: Space, field: str) -> set[object]:
-    """What layouts have of a field that a search chooses. Of what a mesh has, one layout shows each value."""
+    """The values of a searched field in the layouts of a space."""
     if field in Considered._fields:
         return {getattr(choice, field) for choice in space.choices(space.meshes())}
     found = set()
@@ -92,7 +92,7 @@ def _values(space: Space, field: str) -> set[object]:
 
 
 def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: Condition) -> str | None:
-    """Why no layout has a degree, or the model not what a field is of, where this alone tells."""
+    """The reason why no layout meets one condition, if it does not depend on the others."""
     chips, degree = hardware.num_chips, one.value
     if one.field not in (*DEGREES, "grouped", "remat") or one.comparison != "=":
         return None
@@ -109,7 +109,7 @@ def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: 
 
 
 def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload, spaces: Spaces) -> str:
-    """How many sequences the layout with the fewest batch shards takes."""
+    """The number of sequences that the layout with the fewest batch shards needs, in words."""
     chips = hardware.num_chips
     enough = Workload(chips, workload.seq_len)
     meshes = [mesh for space in spaces(enough, 0.0, ()) for mesh in space.meshes()]

@@ -11,9 +11,9 @@ TIE = 0.02
 
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Best first: those that tie with the fastest by plainness, other ones by time.
+    """The candidates, best first: ties with the fastest by plainness, the others by time.
 
-    What does not fit comes last, by how much memory it lacks.
+    Candidates that do not fit come last, by the memory that they lack.
     """
     found = list(candidates)
     equals = ties(found)
@@ -35,14 +35,14 @@ def ties(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def plainness(layout: Layout) -> tuple[int, ...]:
-    """Smaller for what is plainer: fewer axes, then the schedule, what is sharded, and how much is repeated.
+    """A key to sort by simplicity: number of axes, schedule, sharded state, recomputation.
 
     >>> plainness(Layout.of(data=8)) < plainness(Layout.of(fsdp=8)) < plainness(Layout.of(data=4, tensor=2))
     True
     """
     return (
         sum(layout.word(axis) > 1 for axis in DEGREES),
-        list(SCHEDULES).index(layout.schedule.pipeline),  # from rows that a person follows to split passes
+        list(SCHEDULES).index(layout.schedule.pipeline),  # from simple schedules to split passes
         layout.interleave,
         layout.zero_stage,
         layout.word("zero_context"),

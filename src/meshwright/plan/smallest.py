@@ -1,4 +1,4 @@
-"""The smallest slice of a chip on which a model trains, or trains fast enough."""
+"""Search for the smallest slice of a chip that trains a model, or trains it fast enough."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,16 +18,16 @@ from meshwright.plan.given import NOT_SEARCHED, Condition
 from meshwright.plan.train import Search, search
 from meshwright.units import format_bytes, format_seconds
 
-# Beyond one pod: slices of the whole pod joined by the data-centre network.
+# Above one pod: whole pods joined by the data-centre network.
 _MOST_SLICES = 8
 _MOST_GPUS = 32_768
-# Sizes tried between one that is too small and its double.
+# Sizes tried between a size that is too small and its double.
 _MOST_BETWEEN = 6
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One size and why it is not the answer; None where it is."""
+    """A size that was tried. why_not: the reason against it; None for the answer."""
 
     hardware: str
     num_chips: int
@@ -40,7 +40,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Smallest:
-    """The machine, what was found on it, and the sizes tried."""
+    """The machine, the search on it, and the sizes tried."""
 
     hardware: Hardware
     found: Search
@@ -55,7 +55,7 @@ class Smallest:
 
 
 class NothingFits(PlanError):
-    """No size works. tried: all of them, with why not."""
+    """No size works. tried: all sizes, with the reasons."""
 
     def __init__(self, model: str, tried: tuple[Tried, ...]) -> None:
         super().__init__(f"{model} on up to {tried[-1].hardware}: {tried[-1].why_not}")
@@ -74,11 +74,11 @@ def smallest(
     max_seconds: float | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Smallest:
-    """The fewest chips of `spec` that hold the model, and take at most `max_seconds` a step.
+    """The fewest chips of `spec` that hold the model and reach `max_seconds` per step.
 
     spec: a chip (`v5p`), or a machine (`v5p:16x20x28`) that bounds the sizes tried. given, runnable: as
-    `search` has them. Doubles the chips until it works, then tries the sizes between. Raises NothingFits
-    where no size works.
+    in `search`. Doubles the chips until a size works, then tries the sizes between. Raises NothingFits if no
+    size works.
     """
     tried: list[Tried] = []
     fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
@@ -127,9 +127,10 @@ def smallest(
 def longest_step(
     workload: Workload, max_seconds: float | None, days: float | None, num_tokens: int | None
 ) -> float | None:
-    """Seconds of the longest step that both limits allow: of a step, and of a run over so many tokens.
+    """Seconds of the longest step that both limits allow; None without limits.
 
-    Raises PlanError for what is no limit.
+    max_seconds: of a step. days: of a run over `num_tokens` tokens. Raises PlanError for a limit that is
+    not a positive number.
     """
     for option, value in (("--max-seconds", max_seconds), ("--days", days)):
         if value is not None and not 0 < value < inf:
@@ -143,10 +144,10 @@ def longest_step(
 
 
 def sizes(spec: str) -> list[Hardware]:
-    """The machines of one chip by number of chips, one topology each, up to that of `spec`.
+    """The machines of a chip by number of chips, one topology each, up to the size of `spec`.
 
-    TPU: what a pod is cut into, nearest to a cube: doublings until rings close, then whole cubes; then pods
-    joined. GPUs: a domain's doublings, then domains.
+    TPU: slices of a pod, as near to a cube as possible: doublings until rings close, then whole cubes, then
+    joined pods. GPU: doublings within a domain, then whole domains.
     """
     name, _, topology = spec.partition(":")
     most = catalog.load(spec) if topology else None
@@ -169,7 +170,7 @@ def sizes(spec: str) -> list[Hardware]:
 
 
 def _torus_shapes(torus: Torus) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(slices, sides ascending) that a pod can be cut into, and whole pods joined."""
+    """(number of slices, ascending sides): the slices of a pod, then joined pods."""
     step = torus.wraparound_multiple_of or torus.wraparound_exactly or max(torus.pod)
     pod = sorted(torus.pod)
 
@@ -185,7 +186,7 @@ def _torus_shapes(torus: Torus) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _nodes(domain: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(1, (domains, GPUs of each)): parts of one domain, then whole ones."""
+    """(1, (domains, GPUs per domain)): parts of a domain, then whole domains."""
     for gpus in {*(2**n for n in range(domain.bit_length()) if 2**n <= domain), domain}:
         yield 1, (1, gpus)
     nodes = 1
@@ -202,7 +203,7 @@ def _hopeless(
     dtypes: tuple[str, ...],
     max_seconds: float | None,
 ) -> str | None:
-    """Why no layout can do, by bytes of weights and moments or FLOPs at the peak; None if one might."""
+    """The reason why no layout can work: stored bytes, or FLOPs at the peak; None if one may."""
     stored = count_params(config).total * bytes_per_param
     chips, usable = hardware.num_chips, hardware.chip.program_bytes
     if stored > chips * usable:

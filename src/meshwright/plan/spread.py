@@ -1,4 +1,4 @@
-"""How wrong prices are out of sample: of published rows, each with constants fitted without its source.
+"""Errors of prices out of sample: published rows, with constants fitted without their source.
 
 The file is written by benchmarks/fit_published.py, with the constants of the catalog.
 """
@@ -10,14 +10,14 @@ from functools import cache
 from importlib import resources
 from math import expm1, log2
 
-# So many of the most similar rows tell the spread, of which this share is inside.
+# The spread holds the share INSIDE of the most similar rows, up to this number of rows.
 _SIMILAR = 40
 INSIDE = 0.8
 
 
 @dataclass(frozen=True)
 class Outside:
-    """A row that was predicted without its source. log_error: log(predicted / measured step time)."""
+    """A row predicted without its source. log_error: log(predicted / measured step time)."""
 
     id: str
     value: float
@@ -31,7 +31,7 @@ class Outside:
 
 @cache
 def outside_rows() -> tuple[Outside, ...]:
-    """All rows on which the constants were fitted."""
+    """All rows of the fit of the constants."""
     text = (resources.files("meshwright.plan") / "out_of_sample.csv").read_text(encoding="utf-8")
     return tuple(
         Outside(
@@ -66,10 +66,10 @@ class Spread:
 
 
 def spread(kind: str, software: str, chips: int, tensor: int, pipe: int) -> Spread | None:
-    """The spread of the rows most similar to a layout; None where no row has such chips.
+    """The spread of the rows most similar to a layout; None if no row has this kind of chip.
 
-    Like: of the same kind of chip and, where there are enough, software; then nearest in the doublings of
-    chips, tensor ranks and stages.
+    Similar rows have the same kind of chip, the same software if there are enough, and the fewest doublings
+    between their chips, tensor ranks and stages.
     """
     alike = [row for row in outside_rows() if row.kind == kind]
     own = [row for row in alike if row.software == software]
@@ -90,7 +90,7 @@ def _spread(rows: Iterable[Outside]) -> Spread | None:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The value below which `share` of the ordered values lie, interpolated; None of no values.
+    """The quantile at `share` of ordered values, interpolated; None without values.
 
     >>> quantile([1.0, 2.0, 4.0], 0.5), quantile([1.0, 2.0], 0.9)
     (2.0, 1.9)

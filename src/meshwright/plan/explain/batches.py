@@ -1,4 +1,4 @@
-"""The batch sizes at which a layout is compute-bound, and the time and price of a whole training run."""
+"""Batch sizes that make a layout compute-bound, and the time and price of a training run."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -66,7 +66,7 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
 
 
 def _first(holds: Callable[[int], bool], start: int) -> int | None:
-    """The least positive number from which `holds` is true; None if it is never true."""
+    """The least positive number that makes `holds` true; None if none does."""
     for above in (start * 2**n for n in range(_MOST_DOUBLINGS)):
         if holds(above):
             return _bisect(lambda number: not holds(number), 0, above)
@@ -74,7 +74,7 @@ def _first(holds: Callable[[int], bool], start: int) -> int | None:
 
 
 def _last(holds: Callable[[int], bool], start: int) -> int | None:
-    """The largest number until which `holds` is true, 0 if not at `start`; None if it is always true."""
+    """The largest number that keeps `holds` true, 0 if not at `start`; None if all do."""
     if not holds(start):
         return 0
     for above in (start * 2**n for n in range(1, _MOST_DOUBLINGS + 1)):
@@ -84,7 +84,7 @@ def _last(holds: Callable[[int], bool], start: int) -> int | None:
 
 
 def _bisect(holds: Callable[[int], bool], below: int, above: int) -> int:
-    """The least number in (below, above] for which `holds` is false; it is false for `above`."""
+    """The least number in (below, above] that makes `holds` false; `above` does."""
     while above - below > 1:
         middle = (below + above) // 2
         below, above = (middle, above) if holds(middle) else (below, middle)
@@ -126,9 +126,10 @@ def budget(candidate: Candidate, num_tokens: int) -> Budget:
 class CriticalBatch:
     """The batch compared with the critical batch size, beyond which larger batches save few steps.
 
-    times: the batch over the critical size. more_tokens: tokens to the same loss over those of a small batch,
-    1 + B / B_crit (McCandlish et al., 2018, "An Empirical Model of Large-Batch Training"). max_chips: chips
-    that use a critical batch at the fewest tokens per chip that are compute-bound; None if that is unknown.
+    times: the batch over the critical size. more_tokens: tokens to the same loss, relative to a small
+    batch, 1 + B / B_crit (McCandlish et al., 2018, "An Empirical Model of Large-Batch Training").
+    max_chips: chips that use a critical batch at the fewest tokens per chip that are compute-bound; None if
+    that is unknown.
     """
 
     tokens: int

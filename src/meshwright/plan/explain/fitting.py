@@ -1,4 +1,4 @@
-"""The cheapest change with which a layout that does not fit does: found by pricing each."""
+"""The cheapest change that makes a layout fit, found by pricing each."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -80,7 +80,7 @@ def bound_seconds(candidate: Candidate) -> dict[str, float]:
 
 
 def rejected(config: ModelConfig, hardware: Hardware, found: Search) -> tuple[Rejected, ...]:
-    """The next best mesh and the usual layouts, without those that the search chose."""
+    """The next best mesh and the usual layouts, without the chosen layout."""
     best, workload = found.best, found.workload
     fitting, named = [c for c in found.candidates[1:] if c.fits], []
     # The best candidate of another mesh is more informative than another schedule of the same.

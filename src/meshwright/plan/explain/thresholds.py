@@ -33,7 +33,7 @@ BYTES_PER_PARAM = 10
 
 
 def data_parallel_tokens_per_chip(alpha: float, num_axes: float, sparsity: float = 1.0) -> float:
-    """Tokens per chip from which DP and FSDP are compute-bound: alpha / n.
+    """Least tokens per chip that make DP and FSDP compute-bound: alpha / n.
 
     A weight is multiplied with B/X tokens and moved once per pass over n axes at once. If k of E experts see
     a token, every weight moves for k/E of the products: sparsity E/k.
@@ -58,16 +58,16 @@ def mixed_batch_shards(batch_tokens: float, d_ff: int, num_chips: int, axes_rati
 def mixed_tokens_per_chip(
     alpha: float, d_ff: int, axes_product: float, sparsity: float = 1.0, *, overlapped: bool = True
 ) -> float:
-    """Tokens per chip from which FSDP with TP at its best X is compute-bound: alpha^2 / (M_X M_Y F).
+    """Least tokens per chip that make FSDP with TP compute-bound: alpha^2 / (M_X M_Y F).
 
-    Four times that if the two transfers do not overlap. With experts F is the width that a token uses and
-    all E move: weights take E/k times as long, and X falls by its root.
+    Four times that if the two transfers do not overlap. X is at its optimum. With experts, F is the width
+    that a token uses and all E move: weights take E/k times longer, and X falls by the root of E/k.
     """
     return alpha**2 / (axes_product * d_ff) * sparsity * (1 if overlapped else 4)
 
 
 def slice_tokens(flops_per_second: float, dcn_bytes_per_second: float) -> float:
-    """Tokens per slice from which the gradients' sum between slices overlaps: C / W_dcn.
+    """Least tokens per slice that hide the sum of gradients between slices: C / W_dcn.
 
     Each chip sums its shard, 2 x 4DF / chips, during the 8BDF / chips of its slice's backward pass.
     """
@@ -135,7 +135,7 @@ def links(hardware: Hardware, compute_dtype: str = "bf16", matmul_dtype: str | N
 class Threshold:
     """One closed form with the figures of a case.
 
-    limit: the value of the formula. value: that of the planned layout, in the same unit. holds: whether the
+    limit: the value of the formula. value: the planned layout's figure, in the same unit. holds: whether the
     layout is on the good side; None for an optimum, which has no sides. meaning: a sentence with both.
     """
 
@@ -184,13 +184,13 @@ def _form(
 
 
 def sparsity(config: ModelConfig) -> float:
-    """E / k: stored expert weights over those that a token uses; 1 without experts."""
+    """E / k: experts over experts per token; 1 without experts."""
     moe = config.moe
     return moe.num_experts / moe.experts_per_token if moe else 1.0
 
 
 def active_d_ff(config: ModelConfig) -> int:
-    """The feed-forward width that one token uses: F, or that of its k experts and the shared ones."""
+    """The feed-forward width that one token uses: F, or its k experts and the shared experts."""
     moe = config.moe
     return moe.experts_per_token * moe.d_ff + moe.d_ff_all_shared if moe else config.d_ff
 

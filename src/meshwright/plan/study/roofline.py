@@ -64,7 +64,7 @@ class StepOperation:
 class LinkRoof:
     """The bandwidth of the links along some mesh axes: bytes of gathered arrays per second, at best.
 
-    seconds: time per step for which collectives use them.
+    seconds: time per step that collectives take on them.
     """
 
     axes: tuple[str, ...]
@@ -121,7 +121,7 @@ def link_roofs(candidate: Candidate) -> list[LinkRoof]:
 
 
 def _nodes(segment: Segment, remat: str) -> Iterator[tuple[Direction, Node]]:
-    """Every node in every direction in which it runs."""
+    """Each node with each direction that it runs in."""
     for node in segment.nodes:
         yield "forward", node
         yield "backward", node

@@ -1,7 +1,7 @@
 """The usual strategies against batch size and number of chips: the best priced layout of each kind.
 
-Every point is a candidate of the planner, so its compute, communication and memory are those that a search
-would have found; no closed form is used. A strategy is a kind of mesh:
+Every point is a candidate of the planner, with the compute, communication and memory that a search would
+find; no closed form is used. A strategy is a kind of mesh:
 
     DP          data only: whole weights on every chip
     FSDP        the widest fsdp that divides the model, data for the rest
@@ -79,7 +79,7 @@ def batches(num_sequences: int, num_chips: int) -> list[int]:
 def shapes(hardware: Hardware) -> list[Hardware]:
     """Smaller and larger machines of the same chip, and this one; a host has only itself.
 
-    A torus grows from a cube by doubling its shortest side, which keeps as many rings closed as possible.
+    A torus grows from a cube by doubling its shortest side, which keeps the most rings closed.
     GPUs grow by doubling their nodes.
     """
     network = hardware.chip.network

@@ -36,7 +36,7 @@ class Block:
 
 
 def step_blocks(candidate: Candidate) -> list[Block]:
-    """The blocks of a step. Those of the chip follow each other without a gap, to its end."""
+    """The blocks of a step. The chip's blocks fill the step without gaps."""
     blocks: list[Block] = []
     start = 0.0
     for direction in PASSES:
@@ -83,7 +83,7 @@ def _carried(
 
 
 def _direction(name: str) -> str:
-    """The pass of a term: that in the brackets of `matmul (backward)`, else the update."""
+    """The pass in the brackets of a term's name, as `matmul (backward)`; otherwise the update."""
     known = name.rpartition(" (")[2].removesuffix(")")
     return known if known in PASSES else "update"
 
