@@ -91,7 +91,7 @@ def _train_products(x: Array, w: Array) -> tuple[Array, Array]:
 
 
 def rates_by_dtype(measured: Sequence[MeasuredMatmul]) -> dict[str, float]:
-    """FLOPs a second of one device by dtype: as many FLOPs of each shape, over the seconds they take."""
+    """FLOPs a second of a device by dtype: the harmonic mean over the shapes."""
     return {
         dtype: harmonic_mean([m.flops_per_second for m in measured if m.dtype == dtype]) for dtype in COMPUTED
     }
@@ -107,7 +107,7 @@ def matmul_rates(measured: Sequence[MeasuredMatmul]) -> dict[str, Points]:
 
 
 def harmonic_mean(rates: Sequence[float]) -> float:
-    """The rate of equal amounts of work at each of `rates`.
+    """The rate of equal amounts of work at each rate.
 
     >>> harmonic_mean([1.0, 3.0])
     1.5

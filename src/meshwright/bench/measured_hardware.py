@@ -1,4 +1,4 @@
-"""Hardware whose collectives are as measured."""
+"""Hardware with measured collectives."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from meshwright.hardware.topology import Hardware
 
 
 def with_collectives(hardware: Hardware, measured: Sequence[MeasuredCollective]) -> Hardware:
-    """`hardware` with the collectives as measured: costs by size on a host, else latency and shares."""
+    """`hardware` with measured collectives: costs by size on a CPU, otherwise latency and shares."""
     network = hardware.chip.network
     if isinstance(network, SharedMemory):
         return _with(hardware, SharedMemory({op: _host_cost(measured, op) for op in COLLECTIVES}))
@@ -22,9 +22,9 @@ def with_collectives(hardware: Hardware, measured: Sequence[MeasuredCollective])
     return _with_shares(_with_latency(slow, network, measured), measured)
 
 
-def predicted(hardware: Hardware, one: MeasuredCollective) -> CollectivePrice:
-    """What the cost model says of a measured point."""
-    point = one.point
+def predicted(hardware: Hardware, collective: MeasuredCollective) -> CollectivePrice:
+    """The cost model's price of a measured point."""
+    point = collective.point
     return collective_seconds(
         cast("Op", point.op), point.gathered_bytes, point.axes, hardware.place(point.mesh)
     )
@@ -42,10 +42,10 @@ def _host_cost(measured: Sequence[MeasuredCollective], op: str) -> LinearCost:
 def _with_latency(
     hardware: Hardware, network: Torus | Switch, measured: Sequence[MeasuredCollective]
 ) -> Hardware:
-    """The hardware with the latency that the smallest messages show.
+    """The hardware with the latency of the smallest messages.
 
-    On a torus that of a hop: the median of t / hops. On a switch hops stay as they are, and the
-    launch takes the rest: the median of t - hops * t_hop.
+    On a torus the latency of a hop is the median of t / hops. On a switch a hop keeps its latency, and
+    the latency of a launch is the median of t - hops * t_hop.
     """
     least = min(one.point.gathered_bytes for one in measured)
     small = [one for one in measured if one.point.gathered_bytes == least]
@@ -58,38 +58,37 @@ def _with_latency(
 
 
 def _with_shares(hardware: Hardware, measured: Sequence[MeasuredCollective]) -> Hardware:
-    """The hardware with the share of each kind of link that each collective reaches by size.
+    """The hardware with shares of bandwidth by kind of link, collective and size.
 
-    share = price / t where bandwidth sets the price and t is beyond latency, both without the latency of an
-    empty message on a switch, where it adds to them; points over several kinds of links do not say which of
-    them was slow, and are left out.
+    share = price / t, if bandwidth limits the price. On a switch both are without the latency of an empty
+    message, since it adds to the time of the bytes. Points over several kinds of links are left out: they
+    do not show which kind was slow.
     """
     network = hardware.chip.network
     assert not isinstance(network, SharedMemory)
-    found: dict[LinkKind, dict[str, dict[float, list[float]]]] = {}
-    for one in measured:
-        kinds: set[LinkKind] = {
-            link.kind for link in hardware.place(one.point.mesh).stretches(one.point.axes)
-        }
-        price = predicted(hardware, one)
+    shares: dict[LinkKind, dict[str, dict[float, list[float]]]] = {}
+    for collective in measured:
+        point, seconds = collective.point, collective.timing.seconds
+        kinds: set[LinkKind] = {link.kind for link in hardware.place(point.mesh).stretches(point.axes)}
+        price = predicted(hardware, collective)
         if len(kinds) == 1 and price.bound == "bandwidth":
-            by_size = found.setdefault(kinds.pop(), {}).setdefault(one.point.op, {})
-            latency = _empty_seconds(hardware, one) if isinstance(network, Switch) else 0.0
-            share = (price.seconds - latency) / max(one.timing.seconds - latency, price.seconds - latency)
-            by_size.setdefault(_curve_bytes(one), []).append(share)
+            by_size = shares.setdefault(kinds.pop(), {}).setdefault(point.op, {})
+            latency = _empty_seconds(hardware, collective) if isinstance(network, Switch) else 0.0
+            share = (price.seconds - latency) / max(seconds - latency, price.seconds - latency)
+            by_size.setdefault(_curve_bytes(collective), []).append(share)
     efficiency = {
         kind: {op: monotone((size, median(s)) for size, s in sizes.items()) for op, sizes in by_op.items()}
-        for kind, by_op in found.items()
+        for kind, by_op in shares.items()
     }
     return _with(hardware, replace(network, efficiency=efficiency))
 
 
-def _empty_seconds(hardware: Hardware, one: MeasuredCollective) -> float:
-    point = one.point
+def _empty_seconds(hardware: Hardware, collective: MeasuredCollective) -> float:
+    point = collective.point
     return collective_seconds(cast("Op", point.op), 0, point.axes, hardware.place(point.mesh)).seconds
 
 
-def _curve_bytes(one: MeasuredCollective) -> float:
-    """The bytes by which the price reads a share: V, or the block that a permute sends."""
-    point = one.point
+def _curve_bytes(collective: MeasuredCollective) -> float:
+    """The bytes at which the price looks up a share: V, or a permute's block."""
+    point = collective.point
     return point.gathered_bytes / (point.num_devices if point.op == "permute" else 1)

@@ -1,4 +1,4 @@
-"""Measured times as a latency and a bandwidth, and as a bandwidth that depends on the size."""
+"""Fits of measured times: a latency with a bandwidth, or with a bandwidth by size."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import nextafter
@@ -9,19 +9,19 @@ from meshwright.hardware.chip import LinearCost
 from meshwright.points import Points
 
 _ROUNDS, _BISECTIONS = 50, 40
-_FLOOR = 1e-6  # keeps the weight of a point finite that the line hits
+_FLOOR = 1e-6  # a point on the line has residual 0 and would have infinite weight
 # Times up to this multiple of the shortest are fitted by a line, whose intercept is the latency.
 _SMALL = 4.0
-# From this multiple of the latency on, a time tells the bandwidth of its size.
+# A time of at least this multiple of the latency shows the bandwidth of its size.
 _SHOWS_BANDWIDTH = 1.5
 
 
 def fit_line(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinearCost:
     """The line of least absolute relative error: min sum |(a + b x) / t - 1| with a >= 0, b > 0.
 
-    By iteratively reweighted least squares. Errors count relative to t, since sizes span a factor of
-    a thousand and the small ones fix the latency; absolute rather than squared, so that a point hit
-    by another process does not turn the line. A negative latency is refitted as none.
+    By iteratively reweighted least squares. Errors are relative to t, since sizes span a factor of a
+    thousand and the small sizes determine the latency. They are not squared, so that a point slowed by
+    another process does not turn the line. A negative latency is refitted as 0.
     """
     x, t = np.asarray(num_bytes, float), np.asarray(seconds, float)
     basis = np.stack([1 / t, x / t], axis=1)
@@ -46,14 +46,14 @@ def _least_absolute(basis: np.ndarray) -> np.ndarray:
 
 
 def fit_cost(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinearCost:
-    """Latency, the best bandwidth, and the share of it that each size reaches.
+    """Latency, the best bandwidth, and the share of it at each size.
 
         t = a + x / (W share(x))
 
-    a: intercept of the line through the small sizes. The rate of a size is the median of x / (t - a)
-    over its points where latency does not hide it; W is the best rate. One line does for all sizes
-    where fewer than two show a rate.
-    Caches are why: on a host a collective runs at the speed of the cache that holds its buffers.
+    a: intercept of the line through the small sizes. The rate of a size is x / (t - a) at its median t, if
+    latency does not hide it; W is the best rate. If fewer than two sizes show a rate, one line fits all.
+    On a CPU rates depend on the size, since a collective runs at the speed of the cache that holds its
+    buffers.
     """
     x, t = np.asarray(num_bytes, float), np.asarray(seconds, float)
     medians = {size: float(np.median(t[x == size])) for size in np.unique(x)}
@@ -70,9 +70,9 @@ def fit_cost(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinearCost
 
 
 def monotone(shares: Iterable[tuple[float, float]], most: float = 1.0) -> Points:
-    """Points in order of size, each lowered to where it takes no less time than the one before.
+    """Points in order of size, lowered so that no time is below that of a smaller size.
 
-    most: of a share; infinity for rates.
+    most: the largest share; infinity for rates.
     """
     points: list[tuple[float, float]] = []
     slowest = 0.0
@@ -86,15 +86,15 @@ def monotone(shares: Iterable[tuple[float, float]], most: float = 1.0) -> Points
 
 
 def rates(sizes: Sequence[float], per_second: Sequence[float]) -> Points:
-    """Rates by size, several of one size as their median."""
-    found = {size: [r for s, r in zip(sizes, per_second, strict=True) if s == size] for size in sizes}
-    return monotone(((size, float(np.median(r))) for size, r in found.items()), most=float("inf"))
+    """The median rate of each size."""
+    by_size = {size: [r for s, r in zip(sizes, per_second, strict=True) if s == size] for size in sizes}
+    return monotone(((size, float(np.median(r))) for size, r in by_size.items()), most=float("inf"))
 
 
 def rate_of_time(price: Callable[[float], float], seconds: float, high: float, least_share: float) -> float:
-    """The rate, from least_share · high to high, at which the price is the time, by bisection.
+    """The rate whose price is the given time, by bisection from least_share · high to high.
 
-    price: falls as the rate grows; where it is no less than the time at `high`, the rate is `high`.
+    price: seconds by rate, falling. If it is at least the given time at `high`, the rate is `high`.
     """
     if price(high) >= seconds:
         return high

@@ -1,22 +1,22 @@
-"""What the steps of a server get of a CPU, for the [inference] table of a calibrated machine.
+"""Efficiency of a server's steps on a CPU, for the [inference] table of a calibrated machine.
 
-They are no training steps: products have a row a sequence and read every weight, attention reads pages, and
-Python makes the inputs of each step and reads its tokens. So the server's own programs are timed, with a
-small model, as the engine calls them, and fitted one by one:
+A server's steps differ from training steps: products have a row a sequence and read every weight, attention
+reads pages, and Python makes the inputs of each step and reads its tokens. So the server's programs are
+timed with small models, as the engine calls them. Each figure is fitted to the time of one step:
 
-    launch_seconds     a step of a model that computes next to nothing
-    kernel_seconds     a generate step of one sequence with many small layers
+    launch_seconds     a step of a model with hardly any work
+    kernel_seconds     a generate step of one sequence, with many small layers
     memory             a generate step of one sequence, over a short context
     matmul             a prompt: products of many rows
-    elementwise        a short prompt with the many small layers
-    packed             a generate step of as many sequences as there are slots: products of few rows
+    elementwise        a short prompt, with the many small layers
+    packed             a generate step with a sequence in every slot: products of few rows
     cache              the same over a long context
 
-Where the server's extra is installed, the model is also served over HTTP to a client on the same machine:
+If the `serve` extra is installed, the model also answers over HTTP to a client on the same machine:
 
-    host_request_seconds    a request of one token, beside its step
-    host_step_seconds       steps whose tokens are streamed, of one sequence and of all slots, beside the same
-    host_token_seconds      steps without HTTP
+    host_request_seconds    a request of one token, minus its step
+    host_step_seconds       a step of one sequence with streamed tokens, minus that step without HTTP
+    host_token_seconds      a step of all slots with streamed tokens, minus the same, for each further token
 """
 
 from dataclasses import dataclass, replace
@@ -42,68 +42,75 @@ from meshwright.serve.engine.sequence import TokenSequence
 
 DTYPE = "f32"
 _SLOTS, _SHORT, _LONG, _CONTEXT, _PROMPT = 8, 16, 448, 512, 256
-_RAGGED = 144  # a block more than half of _PROMPT: the program of half is too small
-_LITTLE = 64  # tokens of a prompt, about as many as fit beside answers
+_RAGGED = 144  # a block more than half of _PROMPT, so that the program of half is too small
+_LITTLE = 64  # tokens of a prompt, about the number that a step with answers has capacity for
 _FITS = 30
-# Steps in a row that are timed as one. The figures are differences of times a tenth apart, so there are many
-# rounds of few steps: whatever else runs on the machine comes and goes in seconds.
+# Consecutive steps in one timing. The figures are differences of times a tenth apart, so there are many
+# rounds of few steps: other work on the machine comes and goes in seconds.
 REPEATS, ROUNDS = 5, 12
-# Tokens of an answer that is streamed.
+# Tokens of a streamed answer.
 _STREAMED = 64
 
 
 def served_model() -> ModelConfig:
-    """Some 17 million parameters: more than caches hold, quick to compile."""
+    """17 million parameters: larger than the caches, quick to compile."""
     return ModelConfig("calibration-served", 4, 512, 1536, 8, 4, 64, 8192, _CONTEXT)
 
 
 def no_model() -> ModelConfig:
-    """A model whose steps take the time of their host alone."""
+    """A model so small that its steps take only host time."""
     return ModelConfig("calibration-host", 1, 32, 32, 1, 1, 32, 64, _CONTEXT)
 
 
 def deep_model() -> ModelConfig:
-    """Four times as many layers as `served_model` has, on four fifths of its bytes."""
+    """Four times the layers of `served_model` in four fifths of its bytes."""
     return ModelConfig("calibration-kernels", 16, 256, 768, 4, 4, 64, 1024, _CONTEXT)
 
 
 @dataclass(frozen=True)
 class MeasuredHttp:
-    """Seconds of answers over HTTP: of one token and of many, of one sequence alone and of all slots."""
+    """Seconds of answers over HTTP.
+
+    alone, together: answers of one token, for one sequence and for all slots. alone_streamed, streamed: the
+    same with _STREAMED tokens. Methods take seconds of steps without HTTP: `step` has one sequence,
+    `full_step` has all slots.
+    """
 
     alone: float
     together: float
     alone_streamed: float
     streamed: float
 
-    def request_seconds(self, one: float) -> float:
-        """What a request takes beside its step of one sequence."""
-        return max(0.0, self.alone - one)
+    def request_seconds(self, step: float) -> float:
+        """Seconds of a request, without its step."""
+        return max(0.0, self.alone - step)
 
-    def token_seconds(self, one: float, many: float) -> float:
-        """What each further token adds to its step; steps take so long for one and for all without HTTP."""
-        of_one, of_all = self._beside_steps(one, many)
-        return max(0.0, of_all - of_one) / (_SLOTS - 1)
+    def token_seconds(self, step: float, full_step: float) -> float:
+        """Seconds that each token after the first adds to its step."""
+        added, added_full = self._added_seconds(step, full_step)
+        return max(0.0, added_full - added) / (_SLOTS - 1)
 
-    def step_seconds(self, one: float, many: float) -> float:
-        """What is left of a step, whatever its tokens."""
-        of_one, _ = self._beside_steps(one, many)
-        return max(0.0, of_one - self.token_seconds(one, many))
+    def step_seconds(self, step: float, full_step: float) -> float:
+        """Seconds that HTTP adds to a step for any number of tokens."""
+        added, _ = self._added_seconds(step, full_step)
+        return max(0.0, added - self.token_seconds(step, full_step))
 
-    def _beside_steps(self, one: float, many: float) -> tuple[float, float]:
-        """What HTTP adds to a step of one sequence, and to one of all slots."""
-        streams = (self.alone_streamed - self.alone, one), (self.streamed - self.together, many)
-        of_one, of_all = (max(0.0, tokens / (_STREAMED - 1) - step) for tokens, step in streams)
-        return of_one, of_all
+    def _added_seconds(self, step: float, full_step: float) -> tuple[float, float]:
+        """Seconds that HTTP adds to a step of one sequence, and to a step of all slots."""
+        streams = (self.alone_streamed - self.alone, step), (self.streamed - self.together, full_step)
+        added, added_full = (max(0.0, tokens / (_STREAMED - 1) - seconds) for tokens, seconds in streams)
+        return added, added_full
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Seconds of a step of the host alone, of one token of `deep_model`, of a prompt, and of generate steps.
+    """Seconds of a server's steps.
 
-    one, many: sequences over a short context. long: many over a long one. http: None where not measured.
-    ragged: a prompt of _RAGGED tokens, in the program of one of _PROMPT. deep_prompt: one of _LITTLE tokens
-    of `deep_model`. multiplies_padding: whether steps compute rows that nobody holds.
+    host: a generate step of `no_model`. deep: a generate step of one sequence of `deep_model`. prompt: a
+    prompt of _PROMPT tokens. one, many: a generate step of one sequence and of all slots, over a short
+    context. long: the same of all slots over a long context. ragged: a prompt of _RAGGED tokens in the
+    program of _PROMPT tokens. deep_prompt: a prompt of _LITTLE tokens of `deep_model`. http: None if not
+    measured. multiplies_padding: whether steps compute padding rows.
     """
 
     config: ModelConfig
@@ -120,17 +127,17 @@ class MeasuredSteps:
     multiplies_padding: bool = True
 
     def price(self, hardware: Hardware, num_sequences: int, queries: int, context: int) -> float:
-        """Seconds expected of the last `queries` of `context` positions of each sequence."""
+        """Predicted seconds of the last `queries` of `context` positions of each sequence."""
         at = self.layout.at("generate" if queries == 1 else "prefill")
         return pass_cost(self.config, at, hardware, num_sequences, queries, context)[0].seconds
 
     @property
-    def num_rows_beside(self) -> int:
-        """Rows of a prompt's step that nobody holds and that are computed: one of each slot."""
+    def num_padding_rows(self) -> int:
+        """Padding rows that a prompt's step computes: one of each slot."""
         return _SLOTS if self.multiplies_padding else 0
 
     def padding(self, hardware: Hardware) -> float:
-        """What a row that nobody holds takes on this hardware, as a share of a row that somebody does."""
+        """Seconds of a padding row on this hardware, as a share of a token's row."""
         if self.multiplies_padding:
             return 1.0
         held, filled = (self.price(hardware, 1, each, each) for each in (_RAGGED, _PROMPT))
@@ -138,7 +145,7 @@ class MeasuredSteps:
 
 
 class _Figures(NamedTuple):
-    """What is fitted: bytes of weights and FLOPs of prompts a second, and figures of `StepEfficiency`."""
+    """Fitted figures: weight bytes and prompt FLOPs a second, and figures of `StepEfficiency`."""
 
     bandwidth: float
     flops: float
@@ -166,7 +173,7 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
     over_http = _over_http(progress, runner)
 
     def finish(timings: list[Timing]) -> list[MeasuredSteps]:
-        of_steps = (one.per(REPEATS).seconds for one in timings[: len(programs)])
+        of_steps = (timing.per(REPEATS).seconds for timing in timings[: len(programs)])
         http = None if over_http is None else over_http.finish(timings[len(programs) :])[0]
         padded = runner.limits.multiplies_padding
         return [MeasuredSteps(config, layout, *of_steps, http=http, multiplies_padding=padded)]
@@ -175,7 +182,7 @@ def prepare(progress: Listener, config: ModelConfig) -> Prepared[MeasuredSteps]:
 
 
 def _over_http(progress: Listener, runner: JaxRunner) -> Prepared[MeasuredHttp] | None:
-    """Answers of the runner over HTTP; None where what serves is not installed, which is told."""
+    """Answers of the runner over HTTP; None, with a message, if the `serve` extra is not installed."""
     missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         tell(progress, f"HTTP is not measured: {', '.join(missing)} are missing, of meshwright[serve]")
@@ -193,7 +200,7 @@ def _over_http(progress: Listener, runner: JaxRunner) -> Prepared[MeasuredHttp] 
     def finish(timings: list[Timing]) -> list[MeasuredHttp]:
         loopback.close()
         alone, *others = timings
-        return [MeasuredHttp(alone.per(REPEATS).seconds, *(one.seconds for one in others))]
+        return [MeasuredHttp(alone.per(REPEATS).seconds, *(timing.seconds for timing in others))]
 
     return Prepared(programs, finish)
 
@@ -209,14 +216,14 @@ def _runner(config: ModelConfig, layout: Layout, chunk: int) -> JaxRunner:
 def steps(
     runner: JaxRunner, num_sequences: int, queries: int, context: int, repeats: int = REPEATS
 ) -> TimedCall:
-    """So many steps of `queries` more tokens of each sequence, up to so many positions.
+    """Steps that compute the last `queries` of `context` positions of each sequence.
 
-    As in the engine, the next one is dispatched before the tokens of this one are read.
+    As in the engine, a step is dispatched before the tokens of the previous step are read.
     """
     pages = -(-context // DEFAULT_PAGE)
     works = tuple(
         SequenceWork(
-            # As load tests ask: to sample from a vocabulary takes a CPU about as long as a small model.
+            # Greedy, as in load tests: sampling from a vocabulary takes a CPU about as long as a small model.
             TokenSequence(Request((1,) * context, sampling=GREEDY), 1, 0, lambda _: None),
             slot,
             context - queries,
@@ -238,19 +245,19 @@ def steps(
 
 
 def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
-    """`hardware` with what steps of a server get of it.
+    """`hardware` with the measured efficiency of a server's steps.
 
-    Its ratings become the bandwidth of the weights and the rate of a prompt's products where these are more,
-    of which training gets its own shares: its products are those of gradients, too.
+    If a server reads weights or multiplies prompts faster than the chip's ratings, these rates become the
+    ratings, and the shares of training are lowered accordingly: it also computes products of gradients.
     """
-    chip, http, one, many = hardware.chip, measured.http, measured.one, measured.many
+    chip, http = hardware.chip, measured.http
     inference = StepEfficiency(
         roofline=0.0,
         overlap=0.0,
         launch_seconds=measured.host,
-        host_request_seconds=http.request_seconds(one) if http else 0.0,
-        host_step_seconds=http.step_seconds(one, many) if http else 0.0,
-        host_token_seconds=http.token_seconds(one, many) if http else 0.0,
+        host_request_seconds=http.request_seconds(measured.one) if http else 0.0,
+        host_step_seconds=http.step_seconds(measured.one, measured.many) if http else 0.0,
+        host_token_seconds=http.token_seconds(measured.one, measured.many) if http else 0.0,
         sources=_sources(has_http=http is not None),
     )
 
@@ -277,23 +284,23 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     def rate(
         of: MeasuredSteps, name: str, others: _Figures, step: tuple[int, int, int], time: float, high: float
     ) -> float:
-        """The rate at which the step takes the time, at most `high`: prices are a + b / rate (roofline 0)."""
+        """The rate, at most `high`, that gives the step this time: with roofline 0 it is a + b / rate."""
         at_high, at_half = (
             of.price(priced(others._replace(**{name: each})), *step) for each in (high, high / 2)
         )
         return high / (1 + max(0.0, time - at_high) / (at_half - at_high))
 
     def kernel_seconds(others: _Figures) -> float:
-        """What is left of the deep model's step beside its bytes, for each of its operations."""
-        bare, one = (deep.price(priced(others._replace(kernel=each)), 1, 1, _SHORT) for each in (0.0, 1.0))
-        return max(0.0, (measured.deep - bare) / (one - bare))
+        """Seconds of each operation of the deep model's step, without those of its bytes."""
+        bare, slow = (deep.price(priced(others._replace(kernel=each)), 1, 1, _SHORT) for each in (0.0, 1.0))
+        return max(0.0, (measured.deep - bare) / (slow - bare))
 
     most = 1e3 * chip.flops(DTYPE)
     figures = _Figures(most, most, 1.0, 1.0, 1.0, 0.0)
-    # (of which model, which figure, what it may be at most, the step that tells it: sequences, queries,
-    # context; its time). Beside a prompt every slot has a row that nobody holds: more queries.
-    prompt, little = (count + measured.num_rows_beside for count in (_PROMPT, _LITTLE))
-    told = [
+    # (model, figure, its maximum, (sequences, queries, context) of the step that determines it, its time).
+    # In a prompt's step every slot has a padding row, which counts as a query.
+    prompt, little = (count + measured.num_padding_rows for count in (_PROMPT, _LITTLE))
+    fits = [
         (measured, "bandwidth", most, (1, 1, _SHORT), measured.one),
         (measured, "flops", most, (1, prompt, prompt), measured.prompt),
         (measured, "packed", 1.0, (_SLOTS, 1, _SHORT), measured.many),
@@ -302,7 +309,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     ]
     for _ in range(_FITS):
         figures = figures._replace(kernel=kernel_seconds(figures))
-        for of, name, high, step, time in told:
+        for of, name, high, step, time in fits:
             figures = figures._replace(**{name: rate(of, name, figures, step, time, high)})
     bandwidth, flops = figures.bandwidth, figures.flops
     rating, peak = max(bandwidth, chip.hbm_bytes_per_second), max(flops, chip.flops(DTYPE))
@@ -333,17 +340,17 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
 def _sources(*, has_http: bool) -> dict[str, str]:
     where = f"measured by mw calibrate with the programs of mw serve, JAX {jax.__version__}"
     http = {
-        "host_request_seconds": f"{where}: an answer of one token over HTTP beside its step",
-        "host_step_seconds": f"{where}: steps of one sequence whose tokens are streamed to a client on the "
-        "same machine, beside such steps without HTTP",
-        "host_token_seconds": f"{where}: the same of {_SLOTS} sequences, beside those of one",
+        "host_request_seconds": f"{where}: an answer of one token over HTTP, minus its step",
+        "host_step_seconds": f"{where}: steps of one sequence with tokens streamed to a client on the same "
+        "machine, minus such steps without HTTP",
+        "host_token_seconds": f"{where}: the same of {_SLOTS} sequences, minus those of one",
     }
     return (http if has_http else {}) | {
         "matmul": f"{where}: a prompt of {_PROMPT} tokens",
-        "attention": f"{where}: a prompt of {_PROMPT} tokens, whose products are all taken to be as fast",
+        "attention": f"{where}: a prompt of {_PROMPT} tokens, whose products are assumed equally fast",
         "padding": f"{where}: a prompt of {_RAGGED} tokens in the program of {_PROMPT}",
         "roofline": "0: the same cores load weights and multiply them",
-        "packed": f"{where}: generate steps of {_SLOTS} sequences beside those of one",
+        "packed": f"{where}: generate steps of {_SLOTS} sequences, compared with one",
         "memory": f"{where}: weights of a generate step of one sequence",
         "cache": f"{where}: generate steps of {_SLOTS} sequences over {_LONG} and {_SHORT} positions",
         "elementwise": f"{where}: a prompt of {_LITTLE} tokens of 16 small layers",

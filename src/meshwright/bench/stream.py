@@ -1,4 +1,4 @@
-"""How fast the devices stream memory: a multiply-add over arrays in and beyond the caches."""
+"""Memory bandwidth of the devices: a multiply-add over arrays smaller and larger than the caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from meshwright.dtypes import COMPUTED, dtype_bytes
 from meshwright.points import Points
 
 SIZES = (1_048_576, 16_777_216)
-# Beyond the caches of any accelerator, and small enough for all of them.
+# Larger than the caches of any accelerator, and small enough for the memory of all.
 ACCELERATOR_ARRAYS = (16_777_216, 134_217_728, 536_870_912)
 _PASSES = 3  # two arrays are read and one is written
 
@@ -51,8 +51,8 @@ def prepare(num_devices: int, progress: Listener, sizes: Sequence[int]) -> Prepa
 
 
 def streaming_bytes_per_second(measured: Sequence[MeasuredMemory]) -> float:
-    """Bytes a second of one device in float32: as many bytes at each size, over the seconds they take."""
-    return harmonic_mean([one.bytes_per_second for one in measured if one.dtype == "f32"])
+    """Bytes a second of a device in float32: the harmonic mean over the sizes."""
+    return harmonic_mean([memory.bytes_per_second for memory in measured if memory.dtype == "f32"])
 
 
 def memory_rates(measured: Sequence[MeasuredMemory]) -> dict[str, Points]:

@@ -1,4 +1,4 @@
-"""Every collective over every choice of a mesh's axes, size by size within a budget of time and memory."""
+"""A sweep of all collectives over all choices of a mesh's axes, within a budget."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from meshwright.units import format_bytes
 
 # Arrays of V that a device may hold at once: the operand, its copy in the loop, the result, scratch.
 _COPIES = 6
-# A round of the next size takes about this much longer, and so do warming it up and compiling.
+# Warming up, compiling and a round of the next size each take about this factor longer.
 _GROWTH = 4
 
 
@@ -31,13 +31,13 @@ def sweep(
     sizes: Sequence[int] = SWEEP,
     max_seconds: float = 120.0,
 ) -> dict[str, Any]:
-    """Measured times beside the model fitted to them: `{"hardware", "mesh", "fits", "results", "left_out"}`.
+    """Measured times and the model fitted to them: `{"hardware", "mesh", "fits", "results", "left_out"}`.
 
-    Sizes V go up until memory or `max_seconds` are used up; `left_out` says which were not measured,
-    and why. A result has op, axes, num_devices, bytes, seconds, predicted_seconds, ratio (measured over
-    predicted) and spread (interquartile range over median). A fit is the line of one collective over
-    one choice of axes. In several processes only the first returns figures that count.
-    Raises LayoutError for a mesh of another number of devices, DeviceError where they are not here.
+    Sizes V go up until memory or `max_seconds` are used up. `left_out` has the sizes that were not
+    measured, with the reason. A result has op, axes, num_devices, bytes, seconds, predicted_seconds, ratio
+    (measured over predicted) and spread (interquartile range over median). A fit is the line of one
+    collective over one choice of axes. With several processes, only the first one's figures are valid.
+    Raises LayoutError for a mesh of another number of devices, DeviceError if JAX does not have them.
     """
     hardware = local_hardware(spec)
     hardware.place(mesh)
@@ -56,41 +56,41 @@ def sweep(
         "platform": jax.devices()[0].device_kind,
         "processes": jax.process_count(),
         "fits": list(_fits(measured)),
-        "results": [_result(one, predicted(model, one).seconds) for one in measured],
+        "results": [_result(point, predicted(model, point).seconds) for point in measured],
         "left_out": left_out,
     }
 
 
 def _measure(
-    mesh: Mesh, room_bytes: int, progress: Listener, sizes: Sequence[int], max_seconds: float
+    mesh: Mesh, free: int, progress: Listener, sizes: Sequence[int], max_seconds: float
 ) -> tuple[list[MeasuredCollective], list[dict[str, Any]]]:
-    """What the budget allows, and the sizes that it does not: `{"bytes", "reason"}`."""
-    started, one_round = time.perf_counter(), 0.0
+    """The measured points, and the sizes beyond the budget: `{"bytes", "reason"}`."""
+    started, round_seconds = time.perf_counter(), 0.0
     measured: list[MeasuredCollective] = []
     left_out: list[dict[str, Any]] = []
-    most_bytes = _agreed(room_bytes / _COPIES)
+    most_bytes = _agreed(free / _COPIES)
     for size in sizes:
         left = _agreed(max_seconds - (time.perf_counter() - started))
         if size > most_bytes:
             left_out.append({"bytes": size, "reason": "memory"})
-        elif measured and left <= one_round * _GROWTH:
+        elif measured and left <= round_seconds * _GROWTH:
             left_out.append({"bytes": size, "reason": "time"})
         else:
             prepared = collective_times.prepare(mesh, progress, [size])
             tell(progress, f"timing {len(prepared.programs)} programs of {size} bytes")
             if not prepared.programs:
                 continue
-            found, one_round = run_within(prepared, left / _GROWTH, _agreed)
-            measured += found
+            of_size, round_seconds = run_within(prepared, left / _GROWTH, _agreed)
+            measured += of_size
     return measured, left_out
 
 
 def _fits(measured: Sequence[MeasuredCollective]) -> Iterator[dict[str, Any]]:
     """The line of each collective over each choice of axes."""
-    keys = dict.fromkeys((one.point.op, one.point.axes, one.point.num_devices) for one in measured)
+    keys = dict.fromkeys((m.point.op, m.point.axes, m.point.num_devices) for m in measured)
     for op, axes, num_devices in keys:
-        ours = [one for one in measured if (one.point.op, one.point.axes) == (op, axes)]
-        line = fit_line([one.point.priced_bytes for one in ours], [one.timing.seconds for one in ours])
+        ours = [m for m in measured if (m.point.op, m.point.axes) == (op, axes)]
+        line = fit_line([m.point.priced_bytes for m in ours], [m.timing.seconds for m in ours])
         yield {
             "op": op,
             "axes": list(axes),
@@ -100,21 +100,22 @@ def _fits(measured: Sequence[MeasuredCollective]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _result(one: MeasuredCollective, predicted_seconds: float) -> dict[str, Any]:
+def _result(measured: MeasuredCollective, predicted_seconds: float) -> dict[str, Any]:
+    point, timing = measured.point, measured.timing
     return {
-        "op": one.point.op,
-        "axes": list(one.point.axes),
-        "num_devices": one.point.num_devices,
-        "bytes": one.point.gathered_bytes,
-        "seconds": one.timing.seconds,
+        "op": point.op,
+        "axes": list(point.axes),
+        "num_devices": point.num_devices,
+        "bytes": point.gathered_bytes,
+        "seconds": timing.seconds,
         "predicted_seconds": predicted_seconds,
-        "ratio": one.timing.seconds / predicted_seconds,
-        "spread": one.timing.spread,
+        "ratio": timing.seconds / predicted_seconds,
+        "spread": timing.spread,
     }
 
 
 def _agreed(number: float) -> float:
-    """The first process's number, in all of them: they must run the same programs."""
+    """The first process's number, in all processes: they must run the same programs."""
     if jax.process_count() == 1:
         return number
     from jax.experimental import multihost_utils

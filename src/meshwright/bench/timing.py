@@ -1,4 +1,4 @@
-"""Times several programs on a machine that other work may share."""
+"""Timing of several programs on a machine that may be shared."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,40 +18,40 @@ _MOST_ROUNDS = 7
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one run, and its spread: the interquartile range over the median."""
+    """Median seconds of a run, and their spread: the interquartile range over the median."""
 
     seconds: float
     spread: float
 
     def per(self, repeats: int) -> "Timing":
-        """The timing of one of `repeats` equal parts of the program."""
+        """The timing of a part, if the program has `repeats` equal parts."""
         return Timing(self.seconds / repeats, self.spread)
 
 
 @dataclass(frozen=True)
 class Prepared(Generic[Measured]):
-    """Compiled programs, and what their timings make: `finish` takes one Timing a program."""
+    """Compiled programs and a function from their timings, one each, to measurements."""
 
     programs: list[TimedCall]
     finish: Callable[[list[Timing]], list[Measured]]
 
 
 def run_prepared(prepared: Prepared[Measured], rounds: int = ROUNDS) -> list[Measured]:
-    """What was prepared, measured."""
+    """Measurements of the prepared programs."""
     return prepared.finish(time_interleaved(prepared.programs, rounds))
 
 
 def run_together(prepared: Sequence[Prepared[Any]], rounds: int = ROUNDS) -> list[list[Any]]:
-    """Several preparations measured in the same rounds: a busy machine slows all their figures alike."""
-    timings = iter(time_interleaved([program for one in prepared for program in one.programs], rounds))
-    return [one.finish(list(islice(timings, len(one.programs)))) for one in prepared]
+    """Measurements in the same rounds, so that a busy machine slows all figures equally."""
+    timings = iter(time_interleaved([program for p in prepared for program in p.programs], rounds))
+    return [p.finish(list(islice(timings, len(p.programs)))) for p in prepared]
 
 
 def time_interleaved(programs: Sequence[TimedCall], rounds: int) -> list[Timing]:
-    """The Timing of each program; a call returns when its work is done.
+    """The Timing of each program, whose call returns when its work is done.
 
     Each runs once to warm up, then once in each of `rounds` rounds, so that a busy moment of the
-    machine falls on all programs rather than on one.
+    machine slows all programs and not only one.
     """
     for program in programs:
         program()
@@ -61,18 +61,18 @@ def time_interleaved(programs: Sequence[TimedCall], rounds: int) -> list[Timing]
 def run_within(
     prepared: Prepared[Measured], seconds: float, agreed: Callable[[float], float] = float
 ) -> tuple[list[Measured], float]:
-    """What was prepared, in as many rounds as fit into `seconds`, up to 7; and the seconds of one round.
+    """Measurements in all rounds that fit `seconds`, up to 7; and the seconds of a round.
 
-    agreed: makes one number of those that several processes give, which must run as many rounds.
+    agreed: returns the same number in all processes, which must run the same number of rounds.
     """
     warm_up = _seconds(lambda: [program() for program in prepared.programs])
-    one_round = agreed(warm_up)
-    rounds = max(1, min(_MOST_ROUNDS, int(seconds / one_round)))
-    return prepared.finish(_rounds(prepared.programs, rounds)), one_round
+    round_seconds = agreed(warm_up)
+    rounds = max(1, min(_MOST_ROUNDS, int(seconds / round_seconds)))
+    return prepared.finish(_rounds(prepared.programs, rounds)), round_seconds
 
 
 def _rounds(programs: Sequence[TimedCall], rounds: int) -> list[Timing]:
-    """Rounds in an order of their own each, so that no program always follows one that fills the caches."""
+    # The order is random, so that no program always follows one that fills the caches.
     order = np.random.default_rng(0)
     seconds = np.empty((len(programs), rounds))
     for one_round in range(rounds):
@@ -93,6 +93,6 @@ def _timing(seconds: np.ndarray) -> Timing:
 
 
 def tell(progress: Listener, message: str) -> None:
-    """Tells the caller, if it listens, what is being measured."""
+    """Pass a message on progress to the listener, if there is one."""
     if progress:
         progress(message)
