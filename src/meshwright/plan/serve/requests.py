@@ -1,4 +1,4 @@
-"""What is served, and what is wanted of it."""
+"""Requests of a serving plan, and its targets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,15 @@ from meshwright.errors import PlanError
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of prompt_tokens each, answered with output_tokens; of these means where lengths differ.
+    """Requests of `prompt_tokens` and `output_tokens` tokens, or of these means if lengths differ.
 
-    longest: positions of the longest request; token_context: the positions that a generated token sees on
-    average. Both are of requests whose lengths differ, see `of_lengths`; None where all are alike.
-    prefix_hit: the share of a prompt whose keys and values lie in a prefix cache already. drafts: tokens that
-    are guessed before each step, which verifies them; acceptance: the chance of each that it is right, given
-    that those before it are. The guesses themselves cost nothing (n-grams of the text so far).
-    paged: caches take the memory of the positions that they hold, which of requests at all stages of their
-    answer is the mean; otherwise each has room for its whole request from the start. chunk: tokens of a
-    prompt that one pass prefills; None for all of them.
+    longest: positions of the longest request. token_context: mean positions that a generated token sees. Both
+    are None if all requests have the same length; see `of_lengths`. prefix_hit: the share of a prompt with
+    keys and values already in a prefix cache. drafts: tokens guessed before each step, which verifies them;
+    guesses cost nothing (n-grams of the text so far). acceptance: the chance that a guess is right if
+    the guesses before it are. paged: caches take only the memory of the positions that they
+    hold, on average the mean context; otherwise each is allocated for its whole request from the start.
+    chunk: prompt tokens per prefill pass; None for whole prompts.
     """
 
     prompt_tokens: int
@@ -34,11 +33,11 @@ class Requests:
 
     @classmethod
     def of_lengths(cls, lengths: Sequence[tuple[int, int]], **rest: Any) -> "Requests":
-        """Requests of these (prompt, output) tokens, of which each is as likely. rest: as of others.
+        """Requests of these (prompt, output) tokens, each equally likely. rest: further fields.
 
-        A request of p and o tokens takes o steps, at a context of p + o/2 on average: what a step reads is
-        the mean over tokens, not over requests. Room is taken for the longest; prompts are prefilled as the
-        mean one is.
+        A request of p and o tokens takes o steps, at a context of p + o/2 on average: a step reads the mean
+        over tokens, not over requests. Memory is allocated for the longest request; prefill is priced for the
+        mean prompt.
 
         >>> mixed = Requests.of_lengths([(100, 10), (300, 90)])
         >>> mixed.prompt_tokens, mixed.output_tokens, mixed.context, mixed.mean_context
@@ -76,7 +75,7 @@ class Requests:
 
     @property
     def context(self) -> int:
-        """Positions of a whole request, of the longest."""
+        """Positions of the longest request."""
         return self.longest or self.prompt_tokens + self.output_tokens
 
     @property
@@ -86,7 +85,7 @@ class Requests:
 
     @property
     def held_context(self) -> int:
-        """Positions for which a request takes memory."""
+        """Positions of a request that take memory."""
         return self.mean_context if self.paged else self.context
 
     @property

@@ -41,7 +41,7 @@ _NO_TARGETS = Targets()
 
 
 class Infeasible(PlanError):
-    """Nothing meets the targets, or nothing fits. nearest: what comes nearest, where anything fits."""
+    """No point meets the targets, or none fits. nearest: the nearest point; None if none fits."""
 
     def __init__(self, message: str, nearest: Point | None = None) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class Infeasible(PlanError):
 
 @dataclass(frozen=True)
 class SmallestMachine:
-    """The fewest chips of a kind that hold the model in a type and one request; None where none tried do."""
+    """The fewest chips of a kind that hold the model and one request; None if none tried does."""
 
     chip: str
     weights_dtype: str
@@ -60,10 +60,11 @@ class SmallestMachine:
 
 @dataclass(frozen=True)
 class ServePlan:
-    """frontier: by time per token; best: of those that meet the targets the one with most tokens per chip.
+    """The result of a serving search.
 
-    Where every chip has a price, the cheapest for a token. Without a target for the time per token the point
-    with the least of it within AS_GOOD of that one. by_chip: the frontier of each kind alone.
+    frontier: by time per token. best: the point with the most tokens per chip, or the cheapest per token if
+    every chip has a price, among points that meet the targets. Without a target for the time per token, it is
+    the point with the shortest time within AS_GOOD of that point. by_chip: the frontier of each kind of chip.
     """
 
     frontier: tuple[Point, ...]
@@ -102,9 +103,10 @@ def search_serving(
     layout: Layout | None = None,
     runnable: bool = True,
 ) -> ServePlan:
-    """The frontier over `machines`. layout: this one alone. Raises Infeasible where nothing fits or does.
+    """The frontier over `machines`. layout: price only this layout.
 
-    runnable: prompts are prefilled in ways that `mw serve` runs; else in any that can be planned.
+    Raises Infeasible if no point fits or meets the targets. runnable: prompts are prefilled only in ways that
+    `mw serve` runs; otherwise in any way that can be planned.
     precisions: words of the layout's precision (weights_dtype, kv_dtype, ...), one set for each type tried.
     """
     started = time.perf_counter()
@@ -149,7 +151,7 @@ def search_serving(
 
 
 def pareto(points: Iterable[Point]) -> list[Point]:
-    """The points of which no other has both less time per token and more tokens per second per chip."""
+    """The Pareto front of time per token and tokens per second per chip."""
     found: list[Point] = []
     for point in sorted(
         points, key=lambda p: (p.tpot_seconds, -p.tokens_per_second_per_chip, p.ttft_seconds)
@@ -162,7 +164,7 @@ def pareto(points: Iterable[Point]) -> list[Point]:
 class _Sweep:
     """All batches of a layout on a machine; a layout is recorded once for all machines.
 
-    most_ttft: where a prompt takes longer, its positions are split too. runnable: only if that runs.
+    most_ttft: if a prompt takes longer, its positions are split too. runnable: only if that runs.
     """
 
     def __init__(self, config: ModelConfig, requests: Requests, most_ttft: float, *, runnable: bool) -> None:
@@ -267,16 +269,16 @@ def _at(batch: float, batches: Any, figures: Any) -> float:
 
 
 def _best(points: Sequence[Point], targets: Targets, *, priced: bool) -> Point:
-    """The point whose tokens cost least, of those that meet the targets, or one as good that is sooner.
+    """The point with the cheapest tokens among points that meet the targets.
 
-    With a target for the time per token the question is what else can be had within it: the least cost alone.
+    Without a target for the time per token, a faster point within AS_GOOD of its cost is preferred.
     """
     wanted = [point for point in points if _excess(point, targets) <= 1]
     if not wanted:
         raise _missed(points, targets)
 
     def cost(point: Point) -> float:
-        """What a token costs: money, or else the chips that it keeps busy for a second."""
+        """The cost of a token: money, or chip-seconds."""
         return (point.price_per_million_tokens or inf) if priced else 1 / point.tokens_per_second_per_chip
 
     most = min(map(cost, wanted)) * (1 + (AS_GOOD if targets.tpot == inf else 0))
@@ -285,7 +287,7 @@ def _best(points: Sequence[Point], targets: Targets, *, priced: bool) -> Point:
 
 
 def _excess(point: Point, targets: Targets) -> float:
-    """How many times the target that a point misses by most."""
+    """The largest ratio of a point's figure to its target."""
     return max(share for _, share in _shares(point, targets))
 
 
@@ -304,7 +306,7 @@ def _shares(point: Point, targets: Targets) -> list[tuple[str, float]]:
 
 
 def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
-    """The targets that cannot be met, what comes nearest to each, and what comes nearest to all."""
+    """The error that names the missed targets and the nearest points."""
     reached = {
         "ttft": ("--ttft", min(p.ttft_seconds for p in points), targets.ttft),
         "tpot": ("--tpot", min(p.tpot_seconds for p in points), targets.tpot),
@@ -335,7 +337,7 @@ def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
 
 
 def _sooner_by_position(point: Point) -> str:
-    """What splitting its prompts by position would give, where that is sooner and does not run."""
+    """The TTFT with prompts split by position, if it is shorter and does not run yet."""
     for way in point.other_prefills:  # the fastest first
         is_sooner = way.layout.context > 1 and way.ttft_seconds < point.ttft_seconds
         if is_sooner and not runs_with(point.config, point.layout, way.layout):
