@@ -1,23 +1,25 @@
-"""What the compiler makes of a program, beside what was planned. To read it, follow a plan:
+"""Audits of compiled programs against their plans.
 
-    plan       `audit.audit_plan` takes it, and makes the document of `mw audit` in the end
-    compile/   `programs`: its step as planned, and as JAX traces it; `targets`: whose compiler is asked;
-               `compile`: the step compiled in a process of its own; `cache`: what was compiled before
-    hlo/       the compiled text as data. `parse`: instructions; `trace`: where values come from and go to;
+The folders in the order in which a plan goes through them:
+
+    plan       `audit.audit_plan` takes the plan and returns the document of `mw audit`
+    compile/   `planned_program`: the step as planned and as JAX traces it; `targets`: which compiler;
+               `compile`: compiles the step in a separate process; `cache`: earlier compiled programs
+    hlo/       the compiled text as data. `read`: instructions; `trace`: the flow of values;
                `op_names`: JAX's names of passes and scopes
-    facts/     what the program does. `collectives`, on a mesh `emitted`, each with its bytes, devices and
-               tensor; `products` with their FLOPs; `elementwise`: what is computed beside them; `buffers` at
-               the peak; `schedule`: what runs beside what, and the step's time; `prices`: seconds on the
-               links; `gaps`: what is not understood
-    compare/   those beside the plan's. `line_up`: rows of tensors, each with its status; `rules`: the forms
-               that mean the same; `products`; `findings`: what a difference costs; `unnamed`: collectives
-               that have no tensor's name
+    facts/     the work of a program. `communication`, and on a mesh `emitted`: collectives with their bytes,
+               devices and tensors; `products`: FLOPs; `elementwise`: other arithmetic; `buffers`: memory at
+               the peak; `timeline`: overlap and the step's time; `seconds`: time on the links; `gaps`:
+               instructions that are not counted
+    compare/   plan and program. `line_up`: one row per tensor, with a status; `rewrites`: equivalent forms of
+               a collective; `flops`: products; `findings`: the cost of a difference; `unnamed`: collectives
+               without a tensor's name
 
-Without a plan, `foreign` audits any compiled text, or any jitted function: the package can be called,
-`meshwright.audit(jitted, *args, hardware="v5p:4x4x4")`. remarks/ has the usual accidents of sharded programs,
-and what the compiler itself said. Everything that an audit says is a `Remark`.
+`foreign` audits compiled text or a jitted function without a plan, and so does the package itself:
+`meshwright.audit(jitted, *args, hardware="v5p:4x4x4")`. remarks/: common mistakes in sharded programs, and
+the compiler's own warnings. All results of an audit are `Remark`s.
 
-`checks` holds a program to bounds, `numerics` compares losses and gradients with one device's, `profile`
-measured seconds with planned ones; `second_opinion` and `tune` rank layouts by their compiled steps. shard/
-is `mw shard --run`: contractions run on devices, their collectives beside the derived ones.
+`checks` tests a program against bounds. `numerics` compares losses and gradients with one device's. `profile`
+compares measured with planned seconds. `second_opinion` and `tune` rank layouts by their compiled steps.
+shard/ is `mw shard --run`: contractions on devices, with emitted and derived collectives.
 """

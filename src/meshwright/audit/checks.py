@@ -1,13 +1,13 @@
-"""What tests and pull requests ask of an audit: bounds on what a program may move, and what changed.
+"""Bounds on the bytes that a program may move, and differences between two audits.
 
 A bound is a line of words:
 
-    at most 100 MB over data      bytes that each device sends in a step, over this axis, alone or with others
+    at most 100 MB over data      bytes that each device sends in a step over this axis, other axes included
     nothing over dcn              between the slices of the hardware; `network`: between its nodes
-    no gather of w_*              of tensors, by the name that JAX gives the input, or by the named scope
+    no gather of w_*              tensors, by JAX's name of the input or by named scope
 
-Each form may name tensors (`of w_*`), axes (`over data·fsdp`: any of them) or both. What differs between two
-audits is told as the lines of a diff.
+Each form may name tensors (`of w_*`), axes (`over data·fsdp`: any of them) or both. Differences between two
+audits are lines of a diff.
 """
 
 import re
@@ -23,7 +23,7 @@ from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError, nearest
 from meshwright.units import format_bytes, format_count, format_seconds
 
-# Words for what lies between slices of TPUs, and between nodes of GPUs.
+# The networks between slices of TPUs and between nodes of GPUs.
 OUTER = ("dcn", "network")
 _WORDS: dict[str, Op] = {
     "gather": "all_gather",
@@ -45,9 +45,10 @@ _FORM = re.compile(
 
 @dataclass(frozen=True)
 class TransferLimit:
-    """most_bytes: that each device may send in a step of what the bound is of. op, axes: None for any.
+    """A bound on the bytes that each device sends in a step.
 
-    tensors: a pattern of names as a shell has them.
+    most_bytes: the maximum of the matching collectives together. op, axes: None for any. tensors: a shell
+    pattern of names; None for any.
     """
 
     text: str
@@ -57,65 +58,68 @@ class TransferLimit:
     axes: tuple[str, ...] | None
 
     def is_of(self, one: Emitted, crosses: bool) -> bool:
-        """Whether the bound speaks of a collective. crosses: it goes between slices."""
+        """Whether the bound applies to a collective.
+
+        crosses: its groups join devices of several slices or nodes.
+        """
         return (
             (self.op is None or self.op in (one.op, *_kept(one)))
             and (self.tensors is None or any(fnmatchcase(name, self.tensors) for name in _names(one)))
             and (self.axes is None or self._is_over(one, crosses))
         )
 
-    def _is_over(self, one: Emitted, crosses: bool) -> bool:
-        # Devices that follow no axes may be on any.
-        strays = not one.axes and one.collective.groups.size != 1
+    def _is_over(self, emitted: Emitted, crosses: bool) -> bool:
+        # Groups that follow no mesh axes may cross any of them.
+        strays = not emitted.axes and emitted.collective.groups.size != 1
         asked = set(self.axes or ())
-        return strays or bool(asked & set(one.axes)) or (crosses and bool(asked & set(OUTER)))
+        return strays or bool(asked & set(emitted.axes)) or (crosses and bool(asked & set(OUTER)))
 
 
 def parse_bound(text: str) -> TransferLimit:
-    """The bound that the words say. Raises AuditError for other words."""
-    found = _FORM.fullmatch(" ".join(text.split()))
-    if not found:
+    """Parse a bound. Raises AuditError if the text has no known form."""
+    form = _FORM.fullmatch(" ".join(text.split()))
+    if not form:
         raise AuditError(
             f"{text!r} is not a bound; write 'at most 100 MB over data', 'nothing over dcn' or "
             "'no gather of w_*'"
         )
     op = None
-    if word := found["op"]:
+    if word := form["op"]:
         name = word.lower().replace("-", "").replace("_", "").removesuffix("s")
         if name not in _WORDS:
             raise AuditError(f"{text!r}: no collective is called {word!r}; {nearest(name, list(_WORDS))}")
         op = _WORDS[name]
-    most = round(float(found["size"]) * _UNITS[found["unit"]]) if found["size"] else 0
-    axes = tuple(re.split("[·,]", found["axes"])) if found["axes"] else None
-    return TransferLimit(text, most, op, found["tensors"], axes)
+    most = round(float(form["size"]) * _UNITS[form["unit"]]) if form["size"] else 0
+    axes = tuple(re.split("[·,]", form["axes"])) if form["axes"] else None
+    return TransferLimit(text, most, op, form["tensors"], axes)
 
 
 def check_bounds(bounds: Iterable[TransferLimit], sent: Sequence[Emitted], prices: Prices) -> list[str]:
-    """A line for each bound that the program breaks, with what it sends.
+    """One line for each broken bound, with the bytes sent.
 
-    Raises AuditError for an axis that the mesh lacks, and for `dcn` or `network` where no hardware of several
-    slices or nodes is named.
+    Raises AuditError if the mesh lacks an axis, or if a bound names `dcn` or `network` and the hardware has
+    one slice or node.
     """
     broken = []
     for bound in bounds:
         _check_axes(bound, prices)
-        found = [one for one in sent if bound.is_of(one, _crosses(one, prices))]
-        total = sum(prices.sent(one) for one in found)
+        matching = [one for one in sent if bound.is_of(one, _crosses(one, prices))]
+        total = sum(prices.sent(one) for one in matching)
         if total > bound.most_bytes:
-            names = ", ".join(dict.fromkeys(f"{one.op} {one.tensor}" for one in found))
+            names = ", ".join(dict.fromkeys(f"{one.op} {one.tensor}" for one in matching))
             broken.append(f"{bound.text}: {format_bytes(total)} a device and step ({names})")
     return broken
 
 
-def _kept(one: Emitted) -> tuple[Op, ...]:
-    """A sum of which each device keeps a slice is a reduce-scatter too."""
-    return ("reduce_scatter",) if one.kept else ()
+def _kept(emitted: Emitted) -> tuple[Op, ...]:
+    """Ops that a scattered sum counts as in addition to its own."""
+    return ("reduce_scatter",) if emitted.kept else ()
 
 
-def _names(one: Emitted) -> tuple[str, ...]:
-    """A tensor's name, the last key of it (`w_in` of `params['w_in']`), and its named scopes."""
-    keys = re.findall(r"\w+", one.tensor)
-    return (one.tensor, *keys[-1:], *one.collective.scope)
+def _names(emitted: Emitted) -> tuple[str, ...]:
+    """A tensor's name, its last key (`w_in` of `params['w_in']`), and its named scopes."""
+    keys = re.findall(r"\w+", emitted.tensor)
+    return (emitted.tensor, *keys[-1:], *emitted.collective.scope)
 
 
 def _check_axes(bound: TransferLimit, prices: Prices) -> None:
@@ -129,20 +133,23 @@ def _check_axes(bound: TransferLimit, prices: Prices) -> None:
 
 
 def _num_blocks(prices: Prices) -> int:
-    """Slices, or nodes, that the hardware has; 1 where none is named."""
+    """Slices or nodes of the hardware; 1 if no hardware is named."""
     if prices.placement is None:
         return 1
     links = (link for over in prices.placement.links.values() for link in over)
     return prod(link.size for link in links if link.is_outer)
 
 
-def _crosses(one: Emitted, prices: Prices) -> bool:
-    """Whether devices of different slices, which are numbered one slice after another, talk."""
+def _crosses(emitted: Emitted, prices: Prices) -> bool:
+    """Whether a group joins devices of several slices.
+
+    Device ids count through one slice after another.
+    """
     block = prices.mesh.num_devices // _num_blocks(prices)
-    return any(len({device // block for device in group}) > 1 for group in one.collective.groups.members)
+    return any(len({device // block for device in group}) > 1 for group in emitted.collective.groups.members)
 
 
-# Totals, and how they are written.
+# The totals with their titles and formats.
 _TOTALS = {
     "bytes": ("bytes moved", format_bytes),
     "sent": ("bytes sent", format_bytes),
@@ -150,14 +157,14 @@ _TOTALS = {
     "memory": ("memory per device", format_bytes),
     "step_seconds": ("step, as scheduled", format_seconds),
 }
-# A total that moved by less is the same.
+# Totals that differ by a smaller share count as equal.
 _SHARE = 1e-3
 
 
 def changes(before: Mapping, after: Mapping) -> list[str]:
-    """The collectives and totals that differ, - before and + after; one line where none does.
+    """Collectives and totals that differ, as lines of a diff; one line if none differ.
 
-    before, after: documents of `mw audit`, of plans or of programs.
+    before, after: documents of `mw audit`, with or without a plan.
     """
     lines = []
     if before["verdict"] != after["verdict"]:
@@ -170,21 +177,21 @@ def changes(before: Mapping, after: Mapping) -> list[str]:
     for key in _TOTALS:
         lines += _total(key, before, after)
     if "prefill" in before and "prefill" in after:
-        found = changes(before["prefill"], after["prefill"])
-        lines += [f"prefill: {line}" for line in found if line != _NO_CHANGES]
+        prefill = changes(before["prefill"], after["prefill"])
+        lines += [f"prefill: {line}" for line in prefill if line != _NO_CHANGES]
     return lines or [_NO_CHANGES]
 
 
 def _collectives(document: Mapping) -> dict[str, str]:
-    """Times a step and bytes of each, by tensor, pass, operation and axes."""
-    found: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for one in document["emitted"]:
-        over = "·".join(one["axes"]) or "no axes"
-        name = f"{one['tensor']} {one['direction']} {one['op']} over {over}"
-        found[name][one["bytes"]] += one["count"] or 1
+    """Runs per step and bytes of each collective, by tensor, pass, operation and axes."""
+    by_name: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for emitted in document["emitted"]:
+        over = "·".join(emitted["axes"]) or "no axes"
+        name = f"{emitted['tensor']} {emitted['direction']} {emitted['op']} over {over}"
+        by_name[name][emitted["bytes"]] += emitted["count"] or 1
     return {
         name: ", ".join(f"{count:,} x {format_bytes(size)}" for size, count in sorted(sizes.items()))
-        for name, sizes in found.items()
+        for name, sizes in by_name.items()
     }
 
 

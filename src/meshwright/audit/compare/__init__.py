@@ -1,1 +1,1 @@
-"""The planned beside the emitted: which are the same, what the differences cost and how to mend them."""
+"""Comparison of planned and emitted collectives and FLOPs, with the cost of differences."""

@@ -1,4 +1,4 @@
-"""Planned products beside those that run: recomputation, a second forward pass, wider types."""
+"""Planned and compiled products: recomputation, a second forward pass, wider types."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -15,16 +15,19 @@ from meshwright.dtypes import dtype_bytes
 # (tensor, pass) of a product; a pass is forward, recompute or backward.
 Key = tuple[str, str]
 
-# A product of one tensor in one pass may differ by this share of all planned FLOPs. An attention kernel
-# computes whole blocks of scores and may differ by the share of its own; of attention without a kernel XLA
-# may leave out as much, since scores that two passes compute are the same.
+# A product of one tensor in one pass may differ by TOLERANCE of all planned FLOPs. An attention kernel
+# computes whole blocks of scores, so it may differ by ATTENTION_TOLERANCE of its own FLOPs. Without a kernel
+# XLA may drop that share, because two passes compute the same scores.
 TOLERANCE = 0.005
 ATTENTION_TOLERANCE = 0.35
 
 
 @dataclass(frozen=True)
 class ProductDifference:
-    """FLOPs of one device in a step, of one tensor in one pass, planned and compiled. where: JAX's name."""
+    """Planned and compiled FLOPs of one tensor in one pass.
+
+    planned, compiled: FLOPs per device and step. where: JAX's name of the product.
+    """
 
     tensor: str
     direction: str
@@ -51,9 +54,9 @@ def compare_products(
 ) -> list[ProductDifference]:
     """The products whose FLOPs differ from the plan's, the largest difference first.
 
-    edge: the share of its scores that an attention kernel computes besides, in blocks that the mask cuts.
-    differentiated: the program holds a gradient. Recomputed products count with the backward pass's: which of
-    both has one is the compiler's choice.
+    edge: share of extra scores that an attention kernel computes in blocks at the mask's edge.
+    differentiated: the program holds a gradient. Recomputed products count in the backward pass, since the
+    compiler chooses in which of the two it runs them.
     """
     total = sum(planned.values())
     wanted = _by_pass(planned.items())
@@ -77,24 +80,25 @@ def compare_products(
 
 
 def _of_attention(key: Key, wanted: Mapping[Key, float], extra: float, by_kernels: Collection[Key]) -> float:
-    """Planned FLOPs of attention of which a share may differ; 0 of others."""
+    """Planned FLOPs of attention, to which its own tolerance applies; 0 for other products."""
     return wanted.get(key, 0.0) if key in by_kernels or (key[0] == "attention" and extra < 0) else 0.0
 
 
 def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
-    """The differences without those of products that XLA for GPU computes at once.
+    """Drop differences that cancel because XLA for GPU merges products.
 
-    They have the name of one, which has too many FLOPs, of the same pass as those that have too few.
+    A merged product has the name of one tensor, which then has too many FLOPs, and the others of the same
+    pass have too few.
     """
     left = {key: extra for key, extra in differences.items() if extra}
     for key in [key for key, extra in left.items() if extra > 0]:
-        fewer = [one for one, extra in left.items() if extra < 0 and one[1] == key[1]]
+        fewer = [other for other, extra in left.items() if extra < 0 and other[1] == key[1]]
         some = (part for count in (1, 2) for part in combinations(fewer, count))
         merged = next(
             (part for part in some if abs(left[key] + sum(left[one] for one in part)) < 0.01 * left[key]), ()
         )
-        for one in (key, *merged) if merged else ():
-            del left[one]
+        for counted in (key, *merged) if merged else ():
+            del left[counted]
     return left
 
 
@@ -107,25 +111,27 @@ def wider_products(
     widened: bool,
     differentiated: bool,
 ) -> list[Product]:
-    """The products whose operands are wider than `dtype`, those of attention than `attention_dtype`.
+    """The products with operands wider than planned.
 
-    The gradients of scores may be float32, and the optimizer's products are. What attention multiplies
-    forward is asked of training steps by XLA:CPU alone: others leave out casts within a fusion, or run a
-    kernel; pages are float32 on CPUs.
+    dtype: the planned type; attention_dtype: the planned type of attention's products. Not checked are the
+    optimizer's products and the gradients of scores, which may be float32. Attention's forward products are
+    checked only in training steps of XLA:CPU: other compilers omit casts within a fusion or run a kernel, and
+    cache pages are float32 on CPUs.
     """
 
-    def planned_dtype(one: Product) -> str | None:
-        if differentiated and phase_of(one.op_name, differentiated=True) == UPDATE:
+    def planned_dtype(product: Product) -> str | None:
+        if differentiated and phase_of(product.op_name, differentiated=True) == UPDATE:
             return None
-        if "attention" not in scope_of(one.op_name):
+        if "attention" not in scope_of(product.op_name):
             return dtype
-        is_forward = phase_of(one.op_name, differentiated=False) == "forward"
+        is_forward = phase_of(product.op_name, differentiated=False) == "forward"
         return attention_dtype if widened and is_forward and differentiated else None
 
     return [
-        one
-        for one in found
-        if (planned := planned_dtype(one)) and one.bits(program, widened=widened) > 8 * dtype_bytes(planned)
+        product
+        for product in found
+        if (planned := planned_dtype(product))
+        and product.bits(program, widened=widened) > 8 * dtype_bytes(planned)
     ]
 
 

@@ -1,9 +1,9 @@
-"""Lines up the planned collectives with those that the compiler emitted.
+"""Planned and emitted collectives, joined by tensor and pass.
 
-Both sides are joined per tensor and pass by what they mean: gathers over axes, or sums over axes. Each such
-row is a match if the bytes of a step are the same on every axis, and equivalent if they are what a named
-form of it sends (see `rules`). Bytes are summed over a step, so that combined or split instructions compare.
-Differences whose seconds in a step, over all runs, are too few to matter are negligible.
+Gathers are compared with gathers and sums with sums. A row is a match if the bytes of a step are the same on
+every axis. It is equivalent if the emitted bytes are those of a known form of the plan (see `rewrites`).
+Bytes are summed over a step, so that combined and split instructions compare equal. A difference is
+negligible if its seconds in a step, over all runs, are few.
 """
 
 from collections import Counter, defaultdict
@@ -37,9 +37,9 @@ DIFFERENT = ("unplanned", "missing", "differs")
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor in one pass: what was planned beside what was emitted.
+    """Planned and emitted collectives of one tensor in one pass.
 
-    status: match, equivalent, unplanned, missing, differs or negligible. note: why, in words.
+    status: match, equivalent, unplanned, missing, differs or negligible. note: the reason, in words.
     """
 
     tensor: str
@@ -56,35 +56,34 @@ _NO_SIDE = Side()
 def line_up(
     planned: Iterable[PricedCollective], emitted: Iterable[Emitted], side: Side = _NO_SIDE
 ) -> list[Row]:
-    """One row for each tensor and pass that either side knows."""
+    """One row for each tensor and pass of either side."""
     planned = tuple(planned)
     planned_by_key: dict[tuple[str, str], list[PricedCollective]] = defaultdict(list)
-    for one in planned:
-        planned_by_key[one.tensor, pass_of(one.direction)].append(one)
+    for priced in planned:
+        planned_by_key[priced.tensor, pass_of(priced.direction)].append(priced)
     emitted_by_key: dict[tuple[str, str], list[Emitted]] = defaultdict(list)
     nameless: list[Emitted] = []
-    for found in emitted:
-        key = _key_by_name(found, planned_by_key)
+    for collective in emitted:
+        key = _key_by_name(collective, planned_by_key)
         if key:
-            emitted_by_key[key].append(found)
+            emitted_by_key[key].append(collective)
         else:
-            nameless.append(found)
-    for found in nameless:
-        # What has a name of its own is nobody else's.
-        by_size = None if found.collective.scope else _key_by_size(found, planned_by_key, emitted_by_key)
-        emitted_by_key[by_size or _key_unplanned(found)].append(found)
+            nameless.append(collective)
+    for e in nameless:
+        # A scope names a tensor that is not in the plan; only collectives without one are matched by size.
+        by_size = None if e.collective.scope else _key_by_size(e, planned_by_key, emitted_by_key)
+        emitted_by_key[by_size or _key_unplanned(e)].append(e)
     rows = []
     for key in [*planned_by_key, *(key for key in emitted_by_key if key not in planned_by_key)]:
-        found = emitted_by_key.get(key, [])
-        rows += _rows_of(*key, planned_by_key.get(key, []), found, side)
-    return _told_together(rows)
+        rows += _rows_of(*key, planned_by_key.get(key, []), emitted_by_key.get(key, []), side)
+    return _join_merged(rows)
 
 
-def _told_together(rows: list[Row]) -> list[Row]:
-    """Rows of tensors that travel as one: a compiler that merges products or sums names one of them.
+def _join_merged(rows: list[Row]) -> list[Row]:
+    """Mark rows as equivalent whose tensors the compiler sends together under one name.
 
-    A tensor for which too much was emitted and those of the same pass that are missing are equivalent
-    where their plans together are exactly what was emitted; the nearest such ones in the plan.
+    A row with too many emitted bytes is joined with missing rows of the same pass if the sum of their plans
+    is exactly the emitted bytes. Rows that are near in the plan are tried first.
     """
     rows = list(rows)
     for index, row in enumerate(rows):
@@ -93,7 +92,7 @@ def _told_together(rows: list[Row]) -> list[Row]:
         emitted = emitted_bytes(row.emitted)
         missing = [i for i, one in enumerate(rows) if _may_travel_with(one, row, emitted)]
         missing.sort(key=lambda i: abs(i - index))
-        found = next(
+        merged = next(
             (
                 some
                 for count in range(1, min(len(missing), _MOST_TOGETHER) + 1)
@@ -102,10 +101,10 @@ def _told_together(rows: list[Row]) -> list[Row]:
             ),
             (),
         )
-        for i in found:
+        for i in merged:
             rows[i] = replace(rows[i], status="equivalent", note=f"sent together with {row.tensor}")
-        if found:
-            names = ", ".join(rows[i].tensor for i in found)
+        if merged:
+            names = ", ".join(rows[i].tensor for i in merged)
             rows[index] = replace(row, status="equivalent", note=f"sent together with {names}")
     return rows
 
@@ -113,53 +112,56 @@ def _told_together(rows: list[Row]) -> list[Row]:
 _MOST_TOGETHER = 3
 
 
-def _may_travel_with(one: Row, row: Row, emitted: Counter) -> bool:
-    same = one.status == "missing" and one.direction == row.direction
-    return same and planned_bytes(one.planned).keys() <= emitted.keys()
+def _may_travel_with(other: Row, row: Row, emitted: Counter) -> bool:
+    same = other.status == "missing" and other.direction == row.direction
+    return same and planned_bytes(other.planned).keys() <= emitted.keys()
 
 
 def _key_by_name(
-    found: Emitted, planned: Mapping[tuple[str, str], list[PricedCollective]]
+    emitted: Emitted, planned: Mapping[tuple[str, str], list[PricedCollective]]
 ) -> tuple[str, str] | None:
-    """The planned tensor that `found` moves: one of its scopes whose plan is most like it.
+    """The planned tensor that a scope of `emitted` names; the most similar one of several.
 
-    A projection's scope holds two tensors' sums: its weight's gradient and its input's, which is
-    planned once for all (`to_wq+wk+wv`). What is done to gradients at last is the weight's.
+    A projection's scope holds two sums: its weight's gradient and its input's gradient, planned once for all
+    projections of that input (`to_wq+wk+wv`). Collectives in the scope `gradients` belong to the weight.
     """
-    phase, scopes = pass_of(found.collective.phase), found.collective.scope
+    phase, scopes = pass_of(emitted.collective.phase), emitted.collective.scope
     candidates = [(tensor, phase) for tensor, when in planned if when == phase and _covers(tensor, scopes)]
     if GRADIENTS in scopes:
         candidates = [key for key in candidates if key[0] in scopes] or candidates
-    return max(candidates, key=lambda key: _likeness(found, planned[key]), default=None)
+    return max(candidates, key=lambda key: _likeness(emitted, planned[key]), default=None)
 
 
-def _key_unplanned(found: Emitted) -> tuple[str, str]:
-    """The tensor that it names: its innermost scope, its operand's, or the program's input that it is."""
-    c, phase = found.collective, pass_of(found.collective.phase)
+def _key_unplanned(emitted: Emitted) -> tuple[str, str]:
+    """The tensor that an unplanned collective names.
+
+    This is its innermost scope, that of its operand, or the program's input that it sends.
+    """
+    c, phase = emitted.collective, pass_of(emitted.collective.phase)
     scopes = [scope for scope in (*scope_of(c.operand_op_name), *c.scope) if scope != UPDATE]
-    if phase == UPDATE and not scopes and not c.parameter and found.num_bytes <= SINGLE_NUMBER:
+    if phase == UPDATE and not scopes and not c.parameter and emitted.num_bytes <= SINGLE_NUMBER:
         return "grad_norm", phase
     return (scopes[-1] if scopes else c.parameter or c.primitive), phase
 
 
 def _key_by_size(
-    found: Emitted,
+    wanted: Emitted,
     planned: Mapping[tuple[str, str], list[PricedCollective]],
     emitted: Mapping[tuple[str, str], list[Emitted]],
 ) -> tuple[str, str] | None:
-    """The planned tensor that lacks just such a collective: for compilers that drop JAX's names.
+    """A planned tensor that still lacks a collective of the same kind and size.
 
-    The program's input that is sent, where it is one, has the tensor's name.
+    Used for compilers that drop JAX's names. A tensor whose name is that of the sent input comes first.
     """
 
     def lacks(key: tuple[str, str]) -> bool:
         same = [p for p in planned[key] if _kind(p.op, p.axes, p.gathered_bytes) == kind]
         had = [e.runs for e in emitted.get(key, ()) if _kind(e.op, e.axes, e.gathered_bytes) == kind]
-        return sum(p.count for p in same) - sum(had) >= (found.runs)
+        return sum(p.count for p in same) - sum(had) >= (wanted.runs)
 
-    kind = _kind(found.op, found.axes, found.gathered_bytes)
+    kind = _kind(wanted.op, wanted.axes, wanted.gathered_bytes)
     candidates = [key for key in planned if lacks(key)]
-    parameter = found.collective.parameter or ""
+    parameter = wanted.collective.parameter or ""
     return max(candidates, key=lambda key: f"['{key[0]}']" in parameter, default=None)
 
 
@@ -168,17 +170,17 @@ def _kind(op: Op, axes: Axes, size: int) -> tuple[Op, frozenset[str], int]:
 
 
 def _covers(tensor: str, scopes: tuple[str, ...]) -> bool:
-    """Whether `tensor` is one of the scopes, or the input that such weights share (`input_of`)."""
+    """Whether a scope names `tensor`, or a weight of the shared input `tensor` (`input_of`)."""
     shared = tensor.removeprefix(input_of("")).split("+") if tensor.startswith(input_of("")) else ()
     return any(scope == tensor or scope in shared for scope in scopes)
 
 
-def _likeness(found: Emitted, planned: list[PricedCollective]) -> tuple[bool, bool, int]:
-    reduces = found.reduces
-    alike = [p for p in planned if (p.op in REDUCTIONS) == reduces]
-    axes = {axis for p in alike for axis in p.axes}
-    sizes = {p.gathered_bytes for p in alike}
-    return bool(axes & set(found.axes)), found.gathered_bytes in sizes, len(axes & set(found.axes))
+def _likeness(emitted: Emitted, planned: list[PricedCollective]) -> tuple[bool, bool, int]:
+    reduces = emitted.reduces
+    similar = [p for p in planned if (p.op in REDUCTIONS) == reduces]
+    axes = {axis for p in similar for axis in p.axes}
+    sizes = {p.gathered_bytes for p in similar}
+    return bool(axes & set(emitted.axes)), emitted.gathered_bytes in sizes, len(axes & set(emitted.axes))
 
 
 def _rows_of(
@@ -188,13 +190,13 @@ def _rows_of(
     emitted: list[Emitted],
     side: Side,
 ) -> list[Row]:
-    """Gathers with gathers and sums with sums; an exact pair is a match."""
+    """One row for the gathers and one for the sums of a tensor in one pass."""
     rows = []
     for reduces in (False, True):
         plans = [p for p in planned if (p.op in REDUCTIONS) == reduces]
-        found = [e for e in emitted if e.reduces == reduces]
-        if plans or found:
-            rows.append(_judge(tensor, phase, tuple(plans), tuple(found), side))
+        actual = [e for e in emitted if e.reduces == reduces]
+        if plans or actual:
+            rows.append(_judge(tensor, phase, tuple(plans), tuple(actual), side))
     return rows
 
 
@@ -216,10 +218,10 @@ def _judge(
 
 def _difference(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> str:
     plan = ", ".join(sorted({f"{p.op} over {'·'.join(p.axes)}" for p in planned}))
-    found = ", ".join(sorted({f"{_form(e)} over {'·'.join(e.axes) or 'no mesh axes'}" for e in emitted}))
+    actual = ", ".join(sorted({f"{_form(e)} over {'·'.join(e.axes) or 'no mesh axes'}" for e in emitted}))
     planned_bytes = sum(p.step_bytes for p in planned)
-    found_bytes = sum(e.gathered_per_step for e in emitted)
-    return f"planned {plan} ({planned_bytes:,} B a step), emitted {found} ({found_bytes:,} B a step)"
+    actual_bytes = sum(e.gathered_per_step for e in emitted)
+    return f"planned {plan} ({planned_bytes:,} B a step), emitted {actual} ({actual_bytes:,} B a step)"
 
 
 def _form(e: Emitted) -> str:
@@ -233,7 +235,10 @@ def _unplanned_note(emitted: tuple[Emitted, ...]) -> str:
 
 
 def summed_whole(row: Row) -> tuple[str, str] | None:
-    """(what, change) where an all-reduce does the work of an all-gather or of a reduce-scatter; else None."""
+    """(what, change) if an all-reduce replaces an all-gather or a reduce-scatter; otherwise None.
+
+    what: the difference in words. change: advice; "" if there is none.
+    """
     sums = [e for e in row.emitted if e.collective.op == "all_reduce"]
     gathered = {axis for e in sums if e.collective.gathers for axis in e.axes}
     if gathered:
@@ -261,10 +266,10 @@ def summed_whole(row: Row) -> tuple[str, str] | None:
 
 
 def _round_rings(sums: Iterable[Emitted]) -> str:
-    """The rings that an all-reduce uses at once and its time; "" where the TPU's compiler names at most two.
+    """The rings that an all-reduce uses at once, and its time; "" for at most two.
 
-    An all-reduce of V bytes over k directed rings takes 2V / (k w), w a link's bytes/s one way. A
-    reduce-scatter of libtpu 0.0.42 uses one ring in both directions: V / (2 w).
+    An all-reduce of V bytes over k directed rings takes 2V / (k w), with w a link's bytes/s in one direction.
+    A reduce-scatter of libtpu 0.0.42 uses one ring in both directions: V / (2 w).
     """
     rings = min((e.collective.num_rings or 1 for e in sums), default=1)
     if rings <= 2:
@@ -278,16 +283,17 @@ def _joined(axes: Iterable[str]) -> str:
     return "·".join(sorted(axes))
 
 
-# Of the planned step, and at most: all negligible differences together.
+# Limits on all negligible differences together: a share of the planned step, and seconds.
 NEGLIGIBLE_SHARE = 1e-3
 NEGLIGIBLE_SECONDS = 5e-4
 
 
 def weighed(rows: Sequence[Row], prices: Prices, step_seconds: float) -> list[Row]:
-    """The rows, with `negligible` in place of differences that cost next to nothing.
+    """The rows, with status `negligible` for differences that cost little.
 
-    What is gathered over fewer axes than planned, summed over others, or not moved at all, gives other
-    numbers, and is never negligible unless it is a single number that the program sums under another's name.
+    Never negligible are gathers over fewer axes than planned, sums over other axes, and planned collectives
+    that are missing: the numbers change. An exception is the sum of a single number that the program does
+    under another name.
     """
     limit = min(NEGLIGIBLE_SHARE * step_seconds, NEGLIGIBLE_SECONDS)
     small: dict[int, float] = {}
@@ -299,7 +305,10 @@ def weighed(rows: Sequence[Row], prices: Prices, step_seconds: float) -> list[Ro
 
 
 def extra_seconds(row: Row, prices: Prices) -> float | None:
-    """Seconds a step beyond the planned, hidden or not; None where the devices that talk follow no axes."""
+    """Seconds a step beyond the planned, hidden or not.
+
+    None if the groups of an emitted collective follow no mesh axes.
+    """
     known = [prices.seconds(e) for e in row.emitted]
     if None in known:
         return None
@@ -307,7 +316,7 @@ def extra_seconds(row: Row, prices: Prices) -> float | None:
 
 
 def _spare_axes(rows: Iterable[Row]) -> set[str]:
-    """The axes over which rows sum single numbers more often than they were planned to."""
+    """The axes over which rows sum single numbers more often than planned."""
     spare: set[str] = set()
     for row in rows:
         sums = [e for e in row.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
@@ -318,15 +327,15 @@ def _spare_axes(rows: Iterable[Row]) -> set[str]:
 
 
 def _small(row: Row, prices: Prices, spare: set[str]) -> float:
-    """The seconds that a difference may be dismissed for; infinite where it may not.
+    """The seconds of a difference that may be negligible; infinite if it may not.
 
-    spare: axes over which other rows sum single numbers that nobody planned.
+    spare: axes over which other rows have unplanned sums of single numbers.
     """
     seconds = extra_seconds(row, prices) if row.status in DIFFERENT else None
     if seconds is None:
         return float("inf")
     planned, emitted = _axes(row.planned), _axes(row.emitted)
-    if all(map(is_number, row.planned)):  # also where nothing is planned
+    if all(map(is_number, row.planned)):  # also if nothing is planned
         if not planned <= emitted | spare:
             return float("inf")
         return abs(seconds) if row.emitted else 0.0
@@ -340,17 +349,20 @@ def _small(row: Row, prices: Prices, spare: set[str]) -> float:
     gathered = any(e.op in ("all_gather", "permute") for e in row.emitted)
     if sums_others or not planned <= emitted or gathers > gathered:
         return float("inf")
-    # All of it is summed, though by another collective: that it takes less time is no fault.
+    # The whole tensor is summed by another collective, so taking less time than planned is no fault.
     return max(0.0, seconds) if summed_whole(row) else abs(seconds)
 
 
 def _numbers(sums: Iterable[Emitted]) -> float:
-    """Numbers that are summed in a step."""
+    """Numbers summed in a step."""
     return sum(e.elements * e.runs for e in sums)
 
 
 def _planned_numbers(planned: Iterable[PricedCollective]) -> float:
-    """Numbers of gradients, at least. Of other sums XLA for TPU may name a part alone."""
+    """Planned numbers of gradients, less the tolerance.
+
+    Other sums do not count, because XLA for TPU may name only a part of them.
+    """
     gradients = (p for p in planned if p.what == "gradients")
     return (1 - TOLERANCE) * sum(p.step_bytes / dtype_bytes(p.dtype) for p in gradients)
 

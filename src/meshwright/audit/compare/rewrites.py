@@ -1,20 +1,19 @@
-"""The forms in which a compiler may write what was planned: named rules, each with what it expects.
+"""Equivalent forms of planned collectives: named rules that predict the bytes of each form.
 
-A row is what was planned of one tensor in one pass beside what was emitted of it, as bytes per step by
-operation and mesh axes. Each rule whose form is seen in the emitted rewrites the expected bytes; what was
-emitted must then be what is expected on every axis, within TOLERANCE, neither more nor less.
+A row has the planned and the emitted collectives of one tensor in one pass, as bytes per step by operation
+and mesh axes. A rule whose form appears among the emitted collectives rewrites the expected bytes. After all
+rules, expected and emitted bytes must agree on every axis within TOLERANCE.
 
     scattered_sums  XLA:CPU has no reduce-scatter: an all-reduce of which each device keeps its slice
-    tied            a table that is read twice: gathered once, its gradients added before their sum
+    tied            a table with two uses: gathered once, its gradients added before their sum
     kept_gathers    a weight gathered once for all microbatches, and kept
     joined          collectives over X, then over Y, of one array: at once over X and Y
-    one_by_one      a number summed over X, then over Y, where a sum over both at once was planned; on CPUs
-                    a vector, too
+    one_by_one      a number summed over X, then over Y, instead of at once; on CPUs a vector, too
     lookups         XLA:CPU looks up and scatters rows of 16-bit tables in float32
     narrowed        gradients of norms, summed in float32, are sent in the type to which they are converted
-    sums_apart      a number of each weight is summed in place of the norm's; on CPUs each by itself
+    sums_apart      a number of each weight is summed instead of the norm's; on CPUs each separately
     rings           a gather or scatter in steps: permutes of blocks round a ring
-    padded          a reduce-scatter padded to whole tiles; its slices are permuted home
+    padded          a reduce-scatter padded to whole tiles; permutes return its slices to their owners
     across_slices   a sum within each slice, then across
 """
 
@@ -29,11 +28,11 @@ from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.dtypes import dtype_bytes
 from meshwright.notation.array import Axes
 
-# Beyond this share on any axis, more or less, what was emitted is not what was planned. What a rule expects
-# is exact but for the tiles that a compiler fills.
+# The share by which emitted bytes may differ from expected bytes on any axis. Rules are exact except for the
+# tiles that a compiler fills.
 TOLERANCE = 0.005
 
-# What a look-up is made of in JAX: rows taken, those of other shards masked, and its transpose.
+# Primitives of a look-up in JAX: rows are taken, rows of other shards are masked; and its transpose.
 _LOOKUPS = ("gather", "select_n", "scatter-add", "scatter")
 
 Key = tuple[str, frozenset[str]]
@@ -41,11 +40,11 @@ Key = tuple[str, frozenset[str]]
 
 @dataclass(frozen=True)
 class Side:
-    """What rules are told beside a row.
+    """Facts about the compiler and the plan that rules need in addition to a row.
 
-    split_weights: by axis, how many gradients, in gradients_dtype, it splits.
-    has_reduce_scatter: the compiler can emit one; XLA:CPU cannot, and widens what it looks up.
-    num_passes: how often a layer runs forward in a step, in so many loops of the program.
+    has_reduce_scatter: the compiler can emit one; XLA:CPU cannot, and widens the rows that it looks up.
+    num_passes: forward runs of a layer in a step. num_loops: loops of the program that hold these runs.
+    split_weights: number of gradients that each axis splits. gradients_dtype: their type.
     """
 
     has_reduce_scatter: bool = False
@@ -57,9 +56,9 @@ class Side:
 
 
 class PlannedCollective(Protocol):
-    """What rules ask of a planned collective: of a step (`PricedCollective`) or derived for a contraction.
+    """Attributes that rules read from a planned (`PricedCollective`) or derived collective.
 
-    gathered_bytes: V of one run, in `dtype`. step_bytes: V of all runs, `count` of them.
+    gathered_bytes: V of one run, in `dtype`. count: runs per step. step_bytes: V of all runs.
     """
 
     @property
@@ -99,7 +98,10 @@ def planned_bytes(planned: Iterable[PlannedCollective]) -> Counter[Key]:
 
 
 def emitted_bytes(emitted: Iterable[Emitted]) -> Counter[Key]:
-    """Bytes a step by operation and axes, as they travel; slices of sums on their way home are none."""
+    """Bytes a step by operation and axes, in the sent type.
+
+    Collectives that return the slices of a sum to their owners do not count.
+    """
     total: Counter[Key] = Counter()
     for e in emitted:
         if not e.collective.follows_sum:
@@ -108,27 +110,33 @@ def emitted_bytes(emitted: Iterable[Emitted]) -> Counter[Key]:
 
 
 def meets(found: Counter[Key], expected: Counter[Key]) -> bool:
-    """Whether both have the same bytes on every axis within TOLERANCE."""
+    """Whether bytes agree on every axis within TOLERANCE."""
     return all(
         abs(found[key] - expected[key]) <= TOLERANCE * max(found[key], expected[key])
         for key in found.keys() | expected.keys()
     )
 
 
-def why_equivalent(question: RuleCase) -> str | None:
-    """Why what was emitted does what was planned: "" where it is that itself, None where it does not."""
-    if question.side.has_reduce_scatter and any(e.collective.gathers for e in question.emitted):
+def why_equivalent(case: RuleCase) -> str | None:
+    """The reason why the emitted collectives are equivalent to the planned ones.
+
+    "" if they are the same, None if they are not equivalent.
+    """
+    if case.side.has_reduce_scatter and any(e.collective.gathers for e in case.emitted):
         return None  # twice the bytes of the gather that the compiler has
-    if reduces_wrongly(question.planned, question.emitted):
+    if reduces_wrongly(case.planned, case.emitted):
         return None
-    if any(e.shuffled and e.collective.op != "all_reduce" for e in question.emitted):
+    if any(e.shuffled and e.collective.op != "all_reduce" for e in case.emitted):
         return None  # shards in another order are other numbers
-    notes = _notes(planned_bytes(question.planned), question, RULES)
-    return None if notes is None or not _joins_all(question) else "; ".join(filter(None, notes))
+    notes = _notes(planned_bytes(case.planned), case, RULES)
+    return None if notes is None or not _joins_all(case) else "; ".join(filter(None, notes))
 
 
 def _notes(expected: Counter[Key], q: RuleCase, rules: Sequence[Rule]) -> list[str] | None:
-    """What those rules say that lead from the expected bytes to the emitted ones; None where none do."""
+    """Notes of the rules that lead from the expected bytes to the emitted ones.
+
+    None if no subset of `rules` does. Each rule is tried, in order, with and without the rules before it.
+    """
     if not rules:
         return [] if meets(emitted_bytes(q.emitted), expected) else None
     if rewritten := rules[0](expected, q):
@@ -139,24 +147,24 @@ def _notes(expected: Counter[Key], q: RuleCase, rules: Sequence[Rule]) -> list[s
 
 
 def reduces_wrongly(planned: Iterable[PlannedCollective], emitted: Iterable[Emitted]) -> bool:
-    """Whether gradients are reduced by another operation than addition, as the largest logits are."""
+    """Whether gradients are reduced by an operation other than addition."""
     others = any(e.collective.reduction in ("maximum", "minimum", "multiply", "and", "or") for e in emitted)
     return others and any(p.what == "gradients" for p in planned)
 
 
 def tied(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """The bytes of one use of what the plan moves twice, on the axes where less was emitted.
+    """The bytes of one of two planned uses, on the axes with fewer emitted bytes.
 
-    Of a sum in steps (`across_slices`) the first step counts, which moves all of it. Of two uses the one that
-    moves it more often is left.
+    The use with more runs is kept. A sum in steps (`across_slices`) counts by its first step, which moves all
+    bytes.
     """
     uses: dict[tuple[str, frozenset[str], int], list[float]] = defaultdict(list)
     for p in q.planned:
         uses[p.op, frozenset(p.axes), p.gathered_bytes].append(p.count)
-    found, less, notes = emitted_bytes(q.emitted), expected.copy(), []
+    actual, less, notes = emitted_bytes(q.emitted), expected.copy(), []
     steps = emitted_bytes(e for e in q.emitted if e.is_part)
     for (op, axes, size), counts in uses.items():
-        moved = max(found[op, axes], *(steps[kind, axes] for kind in REDUCTIONS))
+        moved = max(actual[op, axes], *(steps[kind, axes] for kind in REDUCTIONS))
         if len(counts) == _TWICE and moved < _HALF * expected[op, axes]:
             less[op, axes] -= round(size * min(counts))
             notes.append(_TIED["all_gather" if op == "all_gather" else "sum"])
@@ -164,7 +172,7 @@ def tied(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 _TWICE = 2
-# Between one and two.
+# Between the shares of one use and of two.
 _HALF = 0.75
 _TIED = {
     "all_gather": "gathered once for both uses of the tied table: fewer bytes, more memory",
@@ -173,16 +181,16 @@ _TIED = {
 
 
 def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """The gathers of one microbatch, once for each loop of the program in which they stand.
+    """The gathers of one microbatch, once for each loop of the program that holds them.
 
-    Of a weight in several stacks of layers those of some: a stack of one layer has no loop of its own, out of
-    which XLA would have to take them.
+    A weight in several stacks of layers may be kept in some of them only: XLA hoists gathers out of loops,
+    and a stack of one layer has no loop.
     """
-    found, wanted = emitted_bytes(q.emitted), sum(expected.values())
-    is_fewer = sum(found.values()) < (1 - TOLERANCE) * wanted
+    actual, wanted = emitted_bytes(q.emitted), sum(expected.values())
+    is_fewer = sum(actual.values()) < (1 - TOLERANCE) * wanted
     if not is_fewer or any(p.op != "all_gather" for p in q.planned):
         return None
-    told, planned = [], planned_bytes(q.planned)
+    forms, planned = [], planned_bytes(q.planned)
     for uses in _uses(q):
         words = " and ".join(map(str, sorted(set(uses.values()) - {1})))
         for times in range(1, q.side.num_loops + 1):
@@ -193,15 +201,15 @@ def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
             kept = {key: round(size * share.get(key, 1)) for key, size in expected.items()}
             often = "once" if times == 1 else f"once in each of {times} loops"
             note = f"gathered {often} and kept for {words} uses: fewer bytes, more memory"
-            told.append((Counter(kept), note))
-    # Other rules may have more to say of what was kept.
-    return next((one for one in told if meets(found, one[0])), told[0] if told else None)
+            forms.append((Counter(kept), note))
+    # Without an exact form return the first, since later rules may rewrite it further.
+    return next((form for form in forms if meets(actual, form[0])), forms[0] if forms else None)
 
 
 def _uses(q: RuleCase) -> Iterator[dict[float, int]]:
-    """How many of a planned gather's runs may be of the same numbers, by how often it runs in a step.
+    """Runs of a planned gather that may share one result, by its runs in a step.
 
-    A stage's layers run in every pass of it, a head once for each microbatch. What is not kept has 1.
+    A stage's layers run in each of its passes, a head once for each microbatch. 1: each run gathers.
     """
     often = sorted({q.side.num_microbatches, q.side.num_passes, 1}, reverse=True)
     counts = sorted({p.count for p in q.planned})
@@ -211,7 +219,7 @@ def _uses(q: RuleCase) -> Iterator[dict[float, int]]:
 
 
 def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """One collective in place of several of its kind over parts of its axes: its V is their largest."""
+    """One collective instead of several over parts of its axes, with the largest V of these."""
     rewritten = expected.copy()
     for (op, axes), size in emitted_bytes(q.emitted).items():
         for parts in _partitions(axes, op, rewritten) if (op, axes) not in expected else ():
@@ -225,16 +233,17 @@ def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """Sums over parts of the axes of one number's sum, or on CPUs a vector's, each of as many bytes.
+    """Consecutive sums over parts of the axes instead of one sum, each of the same bytes.
 
-    XLA:CPU sums the gradient of a norm or a bias over the axes of one dimension, then over those of the next,
-    for which it may round to the gradients' type. The first sum is in the type that is planned.
+    Applies to a single number, on CPUs also to a vector. XLA:CPU sums the gradient of a norm or a bias over
+    the axes of one dimension, then over the axes of the next. It may round between these sums to the
+    gradients' type; the first sum is in the planned type.
     """
-    rewritten, found = expected.copy(), emitted_bytes(q.emitted)
+    rewritten, actual = expected.copy(), emitted_bytes(q.emitted)
     is_split = is_number if q.side.has_reduce_scatter else _is_vector
     for p in filter(is_split, q.planned):
         key, size = (p.op, frozenset(p.axes)), round(p.step_bytes)
-        parts = _partitions(key[1], p.op, found) if key not in found else []
+        parts = _partitions(key[1], p.op, actual) if key not in actual else []
         if parts:
             rewritten[key] -= size
             rounded = [part for part in parts[0] if _sent_in(q, p.op, part) == {q.side.gradients_dtype}]
@@ -246,17 +255,17 @@ def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 def _sent_in(q: RuleCase, op: str, axes: frozenset[str]) -> set[str]:
-    """The types of what was emitted over these axes."""
+    """The types of the emitted collectives with this operation and these axes."""
     return {e.dtype for e in q.emitted if (e.op, frozenset(e.axes)) == (op, axes)}
 
 
 def _narrowing(p: PlannedCollective, q: RuleCase) -> float:
-    """Bytes of a number in the gradients' type, over those in the planned one."""
+    """Bytes of a number in the gradients' type, divided by its planned bytes."""
     return dtype_bytes(q.side.gradients_dtype) / dtype_bytes(p.dtype)
 
 
 def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tuple[frozenset[str], ...]]:
-    """The sets of axes with `op` that make up `axes`, two or three at a time."""
+    """Two or three sets of axes with `op` that together make up `axes`."""
     parts = [over for name, over in among if name == op and over < axes]
     return [
         some
@@ -267,9 +276,10 @@ def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tupl
 
 
 def scattered_sums(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """An all-reduce over X and Y that keeps X: V of the scatter over X, without the sum of slices over Y.
+    """The scatter over X without the sum over Y, if an all-reduce over both keeps X.
 
-    It may keep more: slices of what was planned as an all-reduce are cut later.
+    V of the scatter is the all-reduce's. More axes than planned may be kept, since a planned all-reduce may
+    be sliced later.
     """
     if q.side.has_reduce_scatter:
         return None
@@ -295,26 +305,26 @@ def scattered_sums(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 def _scattered_by(e: Emitted, expected: Counter[Key]) -> list[frozenset[str]]:
-    """The axes of the planned scatters that an all-reduce does: of what it keeps, the largest first."""
+    """The planned scatters that an all-reduce does within the axes that it keeps, largest first."""
     planned = [axes for op, axes in expected if op == "reduce_scatter" and axes <= frozenset(e.kept)]
     if frozenset(e.kept) in planned:
         return [frozenset(e.kept)]
-    found: list[frozenset[str]] = []
+    scatters: list[frozenset[str]] = []
     for axes in sorted(planned, key=lambda axes: -expected["reduce_scatter", axes]):
-        if not any(axes & other for other in found):
-            found.append(axes)
-    return found
+        if not any(axes & other for other in scatters):
+            scatters.append(axes)
+    return scatters
 
 
 def _without_rounding(rewritten: Counter[Key], before: Counter[Key]) -> Counter[Key]:
-    """What is left of a key that was taken away but for rounding is nothing."""
+    """Drop keys whose rest is smaller than rounding."""
     return Counter({
         key: size for key, size in rewritten.items() if abs(size) > TOLERANCE * max(before[key], 1)
     })  # fmt: skip
 
 
 def lookups(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """The planned bytes in float32 where rows of a table travel."""
+    """The planned bytes in float32, if rows of a table are sent."""
     wide = [e for e in q.emitted if e.widened and e.dtype == "f32" and _is_lookup(e)]
     narrow = {p.dtype for p in q.planned}
     if q.side.has_reduce_scatter or len(wide) != len(q.emitted) or len(narrow) != 1 or narrow == {"f32"}:
@@ -327,7 +337,10 @@ def lookups(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 def narrowed(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """The bytes in the type of the other gradients, where the plan sums those of small weights in float32."""
+    """The bytes in the gradients' type.
+
+    Applies if the plan sums the gradients of small weights in float32.
+    """
     dtype = q.side.gradients_dtype
     is_wide = all(p.dtype == "f32" and p.op == "all_reduce" and p.what == "gradients" for p in q.planned)
     is_narrow = all(e.dtype == dtype for e in q.emitted)
@@ -341,54 +354,58 @@ def narrowed(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 def _is_lookup(e: Emitted) -> bool:
-    """Whether rows of a table travel: looked up, or scattered into its gradient."""
+    """Whether rows of a table are sent: looked up, or scattered into its gradient."""
     return primitive_of(e.collective.operand_op_name) in _LOOKUPS
 
 
 def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """A sum of one number for each weight, over every axis that splits it, in place of one for all weights.
+    """A sum of one number per weight instead of one for all weights.
 
-    XLA for GPU sends all in one all-reduce, and may add up weights before it.
+    Each is over every axis that splits its weight. XLA for GPU sends all in one all-reduce, and may add
+    weights' numbers before it.
     """
     singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
     if len(singles) < len(q.emitted) or not all(is_number(p) for p in q.planned):
         return None
     times = sum(p.count for p in q.planned)
     wanted = {axis: times * q.side.split_weights.get(axis, 0) for p in q.planned for axis in p.axes}
-    found: Counter[str] = Counter()
+    actual: Counter[str] = Counter()
     for e in singles:
-        found.update(dict.fromkeys(e.axes, e.runs))
+        actual.update(dict.fromkeys(e.axes, e.runs))
     if not q.side.has_reduce_scatter:
         apart = emitted_bytes(singles), "one scalar per weight: XLA:CPU does not combine these all-reduces"
-        return apart if found == wanted else None
+        return apart if actual == wanted else None
     sent = sum({e.collective.name: e.runs for e in singles}.values())
-    if found.keys() != wanted.keys() or sent > times or any(found[axis] > wanted[axis] for axis in wanted):
+    if actual.keys() != wanted.keys() or sent > times or any(actual[axis] > wanted[axis] for axis in wanted):
         return None
     return emitted_bytes(singles), "one scalar per weight, sent together"
 
 
 def is_number(p: PlannedCollective) -> bool:
-    """Whether it is a sum of a single number: of a loss, or of a norm."""
+    """Whether it sums a single number: a loss, or a norm."""
     return p.op == "all_reduce" and p.gathered_bytes <= SINGLE_NUMBER
 
 
 def _is_vector(p: PlannedCollective) -> bool:
-    """Whether it is a sum of a number, or of the gradient of a norm or a bias."""
+    """Whether it sums a single number, or the gradient of a norm or a bias."""
     return is_number(p) or (p.op == "all_reduce" and ("norm" in p.tensor or p.tensor.endswith("bias")))
 
 
 def rings(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """V in n - 1 permutes of blocks, V (n - 1) as permutes count, for a planned gather, scatter or both."""
-    rewritten, found = expected.copy(), emitted_bytes(q.emitted)
-    for (op, axes), _ in found.items():
+    """Permutes of blocks in n - 1 steps instead of a gather, a scatter or both.
+
+    The bytes of the permutes are V (n - 1).
+    """
+    rewritten, actual = expected.copy(), emitted_bytes(q.emitted)
+    for (op, axes), _ in actual.items():
         if op != "permute" or (op, axes) in expected:
             continue
         n = _size(q, axes)
         for kind in ("all_gather", "reduce_scatter"):
             if kind_bytes := rewritten.pop((kind, axes), 0):
-                rewritten["permute", axes] += (kind_bytes - found[kind, axes]) * (n - 1)
-                if found[kind, axes]:
-                    rewritten[kind, axes] = found[kind, axes]
+                rewritten["permute", axes] += (kind_bytes - actual[kind, axes]) * (n - 1)
+                if actual[kind, axes]:
+                    rewritten[kind, axes] = actual[kind, axes]
     return None if rewritten == expected else (rewritten, "a ring of collective-permutes, one block per step")
 
 
@@ -399,13 +416,16 @@ def _size(q: RuleCase, axes: Iterable[str]) -> int:
 
 
 def padded(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """What was planned: padding is not counted, and permutes bring home at most one slice of each device."""
+    """The planned bytes, if the emitted collectives also send padding.
+
+    Padding does not count. Permutes return at most one slice of each device to its owner.
+    """
     if not any(e.collective.padding_bytes for e in q.emitted):
         return None
-    if room := sum(e.collective.padding_bytes * e.runs for e in q.emitted if e.collective.has_room):
+    if spare := sum(e.collective.padding_bytes * e.runs for e in q.emitted if e.collective.has_room):
         return expected, (
-            f"{room:,} B a step more: XLA:CPU has no exchange of unequal parts, so all that a round has room "
-            "for travels, and a plan counts the rows of an even load"
+            f"{spare:,} B a step more: XLA:CPU has no exchange of unequal parts, so a round sends its whole "
+            "capacity, and a plan counts the rows of an even load"
         )
     whole = sum(e.bytes_per_step for e in q.emitted if not e.collective.follows_sum)
     padding = sum(e.collective.padding_bytes * e.runs for e in q.emitted)
@@ -415,7 +435,10 @@ def padded(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 def across_slices(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """V within each slice, then across: V again after an all-reduce, one part of it after a scatter."""
+    """A sum within each slice, then across slices.
+
+    The second step moves V again after an all-reduce, and one part of V after a scatter.
+    """
     rewritten = expected.copy()
     for axes in {frozenset(e.axes) for e in q.emitted if e.is_part and not e.collective.follows_sum}:
         parts = [e for e in q.emitted if frozenset(e.axes) == axes and not e.collective.follows_sum]
@@ -433,14 +456,17 @@ def across_slices(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 def _joins_all(q: RuleCase) -> bool:
-    """Whether steps over parts of axes join all their devices together, as 4 in a slice by 2 slices do 8."""
+    """Whether steps over parts of axes together join all devices of the axes.
+
+    Groups of 4 within each slice and groups across 2 slices join 8, for example.
+    """
     steps = [e for e in q.emitted if not e.collective.follows_sum]
     mesh = next((e.mesh for e in steps if e.is_part), None)
     if mesh is None:
         return True
-    groups = [set(group) for one in {e.collective.groups for e in steps} for group in one.members]
+    joined_sets = [set(group) for groups in {e.collective.groups for e in steps} for group in groups.members]
     together = {0}
-    while more := {device for group in groups if group & together for device in group} - together:
+    while more := {device for group in joined_sets if group & together for device in group} - together:
         together |= more
     return len(together) == mesh.size(_axes_of(steps))
 

@@ -1,8 +1,8 @@
-"""Derived collectives beside those that XLA emitted for the same few steps, in groups as small as can be.
+"""Derived and emitted collectives of a few steps, matched in the smallest possible groups.
 
-What belongs together is judged by the same rules as in an audit. There (`line_up`) a tensor's name joins both
-sides and bytes are summed over a step. Here nothing has a name: a group is what the rules accept.
-Slices and axes of size one move nothing and are left out.
+The rules are those of an audit. `line_up` joins both sides by a tensor's name and sums bytes over a step. The
+collectives here have no names, so a group is any set that the rules accept. Slices and axes of size one move
+no bytes and are left out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +19,10 @@ from meshwright.notation.mesh import Mesh
 
 @dataclass(frozen=True)
 class Derived:
-    """A collective of the algebra with V in bytes; windowed: in num_hops steps under the product.
+    """A derived collective with V in bytes.
 
-    To rules (`compare.rules.PlannedCollective`) a windowed one is the permutes that it is made of.
+    num_hops: steps of a windowed collective, which runs under the product; 0 if it is not windowed. To the
+    rules (`rewrites.PlannedCollective`) a windowed collective is its permutes.
     """
 
     collective: Collective
@@ -69,7 +70,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class Pair:
-    """What was derived beside what was emitted for it. status: match, equivalent or differs."""
+    """Derived and emitted collectives that belong together. status: match, equivalent or differs."""
 
     derived: tuple[Derived, ...]
     emitted: tuple[Emitted, ...]
@@ -84,18 +85,18 @@ def derived(
     dtype: str,
     windowed: Collective | None = None,
 ) -> list[Derived]:
-    """The collectives among `steps`; `windowed` runs in steps under the product."""
-    found = []
+    """The collectives among `steps`. windowed: the one that runs in steps under the product."""
+    collectives = []
     for step in steps:
         axes = tuple(axis for axis in step.axes if mesh.size(axis) > 1)
         if axes and step.op != "slice":
             hops = mesh.size(axes) - 1 if step is windowed else 0
-            found.append(Derived(step, axes, step.gathered_bytes(mesh, sizes, dtype), dtype, hops))
-    return found
+            collectives.append(Derived(step, axes, step.gathered_bytes(mesh, sizes, dtype), dtype, hops))
+    return collectives
 
 
 def match(wanted: Sequence[Derived], found: Sequence[Emitted]) -> list[Pair]:
-    """Groups of what belongs together; what is left over of either side differs."""
+    """Pair derived with emitted collectives; the rest of either side differs."""
     pairs: list[Pair] = []
     taken: set[int] = set()
     for some, ones in _groups(wanted, found):
@@ -110,15 +111,15 @@ def match(wanted: Sequence[Derived], found: Sequence[Emitted]) -> list[Pair]:
 
 
 def _groups(
-    wanted: Sequence[Derived], found: Sequence[Emitted]
+    wanted: Sequence[Derived], emitted: Sequence[Emitted]
 ) -> Iterator[tuple[tuple[Derived, ...], tuple[Emitted, ...]]]:
-    """What may belong together: sums in a row may be made as one, and one transfer in many permutes.
+    """Candidate pairs: consecutive sums as one collective, or one transfer as several permutes.
 
-    A scatter asks first: an all-reduce of the same size may be sliced later for another reason.
+    Scatters come first, because a later slice may make an all-reduce of the same size look like one.
     """
     in_order = sorted(wanted, key=lambda d: d.op != "reduce_scatter")
     for count in range(1, len(wanted) + 1):
         for some in combinations(in_order, count):
             if count == 1 or all(d.op in REDUCTIONS for d in some):
-                ring = tuple(e for e in found if e.op == "permute" and set(e.axes) == set(some[0].axes))
-                yield from ((some, ones) for ones in (ring, *((e,) for e in found)) if ones)
+                ring = tuple(e for e in emitted if e.op == "permute" and set(e.axes) == set(some[0].axes))
+                yield from ((some, ones) for ones in (ring, *((e,) for e in emitted)) if ones)

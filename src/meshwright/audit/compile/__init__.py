@@ -1,1 +1,1 @@
-"""Compiles a plan's step for its target: a TPU's or GPU's compiler, or XLA for CPU, no chip attached."""
+"""Compilation of a plan's step by its target's compiler, without a chip."""

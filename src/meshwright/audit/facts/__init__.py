@@ -1,1 +1,1 @@
-"""What a compiled program does: its collectives, FLOPs, buffers, and what runs beside what."""
+"""Facts about a compiled program: collectives, FLOPs, buffers, schedule."""

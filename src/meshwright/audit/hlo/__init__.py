@@ -1,1 +1,1 @@
-"""A compiled program's text as data: instructions, where values come from, JAX's names of them."""
+"""A compiled program's text as data: instructions, the flow of values, JAX's names."""

@@ -1,1 +1,1 @@
-"""What `mw shard --run` runs: a contraction or a reshard on devices, beside what the algebra derives."""
+"""`mw shard --run`: a contraction or a reshard on devices, compared with the derived collectives."""
