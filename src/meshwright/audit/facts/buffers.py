@@ -1,10 +1,10 @@
-"""The buffers that make the peak of a compiled program's memory.
+"""The buffers that are live at the peak of a compiled program's memory.
 
-Only XLA:CPU hands out which buffers it assigned. But every compiler prints its instructions in the order
-in which they run, so what is live when can be worked out: a buffer from the instruction that makes it to
-the last that reads it, those of a loop's body on top of what is live around the loop. An update of a
-slice, a loop's state and a bitcast take no buffer of their own. What a compiler places beyond that
-(alignment, fragments, buffers of its collectives) is not in the text; the audit says both totals.
+Only XLA:CPU reports its assigned buffers. All compilers print instructions in the order of their schedule,
+from which the live buffers follow: a buffer is live from the instruction that makes it to its last reader.
+Buffers of a loop's body add to the buffers that are live around the loop. An update of a slice, a loop's
+state and a bitcast take no buffer. The text does not show a compiler's further allocations (alignment,
+fragments, buffers of its collectives); the audit reports both totals.
 """
 
 import re
@@ -23,15 +23,16 @@ _SAME = ("bitcast", "opt-barrier", "while", "add-dependency")
 _WITHOUT = ("parameter", "constant", "after-all", "partition-id", "replica-id", "send")
 # Buffers that an audit lists.
 _SHOWN = 12
-# Where an asynchronous start's result stands in its tuple.
+# Index of the result in the tuple of an asynchronous start.
 _RESULT = {"copy-start": 0, "slice-start": 0, "recv": 0}
 
 
 @dataclass(frozen=True)
 class Held:
-    """A buffer that is live at the peak: its bytes, tile padding included, and what made it.
+    """A buffer that is live at the peak.
 
-    tensor: innermost scopes of JAX's name, "" where nothing has one.
+    num_bytes: tile padding included. tensor: innermost scopes of JAX's name of its values; "" if none has
+    one. instruction, shape: of the instruction that made it.
     """
 
     num_bytes: int
@@ -45,13 +46,16 @@ class Held:
 
 @dataclass(frozen=True)
 class Peak:
-    """num_bytes: of all temporaries that are live at the peak of the schedule; held: the largest first."""
+    """The temporaries at the peak of the schedule.
+
+    num_bytes: bytes of all of them. held: the buffers, largest first.
+    """
 
     num_bytes: int
     held: tuple[Held, ...]
 
     def to_dict(self) -> dict:
-        """The keys of `memory.peak` in `mw audit`: the largest buffers alone."""
+        """The keys of `memory.peak` in `mw audit`, with the largest buffers only."""
         return {"bytes": self.num_bytes, "buffers": [one.to_dict() for one in self.held[:_SHOWN]]}
 
 
@@ -64,25 +68,28 @@ class _Buffer:
 
 
 def buffer_peak(program: Program) -> Peak | None:
-    """What one device holds at once at most beside arguments and results; None without a schedule."""
+    """The peak of one device's temporaries, without arguments and results.
+
+    None if the program has no schedule.
+    """
     if not program.is_scheduled:
         return None
     num_bytes, held = _Liveness(program).peak(CallPath(program.main))
-    found = sorted((_held(program, one) for one in held), key=lambda one: -one.num_bytes)
-    return Peak(num_bytes, tuple(found))
+    buffers = sorted((_held(program, buffer) for buffer in held), key=lambda held: -held.num_bytes)
+    return Peak(num_bytes, tuple(buffers))
 
 
 def input_bytes(program: Program) -> int:
-    """Bytes of the program's inputs that are whole numbers: tokens, positions, counters, random keys."""
-    own = (one for one in program.main.parameters if one.attributes.get(RUNS) != "0")
-    shapes = (shape for one in own for shape in one.shapes)
+    """Bytes of the program's integer inputs: tokens, positions, counters, random keys."""
+    inputs = (each for each in program.main.parameters if each.attributes.get(RUNS) != "0")
+    shapes = (shape for each in inputs for shape in each.shapes)
     return sum(shape.allocated_bytes for shape in shapes if re.match(r"[su](32|64)|pred", shape.dtype))
 
 
 def layer_saved_bytes(program: Program) -> int:
-    """Bytes that loops over layers keep for the backward pass: what a turn writes into arrays of all turns.
+    """Bytes that loops over layers keep for the backward pass.
 
-    0 where no layer runs in a loop.
+    These are the arrays into which each turn writes its slice. 0 if no layer runs in a loop.
     """
     kept = 0
     for computation in program.computations.values():
@@ -90,17 +97,17 @@ def layer_saved_bytes(program: Program) -> int:
             if loop.opcode == "while" and loop.op_name.endswith(_FORWARD_LOOP):
                 body = program.computations[loop.attributes["body"].lstrip("%")]
                 made = (TracedValue(body.result, CallPath(body), path) for path, _ in arrays(loop.shape))
-                written = ((one, resolve(program, one, _KEPT).instruction) for one in made)
+                written = ((value, resolve(program, value, _KEPT).instruction) for value in made)
                 shapes = dict(arrays(loop.shape))
                 kept += sum(
-                    shapes[one.path].num_bytes
-                    for one, made_by in written
+                    shapes[value.path].num_bytes
+                    for value, made_by in written
                     if made_by.opcode == "dynamic-update-slice"
                 )
     return kept
 
 
-# JAX's name of the loop over layers as it is differentiated, in the forward pass.
+# JAX's name of the forward loop over layers in a differentiated program.
 _FORWARD_LOOP = "/jvp(layers)/while"
 _KEPT = frozenset({"bitcast", "copy", "convert"})
 
@@ -111,7 +118,7 @@ class _Liveness:
         self._known: dict[str, tuple[int, list[_Buffer]]] = {}
 
     def peak(self, place: CallPath) -> tuple[int, list[_Buffer]]:
-        """Bytes of the buffers that a computation makes and are live at once, and the buffers."""
+        """The most bytes of a computation's buffers that are live at once, and these buffers."""
         name = place.computation.name
         if name not in self._known:
             self._known[name] = self._worked_out(place)
@@ -121,40 +128,40 @@ class _Liveness:
         instructions = list(place.computation.instructions.values())
         buffers = self._buffers(place, instructions)
         starts: dict[int, list[_Buffer]] = defaultdict(list)
-        for one in buffers:
-            starts[one.made].append(one)
+        for buffer in buffers:
+            starts[buffer.made].append(buffer)
         best: tuple[int, list[_Buffer]] = (0, [])
         live: list[_Buffer] = []
         for index, instruction in enumerate(instructions):
-            live = [one for one in live if one.last >= index]
+            live = [buffer for buffer in live if buffer.last >= index]
             live = _without_shared(instruction, live, starts[index], index) + starts[index]
             inside = max(
                 (self.peak(place.enter(instruction, called)) for called in self._run_by(instruction)),
-                key=lambda one: one[0],
+                key=lambda peak: peak[0],
                 default=(0, []),
             )
-            total = sum(one.num_bytes for one in live) + inside[0]
+            total = sum(buffer.num_bytes for buffer in live) + inside[0]
             if total > best[0]:
                 best = total, live + inside[1]
         return best
 
     def _run_by(self, instruction: Instruction) -> list:
-        """Computations with a schedule of their own: not those of a fusion."""
+        """The called computations that have a schedule; a fusion's has none."""
         return [] if instruction.opcode in _FUSED else called_by(self.program, instruction)
 
     def _buffers(self, place: CallPath, instructions: list[Instruction]) -> list[_Buffer]:
-        """Buffers that a computation makes; those of its result are its caller's."""
+        """Buffers that a computation makes, except those of its result, which the caller counts."""
         known: dict[str, Mapping[Path, _Buffer]] = {}
         for index, instruction in enumerate(instructions):
             for operand in instruction.operands:
-                for one in known.get(operand, {}).values():
-                    one.last = index
-            known[instruction.name] = found = self._of(TracedValue(instruction, place), index, known)
-            for path, one in found.items():
-                one.values.append(TracedValue(instruction, place, path))
-        given = set(known[place.computation.root].values())
-        everyone = {one: None for found in known.values() for one in found.values()}
-        return [one for one in everyone if one not in given]
+                for buffer in known.get(operand, {}).values():
+                    buffer.last = index
+            known[instruction.name] = by_path = self._of(TracedValue(instruction, place), index, known)
+            for path, buffer in by_path.items():
+                buffer.values.append(TracedValue(instruction, place, path))
+        returned = set(known[place.computation.root].values())
+        made = {buffer: None for by_path in known.values() for buffer in by_path.values()}
+        return [buffer for buffer in made if buffer not in returned]
 
     def _of(
         self, value: TracedValue, index: int, known: Mapping[str, Mapping[Path, _Buffer]]
@@ -163,7 +170,7 @@ class _Liveness:
         instruction = value.instruction
         opcode, operands = instruction.opcode, [known.get(name, {}) for name in instruction.operands]
         if opcode == "tuple":
-            return {(i, *path): one for i, found in enumerate(operands) for path, one in found.items()}
+            return {(i, *path): each for i, paths in enumerate(operands) for path, each in paths.items()}
         if opcode == "get-tuple-element":
             return _below(operands[0], int(instruction.attributes["index"]))
         if opcode in _SAME:
@@ -173,11 +180,11 @@ class _Liveness:
         return {} if opcode in _WITHOUT else dict(self._made(value, index, operands))
 
     def _finished(self, start: Instruction, started: Mapping[Path, _Buffer]) -> dict[Path, _Buffer]:
-        """The buffers of a done: those of the result in its start's tuple."""
+        """The buffers of a done: the result's in the tuple of its start."""
         if start.opcode == "all-reduce-start":
             return dict(started)
-        found = _below(started, _RESULT.get(start.opcode, 1))
-        return {(0, *path): one for path, one in found.items()} if start.opcode == "recv" else found
+        result = _below(started, _RESULT.get(start.opcode, 1))
+        return {(0, *path): one for path, one in result.items()} if start.opcode == "recv" else result
 
     def _made(
         self, value: TracedValue, index: int, operands: list[Mapping[Path, _Buffer]]
@@ -196,12 +203,15 @@ class _Liveness:
                 yield path, _Buffer(shape.allocated_bytes, index, [], index)
 
     def _updated(self, value: TracedValue, path: Path) -> int | None:
-        """The operand into whose buffer a result is written, as by an update of a slice, alone or fused."""
+        """The operand whose buffer a result reuses; None if the result has a new buffer.
+
+        A slice update reuses one, also inside a fusion.
+        """
         instruction = value.instruction
-        said = instruction.attributes.get("output_to_operand_aliasing", "")
-        found = re.search(rf"\{{{','.join(map(str, path))}\}}: \((\d+), ", said)
-        if found:
-            return int(found[1])
+        aliases = instruction.attributes.get("output_to_operand_aliasing", "")
+        alias = re.search(rf"\{{{','.join(map(str, path))}\}}: \((\d+), ", aliases)
+        if alias:
+            return int(alias[1])
         if instruction.opcode == "dynamic-update-slice":
             return 0
         if instruction.opcode != "fusion":
@@ -212,27 +222,30 @@ class _Liveness:
         if root.instruction.opcode != "dynamic-update-slice" or root.place != place:
             return None
         name = root.instruction.operands[0]
-        while (one := called.instructions[name]).opcode == "bitcast":
-            name = one.operands[0]
-        return int(one.literal) if one.opcode == "parameter" else None
+        while (updated := called.instructions[name]).opcode == "bitcast":
+            name = updated.operands[0]
+        return int(updated.literal) if updated.opcode == "parameter" else None
 
 
 def _without_shared(
     instruction: Instruction, live: list[_Buffer], fresh: list[_Buffer], index: int
 ) -> list[_Buffer]:
-    """What stays live beside what is made: an elementwise result takes the place of an operand that ends."""
+    """The live buffers without operands whose place a new buffer takes.
+
+    An elementwise result reuses the buffer of an operand of the same size that is not read again.
+    """
     if instruction.opcode != "convert" and instruction.attributes.get("kind") != "kLoop":
         return live
     left = list(live)
-    for one in fresh:
-        ending = (old for old in left if old.last == index and old.num_bytes == one.num_bytes)
+    for buffer in fresh:
+        ending = (old for old in left if old.last == index and old.num_bytes == buffer.num_bytes)
         if old := next(ending, None):
             left.remove(old)
     return left
 
 
-def _below(found: Mapping[Path, _Buffer], index: int) -> dict[Path, _Buffer]:
-    return {path[1:]: one for path, one in found.items() if path[:1] == (index,)}
+def _below(by_path: Mapping[Path, _Buffer], index: int) -> dict[Path, _Buffer]:
+    return {path[1:]: one for path, one in by_path.items() if path[:1] == (index,)}
 
 
 def _held(program: Program, buffer: _Buffer) -> Held:
