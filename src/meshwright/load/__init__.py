@@ -1,8 +1,9 @@
-"""A load test of any server that speaks OpenAI's API.
+"""A load test of a server with OpenAI's API, and its simulation for a planned server.
 
-traffic    what is asked and when: lengths, arrivals, chats, from a seed
-words      texts of so many tokens, whatever the server's tokenizer
-client     one request, streamed, each token's arrival timed
-drive      the whole traffic: open loop, closed loop, chats turn by turn
-summary    percentiles, throughput and goodput of what came back
+traffic      requests and their arrivals: lengths and chats, drawn from a seed
+words        texts of a given number of tokens, for an unknown tokenizer
+client       one request, streamed, with the arrival time of each token
+drive        all requests: open loop, closed loop, chats turn by turn
+percentiles  percentiles, throughput and goodput of the answers
+simulator    answers of a planned server
 """

@@ -1,6 +1,6 @@
-"""A client in a process of its own, told on its standard input what to ask: `python -m ... URL MODEL`.
+"""A client in its own process, which reads requests from standard input: `python -m ... URL MODEL`.
 
-Of each line `COUNT TOKENS TIMES` it asks for COUNT answers of so many tokens at once, so many times in a row,
+For each line `COUNT TOKENS TIMES` it requests COUNT answers of TOKENS tokens at once, TIMES times in a row,
 and prints ANSWERED, or the error of the first that failed.
 """
 
@@ -10,7 +10,7 @@ import sys
 from meshwright.load.client import Client
 
 ANSWERED = "answered"
-# One token: a step of nothing else answers it.
+# A prompt of one token, so that a single step answers it.
 _PROMPT = "the"
 
 

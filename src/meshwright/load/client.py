@@ -1,4 +1,4 @@
-"""One request of a load test, streamed, with the arrival of each piece timed."""
+"""One request of a load test, streamed, with the arrival time of each piece."""
 
 import json
 import time
@@ -17,11 +17,11 @@ TextOrChat = str | Sequence[Mapping[str, str]]
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one request, times in seconds since the start of the test.
+    """The answer to one request, with times in seconds since the start of the test.
 
     piece_seconds: arrivals of pieces of text, a list or an array.
-    num_tokens: as the server's usage says, else the pieces.
-    error: why there is no whole answer, or None.
+    num_tokens: the server's count of tokens, or the number of pieces if it has none.
+    error: the reason for an incomplete answer, or None.
     """
 
     start_seconds: float
@@ -71,7 +71,7 @@ class Client(AbstractAsyncContextManager):
         await self._http.aclose()
 
     def start_clock(self) -> None:
-        """Count seconds from now."""
+        """Start to count seconds."""
         self._started = time.perf_counter()
 
     def now(self) -> float:
@@ -79,9 +79,9 @@ class Client(AbstractAsyncContextManager):
         return time.perf_counter() - self._started
 
     async def find_model(self) -> None:
-        """Set `model` and its `context` from /v1/models; the only model, unless one was named.
+        """Set `model` and its `context` from /v1/models: the named model, or the only one.
 
-        Raises DeviceError where no server answers, RequestError where it refuses or has not that model.
+        Raises DeviceError if no server answers, RequestError if it refuses or does not have the model.
         """
         listed = (await self._get("/v1/models")).get("data") or []
         names = [str(entry.get("id")) for entry in listed if isinstance(entry, dict)]
@@ -108,7 +108,7 @@ class Client(AbstractAsyncContextManager):
         return document if isinstance(document, dict) else {}
 
     async def metrics(self) -> str:
-        """The text of /metrics, empty where the server has none."""
+        """The text of /metrics, empty if the server has none."""
         try:
             response = await self._http.get("/metrics", timeout=30)
         except httpx.HTTPError:
@@ -116,7 +116,7 @@ class Client(AbstractAsyncContextManager):
         return response.text if response.is_success else ""
 
     async def ask(self, prompt: TextOrChat, max_tokens: int) -> Answer:
-        """The answer to `prompt`; what goes wrong stands in its `error`."""
+        """The answer to `prompt`, with any failure in its `error`."""
         answer = Answer(self.now())
         try:
             await self._stream(prompt, max_tokens, answer)
@@ -151,7 +151,7 @@ class Client(AbstractAsyncContextManager):
                 answer.error = "the stream ended without [DONE]"
 
     def _take(self, event: str, answer: Answer) -> bool:
-        """Put one event into `answer`; True if it is the last."""
+        """Add an event to `answer`; True if it is the last."""
         if event == "[DONE]":
             return True
         try:

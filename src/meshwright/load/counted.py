@@ -1,7 +1,7 @@
-"""Texts and steps by the count, for load tests of planned servers, in which token ids mean nothing.
+"""Texts and running sequences by their counts, for simulations, in which token ids do not matter.
 
-`CountedText` stands for the tokens of a chat. `CountedRunning` moves all sequences that generate on by a
-token at once, so that the time of a simulated step grows only with the changes in it.
+`CountedText` is the tokens of a chat by their number. `CountedRunning` advances all sequences that generate
+by a token at once, so that a simulated step takes time only for sequences that join or leave.
 """
 
 from collections import defaultdict
@@ -18,9 +18,10 @@ _IDS_PER_CHAT = 1 << 40
 
 
 class CountedText(Sequence[int]):
-    """Tokens of chat number `chat`, the first `num_shared` of which all chats share.
+    """Tokens of a chat by their number; all chats share the first `num_shared`.
 
-    It is read like a list of ids. Slices of consecutive ids are ranges, which compare and hash at once.
+    It is read like a list of ids. Slices of consecutive ids are ranges, which compare and hash in
+    constant time.
 
     >>> a, b = CountedText(1, 2, 5), CountedText(2, 2, 5)
     >>> a[:2] == b[:2], a[:3] == b[:3], a[2:4] == a[2:4]
@@ -85,7 +86,7 @@ class CountedText(Sequence[int]):
 
 
 def counted_tokens(prompt: Sequence[int]) -> CountedText:
-    """The tokens of a sequence with this prompt, to which those of the answer are appended."""
+    """The tokens of a sequence with this prompt; tokens of the answer are appended."""
     assert isinstance(prompt, CountedText)
     return prompt.of_length(len(prompt))
 
@@ -93,8 +94,8 @@ def counted_tokens(prompt: Sequence[int]) -> CountedText:
 class CountedRunning(Running):
     """Running sequences that take a token in every step without being listed in it.
 
-    Each is looked at again when it needs a page or has all its tokens. Its fields are brought up to date when
-    it leaves or is asked for (`settle`). Steps are numbered from 0.
+    A sequence is due when it needs a page or has all its tokens. Its fields are brought up to date when it
+    leaves, and by `settle`. Steps are numbered from 0.
     on_tokens: called with a sequence, the first step whose token was counted and the step after the last.
     """
 
@@ -102,13 +103,13 @@ class CountedRunning(Running):
         super().__init__()
         self._on_tokens = on_tokens
         self._listed: list[TokenSequence] = []  # ordered by rank
-        # Of counted sequences: the first step that their fields do not include, and the next to look at them.
+        # For counted sequences: the first step that their fields do not include, and the step they are due.
         self._since: dict[TokenSequence, int] = {}
         self._until: dict[TokenSequence, int] = {}
         self._due: defaultdict[int, list[TokenSequence]] = defaultdict(list)
-        # By step: sequences that have left, whose token of this step is still under way.
+        # By step: sequences that have left before the token of this step is known.
         self._late: defaultdict[int, list[TokenSequence]] = defaultdict(list)
-        self._num_positions = 0  # that all counted sequences see in the next step
+        self._num_positions = 0  # of all counted sequences in the next step
         self._num_scheduled = self._num_delivered = 0  # steps
 
     @property
@@ -186,7 +187,7 @@ class CountedRunning(Running):
         return counted
 
     def delivered(self) -> list[SequenceWork]:
-        """Note the end of the next step; a work for each sequence that left before and has a token of it."""
+        """Count the end of the next step; the works of sequences that left before their token of it."""
         late = self._late.pop(self._num_delivered, ())
         self._num_delivered += 1
         return [SequenceWork(sequence, 0, sequence.num_computed, (PENDING,), ()) for sequence in late]

@@ -1,4 +1,4 @@
-"""Sends a whole traffic to a server and brings back every answer."""
+"""All requests of a load test, sent to a server, and their answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,9 +14,10 @@ _PROBE_WORDS = (16, 144)
 
 @dataclass(frozen=True)
 class Load:
-    """chats: what is asked. concurrency: most chats under way at once, None for no limit (open loop).
+    """The requests of a load test.
 
-    prefix_tokens: of a text that every chat begins with. chat: ask /v1/chat/completions.
+    concurrency: maximum number of concurrent chats, None for no limit (open loop). prefix_tokens: length of
+    the text at the start of every chat. chat: send requests to /v1/chat/completions.
     """
 
     chats: Sequence[Chat]
@@ -27,9 +28,9 @@ class Load:
 
 
 async def fit_words(client: Client, *, chat: bool) -> Words:
-    """How the server counts tokens, from two short requests, which also warm it up.
+    """The server's count of tokens, from two short requests, which also warm it up.
 
-    Raises RequestError where it refuses them.
+    Raises RequestError if the server refuses them.
     """
     counted: list[tuple[int, int]] = []
     for num_words in _PROBE_WORDS:
@@ -44,7 +45,7 @@ async def fit_words(client: Client, *, chat: bool) -> Words:
 async def drive(
     client: Client, load: Load, words: Words, on_answer: Callable[[Answer], None]
 ) -> list[Answer]:
-    """The answers to every turn of `load`, chat by chat; a chat ends at its first error."""
+    """The answers to all turns, chat by chat; a chat ends at its first error."""
     gate = asyncio.Semaphore(load.concurrency or len(load.chats))
     client.start_clock()
 
@@ -53,8 +54,8 @@ async def drive(
         async with gate:
             return await _converse(client, load, words, number, chat.turns, on_answer)
 
-    found = await asyncio.gather(*(run(number, chat) for number, chat in enumerate(load.chats)))
-    return [answer for answers in found for answer in answers]
+    by_chat = await asyncio.gather(*(run(number, chat) for number, chat in enumerate(load.chats)))
+    return [answer for answers in by_chat for answer in answers]
 
 
 async def _converse(
@@ -65,15 +66,15 @@ async def _converse(
     turns: Sequence[Turn],
     on_answer: Callable[[Answer], None],
 ) -> list[Answer]:
-    said: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []
     if load.prefix_tokens:
-        said.append({"role": "system", "content": words.text(load.prefix_tokens, f"{load.seed} prefix")})
+        messages.append({"role": "system", "content": words.text(load.prefix_tokens, f"{load.seed} prefix")})
     answers: list[Answer] = []
     for turn_number, turn in enumerate(turns):
         text = words.text(turn.prompt_tokens, f"{load.seed} {number} {turn_number}")
-        said.append({"role": "user", "content": text})
-        answer = await client.ask(_prompt(said, chat=load.chat), turn.output_tokens)
-        said.append({"role": "assistant", "content": answer.text})
+        messages.append({"role": "user", "content": text})
+        answer = await client.ask(_prompt(messages, chat=load.chat), turn.output_tokens)
+        messages.append({"role": "assistant", "content": answer.text})
         answers.append(answer)
         on_answer(answer)
         if answer.error:
@@ -81,5 +82,5 @@ async def _converse(
     return answers
 
 
-def _prompt(said: Sequence[dict[str, str]], *, chat: bool) -> TextOrChat:
-    return list(said) if chat else " ".join(message["content"] for message in said)
+def _prompt(messages: Sequence[dict[str, str]], *, chat: bool) -> TextOrChat:
+    return list(messages) if chat else " ".join(message["content"] for message in messages)

@@ -1,4 +1,4 @@
-"""A runner behind HTTP, asked by a client in another process of this machine, as load tests ask."""
+"""A server of a runner and its client in another process, to time requests over HTTP."""
 
 import subprocess
 import sys
@@ -22,12 +22,12 @@ _MODEL = "calibration"
 class Loopback:
     """The runner's engine and its server in this process, and their client, until `close`.
 
-    While nothing is asked they wait, and the runner may be called by others.
+    Between calls of `ask` they wait, and the runner may be called directly.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._stack = ExitStack()
-        with ExitStack() as stack:  # closed where one of them does not start
+        with ExitStack() as stack:  # closes the others if one does not start
             engine = stack.enter_context(Engine(runner))
             app = create_app(engine, _words(runner.vocab_size), _MODEL, ClientLimits())
             url = stack.enter_context(running(app, bind("127.0.0.1", 0)))
@@ -38,23 +38,23 @@ class Loopback:
             self._stack = stack.pop_all()
 
     def ask(self, count: int, num_tokens: int, times: int) -> None:
-        """Has `count` requests answered at once, so many times in a row, each with so many tokens.
+        """Wait for `count` concurrent answers of `num_tokens` tokens, `times` times in a row.
 
-        Raises DeviceError where one fails.
+        Raises DeviceError if one fails.
         """
-        told, heard = self._client.stdin, self._client.stdout
-        assert told is not None and heard is not None, "both are pipes"
-        print(count, num_tokens, times, file=told, flush=True)
-        if (said := heard.readline().strip()) != asks.ANSWERED:
-            raise DeviceError(f"the server that is measured over HTTP: {said or 'its client ended'}")
+        requests, replies = self._client.stdin, self._client.stdout
+        assert requests is not None and replies is not None, "both are pipes"
+        print(count, num_tokens, times, file=requests, flush=True)
+        if (reply := replies.readline().strip()) != asks.ANSWERED:
+            raise DeviceError(f"the server that is measured over HTTP: {reply or 'its client ended'}")
 
     def close(self) -> None:
-        """Ends the client, the server and the engine."""
+        """End the client, the server and the engine."""
         self._stack.close()
 
 
 def _words(vocab_size: int) -> Tokenizer:
-    """A tokenizer of one word a token, whatever the words."""
+    """A tokenizer with one token a word, for any words."""
     vocabulary = {f"t{number}": number for number in range(vocab_size)}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -15,10 +15,10 @@ _PERCENTILES = (50, 95, 99)
 
 
 def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any]:
-    """The figures of `answers` under stable keys, seconds and tokens.
+    """The figures of `answers` under stable keys, in seconds and tokens.
 
-    goodput: requests per second that met the targets. new_tokens_per_second: of whole answers alone,
-    over the time from the first request sent to the last answer's end.
+    goodput: requests per second that met the targets. new_tokens_per_second: tokens of answers without
+    error, over the time from the first request to the end of the last answer.
     """
     whole = [answer for answer in answers if answer.error is None]
     seconds = max((answer.end_seconds for answer in answers), default=0.0) - min(
@@ -49,12 +49,12 @@ def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any
 
 
 def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]:
-    """`mean`, `p50`, `p95`, `p99` and `max`, each None where nothing was measured."""
+    """`mean`, `p50`, `p95`, `p99` and `max`, each None without values."""
     if not len(values):
         return dict.fromkeys(["mean", *(f"p{p}" for p in _PERCENTILES), "max"])
     values = np.asarray(values)
-    found = np.percentile(values, _PERCENTILES)
-    by_name = {f"p{p}": float(value) for p, value in zip(_PERCENTILES, found, strict=True)}
+    quantiles = np.percentile(values, _PERCENTILES)
+    by_name = {f"p{p}": float(value) for p, value in zip(_PERCENTILES, quantiles, strict=True)}
     return {"mean": float(np.mean(values)), **by_name, "max": float(values.max())}
 
 
@@ -67,9 +67,10 @@ _TIMES = ("start_seconds", "seconds", "ttft_seconds", "tpot_seconds", "longest_g
 
 @dataclass(frozen=True)
 class _Times:
-    """The times of answers, one entry each, in seconds; NaN where nothing was measured.
+    """The times of answers, an entry for each, in seconds; NaN if not measured.
 
-    num_pieces: of each. gaps: before each piece of all answers, NaN before the first of one.
+    num_pieces: pieces of each answer. gaps: time before each piece of all answers, NaN before the first
+    piece of an answer.
     """
 
     start_seconds: np.ndarray

@@ -1,4 +1,4 @@
-"""What a meshwright server says of its own plan, in its metrics."""
+"""The planned step time in the metrics of a meshwright server."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -6,9 +6,9 @@ NAME = "meshwright:planned_step_seconds"
 
 
 def planned_step_seconds(metrics: str) -> float | None:
-    """Planned seconds of a generate step, where the server was started with a plan that says them."""
+    """Planned seconds of a generate step, None if the metrics do not have them."""
     try:
         samples = [s for family in text_string_to_metric_families(metrics) for s in family.samples]
-    except ValueError:  # another server's idea of the format
+    except ValueError:  # another server's metrics, in another format
         return None
     return next((sample.value for sample in samples if sample.name == NAME and sample.value > 0), None)

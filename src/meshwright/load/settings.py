@@ -39,7 +39,7 @@ class Traffic:
 
     @property
     def closed(self) -> int | None:
-        """Chats in flight at once; None for requests that arrive at times of their own."""
+        """Concurrent chats of a closed loop; None for an open loop."""
         return None if self.rate or self.trace else self.concurrency or _CLOSED_LOOP
 
     def chats(self) -> list[traffic.Chat]:
@@ -67,7 +67,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class LatencyTargets:
-    """The latencies that a good answer meets; None for no target."""
+    """The maximum latencies of a good answer; None for no target."""
 
     ttft_seconds: float | None = option(
         None, flag="--ttft", least=0, help="Goodput target: time to first token, seconds."
@@ -79,7 +79,7 @@ class LatencyTargets:
     def num_met(self, ttft_seconds: np.ndarray, tpot_seconds: np.ndarray) -> int:
         """The number of complete answers that meet both targets.
 
-        NaN stands for a time that was not measured: an answer of one token has no TPOT and meets that target.
+        A time that was not measured is NaN: an answer of one token has no TPOT, and meets that target.
         """
         late = ttft_seconds > (inf if self.ttft_seconds is None else self.ttft_seconds)
         slow = tpot_seconds > (inf if self.tpot_seconds is None else self.tpot_seconds)
@@ -88,9 +88,9 @@ class LatencyTargets:
 
 @dataclass(frozen=True)
 class SimulatedServers:
-    """How a simulation serves a plan.
+    """The servers of a simulation.
 
-    replicas: 0 for the fewest servers that meet the targets in 95% of the answers.
+    replicas: 0 for the smallest number that meets the targets in 95% of the answers.
     """
 
     mode: str = option("interleaved", help="With --plan: interleaved, batched or disaggregated prefill.")

@@ -1,12 +1,12 @@
-"""A load test of a server that is only planned: the engine's own scheduler, on a clock that prices move on.
+"""A simulated load test of a planned server: the engine's scheduler, with predicted step times.
 
-Each replica has a scheduler and a device. As in the engine, the next step is scheduled when one begins,
-before its tokens are known, and begins when it ends. Networks to clients take no time, and hosts what was
-measured of them where they are the devices, too (CPUs): requests are taken in one by one, and share a core
-with a step that runs meanwhile.
+Each replica has a scheduler and a device. As in the engine, a step is scheduled when the previous step
+begins, before the tokens of that step are known. Networks to clients take no time. A host takes time only if
+it is also the device (a CPU), as calibrated: it receives requests one at a time, and shares a core with a
+step that runs at the same time.
 
-Texts are known by their lengths alone, and sequences that generate are counted together
-(`serve/engine/counted.py`): the time of a simulation grows with requests and steps, and hardly with tokens.
+Texts have only lengths, and sequences that generate are counted together (`load/counted.py`), so that the
+time of a simulation depends on requests and steps, and hardly on tokens.
 """
 
 import gc
@@ -33,18 +33,18 @@ from meshwright.serve.engine.request import Event, Request, TokenScore
 from meshwright.serve.engine.scheduler import Scheduler
 from meshwright.serve.engine.sequence import TokenSequence
 
-# A queue as long as anyone likes: clients wait, none is turned away.
+# The queue has no limit: clients wait, and no request is refused.
 _ENDLESS = 1 << 60
-# Whatever is sampled that no draft foresaw.
+# A sampled token that is not an accepted draft; its id does not matter.
 _TOKEN = TokenScore(0, 0.0)
 
 
-def _tell_nobody(event: Event | Exception) -> None:
-    """Does nothing: a replica tells the simulation of its tokens itself."""
+def _ignore(event: Event | Exception) -> None:
+    """Do nothing: `_Replica._deliver` and `CountedRunning` record the tokens."""
 
 
 class StepPrices(Protocol):
-    """What a step takes, in seconds; `plan.serve.steps.StepSeconds`."""
+    """Seconds of a step; implemented by `plan.serve.steps.StepSeconds`."""
 
     def seconds(
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
@@ -53,14 +53,15 @@ class StepPrices(Protocol):
 
 @dataclass(frozen=True)
 class Planned:
-    """A server: its engines, and what their steps take.
+    """A planned server: its engines and the seconds of their steps.
 
-    replicas: that answer. prefill_replicas: that prefill for them, 0 where each does both; a prompt's keys
-    and values then take `transfer_seconds` per token to the replica that answers. num_drafts: guesses of a
-    sequence a step, each right with probability `acceptance` where those before it are. counted: sequences
-    that generate without guesses are counted together; what comes of it is the same, sooner. idle: of its
-    runner, by which the engines pace prompts; None: they do not. request_seconds: of a host whose cores are
-    the device, before a request is queued; 0: it takes no time.
+    replicas: engines that answer. prefill_replicas: engines that only prefill, 0 if each engine does both;
+    moving a prompt's keys and values to the replica that answers takes `transfer_seconds` per token.
+    num_drafts: draft tokens of a sequence in a step. acceptance: probability that a draft token is accepted
+    if the previous ones are. counted: count sequences that generate without drafts together, which is
+    faster, with equal results. idle: the runner's steps on an idle machine, for the prefill budget; None: no
+    budget. request_seconds: host time of a request before it is queued, if the host is the device;
+    otherwise 0.
     """
 
     limits: Limits
@@ -79,9 +80,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class Used:
-    """What became of the pages and the drafts of all replicas.
+    """Totals of all replicas.
 
-    cached_tokens: of prompts, found in pages that were there. busy_seconds: of the devices, all together.
+    cached_tokens: prompt tokens found in cached pages. busy_seconds: sum over the devices.
     """
 
     steps: int
@@ -92,10 +93,10 @@ class Used:
 
 
 def simulate_server(planned: Planned, load: Load) -> tuple[list[Answer], Used]:
-    """The answers to every turn of `load`, in the order of their chats, and what the replicas did.
+    """The answers to all turns, in the order of their chats, and totals of the replicas.
 
-    A chat stays with one replica, that with the fewest sequences when it begins; turns follow each other at
-    once. Raises RequestError for a prompt and an answer longer than the context.
+    A chat stays with one replica, the one with the fewest sequences when the chat begins. A turn is sent
+    when the previous one is answered. Raises RequestError if a prompt and its answer exceed the context.
     """
     with collector_paused():
         return _Simulation(planned, load).run()
@@ -103,8 +104,10 @@ def simulate_server(planned: Planned, load: Load) -> tuple[list[Answer], Used]:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Looks for no cycles meanwhile: what a simulation makes lives until its end, and a look at all of it
-    would take a third of the time. Nor at the end: survivors are promoted to the oldest generation.
+    """Disable garbage collection during a simulation.
+
+    Its objects live until its end, and collections would take a third of the time. At the end the survivors
+    move to the oldest generation, which avoids a collection there.
     """
     was_collecting = gc.isenabled()
     gc.disable()
@@ -136,7 +139,7 @@ class _Simulation:
 
     def run(self) -> tuple[list[Answer], Used]:
         chats, events = self._load.chats, self._events
-        # The next to come last. Of one time, arrivals come before all else.
+        # The next chat is last. At equal times, arrivals precede other events.
         arrivals = sorted(range(len(chats)), key=lambda number: (-chats[number].arrival_seconds, -number))
         while arrivals or events:
             if arrivals and (not events or chats[arrivals[-1]].arrival_seconds <= events[0][0]):
@@ -148,16 +151,16 @@ class _Simulation:
                 happen()
         replicas = [*self._pools, *self._prefilling]
         used = Used(
-            sum(one.steps for one in replicas),
-            sum(one.prompt_tokens for one in replicas),
-            sum(one.cached_tokens for one in replicas),
-            sum(one.preempted for one in replicas),
-            sum(one.busy_seconds for one in replicas),
+            sum(replica.steps for replica in replicas),
+            sum(replica.prompt_tokens for replica in replicas),
+            sum(replica.cached_tokens for replica in replicas),
+            sum(replica.preempted for replica in replicas),
+            sum(replica.busy_seconds for replica in replicas),
         )
-        return [asked.told() for turns in self._asked for asked in turns], used
+        return [asked.timed() for turns in self._asked for asked in turns], used
 
     def at(self, seconds: float, happen: Callable[[], None]) -> None:
-        """Has something happen at a time; of one time, in the order of the calls."""
+        """Schedule an event; events of the same time happen in the order of the calls."""
         heappush(self._events, (seconds, next(self._serial), happen))
 
     def _arrive(self, number: int) -> None:
@@ -169,10 +172,10 @@ class _Simulation:
         replica = min(self._pools, key=_Replica.num_unfinished) if len(self._pools) > 1 else self._pools[0]
         self._ask(number, replica, 0, CountedText(number, self._load.prefix_tokens, self._load.prefix_tokens))
 
-    def _ask(self, number: int, replica: "_Replica", turn_number: int, said: CountedText) -> None:
-        """Asks for a turn of a chat."""
+    def _ask(self, number: int, replica: "_Replica", turn_number: int, history: CountedText) -> None:
+        """Send a turn of a chat, after the tokens of `history`."""
         turn = self._load.chats[number].turns[turn_number]
-        prompt = said.of_length(len(said) + turn.prompt_tokens)
+        prompt = history.of_length(len(history) + turn.prompt_tokens)
         answer = Answer(self.now, prompt_tokens=len(prompt))
         asked = _Asked(number, turn_number, replica, prompt, turn.output_tokens, answer)
         self._asked[number].append(asked)
@@ -181,19 +184,19 @@ class _Simulation:
         replica.hear(asked)
 
     def heard(self, asked: "_Asked") -> None:
-        """Goes on once a turn is answered: with the next of its chat, or with a chat that waits."""
+        """End a turn, and send the next of its chat, or begin a chat that waits."""
         asked.answer.end_seconds = self.now
         following = asked.turn + 1
         if following < len(self._load.chats[asked.chat].turns):
-            said = asked.prompt.of_length(len(asked.prompt) + asked.num_tokens)
-            self._ask(asked.chat, asked.replica, following, said)
+            history = asked.prompt.of_length(len(asked.prompt) + asked.num_tokens)
+            self._ask(asked.chat, asked.replica, following, history)
             return
         self._under_way -= 1
         if self._waiting:
             self._arrive(self._waiting.popleft())
 
     def prefilled(self, asked: "_Asked") -> None:
-        """Moves a prefilled prompt to the replica that answers."""
+        """Move a prefilled prompt to the replica that answers."""
         if asked.num_tokens >= asked.max_tokens:
             self.heard(asked)
             return
@@ -202,22 +205,22 @@ class _Simulation:
 
 
 def _finds_pages(planned: Planned, load: Load) -> bool:
-    """Whether a page that is kept is ever of use.
+    """Whether a cached page can be used again.
 
-    It is not where no two prompts begin alike and no sequence can lose its pages, since each slot has a
-    whole context.
+    It cannot if prompts share no prefix and no sequence can lose its pages, since each slot has the pages
+    of a whole context.
     """
     limits = planned.limits
-    alike = load.prefix_tokens >= limits.page_size or any(len(chat.turns) > 1 for chat in load.chats)
+    shares = load.prefix_tokens >= limits.page_size or any(len(chat.turns) > 1 for chat in load.chats)
     scarce = limits.num_pages < limits.slots_per_replica * limits.pages_per_context
-    return alike or scarce or bool(planned.prefill_replicas) or limits.window is not None
+    return shares or scarce or bool(planned.prefill_replicas) or limits.window is not None
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A turn on its way: of which chat, the number of the turn, and the replica that answers.
+    """A turn that is being answered: the numbers of its chat and turn, and the replica that answers.
 
-    tokens: of what was answered, as (the replica, the first of its steps, the one behind the last).
+    tokens: the answer's tokens, as (replica, its first step, the step after the last).
     """
 
     chat: int
@@ -230,13 +233,13 @@ class _Asked:
     tokens: "list[tuple[_Replica, int, int]]" = field(default_factory=list)
 
     def take(self, replica: "_Replica", first: int, stop: int) -> None:
-        """Tokens at the ends of these steps."""
+        """Add the tokens at the ends of these steps."""
         self.num_tokens += stop - first
         if self.tokens and self.tokens[-1][0] is replica and self.tokens[-1][2] == first:
             first = self.tokens.pop()[1]
         self.tokens.append((replica, first, stop))
 
-    def told(self) -> Answer:
+    def timed(self) -> Answer:
         """The answer with the times of its tokens, once all replicas have stopped."""
         parts = [replica.ends[first:stop] for replica, first, stop in self.tokens]
         self.answer.piece_seconds = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -245,7 +248,7 @@ class _Asked:
 
 
 class _Drafts:
-    """Guesses of tokens that come true with a probability."""
+    """Draft tokens without text."""
 
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts
@@ -257,11 +260,11 @@ class _Drafts:
         return [-2 - place for place in range(self._num_drafts)]
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
-        """Nothing is learned: the probability is given."""
+        """Do nothing: the probability of acceptance is given."""
 
 
 class _Replica:
-    """A scheduler and its device. prefills: whether it makes first tokens alone."""
+    """A scheduler and its device. prefills: whether it only computes first tokens."""
 
     def __init__(
         self, simulation: _Simulation, planned: Planned, number: int, *, prefills: bool = False
@@ -280,13 +283,13 @@ class _Replica:
         )
         self._random = np.random.default_rng([number, planned.num_drafts])
         self._running: Batch | None = None
-        self._seconds = 0.0  # of the step that runs
+        self._seconds = 0.0  # of the running step
         self._next: Batch | None = None
-        self._coming: deque[_Asked] = deque()  # prefilled elsewhere, without pages here yet
-        self._heard: deque[_Asked] = deque()  # not yet queued: the host takes them in, the first now
-        self._lost = 0.0  # seconds of the step that runs, to the host
+        self._coming: deque[_Asked] = deque()  # prefilled by another replica, without pages here yet
+        self._heard: deque[_Asked] = deque()  # not yet queued; the host is receiving the first
+        self._lost = 0.0  # seconds that the running step loses to the host
         self._asked: dict[TokenSequence, _Asked] = {}
-        self._ends = array("d")  # of its steps
+        self._ends = array("d")  # times at which steps ended
         self.prompt_tokens = self.cached_tokens = self.preempted = 0
         self.busy_seconds = 0.0
 
@@ -296,7 +299,7 @@ class _Replica:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """The times at which its steps ended, once it has stopped."""
+        """The times at which steps ended, once the replica has stopped."""
         return np.frombuffer(self._ends)
 
     def num_unfinished(self) -> int:
@@ -304,7 +307,7 @@ class _Replica:
         return len(self._scheduler.running) + len(self._scheduler.waiting) + outside
 
     def hear(self, asked: _Asked) -> None:
-        """Queues a turn once the host has taken it in."""
+        """Queue a turn once the host has received it."""
         if not self._planned.request_seconds:
             self.add(asked)
             return
@@ -313,7 +316,7 @@ class _Replica:
             self._take_in()
 
     def _take_in(self) -> None:
-        """The host begins with the first turn that it has heard: beside a step each has half of one core."""
+        """Let the host receive the first turn; during a step, both have half of a core."""
         seconds, is_shared = self._planned.request_seconds, self._running is not None
         if is_shared:
             self._lost += seconds
@@ -325,7 +328,7 @@ class _Replica:
             self._take_in()
 
     def add(self, asked: _Asked) -> None:
-        """Queues a turn."""
+        """Queue a turn."""
         max_tokens = 1 if self._prefills else asked.max_tokens - asked.num_tokens
         prompt, context = asked.prompt, self._planned.limits.context
         if asked.num_tokens:
@@ -338,18 +341,18 @@ class _Replica:
             )
 
         request = Request(prompt, max_tokens)
-        sequence = TokenSequence(request, max_tokens, 0, _tell_nobody, new_tokens=counted_tokens)
+        sequence = TokenSequence(request, max_tokens, 0, _ignore, new_tokens=counted_tokens)
         self._asked[sequence] = asked
         self._scheduler.add([sequence])
         self._wake()
 
     def take_over(self, asked: _Asked) -> None:
-        """Answers a turn whose first token, and pages, come from elsewhere."""
+        """Answer a turn whose first token and pages come from another replica."""
         self._coming.append(asked)
         self._admit_coming()
 
     def _admit_coming(self) -> None:
-        """Gives pages to what was prefilled elsewhere: whole ones; the rest of a prompt is computed here."""
+        """Allocate the whole pages of prefilled prompts; the rest of a prompt is computed here."""
         [replica] = self._scheduler.replicas
         while self._coming and replica.keep_copied(self._coming[0].prompt) is not None:
             self.add(self._coming.popleft())
@@ -359,7 +362,7 @@ class _Replica:
             self._begin(self._scheduler.schedule())
 
     def _begin(self, batch: Batch | None) -> None:
-        """Starts a step, and schedules the one behind it."""
+        """Start a step, and schedule the next one."""
         self._running = batch
         if batch is None:
             return
@@ -382,14 +385,14 @@ class _Replica:
         if self._counted is not None:
             works += self._counted.delivered()
         self._deliver(works)
-        # Nothing could be scheduled before these tokens were known, or nothing was there.
+        # Without a next batch, either these tokens were needed to schedule one, or there were no requests.
         following, self._next = self._next, None
         if self._coming:
             self._admit_coming()
         self._begin(following or self._scheduler.schedule())
 
     def _deliver(self, works: list[SequenceWork]) -> None:
-        """Hand out the tokens of a step, to the first in rank first."""
+        """Hand out the tokens of a step, in the order of rank."""
         if len(works) > 1:
             works.sort(key=lambda work: work.sequence.rank)
         step = self.steps - 1
@@ -410,16 +413,18 @@ class _Replica:
     def _sampled(self, work: SequenceWork) -> list[TokenScore]:
         if not work.num_drafts:
             return [_TOKEN]
-        found = []
+        accepted = []
         for draft in work.drafts:
             if self._random.random() >= self._planned.acceptance:
                 break
-            found.append(TokenScore(draft, 0.0))
-        return found + [_TOKEN] * (work.num_samples - len(found))
+            accepted.append(TokenScore(draft, 0.0))
+        return accepted + [_TOKEN] * (work.num_samples - len(accepted))
 
     def _finished(self, sequence: TokenSequence) -> None:
         del self._asked[sequence]
         self.prompt_tokens += sequence.num_prompt
-        if self._prefills or not self._planned.prefill_replicas:  # else they have come from there
+        if (
+            self._prefills or not self._planned.prefill_replicas
+        ):  # otherwise the prefilling replica counts them
             self.cached_tokens += sequence.num_cached
         self.preempted += sequence.num_preempted

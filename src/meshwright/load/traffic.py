@@ -1,4 +1,4 @@
-"""What a load test asks for and when, made from a seed: the same on every machine."""
+"""Requests of a load test and their arrivals, from a seed: the same on every machine."""
 
 import json
 from collections import Counter
@@ -15,16 +15,16 @@ from meshwright.notation.array import shorten
 
 
 class Turn(NamedTuple):
-    """One request of so many prompt tokens (its own, without earlier turns) and new tokens."""
+    """Prompt tokens (without earlier turns) and new tokens of a request."""
 
     prompt_tokens: int
     output_tokens: int
 
 
 class Chat(NamedTuple):
-    """Turns asked one after the other, each with what went before; a lone request is a chat of one turn.
+    """Consecutive turns, each sent with the earlier ones; a single request is a chat of one turn.
 
-    arrival_seconds: when the first turn is sent, counted from the start of the test.
+    arrival_seconds: time at which the first turn is sent, from the start of the test.
     """
 
     arrival_seconds: float
@@ -55,7 +55,7 @@ class Lengths:
 
 
 # Mean tokens of the two datasets: Kwon et al. 2023 (arXiv 2309.06180), figure 11. Their spread is not
-# stated there; 1.0 gives a tail of prompts beyond 1,600 tokens in one of a hundred, as the figure shows.
+# stated there; with 1.0 one prompt in a hundred exceeds 1,600 tokens, as the figure shows.
 LENGTHS = {
     "sharegpt": Lengths(161.31, 337.99, spread=1.0),
     "alpaca": Lengths(19.31, 58.45, spread=1.0),
@@ -64,7 +64,7 @@ LENGTHS = {
 
 
 def named_lengths(name: str, prompt_tokens: int | None, output_tokens: int | None) -> Lengths:
-    """The distribution `name` with other means where they are given. Raises DataError for an unknown name."""
+    """The distribution `name`, with other means if given. Raises DataError for an unknown name."""
     if name not in LENGTHS:
         raise DataError(f"lengths {name!r} are unknown; {nearest(name, list(LENGTHS))}")
     known = LENGTHS[name]
@@ -81,7 +81,7 @@ def chats(
 
 
 def at_once() -> Iterator[float]:
-    """Arrivals of a closed loop: all at the start, where they wait for their turn."""
+    """Arrivals of a closed loop: all at the start, from when they wait."""
     while True:
         yield 0.0
 
@@ -99,7 +99,7 @@ def poisson(rate_per_second: float, burst: int, seed: int) -> Iterator[float]:
 def read_trace(path: Path) -> list[Chat]:
     """The requests of a JSON-lines file, each line with arrival_seconds, prompt_tokens and output_tokens.
 
-    Raises DataError for a line that lacks one of them or has no sensible number there.
+    Raises DataError for a line in which one of them is missing or out of range.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -107,10 +107,10 @@ def read_trace(path: Path) -> list[Chat]:
         raise DataError(
             f"trace {path}: cannot be read as text: {getattr(error, 'strerror', error)}"
         ) from error
-    found = [_traced(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    chats = [_traced(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not chats:
         raise DataError(f"trace {path} holds no request")
-    return sorted(found, key=lambda chat: chat.arrival_seconds)
+    return sorted(chats, key=lambda chat: chat.arrival_seconds)
 
 
 def _traced(line: str, where: str) -> Chat:
@@ -133,8 +133,8 @@ def _traced(line: str, where: str) -> Chat:
 def within(chats: list[Chat], context: int | None, prefix_tokens: int) -> list[Chat]:
     """`chats` with turns cut so that prefix, earlier turns and answers stay within `context` tokens.
 
-    A turn that no longer finds room for 2 tokens is left out; None: no limit is known.
-    Raises DataError where not even a first turn does.
+    A turn that would have less than 2 tokens is left out. context: None if the limit is not known.
+    Raises DataError if no turn is left.
     """
     if context is None:
         return chats
@@ -148,7 +148,7 @@ def within(chats: list[Chat], context: int | None, prefix_tokens: int) -> list[C
 
 
 def num_cut(asked: Iterable[Chat], kept: Iterable[Chat]) -> int:
-    """How many turns `within` has shortened or left out."""
+    """The number of turns that `within` has shortened or left out."""
     before, after = (Counter(turn for chat in chats for turn in chat.turns) for chats in (asked, kept))
     return (before - after).total()
 
@@ -159,12 +159,12 @@ def _fitting(chat: Chat, context: int, prefix_tokens: int) -> Chat:
 
 
 def _cut(turns: tuple[Turn, ...], context: int, prefix_tokens: int) -> Iterator[Turn]:
-    # Texts come out within some percent of their tokens, and a chat template adds its own to each turn.
-    room = int(0.9 * context) - prefix_tokens - 16
+    # The tokens of texts are approximate, and a chat template adds some to each turn.
+    left = int(0.9 * context) - prefix_tokens - 16
     for turn in turns:
-        if room < 2:
+        if left < 2:
             return
-        output = min(turn.output_tokens, max(1, room // 2))
-        prompt = min(turn.prompt_tokens, room - output)
-        room -= prompt + output + 16
+        output = min(turn.output_tokens, max(1, left // 2))
+        prompt = min(turn.prompt_tokens, left - output)
+        left -= prompt + output + 16
         yield turn if turn == (cut := Turn(prompt, output)) else cut

@@ -1,4 +1,4 @@
-"""Texts of about so many tokens, for a server whose tokenizer is not known."""
+"""Texts of about a given number of tokens, for a server with an unknown tokenizer."""
 
 import random
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ _WORDS = _TEXT.split()
 
 @dataclass(frozen=True)
 class Words:
-    """Texts of random words. tokens_per_word and overhead were measured by asking the server."""
+    """Texts of random words, with tokens_per_word and overhead_tokens as the server counts them."""
 
     tokens_per_word: float = 1.0
     overhead_tokens: float = 0.0
 
     @classmethod
     def fitted(cls, short: tuple[int, int], long: tuple[int, int]) -> "Words":
-        """The fit through two prompts, each given as (words, tokens counted by the server)."""
+        """The line through two prompts, each (words, tokens counted by the server)."""
         slope = (long[1] - short[1]) / (long[0] - short[0])
-        if slope <= 0:  # a server that counts no tokens
+        if slope <= 0:  # the server does not count tokens
             return cls()
         return cls(slope, max(0.0, short[1] - slope * short[0]))
 
     def text(self, num_tokens: int, seed: str) -> str:
-        """About `num_tokens` tokens, always the same ones for a seed."""
+        """A text of about `num_tokens` tokens, the same for the same seed."""
         return self.words(max(1, round((num_tokens - self.overhead_tokens) / self.tokens_per_word)), seed)
 
     @staticmethod

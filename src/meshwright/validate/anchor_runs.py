@@ -1,4 +1,4 @@
-"""A table of published results as runs that anchor prices."""
+"""Measured runs, to anchor prices, from a table of published results."""
 
 from pathlib import Path
 
@@ -10,16 +10,16 @@ from meshwright.validate.reproduce import reproduce
 
 
 def runs_of(table: Path) -> list[MeasuredRun]:
-    """The runs of a table's rows of step times.
+    """The runs of a table's rows with a step time or a throughput.
 
-    Raises PlanError for a table without one, and MeshwrightError for a row that cannot be expressed.
+    Raises PlanError if there is no such row, and MeshwrightError for a row that cannot be expressed.
     """
-    found = []
+    runs = []
     for row in read_rows(table):
         if isinstance(row, PublishedRow) and row.metric != MEMORY:
             case = reproduce(row)
             layout = choose(case).mix.layout
-            found.append(MeasuredRun(case.config, case.hardware, case.workload, layout, row.seconds()))
-    if not found:
+            runs.append(MeasuredRun(case.config, case.hardware, case.workload, layout, row.seconds()))
+    if not runs:
         raise PlanError(f"--anchor {table}: no row has a step time or a throughput")
-    return found
+    return runs

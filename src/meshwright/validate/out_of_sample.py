@@ -1,4 +1,4 @@
-"""Predictions of published rows as they were without their source."""
+"""Predictions of published rows with constants that were fitted without the rows' source."""
 
 import csv
 from collections.abc import Iterable, Mapping
@@ -14,21 +14,21 @@ OF_SERVING = "serving_out_of_sample.csv"
 
 
 def out_of_sample(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """The predictions of times, as they were without their source where the constants rest on them."""
+    """The predictions, out of sample for rows whose source the constants were fitted to."""
     known = {**{(row.id, row.value): row.log_error for row in outside_rows()}, **_of_serving()}
-    found = []
-    for given in predictions:
-        row = given.row
+    scored = []
+    for prediction in predictions:
+        row = prediction.row
         log_error = known.get((row.id, row.value))
-        if log_error is not None and not given.is_anchor:
-            given = replace(given, predicted=row.in_unit(row.seconds() * exp(log_error)))
-        found.append(given)
-    return found
+        if log_error is not None and not prediction.is_anchor:
+            prediction = replace(prediction, predicted=row.in_unit(row.seconds() * exp(log_error)))
+        scored.append(prediction)
+    return scored
 
 
 @cache
 def _of_serving() -> Mapping[tuple[str, float], float]:
-    """The logarithm of predicted over measured seconds of each row, by its id and value.
+    """log(predicted / measured seconds) of each row, by its id and value.
 
     Written by benchmarks/fit_inference.py.
     """

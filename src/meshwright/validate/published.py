@@ -1,8 +1,8 @@
 """Rows of a table of published measurements, read from CSV (contract.md, "Published results").
 
-A row says what was trained (the model's dimensions), where, with which layout, and one measured
-figure. `validate/reproduce.py` makes of it what the planner prices. Id and source name a row in reports;
-nothing else that is not physical is read.
+A row has the model's dimensions, the hardware, the layout and one measured figure.
+`validate/reproduce.py` turns it into a configuration that the planner prices. Its id and source name it in
+reports; all other columns that are read are physical.
 """
 
 import csv
@@ -20,20 +20,20 @@ STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_byte
 METRICS = (STEP, THROUGHPUT, MEMORY)
 INFERENCE_METRICS = ("tpot_s", "ttft_s", "request_latency_s", "tokens_per_s")
 PER_CHIP = "tokens/s per chip"
-# A row of these measures serving; its table has other columns.
+# A table with this column measures serving.
 _INFERENCE_COLUMN = "prompt_len"
-# A message names so many missing columns.
+# Missing columns that a message names.
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One measured training figure. None: the source does not say, and the planner's default holds.
+    """One measured training figure. None: the source does not say, and the planner's default applies.
 
-    mlp: gated or plain. d_ff: of one expert where there are experts. micro_batch: sequences of one data
-    rank in a microbatch. zero_group: data ranks that share a shard group where that is not all of them.
-    remat: none, selective or full, each perhaps with +offload. unit: of the
-    value, in words. software, year: what ran, and when. A table may lack these three.
+    mlp: gated or plain. d_ff: width of the feed-forward, or of an expert. micro_batch: sequences of a data
+    rank in a microbatch. zero_group: data ranks of a shard group, if these are not all. remat: none,
+    selective or full, optionally with +offload. unit: the value's, in words. software, year: of the run. A
+    table may lack the last three columns.
     """
 
     id: str
@@ -78,7 +78,7 @@ class PublishedRow:
 
     @property
     def ran_out(self) -> bool:
-        """Whether the program ran out of memory, of which `value` is then what there was."""
+        """Whether the program ran out of memory; `value` is then the memory of the chip."""
         return self.metric == MEMORY and "ran out" in (self.unit or "")
 
     @property
@@ -91,7 +91,7 @@ class PublishedRow:
         return _chip_of(self.hardware)
 
     def seconds(self, value: float | None = None) -> float:
-        """The step time that the row's figure (or another `value` of its metric) amounts to."""
+        """The step time of the row's figure, or of another `value` of its metric."""
         value = self.value if value is None else value
         return value if self.metric == STEP else self.num_tokens / self.chips / value
 
@@ -102,7 +102,10 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class InferenceRow:
-    """One measured figure of serving. chips, hardware, model: as of training. unit: PER_CHIP, or of all."""
+    """One measured figure of serving, with hardware and model as in PublishedRow.
+
+    unit: PER_CHIP for tokens a second of a chip, otherwise of all chips.
+    """
 
     id: str
     source: str
@@ -141,26 +144,26 @@ class InferenceRow:
         return self.prompt_len + self.output_len
 
     def seconds(self, figure: float | None = None, batch: int | None = None) -> float:
-        """The time of the row's own figure, or of `figure` in its unit.
+        """The time of the row's figure, or of another `figure` in its unit.
 
-        Of a rate the time of a batch: the row's, or of so many sequences.
+        A rate gives the time of a batch: the row's, or one of `batch` sequences.
         """
         value = self.value if figure is None else figure
         return value if self.metric != "tokens_per_s" else self._answered(batch) / value
 
     def in_unit(self, seconds: float, batch: int | None = None) -> float:
-        """`seconds` as a figure in the row's unit, as of `seconds`."""
+        """A time as a figure in the row's unit: the inverse of `seconds`."""
         return seconds if self.metric != "tokens_per_s" else self._answered(batch) / seconds
 
     def _answered(self, batch: int | None) -> float:
-        """New tokens of a batch, of each chip where the unit counts them so."""
+        """New tokens of a batch, per chip if the unit is."""
         count = (self.batch if batch is None else batch) * self.output_len
         return count / self.chips if self.unit == PER_CHIP else count
 
     def chip_seconds_per_token(self, figure: float | None = None) -> float:
-        """What a token takes of all chips by the row's figure, or by `figure`: of a prompt's, by TTFT."""
-        made = {"tpot_s": 1, "ttft_s": self.prompt_len}.get(self.metric, self.output_len)
-        return self.seconds(figure) * self.chips / (self.batch * made)
+        """Chip-seconds of a token by the row's figure, or by `figure`; of a prompt token for TTFT."""
+        num_tokens = {"tpot_s": 1, "ttft_s": self.prompt_len}.get(self.metric, self.output_len)
+        return self.seconds(figure) * self.chips / (self.batch * num_tokens)
 
     @cached_property
     def chip(self) -> str:
@@ -229,7 +232,7 @@ def _row(cells: dict[str, str], where: str) -> PublishedRow:
 
 
 def _cell(where: str, column: str, text: str, kind: Any) -> Any:
-    """The value of a cell: empty is None where the column may be."""
+    """The value of a cell; an empty cell is None if its column is optional."""
     text, optional = text.strip(), type(None) in get_args(kind)
     kind = get_args(kind)[0] if optional else kind
     if not text:

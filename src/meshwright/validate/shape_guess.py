@@ -1,8 +1,8 @@
-"""The model that published dimensions describe: a preset that has them all, or what they imply.
+"""The model with published dimensions: a preset that has them all, or a guessed shape.
 
-A table gives layers, widths, heads, experts and the parameters in all. What it leaves out (tied
-embeddings, shared experts, dense first layers, latent attention) shows in the parameters: of the
-shapes that could be, the one whose count comes nearest is taken. Names are not looked at.
+A table gives layers, widths, heads, experts and the number of parameters. It leaves out tied embeddings,
+shared experts, dense first layers and latent attention, but these change the number of parameters: the
+guess is the possible shape with the nearest count. Names of models are not used.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS
 from meshwright.validate.published import AnyRow
 
-# How far a preset's parameters may be from the published count, which is often rounded to two digits.
+# The largest distance of a preset's parameters from the published count, often rounded to two digits.
 _ROUNDING = 0.03
-# Between shapes that fit alike the plainer is taken: what each feature must gain in log(parameters).
+# Reduction of the distance, in log(parameters), that justifies one more feature.
 _PLAINNESS = 0.004
 # DeepSeek-V2 and V3 (2024): the latents and head dimensions of both.
 _LATENT_ATTENTION = MLA(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
 
 
 def model_of(row: AnyRow) -> ModelConfig:
-    """The model of a row, its context as long as the row's sequences."""
+    """The model of a row, with a context of the row's sequences."""
     return _model(
         row.mlp == "gated",
         (row.n_layers, row.d_model, row.d_ff, row.n_heads, row.n_kv_heads, row.d_head, row.vocab),
@@ -58,24 +58,25 @@ def _model(
 def _has(
     preset: ModelConfig, gated: bool, sizes: tuple[int, ...], experts: tuple[int | None, int | None]
 ) -> bool:
-    """Whether a preset has these dimensions. A latent head's dimension is told in several ways."""
+    """Whether a preset has these dimensions."""
     moe, mla = preset.moe, preset.mla
     d_ff = moe.d_ff if moe else preset.d_ff
+    # Sources disagree about the dimension of a latent head, so any is accepted.
     d_head = sizes[5] if mla else preset.d_head
-    own = (preset.num_layers, preset.d_model, d_ff, preset.num_heads, preset.num_kv_heads, d_head)
-    own_experts = (moe.num_experts, moe.experts_per_token) if moe else (None, None)
-    return (preset.gated, own, preset.vocab_size, own_experts) == (gated, sizes[:6], sizes[6], experts)
+    dims = (preset.num_layers, preset.d_model, d_ff, preset.num_heads, preset.num_kv_heads, d_head)
+    preset_experts = (moe.num_experts, moe.experts_per_token) if moe else (None, None)
+    return (preset.gated, dims, preset.vocab_size, preset_experts) == (gated, sizes[:6], sizes[6], experts)
 
 
 def _distance(config: ModelConfig, total: float | None, active: float | None) -> float:
-    """How far its parameters are from the published counts, as logarithms."""
+    """Distance of the parameters from the published counts, in logarithms."""
     counted = count_params(config)
     pairs = ((counted.total, total), (counted.active, active))
     return sum(abs(log(count / published)) for count, published in pairs if published)
 
 
 def _plain(gated: bool, sizes: tuple[int, ...], seq_len: int) -> ModelConfig:
-    """LLaMA's block where the feed-forward is gated, else GPT's."""
+    """LLaMA's block if the feed-forward is gated, otherwise GPT's."""
     num_layers, d_model, d_ff, num_heads, num_kv_heads, d_head, vocab_size = sizes
     config = ModelConfig(
         name=f"L{num_layers}-D{d_model}-F{d_ff}",
@@ -96,7 +97,7 @@ def _plain(gated: bool, sizes: tuple[int, ...], seq_len: int) -> ModelConfig:
 def _shapes(
     plain: ModelConfig, num_experts: int | None, experts_per_token: int | None
 ) -> Iterator[tuple[int, ModelConfig]]:
-    """(number of features, model) of the shapes that the dimensions leave open."""
+    """(number of features, model) of each possible shape."""
     for tied in (False, True):
         config = replace(plain, tied_embeddings=tied)
         if num_experts is None or experts_per_token is None:
@@ -106,7 +107,7 @@ def _shapes(
             if (dense and every > 1) or dense >= config.num_layers:
                 continue
             moe = MoE(num_experts, experts_per_token, config.d_ff, shared, None, dense, every)
-            # A dense layer is as wide as the experts that a token goes through elsewhere.
+            # A dense layer is as wide as the experts of a token in the other layers together.
             shape = replace(config, moe=moe, d_ff=(experts_per_token + shared) * config.d_ff)
             if latent:
                 if config.num_kv_heads != config.num_heads:
