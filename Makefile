@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-next test-audit test-audit-gpu check nightly lint types imports tests docs lock
-.PHONY: screenshot clean
+.PHONY: words screenshot clean
 
 PYTHON  ?= python3
 # The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
@@ -16,6 +16,7 @@ TPU     ?= .venv-tpu
 GPU     ?= .venv-gpu
 NEXT    ?= .venv-next
 ARGS    ?=
+ROOM    ?=
 UV      := $(shell command -v uv 2>/dev/null)
 START   := $(shell date +%s)
 SECONDS_SO_FAR = $$(( $$(date +%s) - $(START) ))
@@ -26,7 +27,9 @@ export PIP_NO_INPUT = 1
 help:
 	@echo 'make demo      plan, train, audit and serve a small model on 8 virtual CPU devices (own .venv)'
 	@echo 'make test      lint, types, import contracts and tests, in a fresh or current $(DEV)'
+	@echo '          of one room, in seconds: make test ROOM=notation'
 	@echo 'make check     the same in the environment that is there: make check DEV=.venv'
+	@echo 'make words     constructions that are hard to read, by room; fails if there are more than before'
 	@echo 'make test-audit  audits by the TPU compiler, which needs no TPU, in an environment of their own'
 	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
 	@echo 'make test-next  the tests on the newest JAX and the newest Python here, in an environment of their own'
@@ -45,12 +48,13 @@ demo: .venv/.installed
 test: $(DEV)/.installed
 	@$(MAKE) --no-print-directory check
 
-# Types are one thread's work, go on beside the tests, and are printed after them.
-check: lint imports
-	@said=$$(mktemp); $(MAKE) --no-print-directory types >$$said 2>&1 & types=$$!; \
+# Types take one thread and run next to the tests; their output is printed last. They read every room, so
+# ROOM=notation leaves them out.
+check: lint imports words
+	@types_log=$$(mktemp); $(if $(ROOM),true,$(MAKE) --no-print-directory types) >$$types_log 2>&1 & types=$$!; \
 	  $(MAKE) --no-print-directory tests; tests=$$?; \
-	  wait $$types; types=$$?; cat $$said; rm $$said; exit $$((types | tests))
-	@echo "all passed: lint, types, imports, tests in $(SECONDS_SO_FAR) s"
+	  wait $$types; types=$$?; cat $$types_log; rm $$types_log; exit $$((types | tests))
+	@echo "all passed: lint,$(if $(ROOM),, types,) imports, words, tests$(ROOM:%= of %) in $(SECONDS_SO_FAR) s"
 
 # One compile at a time: libtpu runs once on a host.
 test-audit: $(TPU)/.installed
@@ -83,6 +87,9 @@ nightly: $(DEV)/.installed
 docs: $(DEV)/.installed
 	@echo '== mkdocs' && NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --quiet --strict $(ARGS) && echo 'wrote build/site'
 
+words:
+	@echo '== words' && $(DEV)/bin/python tools/words.py
+
 lint:
 	@echo '== ruff check, ruff format' && $(DEV)/bin/ruff check --quiet . && $(DEV)/bin/ruff format --check --quiet .
 
@@ -98,7 +105,7 @@ tests:
 
 # $(call tests,ENV): the tests in a virtual environment.
 tests = echo '== pytest, $(WORKERS) workers' && \
-  $(1)/bin/pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(SELECT) $(ARGS)
+  $(1)/bin/pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(SELECT) $(ARGS) $(ROOM:%=tests/%)
 
 .venv/.installed: requirements.lock pyproject.toml
 	@$(call environment,.venv,requirements.lock)

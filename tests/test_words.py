@@ -1,0 +1,52 @@
+"""tools/words.py: the constructions that it counts, and the bound that it keeps."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+_FILE = Path(__file__).parent.parent / "tools" / "words.py"
+_SPEC = importlib.util.spec_from_file_location("words", _FILE)
+assert _SPEC and _SPEC.loader
+words = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "hits"),
+    [
+        ("Bytes that a device keeps, if it keeps any.", 0),
+        ("What is kept of a layer, where it is kept.", 2),
+        ("The sum of which those that are alone are told", 4),
+        ("The element says so: many values of this layer.", 0),
+    ],
+)
+def test_constructions_are_counted(text: str, hits: int):
+    assert words.hits(text) == hits
+
+
+def test_docstrings_comments_and_messages_are_read(tmp_path: Path):
+    (path := tmp_path / "room.py").write_text(
+        '"""What is first."""\n\n# Nobody knows.\nx = "whatever"\n\n\n'
+        'def fail(n):\n    raise ValueError(f"{n} lies alone")\n'
+    )
+    found = {
+        kind: words.hits(text) for _, kind, _, text in words.python_texts("room", path, "room.py") if text
+    }
+    assert found == {"docstrings": 1, "messages": 2, "comments": 1}
+
+
+def test_pages_are_read_without_code_and_tables(tmp_path: Path):
+    (path := tmp_path / "page.md").write_text(
+        "Nobody.\n```\nnobody\n```\n| nobody |\n`nobody` [a](nobody.md)\n"
+    )
+    assert sum(words.hits(text) for *_, text in words.page_texts(path, "page.md")) == 1
+
+
+def test_an_index_may_not_rise_above_its_bound():
+    recorded = {"cost": {"docstrings": 200}, "nn": {"comments": 10}}
+    now = {"cost": {"docstrings": 201, "comments": 61}, "nn": {"comments": 60}}
+    assert [line.partition(";")[0] for line in words.risen(now, recorded)] == [
+        "cost: docstrings have 201, allowed: 200",
+        "cost: comments have 61, allowed: 60",
+    ]

@@ -1,0 +1,143 @@
+"""Count constructions that make sentences hard to read, by room: `make words`.
+
+    python tools/words.py                 # the table; exits 1 if an index rose
+    python tools/words.py --list serve    # the sentences of a room (or of `docs`)
+    python tools/words.py --write         # record today's table in tools/words.json
+
+An index is the number of such constructions in 10,000 words. CONTRIBUTING.md (*Style*) gives the plain
+form of each. An index may rise to 60, which leaves room for an honest "where", or to its recorded value if
+that is higher.
+"""
+
+import argparse
+import ast
+import json
+import re
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = Path(__file__).with_name("words.json")
+ALLOWED = 60
+KINDS = "docstrings", "comments", "messages", "pages"
+# A shorter text has no index: one word in it would decide.
+LEAST_WORDS = 100
+
+_AFTER_WHAT = (
+    "is are was has have had a an the it they each one does do lies stands takes makes follows comes goes "
+    "runs fits no its their there all of every only such this that these those must can may would will other "
+    "others nothing"
+).replace(" ", "|")
+_BEFORE_WHICH = "of in to for with by from on at over under".replace(" ", "|")
+_AFTER_WHERE = "it they there that this none one no not nothing a an the each".replace(" ", "|")
+CONSTRUCTIONS = {
+    "a noun clause with what": rf"\bwhat (?:{_AFTER_WHAT})\b",
+    "of which": rf"\b(?:{_BEFORE_WHICH}) (?:which|whom|whose|these|those)\b|\bwhere(?:of|by|upon|in)\b",
+    "those that": r"\b(?:those|that|these) (?:that|of|who|which|in|on|with|whose)\b",
+    "where for if": rf"(?:^|[.:;,(] ?)where (?:{_AFTER_WHERE})\b|\bnone where\b",
+    "beside, behind": r"\b(?:besides?|behind)\b",
+    "lie, stand": r"\b(?:lies?|lay|stands?)\b",
+    "alone, else": r"\b(?:alone|alike|anew|else)\b",
+    "so many": r"\b(?:so|as) (?:many|much|few|long|often)\b",
+    "nobody": r"\b(?:nobody|somebody|whoever|whatever)\b",
+    "told, said": r"\b(?:told|said)\b",
+}
+_PATTERNS = [re.compile(pattern, re.IGNORECASE | re.MULTILINE) for pattern in CONSTRUCTIONS.values()]
+# room, kind of text, file and line, text
+Text = tuple[str, str, str, str]
+
+
+def hits(text: str) -> int:
+    """Constructions in a text."""
+    return sum(len(pattern.findall(text)) for pattern in _PATTERNS)
+
+
+def python_texts(room: str, path: Path, name: str) -> Iterator[Text]:
+    """Docstrings, comments and the texts of raised errors in a Python file."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield room, "docstrings", f"{name}:{getattr(node, 'lineno', 1)}", ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Raise) and node.exc:
+            words = [part.value for part in ast.walk(node.exc) if isinstance(part, ast.Constant)]
+            message = " ".join(word for word in words if isinstance(word, str))
+            yield room, "messages", f"{name}:{node.lineno}", message
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield room, "comments", f"{name}:{token.start[0]}", token.string.lstrip("# ")
+
+
+def page_texts(path: Path, name: str) -> Iterator[Text]:
+    """The prose of a Markdown page: no code, no tables."""
+    inside_code = False
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            inside_code = not inside_code
+        elif not inside_code and not line.lstrip().startswith("|"):
+            yield "docs", "pages", f"{name}:{number}", re.sub(r"`[^`]*`|\]\([^)]*\)", "", line)
+
+
+def texts(root: Path = ROOT) -> Iterator[Text]:
+    """Every text of the package and of its pages."""
+    base = root / "src" / "meshwright"
+    for path in sorted(base.rglob("*.py")):
+        yield from python_texts(path.relative_to(base).parts[0], path, str(path.relative_to(root)))
+    for path in [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]:
+        yield from page_texts(path, str(path.relative_to(root)))
+
+
+def table(some: Iterator[Text]) -> dict[str, dict[str, int]]:
+    """The index by room and kind of text."""
+    words: dict[tuple[str, str], int] = defaultdict(int)
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for room, kind, _, text in some:
+        words[room, kind] += len(re.findall(r"[A-Za-z']+", text))
+        counts[room, kind] += hits(text)
+    indices: dict[str, dict[str, int]] = defaultdict(dict)
+    for (room, kind), number in sorted(words.items()):
+        if number >= LEAST_WORDS:
+            indices[room][kind] = round(1e4 * counts[room, kind] / number)
+    return dict(indices)
+
+
+def risen(now: dict[str, dict[str, int]], recorded: dict[str, dict[str, int]]) -> list[str]:
+    """A line for each index above its bound."""
+    return [
+        f"{room}: {kind} have {index}, allowed: {bound}; list them: python tools/words.py --list {room}"
+        for room, kinds in now.items()
+        for kind, index in kinds.items()
+        if index > (bound := max(ALLOWED, recorded.get(room, {}).get(kind, 0)))
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 1 if an index is above its bound."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", metavar="ROOM", help="print the sentences that count")
+    parser.add_argument("--write", action="store_true", help=f"write {RECORD.name}")
+    asked = parser.parse_args(arguments)
+    if asked.list:
+        for room, kind, place, text in texts():
+            for sentence in re.split(r"(?<=[.:;])\s+", text):
+                if room == asked.list and hits(sentence):
+                    print(f"{hits(sentence)}  {place}  {kind}: {' '.join(sentence.split())[:160]}")
+        return 0
+    now = table(texts())
+    if asked.write:
+        RECORD.write_text(json.dumps(now, indent=1) + "\n")
+    print(f"{'room':16}" + "".join(f"{kind:>12}" for kind in KINDS))
+    for room in sorted(now, key=lambda room: -max(now[room].values())):
+        print(f"{room:16}" + "".join(f"{now[room].get(kind, ''):>12}" for kind in KINDS))
+    lines = risen(now, json.loads(RECORD.read_text()))
+    print("".join(f"\nwords: {line}" for line in lines), end="\n" if lines else "")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
