@@ -59,24 +59,6 @@ def test_the_transfers_are_those_of_the_graph(layout: Layout, remat: str) -> Non
     assert of_update == ([("all_reduce", "grad_norm", "update", 1)] if layout.weight_axes else [])
 
 
-@given(
-    LAYOUTS
-    | st.sampled_from(
-        [
-            Layout.of(pipe=2, fsdp=4, microbatches=8),
-            Layout.of(pipe=2, data=2, tensor=2, microbatches=4, schedule="interleaved", interleave=2),
-            Layout.of(pipe=4, data=2, microbatches=8, schedule="zb-v"),
-        ]
-    ),
-    REMATS,
-    st.floats(0, 1),
-)
-def test_the_seconds_are_those_of_the_items(layout: Layout, remat: str, overlap: float) -> None:
-    layout, hardware = layout.replace(remat=remat), _with_overlap(overlap).slowed(1.25)
-    pricer = StepPricer(record(layout), layout, hardware)
-    assert pricer.seconds() == pytest.approx(pricer.cost().seconds, rel=1e-12)
-
-
 @given(LAYOUTS, REMATS, st.floats(0, 1))
 def test_terms_add_up_and_none_is_negative(layout: Layout, remat: str, overlap: float) -> None:
     cost = _cost(layout.replace(remat=remat), _with_overlap(overlap))

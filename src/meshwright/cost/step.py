@@ -31,7 +31,7 @@ from meshwright.cost.eager import flushes
 from meshwright.cost.graph import Direction, Graph, Transfer
 from meshwright.cost.memory import saved_bytes
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
-from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops, makespan
+from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops
 from meshwright.cost.pipeline.stages import (
     PerStep,
     SegmentRuns,
@@ -156,25 +156,6 @@ class StepPricer:
             sums.add("launch", launch, "launch")
         runs = tuple(count * microbatches for count in busiest)
         return StepCost(tuple(sums.terms()), tuple(sums.collectives), flops, runs).scaled(slowdown)
-
-    def seconds(self) -> float:
-        """The seconds of a training step, as in `cost`, for a caller that compares many without items."""
-        timed, layout, chip = self._timed(), self.layout, self.chip
-        number, microbatches = self._busiest(timed), layout.microbatches
-        busiest = self._stages()[number]
-        total = microbatches * sum(stage_times(timed, busiest))
-        if layout.pipe > 1:
-            numbers = layout.schedule.pipeline, layout.pipe, microbatches, layout.interleave
-            total = max(total, makespan(*numbers, self._pipeline_times(timed)))
-        for direction, times in zip(("forward", "backward"), self._per_step(number), strict=True):
-            waiting, room = done_once(timed, busiest, times, direction)
-            total += waiting * exposed_share(waiting, room, chip.step.overlap)
-        state = StageState(self.graph, layout)
-        update, _ = work_seconds(state.update_work(), "update", self.dtypes, chip)
-        total += update + host_update_seconds(state, chip)
-        total += sum(count * self._price(one).seconds for one, count in state.update_transfers(microbatches))
-        total += self._flush_seconds() + chip.step.launch_seconds * microbatches
-        return total * chip.step.slowdown
 
     def _stages(self) -> tuple[SegmentRuns, ...]:
         layout = self.layout

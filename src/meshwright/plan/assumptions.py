@@ -112,7 +112,7 @@ def shares(best: Candidate) -> list[tuple[float, Constant]]:
     def seconds(chip: Chip) -> float:
         machine = replace(hardware, chip=chip)
         placement = best.placement.over(at_step_rates(machine).chip.network)
-        return StepPricer(best.graph, layout, machine, placement).seconds()
+        return StepPricer(best.graph, layout, machine, placement).cost().seconds
 
     whole = seconds(hardware.chip)
     found = [(1 - seconds(constant.ideal) / whole, constant) for constant in constants(hardware.chip, layout)]

@@ -172,12 +172,11 @@ def well_placed(candidate: Candidate) -> Candidate:
     """The candidate with each axis on the links with which its step is shortest."""
     layout, hardware = candidate.layout, candidate.hardware
     placements = at_step_rates(hardware).placements(layout.mesh)
-    pricers = [StepPricer(candidate.graph, layout, hardware, placement) for placement in placements]
-    seconds = [pricer.seconds() for pricer in pricers]
-    best = pricers[seconds.index(min(seconds))]
-    if best is pricers[0]:
+    costs = [StepPricer(candidate.graph, layout, hardware, placement).cost() for placement in placements]
+    seconds = [cost.seconds for cost in costs]
+    if not (shortest := seconds.index(min(seconds))):
         return candidate
-    return replace(candidate, cost=best.cost(), placement=best.placement)
+    return replace(candidate, cost=costs[shortest], placement=placements[shortest])
 
 
 def search(
