@@ -160,7 +160,7 @@ def test_a_bound_in_other_words_is_refused(
 
 
 def test_something_must_be_expected(args: list) -> None:
-    with pytest.raises(ValueError, match="name what is expected=, or bounds="):
+    with pytest.raises(ValueError, match="give expected=, bounds= or both"):
         assert_collectives(mlp, *args)
 
 

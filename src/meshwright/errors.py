@@ -1,6 +1,6 @@
-"""Errors that a user's own mistake raises, as a tree.
+"""Errors that a user's mistake raises, as a tree.
 
-    MeshwrightError            one line that says what clashes and what would fit
+    MeshwrightError            one line with the conflict and the values that fit
     ├── NotationError          `A[I_X` does not parse; an axis is used twice
     ├── LayoutError            a dimension does not divide over its mesh axes
     ├── HardwareError          an unknown chip, an impossible topology, a bad TOML
@@ -20,12 +20,12 @@ Our own invariants use `assert`.
 
 import difflib
 
-# More names than these are no help to choose from.
+# Longer lists of names do not help to choose.
 _MOST_NAMED = 5
 
 
 class MeshwrightError(Exception):
-    """A mistake the user can mend; the message says how."""
+    """A mistake that the user can correct; the message says how."""
 
 
 class NotationError(MeshwrightError):
@@ -69,10 +69,10 @@ class AuditError(MeshwrightError):
 
 
 class OutOfMemoryError(AuditError):
-    """A program for which the compiler finds no room on a chip.
+    """A program that takes more memory than a chip has.
 
-    num_bytes: what it takes; None where the compiler does not say. buffers: (bytes, what the compiler says of
-    them) of the largest.
+    num_bytes: memory of the program; None if the compiler does not report it. buffers: (bytes, the compiler's
+    description) of the largest buffers.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RequestError(MeshwrightError):
     """An HTTP request that cannot be served.
 
     status: the HTTP status (4xx). param: the request field at fault. code: OpenAI's error code.
-    retry_after_seconds: when the same request may succeed, if waiting helps.
+    retry_after_seconds: time after which the same request may succeed; None if waiting does not help.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RequestError(MeshwrightError):
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A hint naming the known words closest to `name`: two that are close, else at most five.
+    """A hint with the known words closest to `name`: two if they are close, otherwise five.
 
     >>> nearest("v5q", ["v5p", "v5e", "h100"])
     'did you mean v5p or v5e?'
@@ -114,5 +114,5 @@ def nearest(name: str, known: list[str]) -> str:
         return f"did you mean {' or '.join(close)}?"
     if len(known) <= _MOST_NAMED:
         return f"known: {', '.join(sorted(known))}"
-    alike = sorted(known, key=lambda word: (-difflib.SequenceMatcher(None, name, word).ratio(), word))
-    return f"nearest: {', '.join(alike[:_MOST_NAMED])} ({len(known)} known)"
+    ordered = sorted(known, key=lambda word: (-difflib.SequenceMatcher(None, name, word).ratio(), word))
+    return f"nearest: {', '.join(ordered[:_MOST_NAMED])} ({len(known)} known)"

@@ -1,4 +1,4 @@
-"""Files: text read with care, files written whole or not at all, and their checksums."""
+"""Files: checked reading of text, atomic writing, and checksums."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError, OutputError
 
-# The largest text that a command reads at once: the HLO of a large program has some hundred megabytes.
+# Maximum size of a text that a command reads: the HLO of a large program has some hundred megabytes.
 _MOST_BYTES = 2**30
 
 
@@ -24,16 +24,16 @@ def cache_folder() -> Path:
 def read_text(path: Path, kind: type[MeshwrightError]) -> str:
     """The text of a regular file in UTF-8.
 
-    Raises an error of this kind for what is no such file (a device such as /dev/zero never ends) or no text.
+    Raises an error of this kind for other files (a device such as /dev/zero never ends) and other contents.
     """
     try:
-        found = path.stat()
-        if stat.S_ISDIR(found.st_mode):
+        info = path.stat()
+        if stat.S_ISDIR(info.st_mode):
             raise kind(f"{path}: cannot be read: Is a directory")
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(info.st_mode):
             raise kind(f"{path}: cannot be read: it is not a regular file")
-        if found.st_size > _MOST_BYTES:
-            raise kind(f"{path}: cannot be read: it has {found.st_size:,} bytes, more than {_MOST_BYTES:,}")
+        if info.st_size > _MOST_BYTES:
+            raise kind(f"{path}: cannot be read: it has {info.st_size:,} bytes, more than {_MOST_BYTES:,}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise kind(f"{path}: cannot be read: {error.strerror}") from error
@@ -42,7 +42,7 @@ def read_text(path: Path, kind: type[MeshwrightError]) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value that JSON `text` holds. Raises ValueError for other text, or one nested too deeply."""
+    """The value of a JSON text. Raises ValueError for other text, or one nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -50,7 +50,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table that TOML `text` holds. Raises ValueError for other text, or one nested too deeply."""
+    """The table of a TOML text. Raises ValueError for other text, or one nested too deeply."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -58,14 +58,14 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def check_writable(path: Path) -> None:
-    """Raises OutputError where a file cannot be written at `path`; nothing stays behind.
+    """Check that a file can be written at `path`, without leaving one.
 
-    For the time before long work, whose result would be lost after it.
+    For use before long work whose result would otherwise be lost. Raises OutputError.
     """
     if not path.name:
         raise _is_folder(path)
     made: list[Path] = []
-    probe = _beside(path)
+    probe = _partial(path)
     try:
         if path.is_dir():
             raise _is_folder(path)
@@ -83,14 +83,14 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """`path`, which now holds `text`; its folder is made.
+    """Write a file atomically, and its folder if there is none; returns `path`.
 
-    A reader finds the old file or the new one, never half of either, whenever the writer is killed.
-    Raises OutputError where it cannot be written; then the old file is as it was.
+    A reader sees the old file or the new one and never a part, even if the writer is killed.
+    Raises OutputError if the file cannot be written; the old file is then unchanged.
     """
     if not path.name:
         raise _is_folder(path)
-    partial = _beside(path)
+    partial = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8")
@@ -107,12 +107,12 @@ def _is_folder(path: Path) -> OutputError:
     return OutputError(f"{path}: cannot be written: it is a folder; name a file")
 
 
-def _beside(path: Path) -> Path:
+def _partial(path: Path) -> Path:
     """A hidden file of this process in the same folder."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of the file's bytes in hexadecimal; other threads run meanwhile."""
+    """SHA-256 of the file's bytes in hexadecimal; other threads can run while it is computed."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

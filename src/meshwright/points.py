@@ -1,7 +1,8 @@
-"""The share of a bandwidth that messages of each size reach, as measured points.
+"""Measured shares of a bandwidth by the size of messages.
 
-Points are ((bytes, share), ...) in ascending order of bytes, share of the bandwidth in (0, 1]. Between
-two points log(share) is linear in log(bytes); beyond the ends it is that of the end. No points: 1.
+Points are ((bytes, share), ...) in ascending order of bytes, with a share of the bandwidth in (0, 1]. Between
+two points log(share) is linear in log(bytes); before the first and after the last it is constant. Without
+points the share is 1.
 """
 
 from bisect import bisect_left
@@ -13,12 +14,12 @@ Points = tuple[tuple[float, float], ...]
 
 
 def share_at(points: Points, num_bytes: float) -> float:
-    """The share of the bandwidth that `num_bytes` at once reach.
+    """The share of the bandwidth for messages of `num_bytes`.
 
         share(b) = s0 (b / b0)^k,  k = log(s1 / s0) / log(b1 / b0)  between (b0, s0) and (b1, s1)
 
-    The time b / share(b) is then a power of b too, so it never falls as b grows where it does not
-    fall from point to point, which `fault` checks.
+    The time b / share(b) is then a power of b as well. So it never falls as b grows if it does not fall from
+    point to point, which `fault` checks.
 
     >>> share_at(((1e3, 0.25), (1e5, 1.0)), 1e4)
     0.5
@@ -34,14 +35,14 @@ def share_at(points: Points, num_bytes: float) -> float:
 
 
 def fault(points: Sequence[Sequence[float]], most: float = 1.0) -> str | None:
-    """The fault of these points, worded to follow their key in an error; None where there is none.
+    """The fault of these points, worded to follow their key in an error; None if there is none.
 
-    most: of the second figure; 1 where it is a share, infinity where it is a rate.
+    most: maximum of the second figure: 1 for a share, infinity for a rate.
     """
     for number, share in points:
         if number <= 0 or not 0 < share <= most:
-            what = "bytes are above 0, a share in (0, 1]" if most == 1 else "both are above 0"
-            return f"has [{number}, {share}]: {what}"
+            allowed = "bytes are above 0, a share in (0, 1]" if most == 1 else "both are above 0"
+            return f"has [{number}, {share}]: {allowed}"
     for (low, low_share), (high, high_share) in pairwise(points):
         if high <= low:
             return f"has {high} bytes after {low}: sizes ascend"

@@ -25,25 +25,27 @@ def assert_collectives(
     negligible_bytes: int = NEGLIGIBLE_BYTES,
     **kwargs: Any,
 ) -> None:
-    """Passes if `jitted(*args, **kwargs)` compiles to exactly the collectives `expected`; it is not run.
+    """Assert that `jitted(*args, **kwargs)` compiles to exactly the expected collectives.
 
-    expected: how often each runs in a step, loops multiplied in; a list names each run once.
+    The program is compiled and not run.
+    expected: the number of runs of each collective in a step, loops included; a list has an item for each
+    run.
         AllGather_fsdp                over one mesh axis
         AllReduce_{data,fsdp}         over several, in any order
         ReduceScatter_fsdp w_in       of one tensor: the program's input that is sent, as JAX names it,
-                                      else the innermost named scope
-    A sum of which each device keeps its slice is a ReduceScatter, whatever the compiler calls it.
-    bounds: what it may move at most, such as `at most 100 MB over data`, `nothing over dcn` and `no gather of
-    w_*` (see `audit.bounds`), beside the expected or in place of them.
-    hardware: compile ahead of time for these chips, such as `v5p:4x4x4` or `h100:8x8`, of which none need be
-    attached, in place of the devices of the arguments (see `audit.jitted.compiled_ahead`).
-    negligible_bytes: sums of a few numbers, up to so many bytes, are left out.
-    Raises AssertionError that shows the lines that differ, and what of the program was not understood;
-    AuditError where it does not compile or the words of a bound are not understood.
+                                      or the innermost named scope if no input is sent
+    A sum that leaves each device with its slice is a ReduceScatter, even if the compiler emits an AllReduce.
+    bounds: limits of the communication, in addition to `expected` or instead of it, such as `at most 100 MB
+    over data`, `nothing over dcn` and `no gather of w_*` (see `audit.checks`).
+    hardware: compile ahead of time for these chips, such as `v5p:4x4x4` or `h100:8x8`, instead of for the
+    devices of the arguments; no such chip needs to be attached (see `audit.foreign.compiled_ahead`).
+    negligible_bytes: collectives of at most this size are ignored.
+    Raises AssertionError with the lines that differ, and with parts of the program that were not understood;
+    AuditError if the program does not compile or a bound is not understood.
     """
     limits = [parse_bound(text) for text in ([bounds] if isinstance(bounds, str) else bounds)]
     if expected is None and not limits:
-        raise ValueError("assert_collectives: name what is expected=, or bounds=")
+        raise ValueError("assert_collectives: give expected=, bounds= or both")
     wanted = None if expected is None else _counted(expected)
     if hardware:
         program, mesh = compiled_ahead(jitted, hardware, *args, **kwargs)
@@ -51,7 +53,7 @@ def assert_collectives(
         program, mesh = compiled_program(jitted, *args, **kwargs)
     machine = machine_of(hardware, program.num_devices) if hardware else None
     reading = read_program(program, machine, mesh)
-    sent = [one for one in reading.sent if one.collective.gathered_bytes > negligible_bytes]
+    sent = [emitted for emitted in reading.sent if emitted.collective.gathered_bytes > negligible_bytes]
     problems = [] if wanted is None else _not_expected(wanted, sent, mesh)
     problems += [f"  ! {line}" for line in check_bounds(limits, sent, reading.prices)]
     problems += map(_gap, not_understood(program))
@@ -70,22 +72,21 @@ def _counted(expected: Mapping[str, int] | Iterable[str]) -> Counter[str]:
 def _not_expected(wanted: Counter[str], sent: Iterable[Emitted], mesh: Mesh | None) -> list[str]:
     """The lines of both sides, if they differ. Raises ValueError for an axis that the mesh lacks."""
     _check_axes(wanted, mesh)
-    found: dict[str, list[Emitted]] = {}
-    for one in sent:
-        for name in _names(one):
-            named = f"{name} {one.tensor}"
-            found.setdefault(named if named in wanted else name, []).append(one)
-    counts = Counter({name: sum(one.runs for one in several) for name, several in found.items()})
-    return [] if counts == wanted else _difference(wanted, counts, found)
+    by_name: dict[str, list[Emitted]] = {}
+    for emitted in sent:
+        for name in _names(emitted):
+            of_tensor = f"{name} {emitted.tensor}"
+            by_name.setdefault(of_tensor if of_tensor in wanted else name, []).append(emitted)
+    counts = Counter({name: sum(emitted.runs for emitted in several) for name, several in by_name.items()})
+    return [] if counts == wanted else _difference(wanted, counts, by_name)
 
 
-def _names(one: Emitted) -> list[str]:
-    """The collective in the notation; two where an all-reduce keeps the slices of some of its axes."""
-    e = one
-    if e.op != "all_reduce" or not e.kept:
-        return [_name(e.op, e.axes)]
-    rest = [axis for axis in e.axes if axis not in e.kept]
-    return [_name("reduce_scatter", e.kept), *([_name("all_reduce", rest)] if rest else [])]
+def _names(emitted: Emitted) -> list[str]:
+    """The collective in the notation; two if an all-reduce keeps the slices of some of its axes."""
+    if emitted.op != "all_reduce" or not emitted.kept:
+        return [_name(emitted.op, emitted.axes)]
+    rest = [axis for axis in emitted.axes if axis not in emitted.kept]
+    return [_name("reduce_scatter", emitted.kept), *([_name("all_reduce", rest)] if rest else [])]
 
 
 def _name(op: str, axes: Iterable[str]) -> str:
@@ -95,7 +96,7 @@ def _name(op: str, axes: Iterable[str]) -> str:
 
 
 def _normal(name: str) -> str:
-    """`name` with its axes sorted. Raises ValueError for what is no collective."""
+    """`name` with its axes sorted. Raises ValueError if it is not a collective."""
     title, _, tensor = name.strip().partition(" ")
     op, _, axes = title.partition("_")
     known = {text: op for op, text in TITLES.items()}
@@ -115,15 +116,17 @@ def _check_axes(wanted: Iterable[str], mesh: Mesh | None) -> None:
                 raise ValueError(f"{name}: the mesh has no axis {axis!r}; it has {', '.join(mesh)}")
 
 
-def _difference(wanted: Counter[str], counts: Counter[str], found: Mapping[str, list[Emitted]]) -> list[str]:
-    """Every line, those that differ marked: - expected, + emitted with the tensors that are sent."""
+def _difference(
+    wanted: Counter[str], counts: Counter[str], by_name: Mapping[str, list[Emitted]]
+) -> list[str]:
+    """All lines, with marks at differences: - expected, + emitted with the tensors that are sent."""
     lines = []
     for name in sorted({*wanted, *counts}):
         if wanted[name] == counts[name]:
             lines.append(f"    {name}: {wanted[name]}")
             continue
         lines += [f"  - {name}: {wanted[name]}"] if wanted[name] else []
-        tensors = ", ".join(dict.fromkeys(one.tensor for one in found.get(name, ())))
+        tensors = ", ".join(dict.fromkeys(emitted.tensor for emitted in by_name.get(name, ())))
         lines += [f"  + {name}: {counts[name]} ({tensors})"] if counts[name] else []
     return lines
 

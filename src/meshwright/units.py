@@ -1,4 +1,4 @@
-"""Numbers as people write them, and back. SI throughout; bytes are decimal."""
+"""Numbers read from text with suffixes, and formatted with units. SI; bytes are decimal."""
 
 import re
 from decimal import Decimal
@@ -8,12 +8,12 @@ from meshwright.errors import MeshwrightError
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-# Lengths of sequences are powers of two, and their k is 1,024.
+# Lengths of sequences are usually powers of two, so their k is 1,024.
 _LENGTHS = {"": 1, "k": 2**10, "m": 2**20}
 
 
 def parse_count(text: str | int) -> int:
-    """The integer that `text` names: `4M` is 4,000,000, `32k` is 32,000, `32Ki` is 32,768.
+    """An integer: `4M` is 4,000,000, `32k` is 32,000, `32Ki` is 32,768.
 
     >>> parse_count("4M"), parse_count("1.5k"), parse_count("32Ki")
     (4000000, 1500, 32768)
@@ -22,7 +22,7 @@ def parse_count(text: str | int) -> int:
 
 
 def parse_length(text: str | int) -> int:
-    """The length of a sequence that `text` names: in these `8k` is 8,192 and `1M` is 1,048,576.
+    """A length of a sequence: `8k` is 8,192, `1M` is 1,048,576.
 
     >>> parse_length("8k"), parse_length("8Ki"), parse_length("131072")
     (8192, 8192, 131072)
@@ -42,7 +42,7 @@ def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
 
 
 def whole(figure: Any) -> Any:
-    """The nearest whole number; of each number where `figure` is an array of them.
+    """The nearest whole number, or those of an array.
 
     >>> whole(2.6)
     3
@@ -60,7 +60,7 @@ def format_count(value: float) -> str:
 
 
 def format_number_of(number: int, noun: str) -> str:
-    """`number` and its noun, in the plural unless it is one.
+    """`number` and its noun, in the plural unless the number is 1.
 
     >>> format_number_of(1, "chip"), format_number_of(4096, "chip")
     ('1 chip', '4,096 chips')
@@ -69,7 +69,7 @@ def format_number_of(number: int, noun: str) -> str:
 
 
 def _with_unit(value: float, units: tuple[tuple[float, str], ...]) -> str | None:
-    """Three digits of the largest unit in which `value`, once rounded, is at least one."""
+    """Three digits in the largest unit for which the rounded value is at least 1, None if there is none."""
     for factor, suffix in units:
         digits = f"{value / factor:.3g}"
         if abs(float(digits)) >= 1:
@@ -97,7 +97,7 @@ def format_joules(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """`value` seconds with the unit that suits it: `11.6 us`, `300 ms`, `2.5 s`, `17 days`.
+    """`value` seconds with a unit by its size: `11.6 us`, `300 ms`, `2.5 s`, `17 days`.
 
     >>> format_seconds(11.6e-6), format_seconds(0.3), format_seconds(17 * 86400)
     ('11.6 us', '300 ms', '17 days')

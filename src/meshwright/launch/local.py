@@ -1,4 +1,4 @@
-"""A command as several processes of this machine, which end together and may be started again."""
+"""A command run as several processes of this machine, which end together."""
 
 import os
 import signal
@@ -17,10 +17,10 @@ from meshwright.errors import DeviceError
 from meshwright.nn.start.processes import COORDINATOR, JOIN_SECONDS, NUM_PROCESSES, PROCESS_ID, free_port
 
 _POLL_SECONDS = 0.05
-# How long processes may take to save and end after SIGTERM, and to die of a peer's death.
+# Time for processes to save and end after SIGTERM, and to end after the failure of a peer.
 _GRACE_SECONDS, _LAST_SECONDS = 30.0, 2.0
 _DONE, _BAD_INPUT, _INTERRUPTED = 0, 2, 130
-# Signals that come from outside: what the process wrote last has nothing to do with them.
+# Signals from outside: the last output of the process does not explain them.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -35,10 +35,10 @@ def launch_local(
 ) -> int:
     """The exit code of `command`, run as processes that find each other through the environment.
 
-    Process 0 has this one's stdout and stderr; of another, the last words are said where it fails. Once
-    one ends with a failure all are ended. restarts: how many times they are then started again, with
-    --resume; not after bad input (exit code 2). SIGINT and SIGTERM are handed to all. say: takes
-    sentences for people. Raises DeviceError, naming the process, for a failure that is not to be mended.
+    Process 0 has the stdout and stderr of this process; the last line of stderr of another process is part of
+    the error if it fails. If a process fails all are ended. restarts: the number of times that they are then
+    started again with --resume, except after bad input (exit code 2). SIGINT and SIGTERM are passed to all.
+    say: receives messages for the user. Raises DeviceError with the process for a failure without a restart.
     """
     for attempt in range(restarts + 1):
         again = attempt > 0 and "--resume" not in command
@@ -52,7 +52,7 @@ def launch_local(
         if failure is None or failure.code in (_DONE, _INTERRUPTED):
             return _DONE if failure is None else failure.code
         if failure.code == _BAD_INPUT and failure.number == 0:
-            return _BAD_INPUT  # it has said why
+            return _BAD_INPUT  # its message is on stderr
         if attempt == restarts or failure.code == _BAD_INPUT:
             raise DeviceError(f"{failure}; the others were ended")
         say(f"{failure}; the others were ended; starting again, {attempt + 1} of {restarts}")
@@ -61,7 +61,7 @@ def launch_local(
 
 @dataclass(frozen=True)
 class Failure:
-    """A process that ended other than well. last_words: its last line of stderr if it ended itself."""
+    """A failed process. last_words: its last line of stderr if it ended by itself."""
 
     number: int
     num_processes: int
@@ -100,7 +100,7 @@ class _Group:
         }
         mine = [sys.executable, "-m", "meshwright.cli.main"] if command[0] == "mw" else [command[0]]
         with self._logs[number].open("wb") as log:
-            # Sessions of their own: a Ctrl-C at the terminal reaches them once, through this process.
+            # In new sessions, so that a Ctrl-C at the terminal reaches them once, through this process.
             return subprocess.Popen(
                 [*mine, *command[1:]],
                 env=environment,
@@ -117,7 +117,7 @@ class _Group:
         self._end(0.0)
 
     def wait(self) -> Failure | None:
-        """None once all have ended well; else who failed first, when the others have been ended too."""
+        """Wait for all processes, or end them after the first failure, which is returned."""
         with _handed_on(self._signal):
             while True:
                 codes = [process.poll() for process in self._processes]
@@ -126,7 +126,7 @@ class _Group:
                     first = min(failed, key=lambda number: (_rank(codes[number]), number))
                     self._end(_GRACE_SECONDS if self._stopped.is_set() else _LAST_SECONDS)
                     if codes[first] == _BAD_INPUT == self._processes[0].returncode:
-                        first = 0  # all found the same fault, and the first one's words are on stderr
+                        first = 0  # all have the same fault, and the message of process 0 is on stderr
                     code = self._processes[first].returncode
                     words = "" if code in _FROM_OUTSIDE else self._last_words(first)
                     return Failure(first, len(codes), code, words)
@@ -141,7 +141,7 @@ class _Group:
                 process.send_signal(signal.SIGTERM)
 
     def _end(self, seconds: float) -> None:
-        """Ends those that still run after `seconds`."""
+        """Wait for `seconds`, then kill the processes that still run."""
         deadline = time.monotonic() + seconds
         for process in self._processes:
             try:
@@ -159,14 +159,14 @@ class _Group:
 
 
 def _rank(code: int | None) -> int:
-    """The order of blame: a process killed from outside, one that crashed, one that may only have lost it."""
+    """The order of causes: killed from outside, crashed, ended (perhaps since a peer was lost)."""
     assert code is not None
     return 0 if code in _FROM_OUTSIDE else 1 if code < 0 else 2
 
 
 @contextmanager
 def _handed_on(action: Callable[[], None]) -> Iterator[None]:
-    """Does `action` at SIGINT and SIGTERM instead of ending this process."""
+    """Run `action` at SIGINT and SIGTERM instead of ending this process."""
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""A server of several replicas as a RayService for Kubernetes, which KubeRay starts and keeps up.
+"""A server of several replicas as a RayService for Kubernetes, run by KubeRay.
 
 Sources: docs.ray.io, "RayService" (ray.io/v1) and "Serve Config Files".
 """
@@ -12,7 +12,7 @@ from meshwright.errors import PlanError
 from meshwright.launch.cluster_job import GRACE_SECONDS, ClusterJob
 from meshwright.launch.k8s import node, with_volume
 
-# What a RayService imports: it reads the words behind `mw serve` from its arguments.
+# A RayService imports this; its arguments are those of `mw serve`.
 _APPLICATION = "meshwright.cli.replicas:application"
 _HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
 
@@ -22,8 +22,8 @@ def ray_service(
 ) -> dict[str, Any]:
     """The manifest: a pod for each replica, and one that answers clients.
 
-    replicas, most: pods at first and at most. volume: a PersistentVolumeClaim that all pods may read, mounted
-    at /runs. Raises PlanError for a plan of several hosts, and for chips that GKE does not name.
+    replicas, most: minimum and maximum number of pods. volume: a PersistentVolumeClaim that all pods may
+    read, mounted at /runs. Raises PlanError for a plan of several hosts, and for chips without a name on GKE.
     """
     if job.num_nodes > 1:
         raise PlanError(
@@ -56,7 +56,7 @@ def ray_service(
             "rayClusterConfig": {
                 "enableInTreeAutoscaling": most > replicas,
                 "headGroupSpec": {
-                    # No replica runs beside the front.
+                    # No replica runs on the head.
                     "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
                     "template": {"spec": with_volume(_pod(head), volume)},
                 },

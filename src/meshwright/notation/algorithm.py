@@ -1,14 +1,14 @@
-"""The forward and backward algorithm of a chain: its numbered steps, as a book prints them.
+"""The forward and backward algorithm of a chain: its numbered steps, as in a textbook.
 
-derive.py makes one from a chain and a layout. The published algorithms of data, fully sharded,
-tensor, expert and sequence parallelism are what it yields for their layouts; none is written anywhere.
+derive.py makes one from a chain and a layout. For their layouts it yields the published algorithms of data,
+fully sharded, tensor, expert and sequence parallelism; none of them is written out.
 
-What a step waits for and what waits for it say when it must run:
+The dependencies of a step decide its timing:
 
-    critical   it is between the pass's input and the pass's output: the next layer waits
-    ahead      nothing of this pass comes before it: a stored weight may be gathered beforehand
-    deferred   nothing of this pass comes after it: a gradient may be reduced at leisure, and as
-               sums commute once for several microbatches
+    critical   it is between the input and the output of the pass: the next layer waits for it
+    ahead      it depends on no step of this pass: a stored weight may be gathered ahead of time
+    deferred   no step of this pass depends on it: a gradient may be reduced later, and since sums
+               commute only once for several microbatches
 """
 
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ GIVEN = "given"
 
 @dataclass(frozen=True)
 class Local:
-    """One operation on every device's own blocks.
+    """An operation of each device on its own blocks.
 
-    function: as the chain's line writes it, "." for a contraction. wrt: None forward; backward the
-    number of the operand whose cotangent is made. It reads the cotangent of the result, which takes
-    that operand's place in a contraction and else comes first, and what it needs of the operands.
+    function: the name in the chain's line, "." for a contraction. wrt: None forward; backward the number of
+    the operand whose cotangent is made. A backward operation reads the cotangent of the result and the
+    operands that it needs. In a contraction this cotangent replaces the operand `wrt`, otherwise it is first.
     """
 
     function: str
@@ -57,9 +57,9 @@ class Local:
 class Step:
     """One step of a pass.
 
-    accumulates: its result is added to what an earlier step made of the same array. repeats: the
-    forward step whose result it makes again; to keep that one instead costs its memory. maximum:
-    a reduction that takes the largest instead of the sum.
+    accumulates: its result is added to that of an earlier step for the same array. repeats: the forward step
+    whose result it computes again; keeping that result takes memory. maximum: its reduction takes the maximum
+    instead of the sum.
     """
 
     action: Local | Collective
@@ -87,25 +87,25 @@ class Step:
     def _remark(self) -> str:
         if isinstance(self.action, Local) or self.action.op == "slice":
             return ""
-        said = {"critical": "on critical path", "ahead": "ahead of time", "deferred": "can be deferred"}
+        timings = {"critical": "on critical path", "ahead": "ahead of time", "deferred": "can be deferred"}
         again = f"; or keep forward {self.repeats}" if self.repeats else ""
-        return f"  ({said[self.timing]}{again})"
+        return f"  ({timings[self.timing]}{again})"
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The steps of both passes; the number of a step is its place, from 1."""
+    """The steps of both passes, numbered from 1."""
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
 
     def lines(self) -> list[str]:
-        """The algorithm as a book prints it."""
+        """The algorithm as text, as in a textbook."""
         passes = (("Forward", self.forward), ("Backward", self.backward))
         return [line for title, steps in passes for line in _numbered(title, steps)]
 
     def collectives(self, *timings: StepTiming) -> list[Collective]:
-        """Every collective of both passes, of these timings if any are given; slices move nothing."""
+        """The collectives of both passes, of these timings if any are given, without slices."""
         return [
             step.action
             for step in (*self.forward, *self.backward)
@@ -115,7 +115,7 @@ class Algorithm:
         ]
 
     def readers(self, step: Step) -> list[Step]:
-        """The local operations of the step's pass that read its result: who shares a gather."""
+        """The local operations of the step's pass that read its result."""
         steps = self.forward if step in self.forward else self.backward
         return [s for s in steps if isinstance(s.action, Local) and step.result in s.action.operands]
 

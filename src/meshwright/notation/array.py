@@ -1,10 +1,10 @@
-"""A sharded array: `A[I_X, J_YZ]{U_W}`, which dimension is split over which mesh axes.
+"""A sharded array: `A[I_X, J_YZ]{U_W}`, with the mesh axes that split each dimension.
 
     A[I_X, J]       I is split over X; J is whole on every device
     A[I_XY, J]      I is split over X and then Y, X major
     A[I_X, J]{U_Y}  every device along Y holds a partial sum
 
-A mesh axis that is not named is a replica axis. An array may use each mesh axis once.
+Along a mesh axis that is not named the blocks are replicas. An array may use each mesh axis once.
 """
 
 import re
@@ -63,7 +63,7 @@ class ShardedArray:
 
     @cached_property
     def sharded_axes(self) -> Axes:
-        """Every mesh axis that splits some dimension, in the order of the dimensions."""
+        """The mesh axes that split dimensions, in the order of the dimensions."""
         return tuple(axis for axes in self.axes for axis in axes)
 
     def replace(
@@ -83,7 +83,7 @@ class ShardedArray:
         )
 
     def same_layout(self, other: "ShardedArray") -> bool:
-        """Whether both have the same dimensions, axes and partial sums, whatever their names."""
+        """Whether both have the same dimensions, axes and partial sums; names may differ."""
         return (self.dims, self.axes, set(self.unreduced)) == (other.dims, other.axes, set(other.unreduced))
 
     def local_shape(self, mesh: Mesh, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ class ShardedArray:
         return ceil(prod(self.local_shape(mesh, sizes)) * dtype_bytes(dtype))
 
     def replicas(self, mesh: Mesh) -> int:
-        """How many devices hold the same block (partial sums are not replicas)."""
+        """The number of devices that hold the same block (partial sums are not replicas)."""
         return mesh.num_devices // mesh.size(self.sharded_axes + self.unreduced)
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ _CAPITALS = re.compile(r"(?:[A-Z][0-9]*)+")
 
 
 def split_subscript(word: str) -> Axes:
-    """The axes of a subscript without braces: capitals are an axis each, any other word is one.
+    """The axes of a subscript without braces: each capital is an axis, other words are one axis.
 
     >>> split_subscript("XY"), split_subscript("fsdp"), split_subscript("Data")
     (('X', 'Y'), ('fsdp',), ('Data',))
@@ -128,7 +128,7 @@ def split_subscript(word: str) -> Axes:
 
 
 def subscript(axes: Axes) -> str:
-    """Mesh axes as a subscript, in braces unless it reads back without: `_X`, `_XY`, `_{data,fsdp}`.
+    """Mesh axes as a subscript, in braces if these are needed: `_X`, `_XY`, `_{data,fsdp}`.
 
     >>> subscript(()), subscript(("X", "Y")), subscript(("fsdp",)), subscript(("data", "fsdp"))
     ('', '_XY', '_fsdp', '_{data,fsdp}')
@@ -141,7 +141,7 @@ def subscript(axes: Axes) -> str:
 
 @lru_cache(maxsize=256)
 def dividing_degrees(size: int, limit: int) -> tuple[int, ...]:
-    """The degrees up to `limit` that divide `size` evenly, at most the twelve smallest.
+    """The twelve smallest degrees up to `limit` that divide `size`.
 
     >>> dividing_degrees(8, 64)
     (1, 2, 4, 8)
@@ -150,7 +150,7 @@ def dividing_degrees(size: int, limit: int) -> tuple[int, ...]:
 
 
 def shorten(text: str, at: int = 0, limit: int = 120) -> str:
-    """`text`, or if it is longer the part of it around position `at`.
+    """`text`, shortened to the part around position `at` if it exceeds `limit`.
 
     >>> shorten("A[I_X, J]"), shorten("A" * 1000, at=500, limit=6)
     ('A[I_X, J]', '...AAAAAA...')

@@ -1,14 +1,14 @@
-"""A chain of operations on named arrays, as one would write it on a board.
+"""A chain of operations on named arrays, without shardings.
 
-    Tmp[B, F] = In[B, D] . Win[D, F]      a contraction over what Tmp lacks
-    H[B, F]   = gelu(Tmp)                 any function of an element; operands are broadcast
+    Tmp[B, F] = In[B, D] . Win[D, F]      a contraction over the dimensions that Tmp lacks
+    H[B, F]   = gelu(Tmp)                 any elementwise function; operands are broadcast
     M[B]      = max_F(H)                  a reduction, `sum_` or `max_`
-    P[B, F]   = route_F(H)                a function along F, which it needs whole
-    Q[B, K, G] = split(P[B, N])           a dimension written as two; `merge`, and `rename`, likewise
+    P[B, F]   = route_F(H)                a function along F, which must be whole
+    Q[B, K, G] = split(P[B, N])           a dimension written as two; also `merge` and `rename`
 
-A chain says nothing of meshes: `layout()` reads the shardings of the arrays that have one, and
-derive.py says what follows. An array that no line makes is stored (a weight, a cache) but for
-the first operand of the first line, the **source**, which earlier layers yield.
+`layout()` reads shardings of the arrays, and derive.py derives the algorithm. The first operand of the first
+line is the **source**, which earlier layers yield. Other arrays that no line makes are stored (weights,
+caches).
 """
 
 import re
@@ -22,14 +22,14 @@ from meshwright.notation.parse import parse_array
 
 CONTRACTION = "."
 VIEWS = ("split", "merge", "rename")
-# The reductions whose partial results combine; a maximum takes no gradient (softmax is the same
-# for any shift of its exponents).
+# The reductions with partial results that combine. A maximum has no gradient, since it only shifts the
+# exponents of a softmax, which is the same for any shift.
 COMBINED_BY = ("sum", "max")
 
 
 @dataclass(frozen=True)
 class ChainLine:
-    """`out = function(operands)`, without shardings. along: the letters that the function is along."""
+    """`out = function(operands)`, without shardings. along: letters of a function or reduction along them."""
 
     function: str
     along: str
@@ -42,7 +42,7 @@ class ChainLine:
 
     @property
     def call(self) -> str:
-        """The function as it is written: `.`, `gelu`, `max_S`."""
+        """The function as in the text: `.`, `gelu`, `max_S`."""
         return f"{self.function}_{self.along}" if self.along else self.function
 
     @property
@@ -51,26 +51,26 @@ class ChainLine:
 
     @property
     def whole(self) -> str:
-        """The letters that must not be split: those of a function along them, a view's minor ones.
+        """The letters that must not be split: those of a function along them, and a view's minor letters.
 
-        Blocks of N are contiguous, so over N = K G only whole groups of G can be one.
+        Blocks of N are contiguous, so with N = K G a block can only have whole groups of G.
         """
         if self.is_view:
-            longer = max(self._written_otherwise, key=len)
+            longer = max(self._differing_dims, key=len)
             return "".join(longer[1:])
         return "" if self.function in COMBINED_BY else self.along
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The letter of the index space that a view's operand writes otherwise."""
+        """For a letter of the index space, the letter that a view's operand has for it."""
         if not self.is_view:
             return {}
-        own, new = self._written_otherwise
-        return {new[0]: own[0]}
+        old, new = self._differing_dims
+        return {new[0]: old[0]}
 
     @property
-    def _written_otherwise(self) -> tuple[list[str], list[str]]:
-        """The dimensions of a view that only the operand has, and only the result."""
+    def _differing_dims(self) -> tuple[list[str], list[str]]:
+        """A view's dimensions that only the operand has, and that only the result has."""
         (operand,), out = self.operands, self.out
         return [d for d in operand.dims if d not in out.dims], [d for d in out.dims if d not in operand.dims]
 
@@ -79,19 +79,19 @@ class ChainLine:
         removed = {d for a in self.operands for d in a.dims} - set(self.out.dims)
         return len(self.operands) == 1 and removed == set(self.along) != set()
 
-    def _is_in_place(self, own: list[str], new: list[str]) -> bool:
-        at = self.operands[0].dims.index(own[0])
+    def _is_in_place(self, old: list[str], new: list[str]) -> bool:
+        at = self.operands[0].dims.index(old[0])
         dims = list(self.operands[0].dims)
-        dims[at : at + len(own)] = new
+        dims[at : at + len(old)] = new
         return tuple(dims) == self.out.dims
 
     def check(self) -> None:
-        """Raises NotationError where the dimensions do not fit the function."""
+        """Raise NotationError if the dimensions do not fit the function."""
         contracted = {d for a in self.operands for d in a.dims if d not in self.out.dims}
         if self.is_view:
-            own, new = self._written_otherwise if len(self.operands) == 1 else ([], [])
+            old, new = self._differing_dims if len(self.operands) == 1 else ([], [])
             counts = {"split": (1, 2), "merge": (2, 1), "rename": (1, 1)}[self.function]
-            if (len(own), len(new)) != counts or not self._is_in_place(own, new):
+            if (len(old), len(new)) != counts or not self._is_in_place(old, new):
                 raise NotationError(f"{self}: {self.function} writes {counts[0]} as {counts[1]} in place")
         elif self.function in COMBINED_BY and not self._removes_what_it_names:
             raise NotationError(f"{self}: a reduction removes the letters it names")
@@ -127,7 +127,7 @@ class Chain:
 
     @classmethod
     def parse(cls, text: str, constants: Collection[str] = ()) -> "Chain":
-        """The chain that `text` writes, a line each; a name once used may stand without its dimensions.
+        """The chain of a text with an operation per line; a name used before needs no dimensions.
 
         >>> mlp = Chain.parse('''
         ...     Tmp[B, F] = In[B, D] . Win[D, F]
@@ -149,7 +149,7 @@ class Chain:
 
     @cached_property
     def arrays(self) -> dict[str, ShardedArray]:
-        """Every array by its name, without sharding."""
+        """The arrays by name, without shardings."""
         return {a.name: a for line in self.lines for a in (*line.operands, line.out)}
 
     @property
@@ -158,23 +158,23 @@ class Chain:
 
     @cached_property
     def stored(self) -> frozenset[str]:
-        """What no line makes: weights, caches, masks."""
+        """The arrays that no line makes: weights, caches, masks."""
         return frozenset(self.arrays) - {line.out.name for line in self.lines} - {self.source}
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """What no line reads: where the cotangents come from."""
+        """The arrays that no line reads; the backward pass begins with their cotangents."""
         read = {a.name for line in self.lines for a in line.operands}
         return tuple(line.out.name for line in self.lines if line.out.name not in read)
 
     @cached_property
     def differentiated(self) -> frozenset[str]:
         """The arrays that have a cotangent."""
-        found = {self.source, *self.stored} - self.constants
+        names = {self.source, *self.stored} - self.constants
         for line in self.lines:
-            if line.has_gradient and any(a.name in found for a in line.operands):
-                found.add(line.out.name)
-        return frozenset(found)
+            if line.has_gradient and any(a.name in names for a in line.operands):
+                names.add(line.out.name)
+        return frozenset(names)
 
     def reader(self, name: str) -> ChainLine | None:
         """The first line that reads `name`."""

@@ -1,10 +1,10 @@
-"""Collectives, and which of them turn one sharding of an array into another.
+"""Collectives, and the sequence of them from one sharding of an array to another.
 
 all_gather      A[I_X] -> A[I]           removes a subscript
 reduce_scatter  A[I]{U_X} -> A[I_X]      turns a partial sum into a subscript
 all_reduce      A[I]{U_X} -> A[I]        = reduce_scatter + all_gather
 all_to_all      A[I_X, J] -> A[I, J_X]   moves a subscript
-permute         A[I_X] -> A[I_Y]         hands every device the block of another
+permute         A[I_X] -> A[I_Y]         sends each device the block of another device
 slice           A[I] -> A[I_X]           each device keeps its part; no communication
 """
 
@@ -41,7 +41,7 @@ class Collective:
 
     @property
     def title(self) -> str:
-        """Its name as people write it: AllGather."""
+        """The name in text: AllGather."""
         return TITLES[self.op]
 
     def __str__(self) -> str:
@@ -59,11 +59,11 @@ TITLES = {
 
 
 def gathered_of_block(op: ReshardOp, block_bytes: float, num_devices: int) -> int:
-    """V of a collective among `num_devices` which hold a block of the operand each.
+    """V of a collective among n devices that each hold a block of the operand.
 
-    all_gather, all_to_all, permute   n blocks: what an all-gather makes of them
+    all_gather, all_to_all, permute   n blocks, as after an all-gather
     reduce_scatter, all_reduce        one block, which is a partial sum of the whole
-    slice                             what is cut, one block
+    slice                             one block, which is cut
     Source: How to Scale Your Model, "Sharded Matrices".
     """
     blocks = num_devices if op in ("all_gather", "all_to_all", "permute") else 1
@@ -71,11 +71,11 @@ def gathered_of_block(op: ReshardOp, block_bytes: float, num_devices: int) -> in
 
 
 def ring_bytes(op: ReshardOp, gathered_bytes: float, num_devices: int) -> float:
-    """Bytes that an all-gather would have, were it as slow on a ring: a price that needs no hardware.
+    """Bytes V of an all-gather that takes the same time on a ring: a price without hardware.
 
         all_gather, reduce_scatter V    all_reduce 2 V    all_to_all V/4    permute 2 V/n    slice 0
 
-    A permute sends its block V/n one way, with half of the ring's bandwidth.
+    A permute sends its block V/n in one direction, with half of the ring's bandwidth.
     """
     if op == "permute":
         return 2 * gathered_bytes / num_devices
@@ -95,13 +95,13 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
     """The collectives from `array` to `target`: shrink first, grow last.
 
     Slices and reduce-scatters make the block smaller, so they go first; all-gathers go last.
-    An axis can be added or removed only as the minor (last) one of its dimension, since blocks
-    are contiguous; what does not fit that is gathered back to the common prefix. What a gather makes way
-    for follows at once, before the next.
+    Blocks are contiguous, so an axis can be added or removed only as the minor (last) axis of its dimension.
+    If that is not enough, the dimension is gathered to the common prefix of both shardings. Steps that a
+    gather makes possible follow before the next gather.
 
-    It needs no mesh, sizes or prices, so one answer holds for all of them: contractions derive it once
-    for a sharding's pattern. For what layouts ask it is as cheap as any (tests/cost/test_reshard.py);
-    for any two shardings on a given machine `notation.resharding.cheapest_reshard` searches.
+    The result depends on no mesh, sizes or prices, so contractions derive it once for all. For the reshards
+    of layouts it is the cheapest (tests/cost/test_reshard.py). For any two shardings on a given machine
+    `notation.resharding.cheapest_reshard` searches.
     """
     return list(_reshard(array, target))
 
@@ -126,13 +126,13 @@ _Moves = Iterator[tuple[ReshardOp, Axes, ShardedArray]]
 
 
 def _missing(array: ShardedArray, target: ShardedArray, dim: str) -> Axes:
-    """The axes that `dim` still needs, if they can be appended behind those it has."""
+    """The axes that `dim` still needs, if they can be appended to its present axes."""
     have, want = array.axes_of(dim), target.axes_of(dim)
     return want[len(have) :] if want[: len(have)] == have else ()
 
 
 def _shrink(array: ShardedArray, target: ShardedArray) -> _Moves:
-    """What leaves no block larger; each may make way for another, so all are tried until none moves."""
+    """Steps that enlarge no block; each may make others possible, so repeat until there is none."""
     moves = True
     while moves:
         moves = False

@@ -1,9 +1,9 @@
-"""The derivation of a chain's algorithm under a layout: place every line, write it down, transpose it.
+"""The derivation of a chain's algorithm under a layout.
 
-Forward each operation brings its operands, works on the local blocks and finishes its result.
-Backward the same reshards are transposed: a cotangent is spread to where its operation
-left the product, the operands' cotangents are made there, partial over the axes along which an operand
-was repeated, and every array's are added up before they are brought home.
+Forward, each operation reshards its operands, computes on the local blocks and reshards its result.
+Backward, the same reshards are transposed: the cotangent of a result is resharded as the operation yielded
+the result, and gives the operands' cotangents, which are partial over the axes along which an operand was
+repeated. The cotangents of an array are added before they are resharded as the array.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,15 +16,15 @@ from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import cotangent
 from meshwright.notation.operation import Operation, placed
 
-# Their transposes read the cotangent alone.
+# Their transposes read only the cotangent.
 _LINEAR = ("add", "sum", *VIEWS)
 
 
 def derive(chain: Chain, layout: Mapping[str, ShardedArray]) -> Algorithm:
-    """The algorithm of `chain` where the arrays in `layout` have its shardings.
+    """The algorithm of `chain` with the shardings of `layout`.
 
-    Stored arrays and the source that it leaves out are whole; other arrays stay as they are made,
-    with their sums finished. Raises NotationError where no operation can yield a wanted sharding.
+    Stored arrays and a source that are not in the layout are whole; other arrays keep the sharding that their
+    operation yields, with sums finished. Raises NotationError if no operation can yield a wanted sharding.
 
     >>> mlp = Chain.parse("Tmp[B, F] = In[B, D] . Win[D, F]\\nOut[B, D] = Tmp . Wout[F, D]")
     >>> layout = mlp.layout("In[B, D_Y] Win[D, F_Y] Wout[F_Y, D] Out[B, D_Y]")
@@ -48,7 +48,7 @@ def derive(chain: Chain, layout: Mapping[str, ShardedArray]) -> Algorithm:
 
 
 def derive_placed(chain: Chain, operations: list[Operation]) -> Algorithm:
-    """The algorithm of `chain` whose lines are these operations."""
+    """The algorithm of `chain`, with an operation for each line."""
     homes = {a.name: a for op in operations for a in (*op.operands, op.out)}
     forward = _Pass()
     for line, operation in zip(chain.lines, operations, strict=True):
@@ -68,7 +68,7 @@ def derive_placed(chain: Chain, operations: list[Operation]) -> Algorithm:
 
 
 def _place(chain: Chain, layout: Mapping[str, ShardedArray]) -> list[Operation]:
-    """Every line with roles: the source and stored arrays first lie where the layout says."""
+    """An operation with roles for each line."""
     homes = {name: layout.get(name, chain.arrays[name]) for name in (*chain.stored, chain.source)}
     operations = []
     for line in chain.lines:
@@ -96,9 +96,10 @@ def _placed(
 def _placed_for_reader(
     chain: Chain, layout: Mapping[str, ShardedArray], view: ChainLine, homes: Mapping[str, ShardedArray]
 ) -> Operation | None:
-    """The view, which costs nothing itself, with its result as its first reader's other arrays want it.
+    """The view with a result as its first reader needs it, since a view is free.
 
-    None where one of those is not placed yet, and where it would be gathered, as readers do themselves.
+    None if another array of the reader is not placed yet, and if the result would be gathered, which the
+    reader does by itself.
     """
     name, reader = view.out.name, chain.reader(view.out.name)
     if reader is None or not {a.name for a in reader.operands} <= {name, *homes}:
@@ -111,7 +112,7 @@ def _placed_for_reader(
 
 
 class _Pass:
-    """The steps of one pass as they are written down, with what each one reads."""
+    """The recorded steps of a pass, with the steps that each one reads."""
 
     def __init__(self, existing: Iterable[ShardedArray] = ()) -> None:
         self.steps: list[Step] = []
@@ -128,7 +129,7 @@ class _Pass:
         self.existing.add(result)
 
     def bring(self, steps: list[Collective], *, maximum: bool = False) -> None:
-        """The `steps` whose results do not exist yet; two readers share one gather."""
+        """Record the steps with results that do not exist yet; two readers share one gather."""
         if steps and _key(steps[-1].result) in self.existing:
             return
         for step in steps:
@@ -136,7 +137,7 @@ class _Pass:
                 self.record(step, maximum=maximum)
 
     def timed(self, starts: list[ShardedArray], ends: list[ShardedArray]) -> Iterator[Step]:
-        """The steps with their timing: what comes after `starts` and before `ends` is critical."""
+        """The steps with their timing: those after `starts` and before `ends` are critical."""
         first, last = {_key(a) for a in starts}, {_key(a) for a in ends}
         after: set[int] = set()
         for number, step in enumerate(self.steps):
@@ -154,7 +155,7 @@ class _Pass:
 
 
 def _key(array: ShardedArray) -> ShardedArray:
-    """Equal for arrays of one name that lie the same: partial sums have no order."""
+    """The array with sorted partial axes, whose order does not matter."""
     return array.replace(unreduced=tuple(sorted(array.unreduced))) if array.unreduced else array
 
 
@@ -165,7 +166,7 @@ def _with_repeats(steps: Iterable[Step], forward: _Pass) -> Iterator[Step]:
 
 
 def _kept(homes: Mapping[str, ShardedArray], forward: _Pass) -> set[ShardedArray]:
-    """What the backward pass finds: everything but gathered arrays, which it gathers again."""
+    """The arrays kept for the backward pass: all but gathered arrays, which it gathers again."""
     kept = {_key(home) for home in homes.values()}
     for step in forward.steps:
         action = step.action
@@ -177,7 +178,7 @@ def _kept(homes: Mapping[str, ShardedArray], forward: _Pass) -> set[ShardedArray
 def _transpose(
     chain: Chain, operations: list[Operation], homes: Mapping[str, ShardedArray], forward: _Pass
 ) -> _Pass:
-    """The backward pass: operations in reverse, of each the stored operand's gradient first."""
+    """The backward pass: operations in reverse, each with the stored operand's gradient first."""
     tape = _Cotangents(_Pass(_kept(homes, forward)), chain, operations)
     for name in chain.results:
         if name in chain.differentiated:
@@ -189,20 +190,20 @@ def _transpose(
 
 
 class _Cotangents:
-    """What each array's readers have yielded of its cotangent so far."""
+    """The parts of each array's cotangent that its readers have yielded so far."""
 
     def __init__(self, steps: _Pass, chain: Chain, operations: list[Operation]) -> None:
         self.steps, self.differentiated, self.stored = steps, chain.differentiated, chain.stored
         self.made = {operation.out.name: operation.finish for operation in operations}
         self.yielded: dict[str, dict[ShardedArray, ShardedArray]] = {}
-        self.chosen: dict[ShardedArray, list[Collective]] = {}  # steps of what is yielded, not by the rules
+        self.chosen: dict[ShardedArray, list[Collective]] = {}  # steps of yielded arrays, if chosen
         self.readers: dict[str, int] = {}
         for line in chain.lines:
             for operand in line.operands if line.out.name in chain.differentiated else ():
                 self.readers[operand.name] = self.readers.get(operand.name, 0) + 1
 
     def pull_back(self, line: ChainLine, operation: Operation) -> None:
-        """Writes a line's backward steps: from the result's cotangent to the operands', weights first."""
+        """Record a line's backward steps: from the result's cotangent to the operands', weights first."""
         self.steps.bring(operation.finish.backward)
         names = [operand.name for operand in operation.operands]
         for wrt in sorted(range(len(names)), key=lambda i: names[i] not in self.stored):
@@ -214,7 +215,7 @@ class _Cotangents:
                 self._settle(operation.operands[wrt])
 
     def _local(self, line: ChainLine, operation: Operation, wrt: int) -> None:
-        own, spread = operation.reshards[wrt], operation.finish.backward
+        operand, spread = operation.reshards[wrt], operation.finish.backward
         given = spread[-1].result if spread else cotangent(operation.out)
         if line.function == CONTRACTION:
             others = [operation.reshards[1 - wrt]]
@@ -224,17 +225,17 @@ class _Cotangents:
             operands = (given, *(other.used for other in others))
         for other in others:
             self.steps.bring(other.forward)
-        earlier = self.yielded.setdefault(own.given.name, {})
-        accumulates = _key(own.yielded) in earlier
-        self.steps.record(Local(line.call, operands, own.yielded, wrt), accumulates=accumulates)
-        earlier[_key(own.yielded)] = own.yielded
-        if own.chosen.backward is not None:
-            self.chosen[_key(own.yielded)] = own.backward
+        earlier = self.yielded.setdefault(operand.given.name, {})
+        accumulates = _key(operand.yielded) in earlier
+        self.steps.record(Local(line.call, operands, operand.yielded, wrt), accumulates=accumulates)
+        earlier[_key(operand.yielded)] = operand.yielded
+        if operand.chosen.backward is not None:
+            self.chosen[_key(operand.yielded)] = operand.backward
 
     def _settle(self, array: ShardedArray) -> None:
-        """One cotangent of what was yielded: each kind of partial sum is reduced once."""
+        """Record the sum of the yielded parts of a cotangent: each kind of partial sum is reduced once."""
         end, pending = self._end(array), self.yielded[array.name]
-        # The most partial first, so that what it becomes is added to another and moved with it.
+        # The most partial first, so that its result can be added to another part and moved with it.
         for key in sorted(pending, key=lambda a: -len(a.unreduced)):
             addend = pending.pop(key)
             steps = self.chosen[key] if key in self.chosen else reshard(addend, end)
@@ -245,13 +246,16 @@ class _Cotangents:
                     break
             else:
                 pending[_key(end)] = end
-            # Between lie addends of the cotangent, which none may take for the cotangent.
+            # The results in between are addends, and must not be taken for the cotangent.
             self.steps.existing -= {key, *(_key(step.result) for step in steps)}
         self.steps.existing.add(_key(end))
 
     def _end(self, array: ShardedArray) -> ShardedArray:
-        """Where the cotangent is wanted: as the array lies, or where the operation that made it would
-        only slice that, its slice: a sum is scattered rather than shared and cut."""
+        """The wanted sharding of the cotangent.
+
+        It is that of the array, or the one before it was finished if the transpose would only slice: a sum is
+        then scattered, and not gathered and sliced.
+        """
         made = self.made.get(array.name)
         if made and made.backward and all(step.op == "slice" for step in made.backward):
             return cotangent(made.given)

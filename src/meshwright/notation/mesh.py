@@ -1,4 +1,4 @@
-"""The mesh: named axes with sizes, over which arrays are split."""
+"""The mesh: named axes with sizes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from meshwright.errors import NotationError
 
-# 64 axes of two are more devices than there are bytes in the world's memory.
+# With 64 axes of two a mesh has 1.8e19 devices, so no real mesh needs more.
 MAX_MESH_AXES = 64
 
 
 class Degrees(Protocol):
-    """What says how many devices there are along axes: a mesh; or many, which say an array of numbers."""
+    """The number of devices along axes: of a mesh, or an array of the numbers of many meshes."""
 
     def size(self, axes: str | tuple[str, ...]) -> Any: ...
 
@@ -37,7 +37,7 @@ class Mesh:
             if not isinstance(size, int) or size < 1:
                 raise NotationError(f"mesh axis {axis} = {size!r}: a size is a positive integer")
         object.__setattr__(self, "sizes", dict(self.sizes))
-        object.__setattr__(self, "_products", {})  # asked for again and again while pricing
+        object.__setattr__(self, "_products", {})  # a cache, since pricing asks for the same sizes often
 
     @property
     def axes(self) -> tuple[str, ...]:

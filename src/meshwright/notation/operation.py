@@ -1,11 +1,11 @@
-"""One operation of a chain, of any number of operands, with the role of every mesh axis.
+"""One operation of a chain, with any number of operands and the role of every mesh axis.
 
     out[letters] = f(a[letters], b[letters], ...)
 
 A contraction, an elementwise function (its operands broadcast), a reduction and a split or merge of
-a dimension are all an index space with one letter a loop. So all obey the rule of einsum.py: an axis
-splits one letter of the space; an array is split by the axes whose letter it has; what an array yields,
-forward or backward, is a partial sum over the axes whose letter it lacks.
+a dimension are all loops over an index space, with a letter for each loop. So all obey the rule of einsum.py:
+an axis splits one letter of the space; an array is split by the axes whose letter it has; a result or
+cotangent is a partial sum over the axes whose letter its array lacks.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ from meshwright.notation.einsum import (
 
 @dataclass(frozen=True)
 class Operation:
-    """`out = f(operands)` on every device's blocks, once the operands are moved.
+    """`out = f(operands)` on each device's blocks, after the operands are moved.
 
-    aliases: letters of the space that an operand of a split or merge writes otherwise: the space of
-    `q[B, K, G, H] = split(q[B, N, H])` has K, which the operand calls N. chosen: the steps of each
-    operand and then of the result; those of `reshard` where none are given.
+    aliases: letters of the space that an operand of a split or merge writes differently: the space of
+    `q[B, K, G, H] = split(q[B, N, H])` has K, which the operand calls N. chosen: the steps of each operand
+    and then of the result; if empty they are the steps of `reshard`.
     """
 
     operands: tuple[ShardedArray, ...]
@@ -43,31 +43,34 @@ class Operation:
 
     @cached_property
     def reshards(self) -> tuple[Reshard, ...]:
-        """Every operand to its roles; its cotangent is a partial sum where it was repeated."""
+        """The reshards of the operands to their roles.
+
+        The cotangent of an operand is a partial sum over the axes along which the operand was repeated.
+        """
         roles = rename(self.roles, self.aliases)
         reshards = tuple(operand_reshard(operand, roles) for operand in self.operands)
         if not self.chosen:
             return reshards
-        return tuple(replace(own, chosen=one) for own, one in zip(reshards, self.chosen[:-1], strict=True))
+        return tuple(replace(r, chosen=steps) for r, steps in zip(reshards, self.chosen[:-1], strict=True))
 
     @cached_property
     def finish(self) -> Reshard:
-        """The result from what the devices yield to where it is wanted."""
+        """The reshard of the result, from the devices' blocks to the wanted sharding."""
         reshard = result_reshard(self.out, self.roles)
         return replace(reshard, chosen=self.chosen[-1]) if self.chosen else reshard
 
 
 def rename(roles: Roles, aliases: Mapping[str, str]) -> Roles:
-    """`roles` with other letters for some."""
+    """`roles` with letters replaced by their aliases."""
     return {axis: aliases.get(letter, letter) if letter else None for axis, letter in roles.items()}
 
 
 def bias_reshard(y: ShardedArray, b: ShardedArray) -> Reshard:
-    """How b, which has some dimensions of y, comes to where it is added to y, a partial sum or not."""
+    """The reshard of a bias b[F] before it is added to y[.., F], which may be a partial sum."""
     whole = y.replace(unreduced=())
-    there = placed((whole, b), whole, wanted=True).reshards[1]
-    yielded = there.yielded
-    return replace(there, yielded=yielded.replace(unreduced=(*yielded.unreduced, *y.unreduced)))
+    to_y = placed((whole, b), whole, wanted=True).reshards[1]
+    yielded = to_y.yielded
+    return replace(to_y, yielded=yielded.replace(unreduced=(*yielded.unreduced, *y.unreduced)))
 
 
 @lru_cache(maxsize=4096)
@@ -80,12 +83,12 @@ def placed(
     whole: str = "",
     renamed: tuple[tuple[str, str], ...] = (),
 ) -> Operation:
-    """The operation that moves the fewest of its arrays; the layout alone decides, no size does.
+    """The operation with the roles that move the fewest arrays; sizes do not matter.
 
-    out: its sharding where `wanted`; else only its dimensions count, and it stays where it is made
-    with its sums finished. stored: names of arrays that rather stay (weights, caches) than another
-    array. whole: letters that the function needs undivided, as softmax does its own. renamed: the
-    aliases of the operation.
+    out: the wanted sharding if `wanted`; otherwise only its dimensions are used, and it keeps the sharding
+    that the operation yields, with sums finished. stored: names of arrays (weights, caches) that move only
+    if no other choice moves as few. whole: letters that the function needs undivided, such as softmax's.
+    renamed: the aliases of the operation.
     """
     aliases = dict(renamed)
     space = [_in_space(a, aliases) for a in operands]
@@ -102,7 +105,7 @@ def placed(
 
 @dataclass(frozen=True)
 class _Ballot:
-    """Which letter each axis had best split: that of most arrays, so that fewest move."""
+    """The choice of a letter for each axis: the one that most arrays have there, so that fewest move."""
 
     operands: list[ShardedArray]
     out: ShardedArray | None
@@ -111,7 +114,7 @@ class _Ballot:
     parts: frozenset[str]
 
     def elect(self, axis: str, whole: str) -> str | None:
-        """A letter that some array has split over `axis` already, or none."""
+        """A letter that some array already has split over `axis`, or None."""
         letters = {a.dim_of(axis): None for a in (*self.operands, *([self.out] if self.out else []))}
         if self.out and axis in self.out.unreduced:
             letters |= dict.fromkeys(d for a in self.operands for d in a.dims if d not in self.out_dims)
@@ -119,10 +122,10 @@ class _Ballot:
         return min([*candidates, None], key=lambda letter: self._moves(axis, letter))
 
     def _moves(self, axis: str, letter: str | None) -> tuple[int, int, bool, bool, int]:
-        """(arrays moved, stored ones among them, ...); the smallest wins.
+        """(moved arrays, stored arrays among them, ...); the smallest is chosen.
 
-        Among equals the parts of a split dimension are left alone, since they may be too few for the
-        axis; then work is divided rather than repeated; then the output stays.
+        Further criteria: do not split the parts of a split dimension, which may be too few for the axis;
+        divide the work instead of repeating it; do not move the output.
         """
         moved = [a for a in self.operands if a.dim_of(axis) not in (None, letter) or axis in a.unreduced]
         out_moved = self._out_moves(axis, letter)
@@ -133,14 +136,14 @@ class _Ballot:
         summed = letter is not None and letter not in self.out_dims
         if self.out is None:
             return int(summed)
-        if axis in self.out.unreduced:  # nothing but a sum over it can be partial
+        if axis in self.out.unreduced:  # only a sum over the axis can be partial
             return 0 if summed else len(self.operands) + 1
-        # A whole result is sliced for nothing; any other difference is a collective.
+        # Slicing a whole result is free; any other difference is a collective.
         return int(summed or (letter is not None and self.out.dim_of(axis) != letter))
 
 
 def _in_space(array: ShardedArray, aliases: Mapping[str, str]) -> ShardedArray:
-    """`array` with the letters of the operation's space for its own."""
-    letters = {own: letter for letter, own in aliases.items()}
+    """`array` with the letters of the operation's space."""
+    letters = {alias: letter for letter, alias in aliases.items()}
     dims = tuple(letters.get(dim, dim) for dim in array.dims)
     return ShardedArray(array.name, dims, array.axes, array.unreduced)

@@ -1,7 +1,7 @@
-"""Reads the notation: arrays, products, meshes and sizes. Every error points at its character.
+"""The parser of the notation: arrays, products, meshes and sizes.
 
-Arrays are read in ASCII and in Unicode: `A[I₍X₎, Jₜₑₙₛₒᵣ]{U₍YZ₎}`. An error tells the place
-in the whole text and, where that is long, shows what stands around it.
+Arrays are read in ASCII and in Unicode: `A[I₍X₎, Jₜₑₙₛₒᵣ]{U₍YZ₎}`. An error gives the position of its
+character in the text, and shows only the text around it if the text is long.
 """
 
 import re
@@ -14,15 +14,15 @@ from meshwright.units import parse_count
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?=\[)")
-# What Unicode has of subscripts for a name: the digits and some small letters.
+# Unicode has subscripts for the digits and some small letters.
 _LETTERS = dict(zip("ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ₀₁₂₃₄₅₆₇₈₉", "aehijklmnoprstuvx0123456789", strict=True))
 _SMALL = re.compile(f"[{''.join(_LETTERS)}]+")
 _COUNT = re.compile(r"[^,]*")
-_LONGEST_COUNT, _MOST_SIZES = 40, 1000  # characters of a size (they end at 1e18); sizes in one text
+_LONGEST_COUNT, _MOST_SIZES = 40, 1000  # characters of a size, which is at most 1e18; sizes in one text
 
 
 class _Reader:
-    """A cursor over the text, which knows how to complain."""
+    """A position in a text, with errors that name it."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
@@ -61,7 +61,7 @@ class _Reader:
 
 
 def parse_array(text: str) -> ShardedArray:
-    """The array that `text` writes.
+    """The array of a text in the notation.
 
     >>> parse_array("A[I_X, J_YZ]{U_W}").axes
     (('X',), ('Y', 'Z'))
@@ -75,9 +75,9 @@ def parse_array(text: str) -> ShardedArray:
 
 
 def parse_product(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
-    """The operands and the result, if it is told, of `A[I, J] . B[J, K] -> C[I, K]` or `A[I_X] -> A[I]`.
+    """The operands and, if given, the result of `A[I, J] . B[J, K] -> C[I, K]` or `A[I_X] -> A[I]`.
 
-    The dot may be `·` and name what is summed (`._J`), the arrow `→`.
+    The dot may be `·`, and may name the summed dimensions (`._J`); the arrow may be `→`.
 
     >>> operands, result = parse_product("A[I, J_X] ·₍J₎ B[J_X, K] → C[I, K]{U₍X₎}")
     >>> print(*operands, result)
@@ -126,7 +126,7 @@ def _array(reader: _Reader) -> ShardedArray:
 
 
 def _unused(reader: _Reader, used: set[str], read: Callable[[_Reader], Axes]) -> Axes:
-    """The axes of a subscript, none of which the array may have had."""
+    """The axes of a subscript, which the array must not have used before."""
     start = reader.at
     axes = read(reader)
     for axis in axes:
@@ -190,7 +190,7 @@ def _axes(reader: _Reader) -> Axes:
 
 
 def parse_sizes(text: str) -> dict[str, int]:
-    """Sizes written `I=1024,J=4k`.
+    """The sizes of a text such as `I=1024,J=4k`.
 
     >>> parse_sizes("I=1024, J=4k")
     {'I': 1024, 'J': 4000}
@@ -227,5 +227,5 @@ def _count(reader: _Reader) -> int:
 
 
 def parse_mesh(text: str) -> Mesh:
-    """The mesh written `X=4,Y=2`."""
+    """The mesh of a text such as `X=4,Y=2`."""
     return Mesh(parse_sizes(text))

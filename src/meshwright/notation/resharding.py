@@ -1,20 +1,20 @@
 """The cheapest collectives from one sharding of an array to another: a shortest path.
 
-The shardings of an array are the nodes of a graph, every single collective is an edge with its seconds,
-and Dijkstra's algorithm finds the path. Blocks are contiguous, so an axis joins or leaves its dimension
-only as the last one:
+The shardings of an array are the nodes of a graph, each single collective is an edge with its seconds,
+and Dijkstra's algorithm finds the path. Blocks are contiguous, so only the last axis of a dimension can be
+added or removed:
 
-    all_gather      takes the last axes off one or several dimensions
+    all_gather      removes the last axes of one or several dimensions
     reduce_scatter  appends partial axes to dimensions, in any order
     all_reduce      frees partial axes
-    all_to_all      takes the last axes off some dimensions and appends them to others
+    all_to_all      moves the last axes of some dimensions to others
     slice           appends a free axis to a dimension
-    permute         hands every device another's block: any axes in any order that give each
-                    dimension as many shards as before; partial sums stay where they are
+    permute         sends each device another device's block: any axes in any order that keep the number of
+                    shards of each dimension; partial sums stay where they are
 
-`notation.collective.reshard` needs neither mesh nor sizes nor prices and gives one answer for all of
-them: it serves what is derived once for every size, the contractions of a Layout. This search
-serves a given array on a given machine, and is what a reshard can cost at best.
+`notation.collective.reshard` needs neither mesh nor sizes nor prices, and gives one result for all, for the
+contractions of a Layout. This search is for a given array on a given machine, and gives the lowest price of
+a reshard.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,8 +32,8 @@ from meshwright.notation.mesh import Mesh
 
 Price = Callable[[ReshardOp, Axes, int], float]
 
-# An array of rank 4 on four axes has 1,457 shardings, whose graph is drawn in a quarter of a second.
-# Permutes lead from every order of the axes to every other one, so six axes are too many in any case.
+# An array of rank 4 on four axes has 1,457 shardings, and its graph takes a quarter of a second. Permutes
+# lead from each order of the axes to every other order, so six axes are too many in any case.
 MAX_SHARDINGS, MAX_AXES = 2000, 5
 
 
@@ -45,15 +45,15 @@ def cheapest_reshard(
     price: Price,
     dtype: str = "bf16",
 ) -> list[Collective]:
-    """The collectives from `array` to `target` that take the least time one after another.
+    """The collectives from `array` to `target` with the smallest sum of seconds.
 
     price: seconds of (operation, axes, gathered bytes V); cost.resharding has one for a machine.
-    A slice is free. Among equals the fewest steps are taken. Any axis of the mesh may help on the
-    way, so a sliced replica can halve what a slow link carries. Axes of size one split nothing and
-    are left out of the steps. Where the shardings are too many (`is_searchable`) the dimensions that stay as
-    they are take no part, then idle axes neither; and if even the rest are too many, the steps are
-    those of `reshard`. Raises NotationError where a dimension does not
-    divide, an axis is unknown, or a partial sum is wanted of a finished one.
+    A slice is free. Of paths with equal seconds the one with the fewest steps is taken. Intermediate steps
+    may use any axis of the mesh: slicing a replica can halve the bytes over a slow link. Axes of size 1 do
+    not appear in the steps. If there are too many shardings (`is_searchable`), unchanged dimensions are left
+    out of the search, and then idle axes; if there are still too many, the steps are those of `reshard`.
+    Raises NotationError if a dimension does not divide, an axis is unknown, or a finished sum would become
+    partial.
 
     >>> from meshwright.notation.collective import ring_bytes
     >>> from meshwright.notation.parse import parse_array as a
@@ -67,17 +67,16 @@ def cheapest_reshard(
     num_bytes = prod(sizes[dim] for dim in array.dims) * dtype_bytes(dtype)
     for part in _parts(array, target, mesh):
         if is_searchable(part.mesh, len(part.array.dims), part.array.unreduced):
-            found = Reshards(part.array, part.mesh, sizes, num_bytes / part.shards, price)
-            return [_on_whole(step, array) for step in found.steps(part.target)]
+            reshards = Reshards(part.array, part.mesh, sizes, num_bytes / part.shards, price)
+            return [_on_whole(step, array) for step in reshards.steps(part.target)]
     return reshard(array, target)
 
 
 class Reshards:
-    """The cheapest reshards from one sharding of an array to others or, `towards` it, from others.
+    """The cheapest reshards from the sharding `end` of an array to others, or from others to it.
 
-    num_bytes: of the whole array. partial: the axes over which shardings may be partial sums, those of
-    `end` unless given. The paths are found as far as they are asked for, each axis of the mesh having
-    more than one device.
+    towards: the reshards lead to `end`. num_bytes: size of the whole array. partial: the axes over which
+    shardings may be partial sums, by default those of `end`. Paths are computed when they are needed.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Reshards:
         self._barred = [uneven and _bars(limits, shards) for shards in graph.shards]
         start = graph.number(end)
         self._best: dict[int, tuple[float, int]] = {start: (0.0, 0)}
-        self._nearer: dict[int, tuple[int, int]] = {}  # the edge's kind and the node that it comes from
+        self._nearer: dict[int, tuple[int, int]] = {}  # the edge's kind and the previous node
         self._settled: set[int] = set()
         self._queue = [(0.0, 0, start)]
 
@@ -114,7 +113,7 @@ class Reshards:
         return self._best[node][0]
 
     def steps(self, other: ShardedArray) -> list[Collective]:
-        """The collectives of the cheapest reshard, named as `other` is."""
+        """The collectives of the cheapest reshard, of arrays with the name of `other`."""
         self.seconds(other)
         node, passed = self._graph.number(other), []
         while node in self._nearer:
@@ -150,7 +149,7 @@ class Reshards:
         return self._price(kind.op, kind.axes, gathered_of_block(kind.op, block, num_devices))
 
     def _collectives(self, passed: list[tuple[int, int, int]], like: ShardedArray) -> Iterator[Collective]:
-        """The edges between shardings as steps; one that passes a hand is two edges."""
+        """The edges between shardings as steps; a step through a hand is two edges."""
         operand, taken = None, 0
         for before, kind, after in passed:
             operand = operand or self._graph.sharding(before, like)
@@ -163,13 +162,13 @@ class Reshards:
 
 
 def is_searchable(mesh: Mesh, rank: int, partial: Axes) -> bool:
-    """Whether an array has no more shardings than are searched."""
+    """Whether an array has few enough shardings for a search."""
     num_axes = sum(size > 1 for size in mesh.sizes.values())
     return num_axes <= MAX_AXES and num_shardings(mesh, rank, partial) <= MAX_SHARDINGS
 
 
 def num_shardings(mesh: Mesh, rank: int, partial: Axes) -> int:
-    """How many shardings an array has, of which the axes in `partial` may hold partial sums.
+    """The number of shardings of an array that may be partial sums over the axes `partial`.
 
     >>> num_shardings(Mesh({"X": 2, "Y": 2}), 2, ()), num_shardings(Mesh({"X": 2}), 1, ("X",))
     (11, 3)
@@ -177,7 +176,7 @@ def num_shardings(mesh: Mesh, rank: int, partial: Axes) -> int:
     axes = [axis for axis, size in mesh.sizes.items() if size > 1]
     summed = len(set(partial) & set(axes))
 
-    def placed(count: int) -> int:  # each set of axes in each order, cut between the dimensions
+    def placed(count: int) -> int:  # each set of axes in each order, divided among the dimensions
         return sum(perm(count, split) * comb(split + rank - 1, rank - 1) for split in range(count + 1))
 
     return sum(comb(summed, held) * placed(len(axes) - held) for held in range(summed + 1))
@@ -194,14 +193,14 @@ def _check(array: ShardedArray, target: ShardedArray, mesh: Mesh, sizes: Mapping
 
 
 def _without_single(array: ShardedArray, mesh: Mesh) -> ShardedArray:
-    """`array` without the axes of one device."""
+    """`array` without axes of size 1."""
     axes = [tuple(axis for axis in split if mesh.size(axis) > 1) for split in array.axes]
     partial = tuple(axis for axis in array.unreduced if mesh.size(axis) > 1)
     return array.replace(axes=dict(zip(array.dims, axes, strict=True)), unreduced=partial)
 
 
 class _Part(NamedTuple):
-    """What is searched of an array: some dimensions and axes; the others make `shards` of it all along."""
+    """The dimensions and axes of an array that are searched; the others split it into `shards`."""
 
     array: ShardedArray
     target: ShardedArray
@@ -210,7 +209,7 @@ class _Part(NamedTuple):
 
 
 def _parts(array: ShardedArray, target: ShardedArray, mesh: Mesh) -> Iterator[_Part]:
-    """All of the array, the dimensions that change, and these without idle axes."""
+    """The whole array, then only the dimensions that change, then these without idle axes."""
     yield _Part(array, target, mesh, 1)
     changed = [dim for dim in array.dims if array.axes_of(dim) != target.axes_of(dim)] or [array.dims[0]]
     fixed = {axis for dim in array.dims if dim not in changed for axis in array.axes_of(dim)}
@@ -224,22 +223,22 @@ def _parts(array: ShardedArray, target: ShardedArray, mesh: Mesh) -> Iterator[_P
 
 
 def _on_whole(step: Collective, array: ShardedArray) -> Collective:
-    """A step of some dimensions of `array` as one of all."""
+    """The step of the whole `array` for a step of some of its dimensions."""
     operand, result = (
-        array.replace(axes=dict(zip(one.dims, one.axes, strict=True)), unreduced=one.unreduced)
-        for one in (step.operand, step.result)
+        array.replace(axes=dict(zip(part.dims, part.axes, strict=True)), unreduced=part.unreduced)
+        for part in (step.operand, step.result)
     )
     return Collective(step.op, step.axes, operand, result)
 
 
 def _ordered(axes: Axes, operand: ShardedArray, result: ShardedArray) -> Axes:
-    """Axes as the result has them, or the operand."""
+    """Axes in the order of the result, then of the operand."""
     known = (*result.sharded_axes, *operand.sharded_axes, *operand.unreduced)
     return tuple(axis for axis in dict.fromkeys(known) if axis in axes)
 
 
 def _bars(sizes: list[int], shards: tuple[int, ...]) -> bool:
-    """Whether some dimension does not divide; a hand has no shards and bars nothing."""
+    """Whether some dimension does not divide. A hand has no shards, so it is allowed."""
     return any(size % count for size, count in zip(sizes, shards, strict=False))
 
 
@@ -255,7 +254,7 @@ class _Sharding(NamedTuple):
 
 
 class _Hand(NamedTuple):
-    """What a collective holds of axes that it appends to some of the dimensions, in any way."""
+    """The state within a collective that will append `axes` to some of the dimensions, in any way."""
 
     split: _Split
     partial: _Partial
@@ -264,7 +263,7 @@ class _Hand(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What has one price; sharded: the axes that split the operand."""
+    """Collectives with the same price. sharded: the axes that split the operand."""
 
     op: ReshardOp
     axes: Axes
@@ -272,10 +271,10 @@ class _Kind(NamedTuple):
 
 
 class _Graph:
-    """Every sharding of an array of this rank over `axes`, of which those in `partial` may hold sums.
+    """The shardings of an array of a rank over `axes`, with partial sums over the axes `partial`.
 
-    A collective that appends axes leads first to a hand, which many shardings share, and from it at no
-    price (kind 0) to every way of appending them.
+    To keep edges few, a collective that appends axes leads to a hand, which many shardings share, and from
+    it free edges (kind 0) lead to all ways of appending them.
     """
 
     def __init__(self, axes: tuple[tuple[str, int], ...], rank: int, partial: Axes) -> None:
@@ -286,7 +285,7 @@ class _Graph:
         self.after: list[list[tuple[int, int]]] = []
         whole = _Sharding(((),) * rank, frozenset(axis for axis in partial if axis in self._sizes))
         self._node(whole)
-        for node in self._nodes:  # which grows
+        for node in self._nodes:  # the list grows in the loop
             self.after.append([(self._kind(kind), self._node(then)) for kind, then in self._edges(node)])
         self.shards = [self._shards(node) for node in self._nodes]
         self._add_permutes()
@@ -349,12 +348,15 @@ class _Graph:
                     yield _Kind("all_to_all", axes, sharded), _Hand(kept, partial, axes, stay)
 
     def _add_permutes(self) -> None:
-        """The reshards between shardings with as many shards of each dimension; axes: those that change."""
-        alike: dict[tuple, list[int]] = {}
+        """Add reshards between shardings with the same number of shards of each dimension.
+
+        The axes of a permute are those that change.
+        """
+        by_shards: dict[tuple, list[int]] = {}
         for number, node in enumerate(self._nodes):
             if isinstance(node, _Sharding):
-                alike.setdefault((self.shards[number], node.partial), []).append(number)
-        for numbers in alike.values():
+                by_shards.setdefault((self.shards[number], node.partial), []).append(number)
+        for numbers in by_shards.values():
             positions = {number: self._positions(self._nodes[number].split) for number in numbers}
             for before, after in permutations(numbers, 2):
                 old, new = positions[before], positions[after]
@@ -363,19 +365,19 @@ class _Graph:
                 self.after[before].append((self._kind(_Kind("permute", changed, sharded)), after))
 
     def _positions(self, split: _Split) -> dict[str, tuple[int, int]]:
-        """For each axis its dimension and the shards that the axes before it make."""
-        found = {}
+        """For each axis its dimension and the number of shards by the axes before it."""
+        positions = {}
         for dim, axes in enumerate(split):
             shards = 1
             for axis in axes:
-                found[axis] = dim, shards
+                positions[axis] = dim, shards
                 shards *= self._sizes[axis]
-        return found
+        return positions
 
 
 @lru_cache(maxsize=4096)
 def _array(name: str, dims: tuple[str, ...], axes: _Split, unreduced: Axes) -> ShardedArray:
-    """The same object each time: most reshards pass through few shardings."""
+    # Cached, since most reshards pass through few shardings.
     return ShardedArray(name, dims, axes, unreduced)
 
 
@@ -385,18 +387,18 @@ def _graph(axes: tuple[tuple[str, int], ...], rank: int, partial: Axes) -> _Grap
 
 
 def _subsets(axes: Axes) -> Iterator[Axes]:
-    """Every choice of axes but none."""
+    """All choices of at least one axis."""
     return chain.from_iterable(combinations(axes, count) for count in range(1, len(axes) + 1))
 
 
 @lru_cache(maxsize=1024)
 def _arrangements(axes: Axes, dims: tuple[int, ...], rank: int) -> tuple[_Split, ...]:
-    """Every way to lay `axes` out, in any order, over `dims` of an array."""
-    found: list[_Split] = []
+    """All ways to split `dims` of an array over `axes`, in any order."""
+    arrangements: list[_Split] = []
     for order in permutations(axes):
         for chosen in combinations_with_replacement(dims, len(order)):
             tails: list[Axes] = [()] * rank
             for axis, dim in zip(order, chosen, strict=True):
                 tails[dim] += (axis,)
-            found.append(tuple(tails))
-    return tuple(found)
+            arrangements.append(tuple(tails))
+    return tuple(arrangements)

@@ -1,10 +1,10 @@
-"""A chain and its layout as one writes them in a line: every array with its sharding, where it first stands.
+"""A chain and its layout in one text, with the sharding of each array at its first use.
 
     x[B_X, D] . w[D_X, F] -> h[B_X, F]; a[B_X, F] = gelu(h); a . v[F, D_X] -> y[B_X, D]
 
-A statement is a product with an arrow, or a line of a chain (chain.py). An array that one statement makes
-and another reads stays as it is made, with its sums finished, unless its sharding is written; the
-others are whole over the axes that they do not name. A product `-> h` sums the letters in both operands.
+A statement is a product with an arrow, or a line of a chain (chain.py). An intermediate array without a
+written sharding keeps the sharding that its statement yields, with sums finished. Other arrays are whole over
+the axes that they do not name. A product `-> h` sums the letters in both operands.
 """
 
 import re
@@ -20,7 +20,7 @@ _DOT = re.compile(r"(?<=[\w\]}])\s*[.·@](?:_(?:\{[^}]*\}|\w+))?\s*(?=[A-Za-z])"
 
 
 def parse_written(text: str) -> tuple[Chain, dict[str, ShardedArray]]:
-    """The chain that `text` writes and the shardings of its arrays, by name.
+    """The chain of a text and the shardings of its arrays, by name.
 
     Raises NotationError for a statement of another form, or an array written with two shardings.
 
@@ -41,12 +41,12 @@ def parse_written(text: str) -> tuple[Chain, dict[str, ShardedArray]]:
 
 
 def is_chain(text: str) -> bool:
-    """Whether `text` has several statements, or one that is a line of a chain."""
+    """Whether `text` has several statements or a line of a chain."""
     return bool(re.search(r"[;=\n]", text))
 
 
 def _lines(text: str, written: dict[str, ShardedArray]) -> Iterator[str]:
-    """The statements as lines of a chain; what shardings they write goes into `written`."""
+    """The statements as lines of a chain; their shardings are added to `written`."""
 
     def bare(match: re.Match[str]) -> str:
         array = parse_array(match[0])
@@ -64,7 +64,7 @@ def _lines(text: str, written: dict[str, ShardedArray]) -> Iterator[str]:
 
 
 def _with_dims(out: str, product: str, written: dict[str, ShardedArray]) -> str:
-    """The result of a product; where it is a name alone, with the dimensions that one operand has."""
+    """The result of a product; for a name only, with the dimensions in one operand but not in both."""
     names = [operand.partition("[")[0].strip() for operand in product.split(" . ")]
     if "[" in out or len(names) != 2 or not all(name in written for name in names):
         return out
