@@ -27,31 +27,33 @@ from meshwright.errors import AuditError
 
 @dataclass(frozen=True)
 class EmittedCollective:
-    """One tensor's communication; a combined instruction gives one for each of its tensors.
+    """The communication of one tensor; a combined instruction yields one per tensor.
 
-    name, index: the HLO instruction, and which of its operands, of which one may be several tensors laid
-    end to end. value: the instruction where it stands.
-    dtype: what travels; source_dtype: the narrowest type that the same numbers had before (bf16
-    where XLA:CPU widened bf16 to f32 to send it). uncast_dtype: the same since the program's own last cast,
-    so that what the program widens is not taken for the compiler's doing.
-    gathered_bytes: V, bytes of the gathered array on one device, in dtype: the result of an
-    all-gather, the operand of all others. padding_bytes: what is sent beside, to fill tiles; or, with
-    `has_room`, as room for rows of experts that do not come where all get as much.
-    together_bytes: what the instruction sends in one go, this tensor and those combined with it; 0 where
-    alone. count: how often it runs in one step; None where a loop's trip count is unknown.
-    conditional: it stands in a branch, and runs only if that is taken.
-    parameter: the program's input that is sent, as JAX names it (`w['w_in']`), if it is sent as is.
-    operand_op_name: the op_name of what computed the operand.
-    scattered: an all_reduce of which each device keeps only its own slice, which makes it a
-    reduce_scatter; slice_offsets: that slice's start on each device (see groups.axes_that_change).
-    gathers: an all_reduce of shards written into zeros, which makes it an all_gather.
-    follows_sum: a permute of what was just summed, which brings the slices of a padded reduce-scatter home;
-    or a gather of what was summed in slices and across them.
-    num_rings: directed rings that carry it at once, where the TPU's compiler tells: its `colors`, each one
-    way or both.
+    name: the HLO instruction. index: its operand, which may hold several tensors end to end. value: the
+    instruction at its place in the chain of calls.
 
-    What the compiler gave no name has that of the fusion around it, or of what computed the operand; what has
-    that of a call, of which the operand comes, has that of what reads it.
+    Types. dtype: the sent type. source_dtype: the narrowest earlier type of the same numbers (bf16 if XLA:CPU
+    widened bf16 to f32 to send it). uncast_dtype: the narrowest type since the program's own last cast, so
+    that a cast of the program is not taken for the compiler's.
+
+    Bytes. gathered_bytes: V, bytes of the gathered array on one device in dtype: the result of an all-gather,
+    the operand of all other ops. padding_bytes: further bytes that fill tiles or, with `has_room`, the
+    capacity for experts' rows beyond an even load. together_bytes: bytes of all tensors that the instruction
+    sends; 0 if it sends only this one.
+
+    Runs. count: runs in one step; None if a loop's trip count is unknown. conditional: it is in a branch, and
+    runs only if that is taken.
+
+    Meaning. parameter: the program's input, by JAX's name (`w['w_in']`), if it is sent unchanged.
+    operand_op_name: the op_name of the instruction that computed the operand. scattered: an all_reduce of
+    which each device keeps only its own slice, which makes it a reduce_scatter. slice_offsets: start of the
+    slice on each device (see groups.axes_that_change). gathers: an all_reduce of shards written into zeros,
+    which makes it an all_gather. follows_sum: a permute after a sum that returns the slices of a padded
+    reduce-scatter to their owners; or a gather after a sum in slices and across them. num_rings: directed
+    rings that carry it at once, if the TPU's compiler names its `colors`, each of one direction or both.
+
+    Names. An instruction without a name takes the name of its fusion, or of the computation of its operand.
+    One with the name of a call that also computes the operand takes the name of its reader.
     """
 
     name: str
@@ -87,7 +89,7 @@ class EmittedCollective:
 
     @property
     def uncast_bytes(self) -> int:
-        """V in uncast_dtype: what a compiler that sends the narrow type would have moved."""
+        """V in uncast_dtype, as for a compiler that sends the narrow type."""
         dtype = self.uncast_dtype or self.source_dtype
         return self.gathered_bytes * bits_of(dtype) // bits_of(self.dtype)
 
@@ -110,7 +112,7 @@ def _collectives(program: Program) -> Iterator[EmittedCollective]:
             if op_of(instruction) is None or unreadable_groups(instruction, program.num_devices):
                 continue
             chain = piece_of(instruction, place)
-            # Counted where it starts, also if it is done in another loop; once where no start is printed.
+            # Counted at its start, also if its done is in another loop; once if no start is printed.
             again = chain is not None and (
                 not is_start(place.computation) if chain[:2] in started else chain in chains
             )
@@ -128,18 +130,18 @@ def _pieces(program: Program) -> Iterator[tuple[tuple[object, ...], CallPath]]:
 
 
 def is_start(computation: Computation) -> bool:
-    """Whether a fusion's computation is where XLA for TPU starts an asynchronous collective."""
+    """Whether a fusion's computation starts an asynchronous collective of XLA for TPU."""
     return _calls(computation, "AsyncCollectiveStart")
 
 
 def is_done(computation: Computation) -> bool:
-    """Whether it is where one is waited for."""
+    """Whether a fusion's computation waits for an asynchronous collective."""
     return _calls(computation, "AsyncCollectiveDone")
 
 
 def _calls(computation: Computation, target: str) -> bool:
     return any(
-        target in one.attributes.get("custom_call_target", "") for one in computation.instructions.values()
+        target in each.attributes.get("custom_call_target", "") for each in computation.instructions.values()
     )
 
 
@@ -149,7 +151,7 @@ def is_differentiated(program: Program) -> bool:
 
 
 def piece_of(instruction: Instruction, place: CallPath) -> tuple[object, ...] | None:
-    """What the pieces of one overlapped collective share; None if it is whole."""
+    """The key that all pieces of one overlapped collective share; None if it is whole."""
     chain = re.search(r'chain_id="(\w+)"', instruction.attributes.get("frontend_attributes", ""))
     if not chain:
         return None
@@ -157,7 +159,7 @@ def piece_of(instruction: Instruction, place: CallPath) -> tuple[object, ...] | 
 
 
 def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterator[EmittedCollective]:
-    """One Collective for each tensor of an instruction."""
+    """One EmittedCollective for each tensor of an instruction."""
     instruction = value.instruction
     op = op_of(instruction)
     assert op
@@ -181,11 +183,11 @@ def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterato
 def _end_to_end(
     program: Program, instruction: Instruction, op: Op, operand: TracedValue
 ) -> list[tuple[TracedValue, str]]:
-    """The tensors that are sent end to end in one array, each with its name where the instruction has it.
+    """The tensors sent end to end in one array, each with its name if known.
 
-    A collective with JAX's name is of one array of the program, whatever made that; of several it has none,
-    or in sums of the XLA for GPU from JAX 0.11 on, which lays them in a row, those of all in their order or
-    the one that all have.
+    A collective with JAX's name sends one array of the program. One with several tensors has no name, except
+    in XLA for GPU from JAX 0.11 on: a flat sum there has the names of all tensors in order, or one name for
+    all.
     """
     op_name = instruction.op_name
     in_a_row = op == "all_reduce" and len(operand.instruction.shapes[0].dims) == 1
@@ -193,8 +195,8 @@ def _end_to_end(
         return []
     pieces = laid_end_to_end(program, operand, by_compiler=bool(op_name))
     names = split_op_name(op_name)
-    own = names if len(names) == len(pieces) else [""] * len(pieces)
-    return list(zip(pieces, own, strict=True))
+    given = names if len(names) == len(pieces) else [""] * len(pieces)
+    return list(zip(pieces, given, strict=True))
 
 
 def _has_one_name_for_many(instruction: Instruction, op: Op) -> bool:
@@ -213,7 +215,10 @@ def _one(
     differentiated: bool,
     piece: tuple[TracedValue, Fraction, str] | None = None,
 ) -> EmittedCollective:
-    """piece: of one array in which others are sent beside it the tensor, its share, and its name if known."""
+    """The collective of one tensor.
+
+    piece: one tensor among several in one array, its share of the array, and its name if known.
+    """
     instruction = value.instruction
     sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
     first, share, own_name = piece or (operands[0], _share_of_tile(program, operands[0]), "")
@@ -228,21 +233,21 @@ def _one(
         op_name = own_name or operand_op_name or op_name
     if not scope_of(op_name) or (is_of_call(op_name) and not _is_made_in(op_name, operand_op_name)):
         reader = reader_name(program, _result(value, index))
-        # An update reads what loops of the backward pass made: gradients are theirs.
+        # Gradients are made in loops of the backward pass, though the update reads them.
         if reader and not (scope_of(op_name) and phase_of(reader, differentiated) == "update"):
             op_name = reader
     padding = fused.padding_bytes if fused else 0
     num_bytes = round(share * sum(s.num_bytes for s in (results if op == "all_gather" else sent))) - padding
-    said = rows_said(op_name) if op in ("all_to_all", "all_gather", "reduce_scatter") else None
-    if said:
-        # What travels is told by data; XLA for CPU sends the room of a round, others the rows alone, which
-        # that for TPU cuts in tiles.
+    even_load = rows_said(op_name) if op in ("all_to_all", "all_gather", "reduce_scatter") else None
+    if even_load:
+        # Sent rows depend on data. XLA for CPU sends the capacity of a round, others only the rows, which XLA
+        # for TPU cuts into tiles.
         is_ragged, dims = instruction.opcode.startswith("ragged"), sent[0].dims
         whole, num_bytes = (
             num_bytes,
-            said[1] * sent[0].num_bytes // (dims[0] if is_ragged else prod(dims[:-1])),
+            even_load[1] * sent[0].num_bytes // (dims[0] if is_ragged else prod(dims[:-1])),
         )
-        op, padding = said[0], 0 if is_ragged else whole - num_bytes
+        op, padding = even_load[0], 0 if is_ragged else whole - num_bytes
     runs = run_count(program, value.place)
     return EmittedCollective(
         name=instruction.name,
@@ -271,7 +276,7 @@ def _one(
         slice_offsets=offsets,
         gathers=reduces and not fused and is_shard_in_zeros(program, operands[0]),
         padding_bytes=padding,
-        has_room=said is not None,
+        has_room=even_load is not None,
         together_bytes=_together_bytes(value, op, share),
         follows_sum=_follows_sum(program, op, operands[0]),
         num_rings=_num_rings(instruction),
@@ -281,7 +286,7 @@ def _one(
 
 
 def _together_bytes(value: TracedValue, op: Op, share: Fraction) -> int:
-    """Bytes of all tensors that an instruction combines; 0 where it sends one."""
+    """Bytes of all tensors that an instruction combines; 0 for a single one."""
     count = _num_tensors(value.instruction, op)
     if count == 1 and share == 1:
         return 0
@@ -304,7 +309,7 @@ def groups_of(instruction: Instruction, num_devices: int) -> DeviceGroups:
 
 
 def unreadable_groups(instruction: Instruction, num_devices: int) -> str:
-    """Why a collective's groups cannot be told, or ""."""
+    """The reason why a collective's groups cannot be parsed, or ""."""
     try:
         groups_of(instruction, num_devices)
     except AuditError as error:
@@ -313,11 +318,14 @@ def unreadable_groups(instruction: Instruction, num_devices: int) -> str:
 
 
 def _num_tensors(instruction: Instruction, op: Op) -> int:
-    """Operands that are data: a permute that writes in place carries its targets and offsets too."""
+    """Number of operands with data.
+
+    A permute that writes in place also has its targets and offsets as operands.
+    """
     if instruction.opcode.startswith("ragged"):
-        return 1  # rows, where they arrive, and where each piece begins and ends
+        return 1  # the others are the array that rows are written to, and the bounds of each piece
     in_place = op == "permute" and len(instruction.operands) > 1 and "slice_sizes" in instruction.attributes
-    # A send has a token besides.
+    # The other operand of a send is a token.
     return 1 if in_place or instruction.opcode == "send" else len(instruction.operands)
 
 
@@ -332,23 +340,23 @@ def _results(value: TracedValue, op: Op) -> tuple[ArrayShape, ...]:
 
 
 def _has_operands(instruction: Instruction, op: Op) -> bool:
-    """Whether its shape has its operands beside its results: that of a start has.
+    """Whether its shape has its operands before its results, as for a start.
 
-    Not that of a started all-reduce, but from the XLA for GPU of JAX 0.11 on.
+    A started all-reduce has them only in XLA for GPU from JAX 0.11 on.
     """
     is_start = instruction.opcode.endswith("-start")
     return is_start and (op != "all_reduce" or len(leaves(instruction.shape)) > len(instruction.operands))
 
 
 def _result(value: TracedValue, index: int) -> TracedValue:
-    """One tensor's result of a collective, which is a tuple where several are combined."""
+    """One tensor's result of a collective: an element of a tuple if several are combined."""
     return TracedValue(
         value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ()
     )
 
 
 def _fusion_name(fused: FusedScatter) -> tuple[str, Instruction]:
-    """JAX's name of a scattered tensor: of the element taken out of the fusion, else of the fusion."""
+    """JAX's name of a scattered tensor: its element's name, otherwise the fusion's."""
     instruction, path = fused.fusion.instruction, fused.fusion.path
     element = _named_element(fused.fusion, path[0]) if path else None
     if element:
@@ -364,7 +372,10 @@ def _named_element(value: TracedValue, index: int) -> Instruction | None:
 
 
 def _op_name(value: TracedValue, index: int) -> tuple[str, Instruction]:
-    """JAX's name of one tensor, and the line that carries it: the element taken out of a combined one."""
+    """JAX's name of one tensor, and the instruction that has it.
+
+    In a combined collective this is the instruction that takes the tensor out of the tuple.
+    """
     instruction = value.instruction
     element = _named_element(value, index) if len(instruction.operands) > 1 else None
     if element:
@@ -379,38 +390,47 @@ def _parameter(origin: TracedValue) -> str | None:
 
 
 def narrowest_dtype(program: Program, value: TracedValue) -> str:
-    """The narrowest type that a value's numbers had on their way to it, in our names."""
+    """The narrowest earlier type of a value's numbers, by our names."""
     origin = list(history(program, value, MOVED))
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
 
 def uncast_dtype(program: Program, value: TracedValue, op_name: str) -> str:
-    """The narrowest since the program's own last cast, in the pass of `op_name`."""
+    """The narrowest type since the program's own last cast in the pass of `op_name`."""
     origin = list(history(program, value, MOVED))
     last = origin[-1]
     if last.instruction.opcode == "multiply" and EMULATED in scope_of(last.instruction.op_name):
-        origin += history(program, last.operand(0), MOVED)  # the numbers; by the scales of their blocks
+        origin += history(
+            program, last.operand(0), MOVED
+        )  # operand 0 is the numbers, operand 1 the scales of their blocks
     origin = _since_cast(origin, phase_of(op_name, differentiated=True), gathers=False)
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
 
 def _since_cast(origin: list[TracedValue], phase: PassName, *, gathers: bool) -> list[TracedValue]:
-    """A value's forms back to the program's own last cast, that included; gathers: it is to be gathered."""
+    """A value's forms back to the program's own last cast, included.
+
+    gathers: the value is gathered next.
+    """
     casts = (i for i, one in enumerate(origin) if _is_own_cast(one.instruction, phase, gathers=gathers))
     return origin[: next(casts, len(origin)) + 1]
 
 
 def _is_made_in(op_name: str, operand_op_name: str) -> bool:
-    """Whether the devices of a `shard_map` of this name have made what is sent, partial sums to be added."""
+    """Whether the sent value was computed within the `shard_map` of this name.
+
+    It is a partial sum of each device then, to be added.
+    """
     return primitive_of(op_name) == "shard_map" and operand_op_name.startswith(f"{op_name}/")
 
 
 def _is_own_cast(instruction: Instruction, phase: PassName, *, gathers: bool) -> bool:
     """Whether a conversion is the program's own.
 
-    A compiler's casts have no name, or that of a cast of another pass with which they were merged; those of
-    sums and of products' operands also that of a reshape or a product. Before a gather that is the name of
-    the program's own cast, which was moved behind a reshape. What a program emulates is no cast of its own.
+    A compiler's cast has no name, or the name of a cast of another pass with which it was merged. Casts of
+    sums and of products' operands may also have the name of a reshape or a product. Before a gather this is
+    the name of the program's own cast, moved past a reshape. Casts that emulate a number type do not count as
+    the program's.
     """
     if is_cast(instruction):
         is_of_pass = phase_of(instruction.op_name, True) == phase
@@ -419,12 +439,12 @@ def _is_own_cast(instruction: Instruction, phase: PassName, *, gathers: bool) ->
 
 
 def is_cast(instruction: Instruction) -> bool:
-    """Whether an instruction is a conversion that the program asks for."""
+    """Whether an instruction is a conversion that the program requests."""
     return instruction.opcode == "convert" and primitive_of(instruction.op_name) == "convert_element_type"
 
 
 def _narrowest(origin: list[TracedValue], dtype: str) -> str:
-    """The narrowest type among the forms that the numbers had on their way here."""
+    """The narrowest floating-point type of `origin`, and `dtype` at most."""
     shapes = [v.instruction.shape for v in origin]
     seen = [dtype] + [shape.dtype for shape in shapes if isinstance(shape, ArrayShape)]
     floats = [name for name in seen if re.match(r"b?f\d", name)]
@@ -432,9 +452,10 @@ def _narrowest(origin: list[TracedValue], dtype: str) -> str:
 
 
 def _share_of_tile(program: Program, operand: TracedValue) -> Fraction:
-    """The part of what is sent that is numbers: XLA for TPU sends one as a row of 128, by a bitcast.
+    """The share of sent bytes that holds numbers.
 
-    What sums a row leaves it a row; what is gathered of single numbers is no row of one.
+    XLA for TPU sends a single number as a row of 128, by a bitcast. Sums of such a row are rows too, but a
+    gather of single numbers has numbers in its whole result.
     """
     sizes: list[int] = []
     value: TracedValue | None = operand
@@ -460,11 +481,11 @@ def _follows_sum(program: Program, op: Op, operand: TracedValue) -> bool:
 
 
 def _num_rings(instruction: Instruction) -> int | None:
-    said = instruction.attributes.get("backend_config", "")
-    found = re.search(r'"strategy":"(\w+)".*?\{colors:(\d+)', said)
-    if not found:
+    config = instruction.attributes.get("backend_config", "")
+    strategy = re.search(r'"strategy":"(\w+)".*?\{colors:(\d+)', config)
+    if not strategy:
         return None
-    return int(found[2]) * (1 if found[1].startswith("UniDirection") else 2)
+    return int(strategy[2]) * (1 if strategy[1].startswith("UniDirection") else 2)
 
 
 def _reduction(program: Program, instruction: Instruction) -> str | None:
@@ -473,7 +494,7 @@ def _reduction(program: Program, instruction: Instruction) -> str | None:
 
 
 def bits_of(dtype: str) -> int:
-    """Bits of one element of a type by our name, or by HLO's if we have none.
+    """Bits of one element of a type, by our name or by HLO's.
 
     >>> bits_of("fp8"), bits_of("bf16"), bits_of("c64")
     (8, 16, 64)

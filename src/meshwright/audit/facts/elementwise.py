@@ -1,7 +1,8 @@
-"""What a program computes outside of products: in the update, in its passes, and with weights and caches.
+"""Arithmetic outside of products: in the update, in the passes, with weights and caches.
 
-A plan names the operations of its passes, and has the optimizer's of the update. More is another program, and
-mostly another pass over memory. An instruction counts wherever it stands, so that fusions change no count.
+A plan names the operations of its passes and has the optimizer's operations in the update. Further ones are
+another program, and usually another pass over memory. Instructions within fusions count too, so that fusing
+changes no count.
 """
 
 from collections import defaultdict
@@ -25,7 +26,7 @@ from meshwright.audit.hlo.trace import (
     value_key,
 )
 
-# Opcodes that compute numbers from numbers one by one.
+# Opcodes of elementwise arithmetic.
 _ARITHMETIC_OPCODES = """
 abs add and atan2 cbrt ceil clamp compare cosine divide erf exponential exponential-minus-one floor is-finite
 log log-plus-one logistic maximum minimum multiply negate not or power remainder round-nearest-afz
@@ -33,20 +34,20 @@ round-nearest-even rsqrt select sign sine sqrt subtract tan tanh xor
 """
 _ARITHMETIC = frozenset(_ARITHMETIC_OPCODES.split())
 _SORTS = frozenset({"sort", "topk"})
-# JAX's functions of a number that are no arithmetic.
+# JAX's transcendental functions.
 _FUNCTIONS = frozenset(
     {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos"}
 )
-# Opcodes that write the same numbers elsewhere, unless they are fused with the product that reads them.
+# Opcodes that copy numbers in memory, unless they are fused with the product that reads them.
 _WRITES = frozenset({"concatenate", "copy", "pad", "reverse"})
 
 
 @dataclass(frozen=True)
 class UpdateArithmetic:
-    """What one device computes in the update of a training step.
+    """Arithmetic of one device in the update of a training step.
 
-    computed: elements that elementwise operations make of gradients and state. reduced: elements that are
-    summed, or reduced otherwise, as for a norm.
+    computed: elements of results of elementwise operations on gradients and state. reduced: elements that
+    reductions read, for example for a norm.
     """
 
     computed: float
@@ -54,10 +55,11 @@ class UpdateArithmetic:
 
 
 def update_arithmetic(program: Program, operations: Collection[str] = ()) -> UpdateArithmetic:
-    """The elementwise operations and reductions of the update, outside of loops: those add up gradients.
+    """The elementwise operations and reductions of the update, outside of loops.
 
-    Elementwise operations count on arrays that have as many elements as an input of the program. Of what JAX
-    does not differentiate, such as angles of positions, that of the passes is named after `operations`.
+    Loops add up gradients. Elementwise operations count on arrays with as many elements as an input of the
+    program. operations: scopes of the passes that do not count; without a gradient, such as angles of
+    positions, they look like the update.
     """
     sizes = {shape.num_elements for one in program.main.parameters for shape in one.shapes if shape.dims}
     computed = reduced = Fraction(0)
@@ -65,18 +67,21 @@ def update_arithmetic(program: Program, operations: Collection[str] = ()) -> Upd
         if place.loops:
             continue
         runs = known_runs(program, place)
-        for one in place.computation.instructions.values():
-            if phase_of(one.op_name, differentiated=True) != "update" or is_of(one.op_name, operations):
+        for each in place.computation.instructions.values():
+            if phase_of(each.op_name, differentiated=True) != "update" or is_of(each.op_name, operations):
                 continue
-            if one.opcode == "reduce":
-                reduced += runs * _reduced_elements(program, TracedValue(one, place))
-            elif one.opcode in _ARITHMETIC and one.shapes[0].num_elements in sizes:
-                computed += runs * one.shapes[0].num_elements
+            if each.opcode == "reduce":
+                reduced += runs * _reduced_elements(program, TracedValue(each, place))
+            elif each.opcode in _ARITHMETIC and each.shapes[0].num_elements in sizes:
+                computed += runs * each.shapes[0].num_elements
     return UpdateArithmetic(round(computed), round(reduced))
 
 
 def _reduced_elements(program: Program, reduce: TracedValue) -> int:
-    """Elements that a reduction takes; XLA:CPU first reduces windows of 32, by an instruction of its own."""
+    """Elements that a reduction reads.
+
+    XLA:CPU first reduces windows of 32, in a separate instruction.
+    """
     source = resolve(program, reduce.operand(0))
     if source.instruction.opcode == "reduce-window":
         source = source.operand(0)
@@ -84,14 +89,14 @@ def _reduced_elements(program: Program, reduce: TracedValue) -> int:
 
 
 def nameless_sums(program: Program) -> int:
-    """Sums of two arrays of floating-point numbers that have no name of JAX."""
-    instructions = (one for each in program.computations.values() for one in each.instructions.values())
+    """Number of sums of two floating-point arrays without a JAX name."""
+    instructions = (each for c in program.computations.values() for each in c.instructions.values())
     return sum(
-        one.opcode == "add"
-        and not one.op_name
-        and bool(one.shapes[0].dims)
-        and _is_float(one.shapes[0].dtype)
-        for one in instructions
+        each.opcode == "add"
+        and not each.op_name
+        and bool(each.shapes[0].dims)
+        and _is_float(each.shapes[0].dtype)
+        for each in instructions
     )
 
 
@@ -101,9 +106,9 @@ def _is_float(dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class ScopedArithmetic:
-    """Elements that one elementwise operation, reduction or sort of a pass makes in a step.
+    """Elements of the results of one elementwise operation, reduction or sort in a step.
 
-    op_name: JAX's. is_float: of floating-point numbers, as no counters of loops are.
+    op_name: JAX's. is_float: floating-point numbers, unlike counters of loops.
     """
 
     op_name: str
@@ -113,38 +118,41 @@ class ScopedArithmetic:
 
 
 def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[ScopedArithmetic]:
-    """The elementwise operations, reductions and sorts of both passes that have JAX's names.
+    """The elementwise operations, reductions and sorts of both passes with JAX's names.
 
-    The others are the compiler's own: indices, and constants that it works out anew. Neither counts what a
-    scatter adds to single elements, which XLA:CPU does in a loop: its name is JAX's without the program.
+    Instructions without a name are the compiler's: indices, and constants that it computes again. Additions
+    of a scatter to single elements do not count: XLA:CPU runs them in a loop, whose name omits the program.
     """
     for place in places(program):
         runs = known_runs(program, place)
-        for one in place.computation.instructions.values():
-            sorts = one.opcode in _SORTS
-            is_counted = one.opcode in _ARITHMETIC or one.opcode == "reduce" or sorts
-            is_named = one.op_name.startswith("jit(")
-            if is_counted and is_named and phase_of(one.op_name, differentiated) != "update":
-                made = one.shapes[0]
+        for each in place.computation.instructions.values():
+            sorts = each.opcode in _SORTS
+            is_counted = each.opcode in _ARITHMETIC or each.opcode == "reduce" or sorts
+            is_named = each.op_name.startswith("jit(")
+            if is_counted and is_named and phase_of(each.op_name, differentiated) != "update":
+                made = each.shapes[0]
                 computed = round(runs * made.num_elements)
-                yield ScopedArithmetic(one.op_name, computed, sorts, _is_float(made.dtype))
+                yield ScopedArithmetic(each.op_name, computed, sorts, _is_float(made.dtype))
 
 
 def transcendentals(program: Program, *, differentiated: bool) -> dict[str, set[str]]:
-    """The functions that the forward pass takes of numbers, as JAX names them, by scope."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """The transcendental functions of the forward pass, by JAX's names, for each scope."""
+    functions: dict[str, set[str]] = defaultdict(set)
     for place in places(program):
-        for one in place.computation.instructions.values():
-            for name in split_op_name(one.op_name):
+        for each in place.computation.instructions.values():
+            for name in split_op_name(each.op_name):
                 primitive = primitive_of(name)
                 if primitive in _FUNCTIONS and phase_of(name, differentiated) == "forward":
                     for scope in scope_of(name):
-                        found[scope].add(primitive)
-    return found
+                        functions[scope].add(primitive)
+    return functions
 
 
 def made_by(program: Program) -> Iterator[Instruction]:
-    """What computes the results of an inference step that are no caches: past moves, and past collectives."""
+    """The instructions that compute the results of an inference step, without caches.
+
+    Moves and collectives after the computation are skipped.
+    """
     given = {(shape.dtype, shape.dims) for one in program.main.parameters for shape in one.shapes}
     for path, shape in arrays(program.main.result.shape):
         if (shape.dtype, shape.dims) in given:
@@ -156,30 +164,35 @@ def made_by(program: Program) -> Iterator[Instruction]:
 
 
 def weights_depend_on_a_norm(program: Program) -> bool:
-    """Whether the update computes the arrays that a step returns from a number summed over whole arrays."""
+    """Whether the update's results depend on a sum over whole arrays."""
     result, seen = program.main.result, set()
     arrays_of = [path for path, shape in arrays(result.shape) if shape.dims]
     left = [TracedValue(result, CallPath(program.main), path) for path in arrays_of]
     while left:
         value = left.pop()
-        one, key = value.instruction, value_key(value)
-        if key in seen or (one.op_name and phase_of(one.op_name, differentiated=True) != "update"):
+        instruction, key = value.instruction, value_key(value)
+        if key in seen or (
+            instruction.op_name and phase_of(instruction.op_name, differentiated=True) != "update"
+        ):
             continue
         seen.add(key)
-        if one.opcode == "reduce" and not one.shapes[0].dims:
+        if instruction.opcode == "reduce" and not instruction.shapes[0].dims:
             return True
         left += sources(program, value)
     return False
 
 
 def multiplied_results(program: Program) -> int:
-    """How many of the arrays that a step returns were multiplied or divided at last, wherever they are sent.
+    """Number of a step's results whose last operation is a multiplication or division.
 
-    Optimizers add to all that they keep: weights, moments, and what is a mean of both.
+    Moves and gathers after it are skipped. Optimizers end with an addition for all of their state: weights,
+    moments, and averages.
     """
     result = program.main.result
     returned = (
-        TracedValue(result, CallPath(program.main), path) for path, one in arrays(result.shape) if one.dims
+        TracedValue(result, CallPath(program.main), path)
+        for path, shape in arrays(result.shape)
+        if shape.dims
     )
     made = (resolve(program, value, _SENT).instruction for value in returned)
     return sum(one.opcode in ("multiply", "divide") for one in made)
@@ -190,9 +203,9 @@ _SENT = MOVES | {"all-gather", "all-gather-start", "all-gather-done"}
 
 @dataclass(frozen=True)
 class StatePass:
-    """An instruction that computes with an input of the program before any product, or writes it elsewhere.
+    """An instruction that computes with a program's input before any product, or copies it.
 
-    num_bytes: that it reads in a step, and that it writes where it computes nothing.
+    state: the input. by: the instruction. num_bytes: read in a step; for a copy, read and written.
     """
 
     state: Instruction
@@ -201,35 +214,37 @@ class StatePass:
 
 
 def state_passes(program: Program, *, differentiated: bool) -> Iterator[StatePass]:
-    """What is done with weights and caches outside of products and of the update.
+    """Arithmetic with weights and caches outside of products and of the update.
 
-    Of caches, which an inference step gives back in their shape, also what writes them elsewhere; weights are
-    laid out by compilers as products want them. Slices that are taken and rows that are written are neither.
+    Copies of caches count too; an inference step returns a cache in the shape of its input. Copies of weights
+    do not count, because compilers lay them out as products need them. Slices and updates of rows do not
+    count either.
     """
     given_back = {(shape.dtype, shape.dims) for shape in program.main.result.shapes}
     for place in places(program):
-        for one in place.computation.instructions.values():
-            computes = one.opcode in _ARITHMETIC or one.opcode == "reduce"
-            writes = one.opcode in _WRITES and _is_in_memory(one) and not _is_fused_with_product(place)
-            if not (computes or writes) or phase_of(one.op_name, differentiated) == "update":
+        for instruction in place.computation.instructions.values():
+            opcode = instruction.opcode
+            computes = opcode in _ARITHMETIC or opcode == "reduce"
+            writes = opcode in _WRITES and _is_in_memory(instruction) and not _is_fused_with_product(place)
+            if not (computes or writes) or phase_of(instruction.op_name, differentiated) == "update":
                 continue
-            if _multiplies_rows(one, place.computation):
+            if _multiplies_rows(instruction, place.computation):
                 continue
-            value = TracedValue(one, place)
-            operands = [value.operand(index) for index in range(len(one.operands))]
+            value = TracedValue(instruction, place)
+            operands = [value.operand(index) for index in range(len(instruction.operands))]
             state = next((found for each in operands if (found := _input(program, each))), None)
             if state is None:
                 continue
             runs = known_runs(program, place)
             if computes:
-                yield StatePass(state, one, round(runs * operands[0].instruction.shapes[0].num_bytes))
+                yield StatePass(state, instruction, round(runs * operands[0].instruction.shapes[0].num_bytes))
             elif not differentiated and (state.shapes[0].dtype, state.shapes[0].dims) in given_back:
-                yield StatePass(state, one, round(runs * 2 * one.shapes[0].num_bytes))
+                yield StatePass(state, instruction, round(runs * 2 * instruction.shapes[0].num_bytes))
 
 
-def _is_in_memory(one: Instruction) -> bool:
-    """Whether it writes to the device's memory, and not to the faster one of a TPU."""
-    return all(shape.memory_space == 0 for shape in one.shapes)
+def _is_in_memory(instruction: Instruction) -> bool:
+    """Whether it writes to the device's main memory; a TPU also has a faster one."""
+    return all(shape.memory_space == 0 for shape in instruction.shapes)
 
 
 def _is_fused_with_product(place: CallPath) -> bool:
@@ -240,15 +255,18 @@ def _is_fused_with_product(place: CallPath) -> bool:
     return False
 
 
-def _multiplies_rows(one: Instruction, computation: Computation) -> bool:
-    """Whether it is a product of a single row, which XLA for TPU writes as one of numbers that are summed."""
-    users = list(computation.users.get(one.name, ()))
+def _multiplies_rows(instruction: Instruction, computation: Computation) -> bool:
+    """Whether it is part of a product of a single row.
+
+    XLA for TPU writes that as an elementwise product whose results are summed.
+    """
+    users = list(computation.users.get(instruction.name, ()))
     is_summed = bool(users) and all(user.opcode == "reduce" for user in users)
-    return one.opcode == "multiply" and len(set(one.operands)) > 1 and is_summed
+    return instruction.opcode == "multiply" and len(set(instruction.operands)) > 1 and is_summed
 
 
 def _input(program: Program, value: TracedValue) -> Instruction | None:
-    """The floating-point input of the program that a value is, or a slice of; None of others."""
+    """The floating-point input of the program that a value is or slices; otherwise None."""
     *_, last = history(program, value, MOVES)
     is_input = last.instruction.opcode == "parameter" and not last.place.frames
     is_float = is_input and _is_float(last.instruction.shapes[0].dtype)

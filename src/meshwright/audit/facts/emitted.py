@@ -1,4 +1,4 @@
-"""A collective of a program on the mesh of its devices, and what is known of it from where it stands."""
+"""A collective of a program on the mesh of its devices, with its readers and meaning."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,21 +19,22 @@ NEGLIGIBLE_BYTES = 64
 
 # Bytes of a loss or a norm, in float32 or as two numbers.
 SINGLE_NUMBER = 8
-# The pass of a step, and its scope, in which the optimizer runs.
+# The optimizer's pass of a step, and its scope.
 UPDATE = "update"
 
-# The passes of a step that are told apart; a recomputed gather may be emitted in either backward pass.
+# Passes are forward, backward and update: a recomputed gather may be emitted in either backward pass.
 _PASS_OF = {"recompute": "backward", "remat": "backward"}
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """A collective of the program on the mesh: a scattered all-reduce is a reduction that keeps `kept`.
+    """A collective of the program on the mesh.
 
-    mesh: of the axes, of whose devices its groups may join a part. widened: by a compiler that sends 16 bits
-    as 32 (XLA:CPU), so that bytes count in the type that the numbers had. shuffled: its devices are in no
-    order of the axes.
+    axes, mesh: its axes; its groups may join only some devices of these. kept: axes over which each device
+    keeps its own slice of an all-reduce. note: the difference if groups are not whole axes. widened: the
+    compiler sends 16 bits as 32 (XLA:CPU), so bytes count in the earlier type. shuffled: its devices are in
+    no order of the axes.
     """
 
     collective: EmittedCollective
@@ -51,23 +52,26 @@ class Emitted:
 
     @property
     def reduces(self) -> bool:
-        """Whether it sums, or moves the slices of a sum to where they belong."""
+        """Whether it sums, or returns the slices of a sum to their owners."""
         return self.op in REDUCTIONS or self.collective.follows_sum
 
     @property
     def is_part(self) -> bool:
-        """Whether its groups join some devices of its axes: in a slice, then across slices."""
+        """Whether its groups join only some devices of its axes: in a slice, then across slices."""
         groups = self.collective.groups
         return self.mesh is not None and not groups.is_permute and groups.size < self.mesh.size(self.axes)
 
     @property
     def num_bytes(self) -> int:
-        """V of one run, as it travels; where the compiler widens, in the type that the program sends."""
+        """V of one run in the sent type, or the earlier type if `widened`."""
         return self.collective.uncast_bytes if self.widened else self.collective.gathered_bytes
 
     @property
     def gathered_bytes(self) -> int:
-        """V of one run as plans count it: n blocks of a permute or an all-to-all, whose operand is one."""
+        """V of one run as plans count it.
+
+        The operand of a permute or an all-to-all is one of n blocks, so V is n times its bytes.
+        """
         if self.op not in ("permute", "all_to_all"):
             return self.num_bytes
         groups = self.collective.groups
@@ -85,7 +89,7 @@ class Emitted:
 
     @property
     def runs(self) -> int:
-        """How often it runs in a step; once where that is unknown, which the gaps tell."""
+        """Runs in a step; 1 if unknown, which the audit reports as a gap."""
         return self.collective.count or 1
 
     @property
@@ -94,18 +98,18 @@ class Emitted:
 
     @property
     def value(self) -> TracedValue:
-        """The instruction where it stands."""
+        """The instruction at its place in the chain of calls."""
         return self.collective.value
 
     @property
     def tensor(self) -> str:
-        """The input that it sends, as JAX names it, else the innermost named scope, else the primitive."""
+        """JAX's name of the input that it sends, otherwise the innermost scope or the primitive."""
         c = self.collective
         return c.parameter or (c.scope[-1] if c.scope else c.primitive or c.name)
 
     @property
     def elements(self) -> float:
-        """Numbers that one run gathers, or sums."""
+        """Numbers that one run gathers or sums."""
         return 8 * self.collective.gathered_bytes / bits_of(self.collective.dtype)
 
     @property
@@ -115,7 +119,7 @@ class Emitted:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether it passes blocks round rings: a collective in steps, under a product."""
+        """Whether it passes blocks round rings: a collective in steps under a product."""
         lengths = ring_lengths(self.collective.groups)
         return self.op == "permute" and len(lengths) == 1 and min(lengths) > 2
 
@@ -129,7 +133,7 @@ class Emitted:
         return self.value.operand(self.collective.index)
 
     def result(self) -> TracedValue:
-        """Its tensor of the result, taken from the done of an asynchronous pair."""
+        """This tensor's result; for an asynchronous pair that of the done."""
         instruction, place = self.value.instruction, self.value.place
         path = (self.collective.index,) if len(instruction.operands) > 1 else ()
         if instruction.opcode.endswith("-start"):
@@ -138,7 +142,10 @@ class Emitted:
         return TracedValue(instruction, place, path)
 
     def uses(self, program: Program, *, elementwise: bool = False) -> Iterator[tuple[TracedValue, int]]:
-        """What reads its result, and as which operand; `elementwise`: past what keeps the shape."""
+        """The readers of its result, each with the number of its operand.
+
+        elementwise: readers that keep the shape are replaced by their own readers.
+        """
         left, seen = [self.result()], set()
         while left:
             for user, at in readers(program, left.pop()):
@@ -151,13 +158,16 @@ class Emitted:
                     left.append(user)
 
     def products(self, program: Program) -> Iterator[tuple[TracedValue, TracedValue]]:
-        """The products that read its result, past what keeps the shape, each with its other operand."""
+        """The products that read its result, each with its other operand.
+
+        Elementwise operations between are skipped.
+        """
         for user, at in self.uses(program, elementwise=True):
             if is_product(user) and at in (0, 1):
                 yield user, user.operand(1 - at)
 
     def to_dict(self, tensor: str) -> dict:
-        """The keys of `mw audit`; bytes and dtype of one run, as they travel (see `num_bytes`)."""
+        """The keys of `mw audit`; bytes and dtype of one run (see `num_bytes`)."""
         c = self.collective
         return {
             "op": self.op,
@@ -173,20 +183,20 @@ class Emitted:
 
 
 def on_mesh(collective: EmittedCollective, mesh: Mesh, *, widened: bool = True) -> Emitted:
-    """`collective` with its groups as mesh axes; of no axes where they follow none."""
-    found = group_axes(collective.groups, mesh)
+    """`collective` with its groups as mesh axes; without axes if its groups follow none."""
+    over = group_axes(collective.groups, mesh)
     changing = axes_that_change(collective.slice_offsets, mesh) if collective.slice_offsets else ()
-    axes = found.axes or ()
+    axes = over.axes or ()
     kept = tuple(axis for axis in changing if axis in axes)
-    return Emitted(collective, axes, kept, found.note, mesh, widened, found.shuffled)
+    return Emitted(collective, axes, kept, over.note, mesh, widened, over.shuffled)
 
 
 def pass_of(direction: str) -> str:
-    """forward, backward or update: a recomputed pass is part of the backward one."""
+    """forward, backward or update; recomputation is part of backward."""
     return _PASS_OF.get(direction, direction)
 
 
-# Collectives that a user wrote by these names are meant; all others come from a sharding.
+# Names of collectives that users write; all others come from a sharding.
 _WRITTEN = ("all_gather", "all_to_all", "ppermute", "psum", "reduce_scatter", "pshuffle", "ragged_all_to_all")
 _ELEMENTWISE = frozenset({
     "add", "subtract", "multiply", "divide", "negate", "maximum", "minimum", "tanh", "exponential",
@@ -195,10 +205,15 @@ _ELEMENTWISE = frozenset({
 
 
 def is_computed(program: Program, value: TracedValue) -> bool:
-    """Whether a product or another collective has a part in a value: an activation or a gradient then."""
+    """Whether a value depends on a product or on another collective.
+
+    It is an activation or a gradient then.
+    """
     first = True
-    for one in ancestors(program, value):
-        if is_product(one) or (not first and op_of(one.instruction) in ("all_reduce", "reduce_scatter")):
+    for ancestor in ancestors(program, value):
+        if is_product(ancestor) or (
+            not first and op_of(ancestor.instruction) in ("all_reduce", "reduce_scatter")
+        ):
             return True
         first = False
     return False

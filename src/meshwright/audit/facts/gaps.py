@@ -39,19 +39,19 @@ _NOT_COUNTED = "its FLOPs and bytes are not counted"
 
 def not_understood(program: Program) -> list[str]:
     """A line for each loop, custom call and collective that the counts leave out or count once."""
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     if program.num_partitions > 1 < program.num_replicas:
         both = f"{program.num_replicas} replicas of {program.num_partitions} partitions"
-        found[f"{both}: the audit cannot tell which devices a group contains"] = None
+        lines[f"{both}: the audit cannot tell which devices a group contains"] = None
     for place in places(program):
         matters = False
         for instruction in place.computation.instructions.values():
             problem = _problem(program, TracedValue(instruction, place))
-            found |= {problem: None} if problem else {}
+            lines |= {problem: None} if problem else {}
             matters |= op_of(instruction) is not None or multiplies(instruction, place.computation)
         if matters and run_count(program, place) is None:
-            found[_unknown_loop(place)] = None
-    return list(found)
+            lines[_unknown_loop(place)] = None
+    return list(lines)
 
 
 def _problem(program: Program, value: TracedValue) -> str:

@@ -1,7 +1,7 @@
-"""The devices that a collective joins, or that hold the same part of an input, and their mesh axes.
+"""Device groups of collectives and of sharded inputs, as mesh axes.
 
-A program says how its inputs are sharded: `sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}` is in two
-parts along the first dimension, of each of which four devices hold the same.
+A program states the sharding of its inputs: `sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}` has two
+parts along the first dimension, and four devices hold each part.
 """
 
 import re
@@ -32,17 +32,17 @@ class DeviceGroups:
 
     @property
     def size(self) -> int:
-        """Devices in one group; 0 where groups differ, 2 for a permute's pairs."""
+        """Devices in one group; 0 if groups differ, 2 for a permute's pairs."""
         sizes = {len(group) for group in self.members}
         return sizes.pop() if len(sizes) == 1 else 0
 
 
 @dataclass(frozen=True)
 class GroupAxes:
-    """Mesh axes that groups span, major first; None where they follow no axes of the mesh.
+    """Mesh axes that groups span, major first; None if they follow no axes of the mesh.
 
-    note: "" where each group is all of its axes, else what differs. shuffled: its devices are in no order of
-    the axes, so that what is gathered or scattered is.
+    note: the difference; "" if each group is all of its axes. shuffled: the devices are in no order of the
+    axes, so gathered or scattered blocks are not either.
     """
 
     axes: tuple[str, ...] | None
@@ -54,10 +54,9 @@ class GroupAxes:
 def parse_groups(text: str, num_devices: int) -> DeviceGroups:
     """The groups that a `replica_groups=` attribute names.
 
-    Four forms: `{{0,1},{2,3}}`, `{}` (everybody), iota `[4,2]<=[2,4]T(1,0)` (the ids 0..7 reshaped
-    to [2,4], transposed, cut to 4 groups of 2), and named axes of a mesh
-    `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}` (also `'b':(2)2`: the part of b, of size 2,
-    that has 2 parts before it).
+    Four forms: `{{0,1},{2,3}}`, `{}` (all devices), iota `[4,2]<=[2,4]T(1,0)` (the ids 0..7 reshaped to
+    [2,4], transposed, cut to 4 groups of 2), and named axes of a mesh `mesh['a'=2,'b'=4],
+    device_ids=([4,2]T(1,0)) {'a'}` (also `'b':(2)2`: the part of b, of size 2, that has 2 parts before it).
 
     >>> parse_groups("[2,2]<=[2,2]T(1,0)", 4).members
     ((0, 2), (1, 3))
@@ -86,7 +85,7 @@ def parse_pairs(text: str) -> DeviceGroups:
 
 
 def mesh_axes_of(groups: DeviceGroups, mesh: Mesh) -> tuple[str, ...] | None:
-    """Mesh axes that `groups` vary over, major first; None where they follow no axes.
+    """Mesh axes that `groups` vary over, major first; None if they follow no axes.
 
     Device ids are row-major over the mesh. Axes of size 1 never vary.
 
@@ -97,7 +96,7 @@ def mesh_axes_of(groups: DeviceGroups, mesh: Mesh) -> tuple[str, ...] | None:
 
 
 def group_axes(groups: DeviceGroups, mesh: Mesh) -> GroupAxes:
-    """The answer of `mesh_axes_of`, with a note on groups that are only part of their axes.
+    """Mesh axes of groups, with a note on groups that are only part of their axes.
 
     >>> group_axes(DeviceGroups(((0, 1), (2, 3))), Mesh({"X": 4}))
     GroupAxes(axes=('X',), note='groups of 2 within X = 4', shuffled=False)
@@ -122,9 +121,9 @@ def group_axes(groups: DeviceGroups, mesh: Mesh) -> GroupAxes:
 
 
 def axes_that_change(values: Sequence[object], mesh: Mesh) -> tuple[str, ...]:
-    """Mesh axes along which a per-device value changes (device ids row-major), in mesh order.
+    """Mesh axes along which a per-device value changes, in mesh order.
 
-    Tells along which axes a slice is taken: its offset changes along them.
+    values: one per device, ids row-major. The offsets of a slice change along the axes that cut it.
 
     >>> axes_that_change([0, 0, 32, 32], Mesh({"X": 2, "Y": 2}))
     ('X',)
@@ -133,14 +132,14 @@ def axes_that_change(values: Sequence[object], mesh: Mesh) -> tuple[str, ...]:
 
 
 def changes_along(axis: str, values: Sequence[object], mesh: Mesh) -> bool:
-    """Whether some devices that differ along `axis` alone have different values."""
+    """Whether devices that differ only along `axis` have different values."""
     counting, first = _counting(mesh)[axis], dict[int, object]()
     numbered = enumerate(values)
     return any(first.setdefault(counting.without(device), value) != value for device, value in numbered)
 
 
 class _Counting(NamedTuple):
-    """How ids count along an axis: it has `size` positions, `stride` ids apart."""
+    """The ids along an axis: `size` positions, `stride` ids apart."""
 
     stride: int
     size: int
@@ -149,17 +148,17 @@ class _Counting(NamedTuple):
         return device // self.stride % self.size
 
     def without(self, device: int) -> int:
-        """The device at position 0, otherwise at the same place."""
+        """The device at position 0 of this axis and at the same position of the others."""
         return device - self.position(device) * self.stride
 
 
 def _counting(mesh: Mesh) -> dict[str, _Counting]:
-    """How ids count along each axis, row-major over the mesh."""
-    found, stride = {}, 1
+    """Stride and size of each axis, ids row-major over the mesh."""
+    by_axis, stride = {}, 1
     for axis in reversed(mesh.axes):
-        found[axis] = _Counting(stride, mesh.size(axis))
+        by_axis[axis] = _Counting(stride, mesh.size(axis))
         stride *= mesh.size(axis)
-    return {axis: found[axis] for axis in mesh}
+    return {axis: by_axis[axis] for axis in mesh}
 
 
 def coordinates(device: int, mesh: Mesh) -> dict[str, int]:
@@ -198,9 +197,9 @@ def _mesh_groups(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _device_ids(declared: str, num_devices: int) -> Sequence[int]:
-    """Ids in the mesh's order: an iota, a list, or 0, 1, 2 ... where none are given."""
-    _, found, listed = declared.partition("device_ids=(")
-    if not found:
+    """Ids in the mesh's order: an iota, a list, or 0, 1, 2 ... if none are given."""
+    _, given, listed = declared.partition("device_ids=(")
+    if not given:
         return range(num_devices)
     iota = _IOTA.match(listed)
     if iota:
@@ -253,10 +252,10 @@ def ring_lengths(pairs: DeviceGroups) -> set[int]:
 
 
 def inferred_mesh(groups: Iterable[DeviceGroups], num_devices: int) -> Mesh:
-    """A mesh of nameless axes (`axis0` outermost) of which most of `groups` span whole axes.
+    """A mesh of nameless axes (`axis0` outermost) that most of `groups` follow.
 
-    Each group that counts in strides, such as {0,4,8,12}, cuts the devices at its stride and at its
-    stride x size; the cuts that divide one another make the axes.
+    Each group that counts in strides, such as {0,4,8,12}, cuts the devices at its stride and at its stride x
+    size; the cuts that divide one another make the axes.
 
     >>> inferred_mesh([DeviceGroups(((0, 2), (1, 3)))], 4).sizes
     {'axis0': 2, 'axis1': 2}
@@ -285,12 +284,12 @@ def _cuts(groups: DeviceGroups) -> list[int]:
 
 
 _TILES = re.compile(r"devices=\[([\d,]+)\](<=\[[\d,]+\](?:T\([\d,]+\))?)?")
-# mesh['a'=2,'b'=4], then what each dimension is split over, [{'a'}, {}], and other axes: unreduced={'b'}.
+# mesh['a'=2,'b'=4], then the axes of each dimension, [{'a'}, {}], then other axes: unreduced={'b'}.
 _NAMED = re.compile(r"\{(mesh\[[^\]]+\](?:, device_ids=\([^']*\))?), \[([^\]]*)\](.*)\}")
 
 
 def tiles_of(sharding: str) -> int:
-    """Parts into which a sharding cuts a tensor; 1 where it is whole, or cannot be told.
+    """Parts into which a sharding cuts a tensor; 1 if it is whole or the form is unknown.
 
     >>> tiles_of("{devices=[2,1,4]<=[8] last_tile_dim_replicate}")
     2
@@ -309,13 +308,13 @@ def tiles_of(sharding: str) -> int:
 
 
 def _positions(axes: str, declared: str) -> int:
-    """Positions along the axes that a text names, of the mesh that is declared."""
+    """Positions along the axes that a text names, in the declared mesh."""
     sizes = dict(_MESH_AXIS.findall(declared))
     return prod(int(part or sizes[name]) for name, _, part in _CHOSEN_AXIS.findall(axes))
 
 
 def _taken(named: re.Match[str]) -> str:
-    """The part of a sharding that names the axes along which devices hold something else."""
+    """The part of a sharding with the axes along which devices hold different parts."""
     return named[2] + re.sub(r"replicated=\{[^}]*\}", "", named[3])
 
 
@@ -324,7 +323,7 @@ def _is_whole(sharding: str) -> bool:
 
 
 def copies_of(parameter: Instruction, num_devices: int) -> int:
-    """Devices that hold the same part of an input; 1 where the program does not say."""
+    """Devices that hold the same part of an input; 1 if the program does not state it."""
     text = parameter.attributes.get("sharding", "")
     if _is_whole(text):
         return num_devices
@@ -343,7 +342,7 @@ def copies_of(parameter: Instruction, num_devices: int) -> int:
 
 
 def copied_over(parameter: Instruction, mesh: Mesh) -> tuple[str, ...]:
-    """The mesh axes over which an input is the same; none where they cannot be told."""
+    """The mesh axes over which an input is the same; none if they are unknown."""
     text = parameter.attributes.get("sharding", "")
     if _is_whole(text):
         return tuple(axis for axis, size in mesh.sizes.items() if size > 1)
@@ -352,7 +351,7 @@ def copied_over(parameter: Instruction, mesh: Mesh) -> tuple[str, ...]:
 
 
 def _copies(sharding: str, copies: int, num_devices: int) -> DeviceGroups | None:
-    """The devices that hold the same part, so many together; None where a sharding does not tell."""
+    """Groups of `copies` devices that hold the same part; None if the sharding gives none."""
     if "manual" in sharding:
         return None
     if named := _NAMED.match(sharding):

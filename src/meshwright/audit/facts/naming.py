@@ -1,7 +1,8 @@
-"""JAX's name of what the compiler left without one: from what is sent, and from what reads the result.
+"""JAX's names for instructions that the compiler left without one.
 
-A compiler that sums several tensors at once, sums them in steps (within a slice, then across) or moves a
-sum into the next turn of a loop names none of these; what they sum has the names.
+A compiler leaves collectives without a name if it sums several tensors at once, sums them in steps (within a
+slice, then across) or moves a sum into a loop's next turn. The operands of these sums and the readers of
+their results have names.
 """
 
 import re
@@ -13,28 +14,28 @@ from meshwright.audit.hlo.op_names import GRADIENTS, keys_of, primitive_of, rena
 from meshwright.audit.hlo.read import Computation, Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, called_by, history, readers, resolve
 
-# What leaves numbers as they are, but for their place and type.
+# Opcodes that change only the place and type of numbers.
 MOVED = MOVES | {"pad"}
-# What holds or hands on values that have nothing to do with each other.
+# Opcodes that pass on unrelated values together.
 _OF_MANY = {"constant", "parameter", "tuple", "get-tuple-element", "while", "conditional", "call"}
-# Sums of sums, turns of loops within loops: more steps back than this lead nowhere.
+# Limit of steps back, for sums of sums and loops within loops: no name was more steps away.
 _MOST_STEPS = 8
-# What JAX writes between the name of a loop and what is in it.
+# JAX's path from a loop to its body.
 _IN_BODY = "/while/body/"
 
 
 def origin_name(program: Program, value: TracedValue) -> str:
-    """JAX's name of what computed a value, "" where nothing has one.
+    """JAX's name of the computation of a value; "" if there is none.
 
-    Of a sum without a name, that of what it sums; of what a loop adds up or hands on from turn to turn,
-    that of what each turn makes, also where the loop was unrolled.
+    A sum without a name takes the name of its operand. A value that a loop adds up or passes from turn to
+    turn takes the name of its computation in a turn, also if the loop was unrolled.
     """
     return _name(program, value, _MOST_STEPS)
 
 
 def _name(program: Program, value: TracedValue, steps: int) -> str:
     origin = list(history(program, value, MOVED))
-    # A sum of several tensors has the name of one; summed_operand() leads to those of all.
+    # A sum of several tensors has the name of one of them; summed_operand() gives each its operand.
     named = [
         v.instruction for v in origin if v.instruction.op_name and not (v.path and summed_operand(program, v))
     ]
@@ -46,7 +47,7 @@ def _name(program: Program, value: TracedValue, steps: int) -> str:
         return name
     adds_up = end.instruction.opcode == "add" and not scope_of(name)
     if adds_up or (end.path and _is_of_loop(end)):
-        # What takes a result out of a loop may say more of it than the loop, which makes several.
+        # A loop has several results, so the name of the instruction that takes one out may be more specific.
         taken = [i.op_name for i in named] if end.instruction.opcode == "while" else []
         return _longest([name, *taken, *_names_of_turn(program, end, steps - 1)])
     if not name and end.instruction.opcode == "concatenate":
@@ -58,13 +59,13 @@ def _name(program: Program, value: TracedValue, steps: int) -> str:
 
 
 def _is_of_loop(end: TracedValue) -> bool:
-    """Whether a value is what a loop makes, or has made in the turn before."""
+    """Whether a value is a loop's result, or comes from its previous turn."""
     in_body = end.place.frames and end.place.frames[-1].caller.opcode == "while"
     return end.instruction.opcode == "while" or (end.instruction.opcode == "parameter" and bool(in_body))
 
 
 def _names_of_turn(program: Program, value: TracedValue, steps: int) -> Iterator[str]:
-    """Names of what a loop's turn makes of a value: of the terms of sums, of what is written into stacks."""
+    """Names of a value's computation in a loop's turn: terms of sums, slices of stacks."""
     opcode = value.instruction.opcode
     if opcode == "while" and value.path:
         body = program.computations[value.instruction.attributes["body"].lstrip("%")]
@@ -75,9 +76,9 @@ def _names_of_turn(program: Program, value: TracedValue, steps: int) -> Iterator
         made = [value.operand(1), *([value.operand(0)] if opcode == "add" else [])]
     else:
         made = []
-    for one in made if steps else ():
-        yield _name(program, one, steps - 1)
-        *_, end = history(program, one, MOVED)
+    for each in made if steps else ():
+        yield _name(program, each, steps - 1)
+        *_, end = history(program, each, MOVED)
         yield from _names_of_turn(program, end, steps - 1)
 
 
@@ -86,7 +87,10 @@ def _longest(names: Iterable[str]) -> str:
 
 
 def summed_operand(program: Program, end: TracedValue) -> TracedValue | None:
-    """The operand of a collective, or across slices of its send, that a value is the result of."""
+    """The operand of the collective whose result is `end`; None if it is no collective's.
+
+    Across slices, the operand of its send.
+    """
     start = end.operand(0, end.path) if end.instruction.opcode.endswith("-done") else end
     instruction = start.instruction
     if instruction.opcode == "recv" and crossing_op(instruction):
@@ -97,7 +101,10 @@ def summed_operand(program: Program, end: TracedValue) -> TracedValue | None:
 
 
 def reader_name(program: Program, result: TracedValue) -> str:
-    """JAX's name of the first that reads a collective's result, moves included, if it has one in a scope."""
+    """JAX's name of the first reader of a collective's result with a name in a scope.
+
+    Moves count as readers. "" if no reader has one.
+    """
     if result.instruction.opcode.endswith("-start"):
         done = next(iter(result.place.computation.users[result.instruction.name]), result.instruction)
         result = TracedValue(done, result.place, result.path)
@@ -107,24 +114,25 @@ def reader_name(program: Program, result: TracedValue) -> str:
 
 
 def own_name(product: TracedValue) -> str:
-    """JAX's name of a product, or of the fusion that it is in, under that of the loop that runs it.
+    """JAX's name of a product, or of its fusion, with the name of the loop that runs it.
 
-    XLA for GPU makes one body of loops whose bodies are alike, with the names of one of them: of the loops
-    over rows of an expert's two first weights, forward and recomputed. Each loop keeps its own.
+    XLA for GPU makes one body for loops with the same body, with the names of one of them: for example for
+    the loops over rows of an expert's two first weights, forward and recomputed. Each loop keeps its own
+    name.
     """
     instruction, place = _named(product)
     return _within_loop(instruction.op_name, place)
 
 
 def _within_loop(op_name: str, place: CallPath) -> str:
-    """`op_name` under the name of the loop around `place`, where it has that of another loop."""
+    """`op_name` with the name of the loop around `place`, if it has another loop's."""
     while place.frames and place.frames[-1].caller.opcode != "while":
         place = place.parent
     if not place.frames:
         return op_name
     loop = _within_loop(place.frames[-1].caller.op_name, place.parent)
-    own, _, inside = op_name.rpartition(_IN_BODY)
-    if not own or not loop.endswith("/while") or op_name.startswith(f"{loop}/body/"):
+    other, _, inside = op_name.rpartition(_IN_BODY)
+    if not other or not loop.endswith("/while") or op_name.startswith(f"{loop}/body/"):
         return op_name
     return f"{loop}/body/{inside}"
 
@@ -139,25 +147,27 @@ def _named(product: TracedValue) -> tuple[Instruction, CallPath]:
 def name_beside(
     program: Program, product: TracedValue, taken: Collection[str], batched: Collection[str]
 ) -> str:
-    """JAX's name of what is nearest to a product without one, "" where nothing has any.
+    """JAX's name of the named instruction nearest to a product without a name.
 
-    XLA for CPU hands batched products to a library in fusions without names. What adds up a gradient has the
-    name of its weight. What laid out their operands, or reads their results, keeps that of the einsum, or
-    else of the scope that it is in; of a product with a weight, the weight's name takes that scope's place.
-    Of what has no name either, what is beside that. taken: the names of other products, which what lays out
-    their results has. batched: the einsums of products with a batch, which are no names of one without.
+    "" if none has a name. taken: names of other products, which moves of their results also have. batched:
+    einsums of batched products, which do not name a product without a batch.
+
+    XLA for CPU calls a library for batched products in fusions without names. An addition to a gradient has
+    the name of the weight. Moves of operands and readers of results keep the name of the einsum, or otherwise
+    of its scope; for a product with a weight, the weight's name replaces that scope. The search continues
+    from instructions that have no name either.
     """
     instruction, place = _named(product)
     if added := _adding_name(program, place, instruction):
         return added
     weight = next(filter(None, (_weight_of(program, product.operand(i)) for i in (0, 1))), "")
-    found, nearest = {instruction.name}, [instruction]
+    seen, nearest = {instruction.name}, [instruction]
     for _ in range(_MOST_STEPS):
-        beside = [one for near in nearest for one in _beside(place.computation, near)]
-        fresh = {one.name: one for one in beside if one.name not in found}
-        found |= fresh.keys()
-        own = [one for one in fresh.values() if one.opcode not in _OF_MANY]
-        nearest = [one for one in own if not _is_product(program, one, place.computation)]
+        neighbours = [one for near in nearest for one in _neighbours(place.computation, near)]
+        fresh = {one.name: one for one in neighbours if one.name not in seen}
+        seen |= fresh.keys()
+        related = [one for one in fresh.values() if one.opcode not in _OF_MANY]
+        nearest = [one for one in related if not _is_product(program, one, place.computation)]
         names = [one.op_name for one in nearest if scope_of(one.op_name) and one.op_name not in taken]
         names = [name for name in names if _may_name(einsum_of(name), product.instruction, batched)]
         if names:
@@ -167,7 +177,7 @@ def name_beside(
 
 
 def einsum_of(name: str) -> str:
-    """The einsum in a name of JAX, "" where it has none.
+    """The einsum in a name of JAX; "" if it has none.
 
     >>> einsum_of("jit(f)/attention/BKGTS,BSKH->BTKGH/dot_general")
     'BKGTS,BSKH->BTKGH'
@@ -176,47 +186,54 @@ def einsum_of(name: str) -> str:
 
 
 def is_batched(product: Instruction) -> bool:
-    """Whether a product is one of many of its kind, of which each has its own operands."""
+    """Whether a product has a batch: many products, each with its own operands."""
     return "lhs_batch_dims" in product.attributes
 
 
 def _may_name(einsum: str, product: Instruction, batched: Collection[str]) -> bool:
-    """Whether a product may be of an einsum; a batch of one is none in the program."""
+    """Whether a product may be of an einsum.
+
+    A batch of size one does not appear in the program.
+    """
     if not is_batched(product):
         return einsum not in batched
     return not einsum or bool(set.intersection(*map(set, re.split(",|->", einsum))))
 
 
 def _adding_name(program: Program, place: CallPath, product: Instruction) -> str:
-    """The name of what adds a product to the gradients of other microbatches, where that reads it first.
+    """The name of the addition of a product to other microbatches' gradients.
 
-    What has fewer elements is no such sum, but of what was made of the product: a norm's gradient. A loop
-    over layers writes each layer's gradient into a stack, which is added to others after it.
+    "" if another instruction reads the product first. Readers with fewer elements are no such addition: they
+    add a value derived from the product, such as a norm's gradient. A loop over layers writes each layer's
+    gradient into a stack, which is added after the loop.
     """
     left, seen = [(place, product)], set[str]()
     elements = product.shapes[0].num_elements
     while left:
-        place, one = left.pop()
-        seen.add(one.name)
-        for reader in place.computation.users[one.name]:
-            if found := _adding_within(program, place, reader, one):
-                return found
+        place, instruction = left.pop()
+        seen.add(instruction.name)
+        for reader in place.computation.users[instruction.name]:
+            if name := _adding_within(program, place, reader, instruction):
+                return name
             if f"/{GRADIENTS}/" in reader.op_name and reader.shapes[0].num_elements >= elements:
                 return reader.op_name
             passes = reader.opcode in MOVED or (not reader.op_name and reader.opcode not in _OF_MANY)
             if (passes or _writes_a_stack(reader)) and reader.name not in seen:
                 left.append((place, reader))
-            if _writes_a_stack(one) and reader is place.computation.result:
-                left += _after_loop(place, reader.operands.index(one.name))
+            if _writes_a_stack(instruction) and reader is place.computation.result:
+                left += _after_loop(place, reader.operands.index(instruction.name))
     return ""
 
 
-def _writes_a_stack(one: Instruction) -> bool:
-    return primitive_of(one.op_name) == "dynamic_update_slice"
+def _writes_a_stack(instruction: Instruction) -> bool:
+    return primitive_of(instruction.op_name) == "dynamic_update_slice"
 
 
 def _after_loop(place: CallPath, index: int) -> Iterator[tuple[CallPath, Instruction]]:
-    """What takes an element of the result of the loop whose body is at `place`, if it is one's."""
+    """The instructions that take element `index` out of the result of a loop.
+
+    place: the loop's body; nothing if it is no loop's.
+    """
     if place.frames and (loop := place.frames[-1].caller).opcode == "while":
         for user in place.parent.computation.users[loop.name]:
             if user.opcode == "get-tuple-element" and int(user.attributes["index"]) == index:
@@ -224,18 +241,21 @@ def _after_loop(place: CallPath, index: int) -> Iterator[tuple[CallPath, Instruc
 
 
 def _adding_within(program: Program, place: CallPath, fusion: Instruction, operand: Instruction) -> str:
-    """The name of what adds an operand of a fusion to gradients there: a fusion has the name of its root."""
+    """The name of an addition to gradients inside a fusion that reads `operand`.
+
+    A fusion itself has only the name of its root.
+    """
     for inner in called_by(program, fusion) if fusion.opcode == "fusion" else ():
         numbers = {str(number) for number, name in enumerate(fusion.operands) if name == operand.name}
         taken = [one for one in inner.parameters if one.literal in numbers]
         inside = place.enter(fusion, inner)
-        if found := next(filter(None, (_adding_name(program, inside, one) for one in taken)), ""):
-            return found
+        if added := next(filter(None, (_adding_name(program, inside, one) for one in taken)), ""):
+            return added
     return ""
 
 
 def _weight_of(program: Program, value: TracedValue) -> str:
-    """The name of the weight that a value is, or was gathered from; "" of others."""
+    """The name of the weight that a value is or was gathered from; otherwise ""."""
     for _ in range(_MOST_STEPS):
         value = resolve(program, value, MOVED)
         if (before := summed_operand(program, value)) is None:
@@ -247,8 +267,8 @@ def _weight_of(program: Program, value: TracedValue) -> str:
     return keys[-1] if keys else ""
 
 
-def _beside(computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
-    """What reads an instruction, and what it reads."""
+def _neighbours(computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
+    """The readers and the operands of an instruction."""
     yield from computation.users[instruction.name]
     yield from (computation.instructions[name] for name in instruction.operands)
 
@@ -260,14 +280,14 @@ def _is_product(program: Program, instruction: Instruction, computation: Computa
 
 
 def laid_end_to_end(program: Program, value: TracedValue, *, by_compiler: bool = False) -> list[TracedValue]:
-    """The tensors of which a flat array was made to sum them in one go; none where it is one tensor.
+    """The tensors in a flat array that is summed in one go; none for a single tensor.
 
     XLA for GPU concatenates them. XLA for TPU takes the maximum of each padded with -inf:
 
         %all = maximum(pad(%a, -inf), padding=0_8), pad(%b, -inf), padding=8_0))
 
-    `value` may be that array, a slice of it, or what a sum made of it. by_compiler: only what the compiler
-    laid so, without a name of JAX.
+    `value` may be that array, a slice of it, or a sum's result. by_compiler: only arrays that the compiler
+    made, without a name of JAX.
     """
     *_, made = history(program, value, MOVED)
     while not made.instruction.op_name and (before := summed_operand(program, made)):
@@ -285,7 +305,7 @@ def laid_end_to_end(program: Program, value: TracedValue, *, by_compiler: bool =
 
 
 def _padded(program: Program, value: TracedValue) -> Iterator[TracedValue]:
-    """What was padded with -inf of which a value is the maximum."""
+    """The arrays padded with -inf whose maximum a value is."""
     *_, made = history(program, value)
     if made.instruction.opcode == "maximum":
         yield from _padded(program, made.operand(0))

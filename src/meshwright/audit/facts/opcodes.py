@@ -1,8 +1,8 @@
-"""The instructions of a program that communicate, also between the slices of TPUs.
+"""The instructions of a program that communicate, also between slices of TPUs.
 
-Between slices a collective is a send and a recv through each host, which name what they are. A program of
-several slices is compiled for one of them: its devices are numbered from 0, and what crosses to others is
-`send(...), is_host_transfer=true` with XLA's attributes `_xla_megascale_*`.
+Between slices a collective is a send and a recv through each host, which name it. A program of several slices
+is compiled for one of them: its devices are numbered from 0, and communication across slices is `send(...),
+is_host_transfer=true` with XLA's attributes `_xla_megascale_*`.
 """
 
 import re
@@ -22,7 +22,7 @@ _OPS: dict[str, Op] = {
 
 
 def crossing_op(instruction: Instruction) -> Op | None:
-    """The collective that a send or recv between slices is a part of; None for others."""
+    """The collective of a send or recv between slices; None for other instructions."""
     if instruction.opcode not in ("send", "recv"):
         return None
     return _OPS.get(_attribute(instruction, "megascale_transfer_type"))
@@ -38,18 +38,19 @@ def sent(computation: Computation, recv: Instruction) -> Instruction:
     return _other_end(computation, recv, "send")
 
 
-def _other_end(computation: Computation, one: Instruction, opcode: str) -> Instruction:
-    rendezvous = _attribute(one, "host_transfer_rendezvous")
+def _other_end(computation: Computation, instruction: Instruction, opcode: str) -> Instruction:
+    rendezvous = _attribute(instruction, "host_transfer_rendezvous")
     for other in computation.instructions.values():
         if other.opcode == opcode and _attribute(other, "host_transfer_rendezvous") == rendezvous:
             return other
-    raise AuditError(f"{one.name}: no {opcode} of its collective {rendezvous!r} between slices")
+    raise AuditError(f"{instruction.name}: no {opcode} of its collective {rendezvous!r} between slices")
 
 
 def crossing_groups(instruction: Instruction, num_partitions: int) -> DeviceGroups:
-    """One device of each slice, those with the same number in it; slices lie one after another.
+    """The groups of a collective between slices: the devices with the same number in each slice.
 
-    Its target is written `{1,2}x{0:15}`: slices and their devices.
+    Device ids count through one slice after another. The target is written `{1,2}x{0:15}`: slices and their
+    devices.
     """
     target = _attribute(instruction, "megascale_target")
     slices = re.match(r"\{([\d,:]+)\}x", target)
@@ -69,8 +70,8 @@ def _count(part: str) -> int:
 
 
 def _attribute(instruction: Instruction, name: str) -> str:
-    found = re.search(f'_xla_{name}="([^"]*)"', instruction.attributes.get("frontend_attributes", ""))
-    return found[1] if found else ""
+    value = re.search(f'_xla_{name}="([^"]*)"', instruction.attributes.get("frontend_attributes", ""))
+    return value[1] if value else ""
 
 
 OPS: dict[str, Op] = {
@@ -84,7 +85,7 @@ _ROWS = re.compile(rows_by_even_load("/(all_to_all|all_gather|reduce_scatter)", 
 
 
 def op_of(instruction: Instruction) -> Op | None:
-    """Our name of a collective instruction, its start included; None for others and for a done."""
+    """Our name of a collective or its start; None for a done and other instructions."""
     if instruction.opcode == "send":
         return crossing_op(instruction)
     opcode = instruction.opcode.removesuffix("-start")
@@ -94,12 +95,12 @@ def op_of(instruction: Instruction) -> Op | None:
 
 
 def rows_said(op_name: str) -> tuple[Op, int] | None:
-    """The collective that an exchange of rows of experts amounts to, and of how many; None of others.
+    """The collective that an exchange of experts' rows amounts to, and its rows; otherwise None.
 
-    Which rows travel depends on data; the scope says how many where all experts get as much.
+    The sent rows depend on data; the scope states their number by an even load.
 
     >>> rows_said("jit(step)/jvp()/dispatch/all_to_all_by_even_load_512_rows/all_to_all")
     ('all_to_all', 512)
     """
-    found = _ROWS.findall(op_name)
-    return (found[-1][0], int(found[-1][1])) if found else None
+    exchanges = _ROWS.findall(op_name)
+    return (exchanges[-1][0], int(exchanges[-1][1])) if exchanges else None

@@ -1,4 +1,4 @@
-"""The matrix products that a compiled program runs, each with its FLOPs of a step, type, pass and tensor."""
+"""The matrix products that a compiled program runs, with FLOPs, type, pass and tensor."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,12 +22,13 @@ from meshwright.units import format_count
 
 
 def smaller_branches(program: Program) -> dict[tuple[str, ...], str]:
-    """The branches that do not count, by their chain of calls, each with what is said of its conditional.
+    """The branches that do not count, by chain of calls, with a note on each.
 
-    Of each conditional the branch with the most FLOPs counts, then the one that moves most; where the program
-    tells how often each is taken (`share_of_branch`), all count.
+    The branch of a conditional with the most FLOPs counts, and among equals the one with the most bytes. All
+    branches count if the program states how often each is taken (`share_of_branch`). The note is about the
+    conditional.
     """
-    found: dict[tuple[str, ...], str] = {}
+    notes: dict[tuple[str, ...], str] = {}
     for place, branches in _conditionals(program):
         if sum(_share(program, branch) for branch in branches) == 1:
             continue
@@ -35,16 +36,16 @@ def smaller_branches(program: Program) -> dict[tuple[str, ...], str]:
         largest = sizes.index(max(sizes))
         if any(size != (0, 0) for size in sizes):
             others = ", ".join(format_count(flops) for i, (flops, _) in enumerate(sizes) if i != largest)
-            said = (
+            note = (
                 f"{place}: the largest of {len(branches)} branches is counted, "
                 f"{format_count(sizes[largest][0])} FLOPs (others: {others})"
             )
-            found |= {chain_of(branch): said for i, branch in enumerate(branches) if i != largest}
-    return found
+            notes |= {chain_of(branch): note for i, branch in enumerate(branches) if i != largest}
+    return notes
 
 
 def is_counted_branch(place: CallPath, smaller: Mapping[tuple[str, ...], str]) -> bool:
-    """Whether a place lies in no branch that does not count."""
+    """Whether a place is outside of all branches that do not count."""
     while smaller and place.frames:
         if chain_of(place) in smaller:
             return False
@@ -53,7 +54,7 @@ def is_counted_branch(place: CallPath, smaller: Mapping[tuple[str, ...], str]) -
 
 
 def _conditionals(program: Program) -> Iterator[tuple[str, list[CallPath]]]:
-    """Each conditional's name, and its branches where they stand."""
+    """Each conditional's name, and the places of its branches."""
     for place in places(program):
         for instruction in place.computation.instructions.values():
             if instruction.opcode == "conditional":
@@ -87,7 +88,7 @@ def _size(program: Program, branch: CallPath) -> tuple[float, float]:
 class Product:
     """A dot, convolution, library call or attention kernel at its place.
 
-    flops: of one device in a step. op_name: JAX's, "" where nothing tells it.
+    flops: per device and step. op_name: JAX's; "" if unknown.
     """
 
     value: TracedValue
@@ -95,7 +96,7 @@ class Product:
     op_name: str
 
     def bits(self, program: Program, *, widened: bool) -> int:
-        """Bits of a number of its wider operand; of what a compiler widened, as the program has it."""
+        """Bits of a number of the wider operand; before widening if the compiler widens."""
         instruction = self.value.instruction
         operands = [self.value.operand(i) for i in range(min(2, len(instruction.operands)))]
         if widened:
@@ -104,14 +105,15 @@ class Product:
 
 
 def products(program: Program) -> Iterator[Product]:
-    """Every product of a step; loop bodies count by their trips, or once where these are unknown.
+    """Every product of a step.
 
-    Of the branches of a conditional those of the largest (see `branches`).
+    Bodies of loops count by their trips, or once if these are unknown. Branches of conditionals count as in
+    `smaller_branches`.
     """
-    found = sorted(_unnamed(program), key=lambda one: not is_batched(one[0].instruction))
-    taken = {name for value, _ in found if (name := own_name(value))}
+    in_order = sorted(_unnamed(program), key=lambda pair: not is_batched(pair[0].instruction))
+    taken = {name for value, _ in in_order if (name := own_name(value))}
     batched = set[str]()
-    for value, flops in found:
+    for value, flops in in_order:
         name = own_name(value) or name_beside(program, value, taken, batched)
         batched |= {einsum_of(name)} - {""} if is_batched(value.instruction) else set()
         yield Product(value, flops, name)
@@ -128,9 +130,9 @@ def _unnamed(program: Program) -> Iterator[tuple[TracedValue, float]]:
 
 
 def dot_flops(program: Program) -> int:
-    """FLOPs of one device's products in one step; `gaps.not_understood` names what is missing.
+    """FLOPs of one device's products in one step; each multiply-add is 2.
 
-    Each multiply-add is 2.
+    `gaps.not_understood` lists products that are not counted.
     """
     return round(sum(product.flops for product in products(program)))
 

@@ -1,4 +1,4 @@
-"""What the collectives of a compiled program cost on a machine."""
+"""Seconds of a compiled program's collectives, reads and products on a machine."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from meshwright.notation.mesh import Mesh
 
 
 def step_prices(hardware: Hardware, mesh: Mesh) -> "Prices":
-    """The prices of a planned step, whose links reach what the planner reckons with."""
+    """Prices at the rates that the planner uses for a step."""
     machine = at_step_rates(hardware)
     parts = _cut_at_slices(mesh, hardware.num_slices)
     placed = None if parts is None else machine.place(parts)
@@ -24,7 +24,10 @@ def step_prices(hardware: Hardware, mesh: Mesh) -> "Prices":
 
 
 def _cut_at_slices(mesh: Mesh, num_slices: int) -> Mesh | None:
-    """The mesh with its outermost axis cut in two, across slices and within one; None where that is one."""
+    """The mesh with its outermost axis cut in two, across slices and within one.
+
+    None if either part has size one.
+    """
     first = next((axis for axis, size in mesh.sizes.items() if size > 1), "")
     if num_slices == 1 or not first or mesh.size(first) <= num_slices or mesh.size(first) % num_slices:
         return None
@@ -34,10 +37,11 @@ def _cut_at_slices(mesh: Mesh, num_slices: int) -> Mesh | None:
 
 @dataclass(frozen=True)
 class Prices:
-    """mesh: of the collectives' axes. placement, chip: None where no hardware was named.
+    """Prices of collectives on a mesh.
 
-    named: the mesh that the user gave; None where `mesh` was inferred and its axes have no names.
-    parts, parts_placement: the mesh whose outermost axis is cut between slices, for sums in steps.
+    mesh: of the collectives' axes. placement, chip: None if no hardware is named. named: the user's mesh;
+    None if `mesh` was inferred, so that its axes have no names. parts, parts_placement: the mesh with its
+    outermost axis cut between slices, for sums in steps.
     """
 
     mesh: Mesh
@@ -48,29 +52,32 @@ class Prices:
     parts_placement: Placement | None = None
 
     def seconds(self, e: Emitted) -> float | None:
-        """Seconds per step, hidden or not; None without hardware, or where groups follow no axes.
+        """Seconds per step, hidden or not; None without hardware, or if groups follow no axes.
 
-        Of what is combined with other tensors its share by bytes: they wait for the first hop together.
+        A tensor that is sent together with others gets its share by bytes, since all wait for the first hop
+        together.
         """
         if self.placement is None or not e.axes:
             return 0.0 if self.placement and e.collective.groups.size == 1 else None
         axes, placement = self._over(e)
         if placement is None or not axes:
             return None
-        own = self.gathered(e)
-        together = max(own, own * e.collective.together_bytes // max(e.collective.gathered_bytes, 1))
+        tensor_bytes = self.gathered(e)
+        together = max(
+            tensor_bytes, tensor_bytes * e.collective.together_bytes // max(e.collective.gathered_bytes, 1)
+        )
         price = collective_seconds(e.collective.op, together, axes, placement)
-        return price.seconds * e.runs * (own / together if together else 1.0)
+        return price.seconds * e.runs * (tensor_bytes / together if together else 1.0)
 
     def _over(self, e: Emitted) -> tuple[Axes, Placement | None]:
-        """The axes that a collective is over, and their placement; of the cut mesh if it is over a part."""
+        """A collective's axes with their placement, both of the cut mesh for a part of an axis."""
         if not e.is_part or self.parts is None:
             return e.axes, self.placement
-        found = group_axes(e.collective.groups, self.parts)
-        return (found.axes or (), self.parts_placement) if not found.note else ((), None)
+        within = group_axes(e.collective.groups, self.parts)
+        return (within.axes or (), self.parts_placement) if not within.note else ((), None)
 
     def planned_sent(self, p: PricedCollective) -> float:
-        """Bytes that each device was planned to send in a step."""
+        """Planned bytes that each device sends in a step."""
         return sent_bytes(p.op, p.gathered_bytes, self.mesh.size(p.axes)) * p.count
 
     def sent(self, e: Emitted) -> int:
@@ -84,14 +91,14 @@ class Prices:
         return e.gathered_bytes + e.collective.padding_bytes
 
     def read_seconds(self, num_bytes: float) -> float | None:
-        """Seconds to read so many bytes from a device's memory."""
+        """Seconds to read `num_bytes` from a device's memory; None without hardware."""
         return num_bytes / self.chip.hbm_bytes_per_second if self.chip else None
 
     def product_seconds(self, flops: float, dtype: str) -> float | None:
-        """Seconds to compute so many FLOPs of large products."""
+        """Seconds to compute `flops` in large products; None without hardware."""
         return flops / self.chip.flops(dtype) if self.chip else None
 
     def over(self, axes: Iterable[str], size: int) -> str:
-        """Devices in words: `data·tensor`, or `4 devices` where axes have no names."""
+        """The axes in words: `data·tensor`, or groups of `size` devices if axes have no names."""
         names = "·".join(axes)
         return f"`{names}`" if self.named and names else f"groups of {size} devices"

@@ -1,8 +1,8 @@
-"""The shard of an array that each device keeps or writes: what an all-reduce stands for.
+"""The shard of an array that each device keeps or writes.
 
-Offsets are integers that differ from device to device. A sum of which each device keeps its slice is a
-reduce-scatter, one of shards written into zeros an all-gather. XLA for TPU writes its reduce-scatters as a
-sum, fused with the slice of it that a device keeps:
+Offsets are integers that differ from device to device. An all-reduce of which each device keeps its slice is
+a reduce-scatter; an all-reduce of shards written into zeros is an all-gather. XLA for TPU writes its
+reduce-scatters as a sum, fused with the slice of it that a device keeps:
 
     %all-reduce-scatter (input: bf16[4096,3584]) -> bf16[288,3584] {
       %pad = bf16[4608,3584] pad(%input, %zero), padding=0_512x0_0
@@ -11,9 +11,8 @@ sum, fused with the slice of it that a device keeps:
     }
     %fusion = bf16[288,3584] fusion(%gradient), calls=%all-reduce-scatter, metadata={op_name="..."}
 
-The emitter of such a fusion sends what a reduce-scatter sends. The all-reduce in it has no name: the
-fusion has. Where the slices are not whole tiles it pads, and permutes bring the rows that end on a
-neighbour to where they belong.
+Such a fusion sends the bytes of a reduce-scatter. Its all-reduce has no name; the fusion has one. If slices
+are not whole tiles it pads, and permutes move the rows that end on a neighbour to their owner.
 """
 
 import re
@@ -44,14 +43,14 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
 
 
 def device_values(program: Program, value: TracedValue) -> tuple[int, ...] | None:
-    """The integer that each partition computes for a scalar; None where it depends on data.
+    """The integer that each partition computes for a scalar; None if it depends on data.
 
-    XLA's partitioner writes a shard's offset as a table looked up by partition-id, or as
-    arithmetic on partition-id, often hoisted out of the loop that uses it. A pass of the TPU's
-    compiler numbers devices as replica x partitions + partition.
+    XLA's partitioner writes a shard's offset as a table indexed by partition-id, or as arithmetic on
+    partition-id, often hoisted out of the loop that uses it. A pass of the TPU's compiler numbers devices as
+    replica x partitions + partition.
     """
-    found = resolve(program, value, _MOVED)
-    instruction = found.instruction
+    source = resolve(program, value, _MOVED)
+    instruction = source.instruction
     if instruction.opcode in ("partition-id", "replica-id"):
         counts = {"partition-id": program.num_partitions, "replica-id": program.num_replicas}
         return _numbers(counts.pop(instruction.opcode), *counts.values())
@@ -59,23 +58,23 @@ def device_values(program: Program, value: TracedValue) -> tuple[int, ...] | Non
         table = _table(instruction.literal)
         return table * program.num_devices if len(table) == 1 else None
     if instruction.opcode == "dynamic-slice" and len(instruction.operands) == 2:
-        return _looked_up(program, found)
+        return _looked_up(program, source)
     if instruction.opcode == "clamp":
-        low, middle, high = (device_values(program, found.operand(i)) for i in range(3))
+        low, middle, high = (device_values(program, source.operand(i)) for i in range(3))
         if not (low and middle and high):
             return None
         return tuple(max(least, min(most, x)) for least, x, most in zip(low, middle, high, strict=True))
     if instruction.opcode in _ARITHMETIC:
-        left, right = (device_values(program, found.operand(i)) for i in (0, 1))
+        left, right = (device_values(program, source.operand(i)) for i in (0, 1))
         calculate = _ARITHMETIC[instruction.opcode]
         return left and right and tuple(map(calculate, left, right))
     return None
 
 
-def _numbers(own: int, other: int) -> tuple[int, ...] | None:
-    """Each device's partition or replica; None where a program has several of both."""
-    if own > 1:
-        return tuple(range(own)) if other == 1 else None
+def _numbers(count: int, other: int) -> tuple[int, ...] | None:
+    """Each device's partition or replica; None if a program has several of both."""
+    if count > 1:
+        return tuple(range(count)) if other == 1 else None
     return (0,) * other
 
 
@@ -99,14 +98,14 @@ def kept_slices(program: Program, value: TracedValue, index: int, groups: Device
     if not uses or any(user.instruction.opcode != "dynamic-slice" or at != 0 for user, at in uses):
         return None
     shape = value.instruction.shapes[index]
-    found = {_own_slice(program, groups, shape, user) for user, _ in uses}
-    return found.pop() if len(found) == 1 else None
+    offsets = {_own_slice(program, groups, shape, user) for user, _ in uses}
+    return offsets.pop() if len(offsets) == 1 else None
 
 
 def own_slices(
     program: Program, groups: DeviceGroups, shape: ArrayShape, uses: Iterable[tuple[TracedValue, int]]
 ) -> list[TracedValue]:
-    """The dynamic-slices, among an array's readers, that keep each device's own block of it."""
+    """The dynamic-slices among an array's readers that keep each device's own block."""
     return [
         user
         for user, at in uses
@@ -121,7 +120,7 @@ def _own_slice(
 ) -> Offsets | None:
     """Offsets of a dynamic-slice that gives the devices of a group different blocks of a tensor.
 
-    It may cut further, by axes that are not the group's: two slices in a row become one.
+    None if it does not. It may also cut by axes outside the group, since two consecutive slices become one.
     """
     offsets = slice_offsets(program, piece, first=1)
     block = piece.instruction.shapes[0]
@@ -166,7 +165,10 @@ def _table(literal: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class FusedScatter:
-    """One tensor's reduce-scatter: the fusion's result (an element of it by `path`) is its own slice."""
+    """One tensor's reduce-scatter in a fusion.
+
+    fusion: the result; its `path` is the tensor's element. result: shape of the kept slice.
+    """
 
     fusion: TracedValue
     result: ArrayShape
@@ -174,7 +176,7 @@ class FusedScatter:
 
 
 def fused_scatter(program: Program, reduced: TracedValue, operand: TracedValue) -> FusedScatter | None:
-    """The reduce-scatter that an all-reduce in a fusion is; None where it is none.
+    """The reduce-scatter of an all-reduce and a slice in one fusion; None if there is none.
 
     reduced: the all-reduce's result for one tensor. operand: that tensor.
     """
@@ -197,7 +199,7 @@ def fused_scatter(program: Program, reduced: TracedValue, operand: TracedValue) 
 
 
 def _padding(program: Program, operand: TracedValue) -> int:
-    """Bytes that are sent beyond those of the array that enters the fusion."""
+    """Bytes sent beyond the bytes of the array that enters the fusion."""
     for value in history(program, operand, COPIES | {"pad"}):
         if value.place == operand.place and value.instruction.opcode == "parameter":
             return operand.instruction.shapes[0].num_bytes - value.instruction.shapes[0].num_bytes

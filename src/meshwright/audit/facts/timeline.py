@@ -1,11 +1,11 @@
-"""The schedule of a compiled program: what it computes while it communicates, and the time of it all.
+"""The schedule of a compiled program: overlap of compute and communication, and its time.
 
-Its time is simulated with two clocks, compute and links:
+The time is simulated with two clocks, compute and links:
 
     a start      puts its collective on the links, which carry one after another
-    a done       waits for it: what it waits is exposed
-    a collective that is no pair holds both
-    all else     takes its seconds of compute (see `work`)
+    a done       waits for its collective: the wait is exposed
+    a collective without a start and a done holds both
+    others       take their seconds of compute (see `work`)
     a loop       runs its first turn, then repeats its second
 
 XLA for TPU cuts a collective into pieces, fused with products: the first is its start, the last its done.
@@ -28,7 +28,7 @@ from meshwright.hardware.chip import Chip
 
 
 def has_async_collectives(program: Program) -> bool:
-    """Whether the compiler lets collectives run beside products: TPU's and GPU's do, the CPU's does not."""
+    """Whether the program overlaps collectives with products; XLA for CPU does not."""
     return any(
         i.opcode in ("all-gather-start", "all-reduce-start", "reduce-scatter-start", "async-start")
         or "AsyncCollectiveStart" in i.attributes.get("custom_call_target", "")
@@ -38,7 +38,7 @@ def has_async_collectives(program: Program) -> bool:
 
 
 class ProgramSchedule:
-    """The products that run while a collective does, in a program printed in the order of its schedule."""
+    """The products that run during each collective, by the order of instructions."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -50,16 +50,16 @@ class ProgramSchedule:
                     self._pieces[whole].append(TracedValue(instruction, place))
 
     def beside(self, collective: TracedValue) -> tuple[str, ...]:
-        """Their scopes in the order of the schedule; none where it runs alone.
+        """Scopes of the products that overlap a collective, in the order of the schedule.
 
-        XLA for TPU cuts a collective in pieces, each fused with what it runs beside: those count that are
-        in one fusion with any piece. Of others, what stands between its start and its done.
+        XLA for TPU cuts a collective into pieces: products in one fusion with any piece count. For others,
+        products between its start and its done count.
         """
         whole = piece_of(collective.instruction, collective.place)
         pieces = self._pieces[whole] if whole else [collective]
-        return tuple(dict.fromkeys(_named(product) for one in pieces for product in self._beside(one)))
+        return tuple(dict.fromkeys(_named(product) for one in pieces for product in self._overlapped(one)))
 
-    def _beside(self, collective: TracedValue) -> Iterator[Instruction]:
+    def _overlapped(self, collective: TracedValue) -> Iterator[Instruction]:
         instruction, place = collective.instruction, collective.place
         if any(frame.caller.opcode == "fusion" for frame in place.frames):
             yield from _products_in(self.program, place.computation)
@@ -68,7 +68,7 @@ class ProgramSchedule:
             instruction, place = place.frames[-1].caller, place.parent
         if not instruction.opcode.endswith("-start") and instruction.opcode != "send":
             return
-        # Across slices what is sent is summed elsewhere and comes back to the recv.
+        # Across slices the result of a send arrives at its recv.
         back = instruction if instruction.opcode != "send" else received(place.computation, instruction)
         listed = list(place.computation.instructions.values())
         start = next(i for i, each in enumerate(listed) if each is instruction)
@@ -81,9 +81,9 @@ class ProgramSchedule:
 def overlaps(
     schedule: ProgramSchedule, found: Iterable[Emitted], *, can_overlap: bool = False
 ) -> dict[int, list[str] | None]:
-    """What runs beside each collective, by its identity; None where the compiler overlaps nothing.
+    """Scopes that overlap each collective, by its identity; None if the compiler never overlaps.
 
-    can_overlap: this one overlaps others, though it may overlap none of this program.
+    can_overlap: the compiler can, though it may overlap none of this program.
     """
     known = can_overlap or schedule.is_async
     return {id(one): list(schedule.beside(one.value)) if known else None for one in found}
@@ -108,17 +108,19 @@ def _named(product: Instruction) -> str:
     return "/".join(scope_of(product.op_name)) or product.name
 
 
-# What steps on TPUs take of the sum of XLA's estimates and of the links' prices: the median of three
-# steps of MaxText on v5e and v6e (benchmarks/results/scheduled.json). Fitted on one of the chips alone, the
-# steps of the other are 0 to 6% off.
+# Measured step time on TPUs as a share of XLA's estimates plus the links' prices: the median of three steps
+# of MaxText on v5e and v6e (benchmarks/results/scheduled.json). Fitted on one of the chips, it is off by 0 to
+# 6% on the other.
 TPU_SHARE = 0.87
 _WRAPPERS = ("fusion", "async-start")
 
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """seconds: of a step. compute_seconds: of these, computing. exposed: seconds per step for which compute
-    stands still for each collective, by its identity.
+    """The simulated time of a step.
+
+    seconds: of the step. compute_seconds: of these, computing. exposed: seconds per step that compute waits
+    for each collective, by its identity.
     """
 
     seconds: float
@@ -128,7 +130,10 @@ class StepTimeline:
 
 @dataclass(frozen=True)
 class _Clocks:
-    """Seconds since the program began. flying: when each collective under way arrives, and what it is."""
+    """Seconds since the program began.
+
+    flying: arrival time and collectives of each transfer under way, by its key.
+    """
 
     compute: float = 0.0
     links: float = 0.0
@@ -142,7 +147,10 @@ class _Clocks:
 def program_timeline(
     program: Program, chip: Chip, prices: Prices, found: Iterable[Emitted]
 ) -> StepTimeline | None:
-    """The time of a program's schedule; None where it has none, or nothing tells the time of its work."""
+    """The time of a program's schedule.
+
+    None if the program has no schedule, or if the time of its work is unknown.
+    """
     work = InstructionSeconds(program, chip)
     if not program.is_scheduled or not work.is_known or prices.placement is None:
         return None
@@ -159,18 +167,18 @@ class _Walk:
         program: Program,
         work: InstructionSeconds,
         prices: Prices,
-        found: Iterable[Emitted],
+        collectives: Iterable[Emitted],
     ) -> None:
         self.program, self.work, self.prices = program, work, prices
         self.exposed: dict[int, float] = {}
         self.computing = 0.0
         self._sent: dict[object, list[Emitted]] = {}
-        for emitted in found:
+        for emitted in collectives:
             self.exposed[id(emitted)] = 0.0
             self._sent.setdefault(_key(emitted.value), []).append(emitted)
 
     def run(self, place: CallPath, clocks: _Clocks, weight: float) -> _Clocks:
-        """The clocks after one run of a computation, which stands for `weight` of a step."""
+        """The clocks after one run of a computation that counts as `weight` of a step."""
         instructions = list(place.computation.instructions.values())
         for instruction in instructions:
             clocks = self._after(TracedValue(instruction, place), clocks, weight)
@@ -196,9 +204,13 @@ class _Walk:
         return self._arrivals(value, clocks, weight)
 
     def _branches(self, value: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
-        """The clocks after the mean branch, where it is known how often each runs; else after the longest."""
+        """The clocks after the mean of the branches, weighted by their runs.
+
+        After the longest branch if the runs are unknown.
+        """
         branches = [
-            value.place.enter(value.instruction, one) for one in called_by(self.program, value.instruction)
+            value.place.enter(value.instruction, called)
+            for called in called_by(self.program, value.instruction)
         ]
         shares = [float(share_of_branch(self.program, value, place.computation)) for place in branches]
         if not isclose(sum(shares), 1):
@@ -225,7 +237,7 @@ class _Walk:
         return second.later((trips - 2) * (second.compute - first.compute))
 
     def _collectives(self, value: TracedValue) -> list[TracedValue]:
-        """The collectives that an instruction is, or that its fusion or wrapper holds."""
+        """The collectives in an instruction, its fusion or its wrapper."""
         if op_of(value.instruction):
             return [value]
         if value.instruction.opcode not in _WRAPPERS:
@@ -255,7 +267,7 @@ class _Walk:
         return replace(clocks, links=arrives, flying=clocks.flying | {key: (arrives, sent)})
 
     def _arrivals(self, value: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
-        """The clocks after waiting for what an instruction is the done of."""
+        """The clocks after waiting for the collectives that an instruction is the done of."""
         instruction = value.instruction
         keys: list[object] = []
         if instruction.opcode.endswith("-done"):
@@ -275,7 +287,7 @@ class _Walk:
         return clocks
 
     def _seconds(self, sent: Sequence[Emitted]) -> float:
-        """The time of one run of what is sent in one go; 0 where the links are not known."""
+        """Seconds of one run of collectives sent together; 0 if the links are unknown."""
         return sum((self.prices.seconds(e) or 0.0) / e.runs for e in sent)
 
     def _expose(self, sent: Sequence[Emitted], seconds: float, weight: float) -> None:
@@ -286,6 +298,6 @@ class _Walk:
 
 
 def _key(value: TracedValue) -> object:
-    """What tells a collective where it stands from all others; the pieces of one have the same."""
+    """Identity of a collective at its place, shared by its pieces."""
     whole = piece_of(value.instruction, value.place)
     return whole or (value.instruction.name, tuple(frame.caller.name for frame in value.place.frames))
