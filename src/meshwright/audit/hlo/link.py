@@ -1,9 +1,9 @@
-"""The programs that a loop dispatches, linked to one for each stage of a pipeline.
+"""The programs that a loop dispatches, linked to one program per pipeline stage.
 
-Its entry calls every program once; an attribute of the call says how often the stage runs it in a step, and
-that of other stages' programs is 0, as of their inputs: what is traced through them is counted nowhere. A
-call is given what the program's first run is given, by what made that. Names of programs' parts begin with
-the call's.
+The linked entry calls every program once. An attribute of the call states how often the stage runs it in a
+step. Programs and inputs of other stages have 0 runs: values are traced through them, but they do not count.
+The operands of a call are those of the program's first run. Names of a program's parts start with the name of
+its call.
 """
 
 import re
@@ -20,10 +20,10 @@ _RESULT = "#"
 
 
 class Call(NamedTuple):
-    """A program of the loop: how often its stage runs it in a step, and what its first run is given.
+    """A program of the loop, with its runs and the operands of its first run.
 
-    program: its number. given: for each parameter, by JAX's name of it, the `result_name` of what another
-    call made, or JAX's name of what is there when the step begins.
+    program: its number. runs: of its stage in a step. given: for each parameter, by JAX's name, the
+    `result_name` of another call's result, or JAX's name of an array that exists when the step begins.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """An array that the loop sends from one stage to another. what: in the loop's words."""
+    """An array that the loop sends between stages. what: the loop's name for it."""
 
     stage: int
     to_stage: int
@@ -43,19 +43,19 @@ class Sent(NamedTuple):
 
 
 def result_name(call: str, place: int) -> str:
-    """The name of a call's result with that number."""
+    """The name of a call's result number `place`."""
     return f"{call}{_RESULT}{place}"
 
 
 def is_given(source: str) -> bool:
-    """Whether an array is there when the step begins."""
+    """Whether an array exists when the step begins."""
     return _RESULT not in source
 
 
 def linked(programs: Sequence[Program], calls: Iterable[Call], results: Iterable[str], stage: int) -> Program:
-    """The program of one stage. results: of the step there, as in `Call.given`.
+    """The program of one stage. results: of the stage's step, named as in `Call.given`.
 
-    Raises AuditError for a parameter without a name that a call knows.
+    Raises AuditError if a call does not name one of its parameters.
     """
     computations: dict[str, Computation] = {}
     main: dict[str, Instruction] = {}
@@ -82,10 +82,12 @@ def linked(programs: Sequence[Program], calls: Iterable[Call], results: Iterable
         program = programs[call.program]
         computations |= _renamed(program, f"{call.name}.")
         operands = []
-        for one in program.main.parameters:
-            if one.op_name not in call.given:
-                raise AuditError(f"{program.name}: its parameter {one.name} has no name that JAX gave it")
-            operands.append(operand(call.given[one.op_name], one, call.stage))
+        for parameter in program.main.parameters:
+            if parameter.op_name not in call.given:
+                raise AuditError(
+                    f"{program.name}: its parameter {parameter.name} has no name that JAX gave it"
+                )
+            operands.append(operand(call.given[parameter.op_name], parameter, call.stage))
         runs = str(call.runs if call.stage == stage else 0)
         attributes = {"to_apply": f"{call.name}.{program.entry}", RUNS: runs}
         shape = program.main.result.shape
@@ -98,22 +100,22 @@ def linked(programs: Sequence[Program], calls: Iterable[Call], results: Iterable
 
 
 def _renamed(program: Program, prefix: str) -> dict[str, Computation]:
-    """The computations of a program, each name within with the prefix."""
+    """The computations of a program with `prefix` before each name in them."""
 
     def text(key: str, value: str) -> str:
-        if key == "channel_id":  # which tells the collectives of one program apart
+        if key == "channel_id":  # identifies the collectives of one program
             return prefix + value
-        return _NAME.sub(lambda found: prefix + found[0], value) if key in CALLED else value
+        return _NAME.sub(lambda name: prefix + name[0], value) if key in CALLED else value
 
-    def instruction(one: Instruction) -> Instruction:
-        attributes = {key: text(key, value) for key, value in one.attributes.items()}
-        operands = tuple(prefix + name for name in one.operands)
-        return replace(one, name=prefix + one.name, operands=operands, attributes=attributes)
+    def instruction(old: Instruction) -> Instruction:
+        attributes = {key: text(key, value) for key, value in old.attributes.items()}
+        operands = tuple(prefix + name for name in old.operands)
+        return replace(old, name=prefix + old.name, operands=operands, attributes=attributes)
 
-    found = {}
+    computations = {}
     for name, computation in program.computations.items():
-        own = map(instruction, computation.instructions.values())
-        found[prefix + name] = Computation(
-            prefix + name, {one.name: one for one in own}, prefix + computation.root
+        instructions = map(instruction, computation.instructions.values())
+        computations[prefix + name] = Computation(
+            prefix + name, {each.name: each for each in instructions}, prefix + computation.root
         )
-    return found
+    return computations

@@ -1,6 +1,4 @@
-"""Where values of a compiled program come from and go to, what they are computed from, and how often each
-computation runs.
-"""
+"""The flow of values in a compiled program, and how often each computation runs."""
 
 import re
 from collections import deque
@@ -15,16 +13,16 @@ from meshwright.models.transformer import at_most, by_even_load, more_rounds
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
 SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
 MOVES = COPIES | SLICES | {"convert", "transpose", "bitcast-convert"}
-# Custom calls of XLA for TPU that put arrays side by side or cut padding of zeros off.
+# Custom calls of XLA for TPU that concatenate arrays or cut off padding of zeros.
 _MOVING_CALLS = ("ConcatBitcast", "ZeroCrop")
 _CALLS = frozenset({"fusion", "call", "async-start"})
 CALLED = (
     "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
 )  # fmt: skip
-# How often a call runs, where that is not once: of programs that a loop dispatches (link.py).
+# Runs of a call, if not 1: for programs that a loop dispatches (link.py).
 RUNS = "runs"
-_SAID = re.compile(
-    "|".join(re.sub(r"\d+", r"(\\d+)", said) for said in (at_most(0, 2), at_most(0), by_even_load(0)))
+_NAMED_TRIPS = re.compile(
+    "|".join(re.sub(r"\d+", r"(\\d+)", scope) for scope in (at_most(0, 2), at_most(0), by_even_load(0)))
 )
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
@@ -39,7 +37,7 @@ class CallSite:
 
 @dataclass(frozen=True)
 class CallPath:
-    """A computation as one chain of calls from the entry reaches it."""
+    """A computation with one chain of calls from the entry to it."""
 
     computation: Computation
     frames: tuple[CallSite, ...] = ()
@@ -63,7 +61,7 @@ class CallPath:
 
 @dataclass(frozen=True)
 class TracedValue:
-    """An instruction's result at a place; `path` picks an element where that is a tuple."""
+    """An instruction's result at a place; `path` selects an element of a tuple."""
 
     instruction: Instruction
     place: CallPath
@@ -77,8 +75,8 @@ class TracedValue:
 def places(program: Program, start: CallPath | None = None) -> Iterator[CallPath]:
     """Every chain of calls from the entry: fusions, calls, loop bodies, branches, async wrappers.
 
-    The small functions that reduce, sort and scatter apply to single elements are left out, and loops and
-    calls that run no time.
+    Left out are the small functions that reduce, sort and scatter apply to single elements, and loops and
+    calls with 0 runs.
     """
     start = start or CallPath(program.main)
     yield start
@@ -92,7 +90,7 @@ def places(program: Program, start: CallPath | None = None) -> Iterator[CallPath
 
 
 def called_by(program: Program, instruction: Instruction) -> list[Computation]:
-    """Computations that an instruction runs as a whole, in the order of its attributes' text."""
+    """Computations that an instruction runs as a whole, in the order of its text."""
     if instruction.opcode not in _CALLS | {"while", "conditional"}:
         return []
     text = " ".join(instruction.attributes.get(key, "") for key in CALLED)
@@ -104,10 +102,10 @@ def called_by(program: Program, instruction: Instruction) -> list[Computation]:
 
 
 def run_count(program: Program, place: CallPath) -> Fraction | None:
-    """Times that a place runs in a step, in a mean where data decide: the product of its loops' trip counts,
-    and of what is said of calls; None if unknown.
+    """Runs of a place in a step, or their mean if they depend on data; None if unknown.
 
-    A branch runs as often as the numbers that choose it say, where the program has them; else every time.
+    The product of the trip counts of its loops, the shares of its branches and the runs of its calls. A
+    branch whose condition is unknown counts as always taken.
     """
     count, called = Fraction(1), [*(frame.computation for frame in place.frames[1:]), place.computation]
     for depth, (frame, computation) in enumerate(zip(place.frames, called, strict=False)):
@@ -124,18 +122,18 @@ def run_count(program: Program, place: CallPath) -> Fraction | None:
 
 
 def share_of_branch(program: Program, conditional: TracedValue, branch: Computation) -> Fraction:
-    """The share of a conditional's runs that take a branch: of a constant's numbers, those that choose it.
+    """The share of a conditional's runs that take a branch.
 
-    Layers of several kinds run in one loop, which takes each layer's branch from a list of numbers. Where
-    data choose it, what the conditional's scope says of the branch that meets blocks (`at_most_blocks`); else
-    1, of each branch.
+    Layers of several kinds run in one loop, which reads each layer's branch from a constant list of numbers.
+    If data choose the branch, the share is that in the conditional's scope (`at_most_blocks`); 1 for each
+    branch without such a scope.
     """
     is_numbered = "branch_computations" in conditional.instruction.attributes
     branches = called_by(program, conditional.instruction)
     number = branches.index(branch)
-    if said := OF_BLOCKS.findall(conditional.instruction.op_name):
-        # Of a truth the branch where it holds comes first, of a number that of 1 second.
-        share = Fraction(*map(int, said[-1]))
+    if blocks := OF_BLOCKS.findall(conditional.instruction.op_name):
+        # The branch with blocks is the first one for a boolean, but number 1 for an index.
+        share = Fraction(*map(int, blocks[-1]))
         return share if (number == 1) == is_numbered else 1 - share
     if not is_numbered:
         return Fraction(1)
@@ -149,22 +147,22 @@ def share_of_branch(program: Program, conditional: TracedValue, branch: Computat
 
 
 def known_runs(program: Program, place: CallPath) -> Fraction:
-    """`run_count`, and 1 where that is unknown."""
+    """`run_count`, or 1 if that is unknown."""
     count = run_count(program, place)
     return Fraction(1) if count is None else count
 
 
 def trip_count(program: Program, loop: TracedValue) -> int | Fraction | None:
-    """Iterations of a while, in the mean of its runs.
+    """Iterations of a while, as a mean over its runs; None if unknown.
 
-    That is XLA's own figure, else it follows from `i < bound`, `i = start`, `i += step`.
-    Where data say how many there are, what the loop's scope names (`at_most`, `by_even_load`).
+    Taken from XLA's own figure, otherwise from the loop's scope if the number depends on data (`at_most`,
+    `by_even_load`), otherwise from `i < bound`, `i = start`, `i += step`.
     """
     known = _KNOWN_TRIPS.search(loop.instruction.attributes.get("backend_config", ""))
     if known:
         return int(known[1])
-    if said := _SAID.findall(loop.instruction.op_name):
-        trips, runs, *others = said[-1]
+    if scopes := _NAMED_TRIPS.findall(loop.instruction.op_name):
+        trips, runs, *others = scopes[-1]
         mean = Fraction(int(trips or "".join(others)), int(runs or 1))
         return int(mean) if mean.denominator == 1 else mean
     named = loop.instruction.attributes
@@ -184,7 +182,7 @@ def trip_count(program: Program, loop: TracedValue) -> int | Fraction | None:
 
 
 def _step(program: Program, updated: TracedValue) -> int | None:
-    """What a loop adds to its counter; None where it does something else."""
+    """The constant that a loop adds to its counter; None if there is none."""
     add = resolve(program, updated)
     if add.instruction.opcode != "add":
         return None
@@ -196,19 +194,19 @@ def _step(program: Program, updated: TracedValue) -> int | None:
 
 
 def _constant(program: Program, value: TracedValue) -> int | None:
-    found = resolve(program, value).instruction
-    whole = re.fullmatch(r"-?\d+", found.literal)
-    return int(found.literal) if found.opcode == "constant" and whole else None
+    source = resolve(program, value).instruction
+    whole = re.fullmatch(r"-?\d+", source.literal)
+    return int(source.literal) if source.opcode == "constant" and whole else None
 
 
 def resolve(program: Program, value: TracedValue, through: frozenset[str] = COPIES) -> TracedValue:
-    """The first value on the way back that was computed, not only moved by the `through` opcodes."""
+    """The origin of a value, past the `through` opcodes that only move it."""
     *_, last = history(program, value, through)
     return last
 
 
 def history(program: Program, value: TracedValue, through: frozenset[str] = MOVES) -> Iterator[TracedValue]:
-    """`value`, then where it came from, back to where it was computed or entered the program."""
+    """`value`, then each earlier form of it, back to its computation or the program's input."""
     step: TracedValue | None = value
     while step:
         yield step
@@ -216,7 +214,7 @@ def history(program: Program, value: TracedValue, through: frozenset[str] = MOVE
 
 
 def _before(program: Program, value: TracedValue, through: frozenset[str]) -> TracedValue | None:
-    """One step back; None where the value was computed or enters the program."""
+    """One step back; None if the value was computed or is an input of the program."""
     instruction, place, path = value.instruction, value.place, value.path
     if instruction.opcode == "get-tuple-element":
         return value.operand(0, (int(instruction.attributes["index"]), *path))
@@ -235,7 +233,7 @@ def _before(program: Program, value: TracedValue, through: frozenset[str]) -> Tr
 
 
 def _argument(program: Program, value: TracedValue) -> TracedValue | None:
-    """What the caller passes for a parameter; None for what a loop changes as it turns."""
+    """The operand that the caller passes for a parameter; None if a loop changes it."""
     caller, number = value.place.frames[-1].caller, int(value.instruction.literal)
     outside = TracedValue(caller, value.place.parent)
     if caller.opcode == "while":
@@ -249,24 +247,24 @@ def _argument(program: Program, value: TracedValue) -> TracedValue | None:
 def _is_same(program: Program, loop: TracedValue, path: tuple[int, ...]) -> bool:
     """Whether an element that a loop carries has one value in all turns.
 
-    It stays as it is, or is filled again from one that does and began as a copy of the same: the TPU's
-    compiler brings what a turn reads into fast memory during the turn before.
+    Either it does not change, or each turn copies it from an unchanged element with the same initial value:
+    the TPU's compiler moves a turn's operands into fast memory during the turn before.
     """
     source = _carried(program, loop.instruction, path)
     if source is None or source == path:
         return source == path
     begins = [resolve(program, loop.operand(0, each)) for each in (path, source)]
-    alike = begins[0].instruction is begins[1].instruction and begins[0].path == begins[1].path
-    return alike and is_carried_unchanged(program, loop.instruction, source)
+    same_origin = begins[0].instruction is begins[1].instruction and begins[0].path == begins[1].path
+    return same_origin and is_carried_unchanged(program, loop.instruction, source)
 
 
 def is_carried_unchanged(program: Program, loop: Instruction, path: tuple[int, ...]) -> bool:
-    """Whether an element of a loop's tuple leaves each turn as it entered it."""
+    """Whether an element of a loop's tuple has the same value after each turn."""
     return _carried(program, loop, path) == path
 
 
 def _carried(program: Program, loop: Instruction, path: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The element of this turn that is an element of the next; None for what the body computes."""
+    """The element that becomes element `path` of the next turn; None if the body computes it."""
     body = program.computations[loop.attributes["body"].lstrip("%")]
     carried = resolve(program, TracedValue(body.result, CallPath(body), path))
     return carried.path if carried.instruction.opcode == "parameter" else None
@@ -275,8 +273,8 @@ def _carried(program: Program, loop: Instruction, path: tuple[int, ...]) -> tupl
 def readers(program: Program, value: TracedValue) -> Iterator[tuple[TracedValue, int]]:
     """(reading instruction, operand number) for each use of a value's numbers.
 
-    Looks through copies, converts and transposes, into fusions and out of them; a value that leaves
-    its loop body, branch or the program is read by that computation's root (operand -1).
+    Follows copies, converts and transposes, into fusions and out of them. A value that leaves its loop body,
+    its branch or the program is read by that computation's root (operand -1).
     """
     place, name = value.place, value.instruction.name
     if name == place.computation.root:
@@ -309,7 +307,7 @@ def _reader(
 
 
 def sources(program: Program, value: TracedValue) -> list[TracedValue]:
-    """What a value is computed from directly; none for a constant and for an input of the program."""
+    """The direct operands of a value; none for constants and inputs of the program."""
     instruction, path = value.instruction, value.path
     if instruction.opcode == "parameter":
         return _passed(program, value) if value.place.frames else []
@@ -326,12 +324,12 @@ def sources(program: Program, value: TracedValue) -> list[TracedValue]:
 
 
 def ancestors(program: Program, value: TracedValue) -> Iterator[TracedValue]:
-    """`value` and all that it is computed from, nearest first, each once."""
+    """`value` and all values that it depends on, nearest first, each once."""
     seen, left = {value_key(value)}, deque([value])
     while left:
-        one = left.popleft()
-        yield one
-        fresh = [source for source in sources(program, one) if value_key(source) not in seen]
+        ancestor = left.popleft()
+        yield ancestor
+        fresh = [source for source in sources(program, ancestor) if value_key(source) not in seen]
         seen |= {value_key(source) for source in fresh}
         left += fresh
 
@@ -340,22 +338,25 @@ def same_each_turn(program: Program, value: TracedValue, depth: int) -> bool:
     """Whether a value inside the loop of frame `depth` is the same in each of its turns."""
     seen, left = {value_key(value)}, [value]
     while left:
-        one = left.pop()
-        if len(one.place.frames) <= depth:
+        ancestor = left.pop()
+        if len(ancestor.place.frames) <= depth:
             continue
-        if one.instruction.opcode == "parameter" and len(one.place.frames) == depth + 1:
-            loop = one.place.frames[-1].caller
-            if not one.path or not is_carried_unchanged(program, loop, one.path):
+        if ancestor.instruction.opcode == "parameter" and len(ancestor.place.frames) == depth + 1:
+            loop = ancestor.place.frames[-1].caller
+            if not ancestor.path or not is_carried_unchanged(program, loop, ancestor.path):
                 return False
             continue
-        fresh = [source for source in sources(program, one) if value_key(source) not in seen]
+        fresh = [source for source in sources(program, ancestor) if value_key(source) not in seen]
         seen |= {value_key(source) for source in fresh}
         left += fresh
     return True
 
 
 def entered_as(program: Program, value: TracedValue) -> TracedValue:
-    """What a value began as: back through moves, and out of loops that update it to what they are given."""
+    """The initial form of a value.
+
+    Follows moves backwards, and leaves loops that update the value through their initial operands.
+    """
     while True:
         *_, value = history(program, value)
         in_loop = value.place.frames and value.place.frames[-1].caller.opcode == "while"
@@ -365,7 +366,7 @@ def entered_as(program: Program, value: TracedValue) -> TracedValue:
 
 
 def _passed(program: Program, value: TracedValue) -> list[TracedValue]:
-    """What the caller passes for a parameter, and for a loop's also what its body makes of it."""
+    """The caller's operand for a parameter, and for a loop's also the body's result."""
     caller, path = value.place.frames[-1].caller, value.path
     outside = TracedValue(caller, value.place.parent)
     if caller.opcode == "while":
@@ -385,10 +386,10 @@ def _result_of(program: Program, value: TracedValue) -> TracedValue:
 
 
 def value_key(value: TracedValue) -> tuple[object, ...]:
-    """What tells a value from all others: its instruction, its place and its path."""
+    """Identity of a value: its instruction, place and path."""
     return value.instruction.name, chain_of(value.place), value.path
 
 
 def chain_of(place: CallPath) -> tuple[str, ...]:
-    """What tells a place from others: its computation and the calls that lead there."""
+    """Identity of a place: its computation and its chain of calls."""
     return (place.computation.name, *(frame.caller.name for frame in place.frames))

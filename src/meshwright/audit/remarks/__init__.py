@@ -1,18 +1,19 @@
-"""What an audit says of a program, in one form."""
+"""Remarks: findings of an audit and warnings of a compiler, in one form."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Remark:
-    """A difference from the plan, an accident of a program without one, or a warning of the compiler.
+    """A difference from the plan, a mistake of a program without one, or a compiler's warning.
 
-    kind: of a difference collective, product, dtype, exposure, memory, state, update or elementwise; of an
-    accident its name; of the compiler's involuntary_replication, or other. tensor, instruction: what it is
-    about. where: JAX's name of it. change: the remedy, "" where none is known.
-    bytes: that each device sends, or holds, beyond the plan or in vain in a step; None where unknown.
-    seconds: their time on the links, to read them from memory, or of what is computed in vain, hidden or
-    exposed; None for memory, without hardware, and where the collective's device groups follow no mesh axes.
+    kind: of a difference collective, product, dtype, exposure, memory, state, update or elementwise; of a
+    mistake its name; of a compiler's warning involuntary_replication or other. tensor, instruction: its
+    subject. where: JAX's name of that. change: the remedy; "" if none is known.
+
+    bytes: beyond the plan or unnecessary, sent or held by each device in a step; None if unknown. seconds: of
+    these bytes on the links or read from memory, or of unnecessary computation, hidden or exposed. None for
+    memory, without hardware, and if device groups follow no mesh axes.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""The usual accidents of a sharded program, recognised in what the compiler made of it.
+"""Common mistakes in sharded programs, recognised in the compiled program.
 
-Each rule looks at one collective in its program and reports a fault or nothing; the first rule that applies
-is reported. Tensors are named as JAX names the program's inputs and its named scopes.
+Each rule checks one collective in its program and reports a fault or nothing. Only the first matching rule is
+reported. Tensors have JAX's names of the program's inputs and named scopes.
 """
 
 import re
@@ -23,9 +23,10 @@ _INTEGERS = re.compile(r"[su](8|16|32|64)$")
 
 
 class ProgramBatch(NamedTuple):
-    """fsdp_axes: mesh axes over which both the batch and weights are sharded.
+    """The batch of a program without a plan.
 
-    elements: numbers of the batch on one device.
+    fsdp_axes: mesh axes over which both the batch and weights are sharded. elements: numbers of the batch on
+    one device.
     """
 
     fsdp_axes: frozenset[str]
@@ -33,9 +34,9 @@ class ProgramBatch(NamedTuple):
 
 
 def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
-    """The batch is the integers that enter a program, tokens or labels; none where no array of them does."""
+    """The integer arrays among a program's inputs: tokens or labels. Empty without any."""
     arrays = [
-        one for one in program.main.parameters if isinstance(one.shape, ArrayShape) and one.shapes[0].dims
+        each for each in program.main.parameters if isinstance(each.shape, ArrayShape) and each.shapes[0].dims
     ]
     tokens = [one for one in arrays if _INTEGERS.match(one.shapes[0].dtype)]
     weights = [one for one in arrays if one not in tokens and len(one.shapes[0].dims) > 1]
@@ -44,41 +45,46 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     return ProgramBatch(axes[0] & axes[1], elements)
 
 
-def _split_over(one: Instruction, mesh: Mesh) -> frozenset[str]:
-    if tiles_of(one.attributes.get("sharding", "")) == 1:
+def _split_over(parameter: Instruction, mesh: Mesh) -> frozenset[str]:
+    if tiles_of(parameter.attributes.get("sharding", "")) == 1:
         return frozenset()
-    return frozenset(axis for axis, size in mesh.sizes.items() if size > 1) - set(copied_over(one, mesh))
+    return frozenset(axis for axis, size in mesh.sizes.items() if size > 1) - set(
+        copied_over(parameter, mesh)
+    )
 
 
-# A collective that sends less than this of what the program sends is not worth a word.
+# Collectives with a smaller share of the program's sent bytes are not reported.
 _SHARE = 0.001
 
 
 def accidents(schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices) -> list[Remark]:
     """A warning for each tensor and kind of accident, in the program's order."""
-    everyone, program = tuple(sent), schedule.program
+    collectives, program = tuple(sent), schedule.program
     batch = batch_of(program, prices.mesh)
-    context = ProgramContext(program, everyone, prices, is_differentiated(program), schedule, *batch)
-    least = _SHARE * sum(prices.sent(one) for one in everyone)
-    found: dict[tuple[str, str], Remark] = {}
-    for one in everyone:
-        num_sent = prices.sent(one)
-        if one.collective.gathered_bytes <= NEGLIGIBLE_BYTES or num_sent < least or not num_sent:
+    context = ProgramContext(program, collectives, prices, is_differentiated(program), schedule, *batch)
+    least = _SHARE * sum(prices.sent(one) for one in collectives)
+    warnings: dict[tuple[str, str], Remark] = {}
+    for collective in collectives:
+        num_sent = prices.sent(collective)
+        if collective.collective.gathered_bytes <= NEGLIGIBLE_BYTES or num_sent < least or not num_sent:
             continue
-        for fault in _faults(one, context):
-            warning = _warning(fault, one, prices)
+        for fault in _faults(collective, context):
+            warning = _warning(fault, collective, prices)
             key = warning.kind, warning.tensor
-            found[key] = _joined(found[key], warning) if key in found else warning
-    return list(found.values())
+            warnings[key] = _joined(warnings[key], warning) if key in warnings else warning
+    return list(warnings.values())
 
 
-# What follows where activations are not constrained to the batch's axes.
+# Consequences of activations that are not constrained to the batch's axes.
 _FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_resharded", "summed_whole",
               "computed_repeatedly")  # fmt: skip
 
 
 def at_the_root(found: Iterable[Remark]) -> list[Remark]:
-    """The accidents without those that follow from activations that no constraint holds; these as one."""
+    """The warnings with unconstrained activations as one, without its consequences.
+
+    All warnings if activations are constrained.
+    """
     found = list(found)
     roots = [one for one in found if one.kind == UNCONSTRAINED]
     if not roots:
@@ -89,16 +95,23 @@ def at_the_root(found: Iterable[Remark]) -> list[Remark]:
     return [first, *(one for one in found if one not in roots and one.kind not in _FOLLOWING)]
 
 
-def _faults(one: Emitted, context: ProgramContext) -> list[Fault]:
-    found = next((fault for rule in FAULT_RULES if (fault := rule(one, context))), None)
-    return [fault for fault in (found, widened_send(one, context)) if fault]
+def _faults(emitted: Emitted, context: ProgramContext) -> list[Fault]:
+    first = next((fault for rule in FAULT_RULES if (fault := rule(emitted, context))), None)
+    return [fault for fault in (first, widened_send(emitted, context)) if fault]
 
 
-def _warning(fault: Fault, one: Emitted, prices: Prices) -> Remark:
+def _warning(fault: Fault, emitted: Emitted, prices: Prices) -> Remark:
     kind, what, change = fault
-    bytes_sent, seconds = prices.sent(one), prices.seconds(one)
+    bytes_sent, seconds = prices.sent(emitted), prices.seconds(emitted)
     return Remark(
-        kind, one.tensor, what, one.where, change, bytes_sent, seconds, instruction=one.collective.name
+        kind,
+        emitted.tensor,
+        what,
+        emitted.where,
+        change,
+        bytes_sent,
+        seconds,
+        instruction=emitted.collective.name,
     )
 
 

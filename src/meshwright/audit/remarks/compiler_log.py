@@ -1,4 +1,4 @@
-"""What XLA says while it partitions a program, mapped to the program's tensors."""
+"""Warnings of XLA's partitioner, mapped to the program's tensors."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from meshwright.audit.remarks import Remark
 
 _REPLICATION = "involuntary_replication"
 _RESHARDED = re.compile(r"from sharding (\{.*?\}) to (\{.*?\}) ")
-# Device after device, thousands of characters on a large mesh.
+# A list of all devices: thousands of characters on a large mesh.
 _DEVICES = re.compile(r"\{\{[\d,{}]{60,}\}\}")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
@@ -25,7 +25,7 @@ def compiler_warnings(lines: Iterable[str]) -> list[Remark]:
 
 
 def replicates(found: Iterable[Remark]) -> bool:
-    """Whether the compiler replicates a tensor that nobody asked it to."""
+    """Whether the compiler replicates a tensor involuntarily."""
     return any(one.kind == _REPLICATION for one in found)
 
 
@@ -50,20 +50,20 @@ def _replicated(line: str) -> Remark:
 def _other(line: str) -> Remark:
     tensor, where = _named(line)
     operation = OPERATION.search(line)
-    said = _DEVICES.sub("{...}", line)
+    text = _DEVICES.sub("{...}", line)
     instruction = operation[1] if operation else ""
-    return Remark("other", tensor, said, where, "", None, instruction=instruction)
+    return Remark("other", tensor, text, where, "", None, instruction=instruction)
 
 
 def _named(line: str) -> tuple[str, str]:
     """The tensor, by its innermost named scope, and JAX's whole name of the operation."""
-    found = _OP_NAME.search(line)
-    name = found[1] if found else ""
+    match = _OP_NAME.search(line)
+    name = match[1] if match else ""
     scope = scope_of(name)
     return (scope[-1] if scope else primitive_of(name)), name
 
 
 def _whole_bytes(dtype: str, dims: str, sharding: str) -> int:
-    """Bytes of the tensor of which the compiler names one device's part."""
+    """Bytes of a whole tensor. dims: of one device's part, as the compiler names it."""
     local = prod(int(size) for size in dims.split(",") if size)
     return local * tiles_of(sharding) * dtype_bits(dtype) // 8

@@ -1,6 +1,6 @@
-"""The rules that recognise accidents, one function each: of weights, of activations, of any transfer.
+"""The rules that recognise mistakes, one function each: weights, activations, any transfer.
 
-Each looks at one collective in its program and gives a fault or None.
+Each checks one collective in its program and returns a fault or None.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Fault = tuple[str, str, str]  # kind, what, change
 
 @dataclass(frozen=True)
 class ProgramContext:
-    """What rules look at beside one collective.
+    """Facts about the program that rules need in addition to a collective.
 
     fsdp_axes: mesh axes over which both the batch and weights are sharded. batch_elements: numbers of the
     batch on one device, such as its tokens.
@@ -42,8 +42,7 @@ class ProgramContext:
 FaultRule = Callable[[Emitted, ProgramContext], Fault | None]
 
 
-# A weight that is gathered for a product is too large for it where moving the activations instead
-# would send this much less.
+# A weight's gather is reported if moving the activations instead would send fewer bytes by this factor.
 _FEWER_BYTES = 4
 
 
@@ -65,7 +64,7 @@ def table(one: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def repeated_gather(one: Emitted, context: ProgramContext) -> Fault | None:
-    """A weight gathered in a loop in each turn of which it is the same."""
+    """A weight gathered in each turn of a loop that does not change it."""
     if one.op != "all_gather":
         return None
     for depth, frame in enumerate(one.value.place.frames):
@@ -89,7 +88,10 @@ def repeated_gather(one: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def for_few_tokens(one: Emitted, context: ProgramContext) -> Fault | None:
-    """A weight gathered for so few tokens that to move these were far cheaper; in inference only."""
+    """A weight gathered for few tokens in inference.
+
+    Moving the activations would be cheaper.
+    """
     if one.op != "all_gather" or context.differentiated or is_computed(context.program, one.operand()):
         return None
     for user, other in one.products(context.program):
@@ -133,9 +135,10 @@ UNCONSTRAINED = "activations_not_constrained"
 
 
 def over_the_batch(one: Emitted, context: ProgramContext) -> Fault | None:
-    """Activations summed or gathered over axes of the batch that weights are sharded over, too.
+    """Activations summed or gathered over axes that shard both batch and weights.
 
-    The partitioner shards activations as the weights then, and not by the batch: FSDP without constraints.
+    The partitioner has sharded the activations like the weights then, and not by the batch: FSDP without
+    constraints.
     """
     c, axes = one.collective, set(one.axes) & context.fsdp_axes
     forward = c.phase == "forward" or not context.differentiated
@@ -158,7 +161,7 @@ def over_the_batch(one: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def two_sides(one: Emitted, context: ProgramContext) -> Fault | None:
-    """A fault where both operands of a matmul are gathered over the same devices, which compute it alike."""
+    """Both operands of a matmul gathered over the same devices, which repeat the product."""
     if one.op != "all_gather" or not is_computed(context.program, one.operand()):
         return None
     for _, other in one.products(context.program):
@@ -176,7 +179,7 @@ def two_sides(one: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def sliced_again(one: Emitted, context: ProgramContext) -> Fault | None:
-    """A gathered array of which each device then keeps its own slice."""
+    """A gathered array of which each device then keeps only its own slice."""
     if one.op != "all_gather":
         return None
     uses = list(one.uses(context.program, elementwise=True))
@@ -226,7 +229,10 @@ def resharded(one: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def _is_moved_activation(one: Emitted, context: ProgramContext) -> bool:
-    """Computed, not moved by the user's own collective, and not the gather of sequence parallelism."""
+    """Whether it moves a computed value.
+
+    Excluded are collectives that the user wrote, and the gather of sequence parallelism.
+    """
     if (
         one.is_written
         or one.is_windowed
@@ -238,19 +244,19 @@ def _is_moved_activation(one: Emitted, context: ProgramContext) -> bool:
 
 
 def _is_carried(one: Emitted, program: Program) -> bool:
-    """Whether it is what a loop hands from turn to turn."""
+    """Whether it moves a value that a loop carries from turn to turn."""
     depths = [i for i, frame in enumerate(one.value.place.frames) if frame.caller.opcode == "while"]
     *_, origin = history(program, one.operand(), MOVES)
     return bool(depths) and origin.instruction.opcode == "parameter" and bool(origin.place.frames)
 
 
 def _same_devices(first: Emitted, second: Emitted) -> bool:
-    one, other = ({frozenset(group) for group in s.collective.groups.members} for s in (first, second))
-    return one == other
+    groups = [{frozenset(group) for group in s.collective.groups.members} for s in (first, second)]
+    return groups[0] == groups[1]
 
 
 def _scatters_the_same(other: Emitted, one: Emitted) -> bool:
-    """Whether `other` is the sum whose shards `one` gathers again: sequence parallelism."""
+    """Whether `other` is the sum whose shards `one` gathers: sequence parallelism."""
     c = other.collective
     scatters = c.op == "reduce_scatter" or c.scattered
     return scatters and c.groups.size == one.collective.groups.size and other.elements == one.elements
@@ -260,10 +266,10 @@ _NARROW = tuple(name for name in types_for("operands") if number_type(name).bits
 
 
 def whole_sum(one: Emitted, context: ProgramContext) -> Fault | None:
-    """An all-reduce of which each device needs its slice.
+    """An all-reduce of which each device needs only its slice.
 
-    XLA:CPU writes every reduce-scatter of the partitioner so; there a sum that is only sliced is none,
-    unless the user wrote it.
+    XLA:CPU writes all reduce-scatters of the partitioner in this form, so a sum that is only sliced counts
+    there only if the user wrote it.
     """
     c = one.collective
     if c.op != "all_reduce":
@@ -284,7 +290,7 @@ def whole_sum(one: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def exposed(one: Emitted, context: ProgramContext) -> Fault | None:
-    """A gather that no product hides, by a compiler that hides others."""
+    """A gather that no product overlaps, by a compiler that can overlap."""
     if one.op != "all_gather" or not context.schedule.is_async or context.schedule.beside(one.value):
         return None
     return (
@@ -296,9 +302,9 @@ def exposed(one: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def widened_send(one: Emitted, context: ProgramContext) -> Fault | None:
-    """Numbers of 16 bits that are sent as 32.
+    """Numbers of 16 bits sent as 32.
 
-    XLA:CPU widens what it sends or multiplies, and gives that no name; that is no accident of the program.
+    Nameless casts of XLA:CPU, which widens sent and multiplied numbers, are not the program's mistake.
     """
     c = one.collective
     if c.dtype != "f32":
@@ -319,13 +325,13 @@ def widened_send(one: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def _is_cast(one: Emitted, program: Program) -> bool:
-    """Whether the user's own cast made it wide."""
+    """Whether the user's own cast widened it."""
     past = (value.instruction for value in history(program, one.operand(), MOVES))
     return any(is_cast(each) and each.shapes[0].dtype == "f32" for each in past)
 
 
 def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]:
-    """The types that numbers had between a collective and what reads them."""
+    """The types of a collective's numbers up to their reader."""
     read = user.operand(at) if at >= 0 else user
     return {shape.dtype for v in history(program, read, MOVES) for shape in v.instruction.shapes[:1]}
 

@@ -1,10 +1,10 @@
-"""What several devices hold or compute alike: state that is not sharded, products that share no work.
+"""Repeated state and work: state that is not sharded, products that several devices compute.
 
 State is the optimizer's moments, and caches of keys and values.
 
-A value differs over a mesh axis if it is computed from an input that is sharded over it, or from the
-device's number, and no collective over that axis came between. A product of values that do not
-differ over an axis is computed as often as the axis is long.
+A value differs over a mesh axis if it depends on an input that is sharded over it, or on the device's number,
+and no collective over that axis is between. If a product's operands do not differ over an axis, all devices
+along the axis compute the same.
 """
 
 import re
@@ -32,41 +32,43 @@ from meshwright.notation.mesh import Mesh
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
 _MOMENT = re.compile(r"opt_state|optimizer|momentum|moments|(?:^|[^a-z])(?:mu|nu)(?:$|[^a-z])")
 _WRITES = ("dynamic-update-slice", "scatter", "select")
-# Tensors that are less of a state than this are not worth sharding.
+# Tensors with a smaller share of the state are not worth sharding.
 _STATE_SHARE = 0.01
 
 
 def replicated_state(program: Program, prices: Prices) -> list[Remark]:
-    """A warning for the optimizer's state, in training, or for the caches, else; none if all are sharded."""
+    """A warning for unsharded optimizer state or, in inference, unsharded caches."""
     training = is_differentiated(program)
     chosen = _moments(program) if training else _caches(program)
     total = sum(one.shapes[0].num_bytes for one in chosen)
-    found = [
-        (one, copies)
-        for one in chosen
-        if (copies := copies_of(one, program.num_devices)) > 1
-        and one.shapes[0].num_bytes >= _STATE_SHARE * total
+    replicated = [
+        (array, copies)
+        for array in chosen
+        if (copies := copies_of(array, program.num_devices)) > 1
+        and array.shapes[0].num_bytes >= _STATE_SHARE * total
     ]
-    if not found:
+    if not replicated:
         return []
-    return [_of_state(found, program, prices, training=training)]
+    return [_of_state(replicated, program, prices, training=training)]
 
 
 def _moments(program: Program) -> list[Instruction]:
-    """Arrays of numbers that nothing but the update reads, or that are named as an optimizer's."""
+    """Arrays that only the update reads, or that have an optimizer's name."""
     return [
-        one for one in _arrays(program) if _MOMENT.search(one.op_name) or _read_by_update_alone(program, one)
+        each
+        for each in _arrays(program)
+        if _MOMENT.search(each.op_name) or _read_by_update_only(program, each)
     ]
 
 
-def _read_by_update_alone(program: Program, parameter: Instruction) -> bool:
+def _read_by_update_only(program: Program, parameter: Instruction) -> bool:
     uses = [user for user, at in readers(program, TracedValue(parameter, CallPath(program.main))) if at >= 0]
     names = [user.instruction.op_name for user in uses if user.instruction.op_name]
     return bool(names) and all(phase_of(name, differentiated=True) == "update" for name in names)
 
 
 def _caches(program: Program) -> list[Instruction]:
-    """Arrays that the program writes a part of, or that are named as caches."""
+    """Arrays that the program writes a part of, or that have a cache's name."""
     written = set()
     for place in places(program):
         for instruction in place.computation.instructions.values():
@@ -79,21 +81,23 @@ def _caches(program: Program) -> list[Instruction]:
 
 
 def _arrays(program: Program) -> list[Instruction]:
-    """Inputs of two dimensions or more, and vectors; counters and positions are neither."""
-    found = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
+    """Inputs that are arrays of numbers; not counters and positions."""
+    arrays = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
     return [
-        one for one in found if one.shapes[0].dims and not re.match(r"[su](32|64)|pred", one.shapes[0].dtype)
+        each
+        for each in arrays
+        if each.shapes[0].dims and not re.match(r"[su](32|64)|pred", each.shapes[0].dtype)
     ]
 
 
 def _of_state(
-    found: list[tuple[Instruction, int]], program: Program, prices: Prices, *, training: bool
+    replicated: list[tuple[Instruction, int]], program: Program, prices: Prices, *, training: bool
 ) -> Remark:
-    largest, copies = max(found, key=lambda pair: pair[0].shapes[0].num_bytes)
+    largest, copies = max(replicated, key=lambda pair: pair[0].shapes[0].num_bytes)
     name = largest.op_name or largest.name
-    excess = round(sum(one.shapes[0].num_bytes * (1 - 1 / count) for one, count in found))
+    excess = round(sum(one.shapes[0].num_bytes * (1 - 1 / count) for one, count in replicated))
     over = prices.over(copied_over(largest, prices.mesh), copies)
-    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    others = f" and {len(replicated) - 1} more" if len(replicated) > 1 else ""
     what = f"`{name}`{others}: replicated on {copies} devices over {over}, {excess:,} B a device more"
     if training:
         kind, change = "replicated_optimizer_state", f"shard the optimizer state over {over} too (ZeRO-1)"
@@ -103,15 +107,15 @@ def _of_state(
     return Remark(kind, name, what, "", change, excess, seconds, instruction=largest.name)
 
 
-# Products alike on several devices are told of where they are more than this of the program's FLOPs:
-# a router, or heads of which there are fewer than devices, is meant to be.
+# Repeated products are reported if their share of the program's FLOPs is larger: a router is meant to be
+# repeated, and so are heads if there are fewer than devices.
 _PRODUCT_SHARE = 0.05
 _SAME_ON_ALL = ("all_gather", "all_reduce")
 
 
 @dataclass(frozen=True)
 class Alike:
-    """A product of which `copies` devices, over `axes`, compute the same."""
+    """A product that `copies` devices over `axes` repeat."""
 
     product: Product
     axes: tuple[str, ...]
@@ -123,37 +127,37 @@ class Alike:
 
 
 def repeated_products(program: Program, prices: Prices) -> list[Remark]:
-    """A warning for each set of axes over which a good part of the program's products is alike."""
-    found, total = _alike(program, prices.mesh)
+    """A warning for each set of axes that repeats a good part of the program's products."""
+    repeated, total = _repeated(program, prices.mesh)
     by_axes: dict[tuple[str, ...], list[Alike]] = {}
-    for one in found:
-        by_axes.setdefault(one.axes, []).append(one)
+    for product in repeated:
+        by_axes.setdefault(product.axes, []).append(product)
     return [
-        _of_products(alike, program, prices)
-        for alike in by_axes.values()
-        if sum(one.excess_flops for one in alike) > _PRODUCT_SHARE * total
+        _of_products(repeated, program, prices)
+        for repeated in by_axes.values()
+        if sum(one.excess_flops for one in repeated) > _PRODUCT_SHARE * total
     ]
 
 
-def _alike(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
-    """The products that devices compute alike, and the FLOPs of all products of one device."""
+def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
+    """The repeated products, and the FLOPs of all products of one device."""
     axes = tuple(axis for axis, size in mesh.sizes.items() if size > 1)
     differing = [_Differing(program, mesh, axis) for axis in axes]
-    found, total = [], 0.0
+    repeated, total = [], 0.0
     for product in products(program):
         if is_attention_kernel(product.value.instruction):
             continue
         value, total = product.value, total + product.flops
         operands = [value.operand(index) for index in range(len(value.instruction.operands))]
-        alike = tuple(one.axis for one in differing if not any(map(one.differs, operands)))
-        if alike:
-            found.append(Alike(product, alike, mesh.size(alike)))
-    return found, total
+        over = tuple(one.axis for one in differing if not any(map(one.differs, operands)))
+        if over:
+            repeated.append(Alike(product, over, mesh.size(over)))
+    return repeated, total
 
 
 @dataclass
 class _Differing:
-    """Whether values differ over `axis`; where that cannot be told they do."""
+    """Whether values differ over `axis`; true if that is unknown."""
 
     program: Program
     mesh: Mesh
@@ -163,19 +167,19 @@ class _Differing:
     def differs(self, value: TracedValue) -> bool:
         seen, left = {value_key(value)}, deque([value])
         while left:
-            one = left.popleft()
-            began = self._begins(one)
+            ancestor = left.popleft()
+            began = self._begins(ancestor)
             if began:
                 return True
             if began is None:
-                fresh = [s for s in sources(self.program, one) if value_key(s) not in seen | self._same]
+                fresh = [s for s in sources(self.program, ancestor) if value_key(s) not in seen | self._same]
                 seen |= {value_key(source) for source in fresh}
                 left += fresh
         self._same |= seen
         return False
 
     def _begins(self, value: TracedValue) -> bool | None:
-        """Whether a value differs whatever it is computed from; None where it depends on that."""
+        """Whether a value differs regardless of its operands; None if it depends on them."""
         instruction = value.instruction
         if instruction.opcode == "parameter" and not value.place.frames:
             return self.axis not in copied_over(instruction, self.mesh)
@@ -190,7 +194,7 @@ class _Differing:
         return None
 
     def _after(self, value: TracedValue, op: str) -> bool | None:
-        """What `_begins` says of a collective."""
+        """`_begins` for a collective."""
         if unreadable_groups(value.instruction, self.program.num_devices):
             return True
         groups = groups_of(value.instruction, self.program.num_devices)
@@ -200,13 +204,13 @@ class _Differing:
         return not (op in _SAME_ON_ALL and not joined.note)
 
 
-def _of_products(alike: list[Alike], program: Program, prices: Prices) -> Remark:
-    largest = max(alike, key=lambda one: one.excess_flops)
+def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Remark:
+    largest = max(repeated, key=lambda one: one.excess_flops)
     instruction = largest.product.value.instruction
     scope = scope_of(instruction.op_name)
     name = scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name
-    over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in alike)
-    others = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+    over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in repeated)
+    others = f" and {len(repeated) - 1} more" if len(repeated) > 1 else ""
     dtype = narrowest_dtype(program, largest.product.value.operand(0))
     return Remark(
         "computed_repeatedly",
