@@ -1,4 +1,4 @@
-"""A job on the devices of this process; as a program, one from stdin and its report to stdout."""
+"""Runs a ShardJob on this process's devices; as a program from stdin, with a report to stdout."""
 
 import json
 import pickle
@@ -24,7 +24,7 @@ from meshwright.notation.mesh import Mesh
 
 
 def execute(job: ShardJob) -> dict[str, Any]:
-    """The report of `job`; see `audit.shard.run_contraction`."""
+    """The report of `job`; see `on_devices.run_contraction`."""
     dtype, mesh = jax_dtype(job.dtype), explicit_mesh(job.mesh)
     random = np.random.default_rng(job.seed)
     whole = [
@@ -34,13 +34,13 @@ def execute(job: ShardJob) -> dict[str, Any]:
     with jax.set_mesh(mesh):
         compiled = jax.jit(lambda *operands: run_job(job, dtype, *operands)).lower(*placed).compile()
         result = compiled(*placed)
-    wanted, found = derived_of(job), emitted_by(compiled, job.mesh)
+    wanted, emitted = derived_of(job), emitted_by(compiled, job.mesh)
     gradients = _gradients(job, dtype, mesh, whole, placed) if job.gradients else {}
     return {
         "max_abs_error": max_abs_error(result, job.result, _dense(job, whole)),
-        "emitted": [_emitted_dict(e) for e in found],
+        "emitted": [_emitted_dict(e) for e in emitted],
         "derived": [d.to_dict() for d in wanted],
-        "pairs": [_pair_dict(pair, wanted, found) for pair in match(wanted, found)],
+        "pairs": [_pair_dict(pair, wanted, emitted) for pair in match(wanted, emitted)],
         **gradients,
     }
 
@@ -48,9 +48,9 @@ def execute(job: ShardJob) -> dict[str, Any]:
 def _gradients(
     job: ShardJob, dtype: np.dtype, mesh: jax.sharding.Mesh, whole: list[np.ndarray], placed: list[Array]
 ) -> dict[str, Any]:
-    """What a random cotangent of the result makes of both operands, beside the dense gradients."""
+    """Both operands' gradients of a random cotangent, compared with the dense gradients."""
     plan = job.plan
-    assert plan and not job.then, "a contraction alone has gradients"
+    assert plan and not job.then, "only a contraction has gradients"
     random = np.random.default_rng(job.seed + 1)
     d_whole = random.integers(-1, 2, [job.sizes[dim] for dim in plan.out.dims]).astype(dtype)
     d_out = put(d_whole, cotangent(plan.out), mesh, reduced=plan.out.unreduced, seed=job.seed)
@@ -60,7 +60,7 @@ def _gradients(
 
     with jax.set_mesh(mesh):
         compiled = jax.jit(gradients).lower(*placed, d_out).compile()
-        found = compiled(*placed, d_out)
+        results = compiled(*placed, d_out)
     lhs, rhs, d_exact = (x.astype(np.float64) for x in (*whole, d_whole))
     dense = (
         np.einsum(str(plan.lhs_gradient.einsum), d_exact, rhs, optimize=True),
@@ -68,7 +68,7 @@ def _gradients(
     )
     errors = [
         max_abs_error(gradient, cotangent(operand), exact)
-        for gradient, operand, exact in zip(found, (plan.lhs, plan.rhs), dense, strict=True)
+        for gradient, operand, exact in zip(results, (plan.lhs, plan.rhs), dense, strict=True)
     ]
     return {
         "gradient_max_abs_errors": errors,
@@ -87,16 +87,16 @@ def run_job(job: ShardJob, dtype: Any, *operands: Array) -> Array:
 
 
 def derived_of(job: ShardJob) -> list[Derived]:
-    """What the algebra says that `job` communicates."""
+    """The collectives that the algebra derives for `job`."""
     windowed = windowed_step(job.plan, job.window) if job.plan and job.window else None
     return derived(job.steps, job.mesh, job.sizes, job.dtype, windowed)
 
 
 def emitted_by(compiled: jax.stages.Compiled, mesh: Mesh) -> list[Emitted]:
-    """What a compiled program communicates, on the axes of `mesh`."""
+    """A compiled program's collectives, on the axes of `mesh`."""
     text = compiled.as_text()
-    assert text, "XLA keeps the text of what it compiles"
-    return [on_mesh(found, mesh) for found in collectives(parse_hlo(text))]
+    assert text, "XLA keeps the text of a compiled program"
+    return [on_mesh(each, mesh) for each in collectives(parse_hlo(text))]
 
 
 def _dense(job: ShardJob, whole: list[np.ndarray]) -> np.ndarray:
@@ -115,11 +115,11 @@ def _emitted_dict(e: Emitted) -> dict[str, Any]:
     }
 
 
-def _pair_dict(pair: Pair, wanted: list[Derived], found: list[Emitted]) -> dict[str, Any]:
+def _pair_dict(pair: Pair, wanted: list[Derived], emitted: list[Emitted]) -> dict[str, Any]:
     """Indices into derived[] and emitted[]."""
     return {
         "derived": [i for i, d in enumerate(wanted) if any(d is one for one in pair.derived)],
-        "emitted": [i for i, e in enumerate(found) if any(e is one for one in pair.emitted)],
+        "emitted": [i for i, e in enumerate(emitted) if any(e is one for one in pair.emitted)],
         "status": pair.status,
         "note": pair.note,
     }

@@ -1,8 +1,7 @@
-"""A contraction or a reshard run on devices: its result beside the dense one, and its collectives
-beside those derived.
+"""A contraction or a reshard on devices, compared with the dense result and derived collectives.
 
-The number of virtual devices is fixed when JAX starts, so what needs more than this process has
-runs in one of its own.
+The number of virtual devices is fixed when JAX starts, so a job with more devices than this process runs in a
+separate process.
 """
 
 import json
@@ -27,10 +26,10 @@ from meshwright.units import format_bytes
 
 @dataclass(frozen=True)
 class ShardJob:
-    """What is run: a contraction (plan), then steps of its result; or steps of an array alone.
+    """A contraction (plan), then steps of its result; or only steps of an array.
 
-    window: the transfer of the contraction that runs in steps under its product. gradients: of both
-    operands too.
+    window: the transfer of the contraction that runs in steps under its product. gradients: run both
+    operands' gradients too.
     """
 
     plan: Contraction | None
@@ -59,7 +58,7 @@ class ShardJob:
 
 
 RUN_DTYPES = tuple(name for name in types_for("operands") if number_type(name).scales is None)
-# What a laptop does in some seconds, all virtual devices taken together.
+# Limits for some seconds on a laptop, over all virtual devices together.
 MAX_DEVICES = 64
 MAX_FLOPS = 2e12
 MAX_BYTES = 2e9
@@ -69,17 +68,17 @@ RUN_TIMEOUT_SECONDS = 300
 def run_contraction(
     contraction: Contraction, mesh: Mesh, sizes: Mapping[str, int], dtype: str, seed: int = 0
 ) -> dict[str, Any]:
-    """What devices compute of random operands, beside the dense product.
+    """The result of a contraction of random operands on devices, compared with the dense product.
 
-    max_abs_error: the largest difference on any device. emitted[], derived[]: collectives, each with
-    op, axes and bytes. pairs[]: which belong together, with a status (match, equivalent, differs).
-    Raises AuditError where the run is too large for this machine or the dtype cannot be multiplied.
+    max_abs_error: the largest difference on any device. emitted[], derived[]: collectives, each with op, axes
+    and bytes. pairs[]: collectives that belong together, with a status (match, equivalent, differs). Raises
+    AuditError if the run is too large for this machine or the dtype cannot be multiplied.
     """
     return _run(ShardJob(contraction, (), None, mesh, sizes, dtype, seed))
 
 
 def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) -> dict[str, Any]:
-    """The run of a priced strategy, with its window and the steps that its arrays take.
+    """The run of a priced strategy, with its window and its steps of operands and result.
 
     With `gradients` also gradient_max_abs_errors (by operand, against the dense gradients of a random
     cotangent) and gradient_emitted[], the collectives of both gradients.
@@ -93,7 +92,7 @@ def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) 
 def run_reshard(
     steps: Sequence[Collective], mesh: Mesh, sizes: Mapping[str, int], dtype: str, seed: int = 0
 ) -> dict[str, Any]:
-    """The run of a reshard's steps; without any there is nothing to run."""
+    """The run of a reshard's steps; empty without steps."""
     if not steps:
         return {"max_abs_error": 0.0, "emitted": [], "derived": [], "pairs": []}
     return _run(ShardJob(None, tuple(steps), None, mesh, sizes, dtype, seed))
@@ -101,7 +100,7 @@ def run_reshard(
 
 def _run(job: ShardJob) -> dict[str, Any]:
     _check(job)
-    return _run_here(job) if _num_devices_here() >= job.mesh.num_devices else _run_apart(job)
+    return _run_locally(job) if _num_local_devices() >= job.mesh.num_devices else _run_in_process(job)
 
 
 def _check(job: ShardJob) -> None:
@@ -129,14 +128,14 @@ def _block_bytes(array: ShardedArray, job: ShardJob) -> float:
     return prod(array.local_shape(job.mesh, job.sizes)) * dtype_bytes(job.dtype)
 
 
-def _num_devices_here() -> int:
-    """Devices of this process; none unless JAX has been imported, which takes a second."""
+def _num_local_devices() -> int:
+    """Devices of this process; 0 before JAX is imported, which takes a second."""
     jax = sys.modules.get("jax")
     return len(jax.devices()) if jax else 0
 
 
-def _run_apart(job: ShardJob) -> dict[str, Any]:
-    """The report of a process with virtual devices enough."""
+def _run_in_process(job: ShardJob) -> dict[str, Any]:
+    """The report of a separate process with enough virtual devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={job.mesh.num_devices}"
     try:
         ran = subprocess.run(
@@ -157,7 +156,7 @@ def _run_apart(job: ShardJob) -> dict[str, Any]:
     return json.loads(ran.stdout.decode().strip().splitlines()[-1])
 
 
-def _run_here(job: ShardJob) -> dict[str, Any]:
+def _run_locally(job: ShardJob) -> dict[str, Any]:
     from meshwright.audit.shard.execution import execute  # JAX, which planning must not need
 
     return execute(job)

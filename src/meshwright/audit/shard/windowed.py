@@ -1,9 +1,8 @@
 """A windowed (collective) matmul: one transfer of a contraction runs in steps under the product.
 
-The n devices along the transfer's axes form a ring. A gathered operand goes round it a block a step,
-each block multiplied while the next one arrives; a scattered product goes round as a sum to which
-every device adds its part. Either sends n - 1 times. Backward the transfers are transposed, and run in
-steps too:
+The n devices along the transfer's axes form a ring. A gathered operand goes round it one block a step; each
+block is multiplied while the next one arrives. A scattered product goes round as a sum to which every device
+adds its part. Either sends n - 1 times. The backward pass transposes the transfers, which run in steps too:
 
     a gathered operand    goes round again for the other's gradient; its own goes round as a sum
     a scattered product   its cotangent goes round once, for both gradients
@@ -31,10 +30,11 @@ _Pair = tuple[Array, Array]
 
 
 def windowed_contract(plan: Contraction, window: EinsumSide, dtype: Any, lhs: Array, rhs: Array) -> Array:
-    """`plan.out`; the last gather of an operand, or the first scatter of the product, runs in steps.
+    """`plan.out`, with a windowed gather of an operand or scatter of the product.
 
-    Call under `jax.set_mesh`. The rings are unrolled: XLA overlaps what does not depend on another.
-    A gathered operand is never whole on a device, forward or backward. A ring of one has nothing to hide.
+    The last gather of an operand, or the first scatter of the product, runs in steps. Call under
+    `jax.set_mesh`. Rings are unrolled, so that XLA overlaps independent steps. A gathered operand is never
+    whole on a device, forward or backward. A ring of one device is an ordinary contraction.
     """
     if notation_mesh(jax.sharding.get_abstract_mesh()).size(windowed_step(plan, window).axes) == 1:
         return contract(plan, dtype, lhs, rhs)
@@ -76,7 +76,7 @@ def windowed_step(plan: Contraction, window: EinsumSide) -> Collective:
 def _gradients_of_gathered(
     plan: Contraction, window: OperandSide, dtype: Any, saved: _Pair, d_out: Array
 ) -> _Pair:
-    """Gradients of the operands where `window` is one of them, saved as it lies before its gather."""
+    """Gradients if `window` is an operand, saved as it is before its gather."""
     d_product, step = run_steps(d_out, plan.out_reshard.backward), windowed_step(plan, window)
     if window == "lhs":
         d_lhs = _finished(plan.lhs_gradient, dtype, (d_product, saved[1]), plan.lhs.unreduced)
@@ -88,7 +88,7 @@ def _gradients_of_gathered(
 
 
 def _gradients_of_scattered(plan: Contraction, dtype: Any, saved: _Pair, d_out: Array) -> _Pair:
-    """Gradients of the operands, saved as computed on, where the product is scattered in steps."""
+    """Gradients if the product is scattered in steps. saved: operands after their gathers."""
     steps, (lhs, rhs) = plan.out_reshard.backward, saved
     if steps and steps[-1].op == "all_gather":
         uses = [_Use(plan.lhs_gradient, "lhs", rhs), _Use(plan.rhs_gradient, "rhs", lhs)]
@@ -104,7 +104,7 @@ def _gradients_of_scattered(plan: Contraction, dtype: Any, saved: _Pair, d_out: 
 
 
 class _Use(NamedTuple):
-    """What a block that comes round is for: the contraction, its operand that travels, the one that stays."""
+    """A contraction with a travelling block: its operand that travels, and the array that stays."""
 
     plan: Contraction
     travels: OperandSide
@@ -112,7 +112,7 @@ class _Use(NamedTuple):
 
 
 def _gathered(step: Collective, dtype: Any, travels: Array, uses: Sequence[_Use]) -> list[Array]:
-    """The product of each use, as `travels` goes round from `step.operand` to where it started."""
+    """The product of each use, while `travels` goes once round the ring."""
 
     def local(block: Array, *stays: Array) -> list[Array]:
         return _Ring(step, dtype).gathered(
@@ -127,7 +127,7 @@ def _gathered(step: Collective, dtype: Any, travels: Array, uses: Sequence[_Use]
 
 
 def _finished(plan: Contraction, dtype: Any, computed: _Pair, reduced: Axes) -> Array:
-    """`plan.out` of operands as computed on; a scatter of the product runs in steps."""
+    """`plan.out` of gathered operands; a scatter of the product runs in steps."""
     steps = plan.out_steps
     if not steps or steps[0].op != "reduce_scatter":
         return run_to(local_einsum(plan, *computed, dtype), steps, plan.out, reduced)
@@ -142,9 +142,9 @@ def _finished(plan: Contraction, dtype: Any, computed: _Pair, reduced: Axes) -> 
 
 
 class _Ring:
-    """The devices along a step's axes, each with a block of the letters that the step gathers or scatters.
+    """The devices along a step's axes, each with a block of the gathered or scattered letters.
 
-    Lives inside `shard_map`.
+    Used inside `shard_map`.
     """
 
     def __init__(self, step: Collective, dtype: Any) -> None:
@@ -153,7 +153,7 @@ class _Ring:
         self.axes = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in step.axes)
         self.size, self.me = lax.axis_size(self.axes), lax.axis_index(self.axes)
         dims = zip(step.operand.dims, step.operand.axes, step.result.axes, strict=True)
-        # The axes that the step takes off each letter, or gives it.
+        # The axes that the step removes from each letter, or adds to it.
         self.moved = {
             dim: tuple(axis for axis in max(before, after, key=len) if axis in step.axes)
             for dim, before, after in dims
@@ -161,19 +161,19 @@ class _Ring:
         }
 
     def gathered(self, block: Array, uses: Sequence[_Use]) -> list[Array]:
-        """The products of a block that comes round with what stays."""
+        """The products of the travelling blocks with each use's staying array."""
         parts: list[list[tuple[Array, Array]]] = [[] for _ in uses]
         for step in range(self.size):
             index = (self.me + step) % self.size
-            for (plan, travels, stays), found in zip(uses, parts, strict=True):
+            for (plan, travels, stays), products in zip(uses, parts, strict=True):
                 einsum = plan.einsum
                 if travels == "lhs":
                     pair = block, self._block(stays, einsum.rhs, index)
                 else:
                     pair = self._block(stays, einsum.lhs, index), block
-                found.append((index, self._multiply(einsum, *pair)))
+                products.append((index, self._multiply(einsum, *pair)))
             block = self._from(block, 1) if step < self.size - 1 else block
-        return [self._joined(use.plan.einsum, found) for use, found in zip(uses, parts, strict=True)]
+        return [self._joined(use.plan.einsum, each) for use, each in zip(uses, parts, strict=True)]
 
     def scattered(self, einsum: Einsum, lhs: Array, rhs: Array) -> Array:
         """This device's block of the product, summed over the ring."""
@@ -190,11 +190,11 @@ class _Ring:
         return jnp.einsum(str(einsum), lhs, rhs, preferred_element_type=self.dtype)
 
     def _from(self, x: Array, distance: int) -> Array:
-        """`x` of the device so far along the ring."""
+        """`x` of the device `distance` further along the ring."""
         return lax.ppermute(x, self.axes, [((i + distance) % self.size, i) for i in range(self.size)])
 
     def _places(self, index: Array) -> dict[str, tuple[Array, int]]:
-        """The number of block `index` along each letter, and of how many."""
+        """The number of block `index` along each letter, and the number of blocks."""
         at: dict[str, Array] = {}
         for axis in reversed(self.axes):
             at[axis], index = index % lax.axis_size(axis), index // lax.axis_size(axis)
@@ -207,7 +207,7 @@ class _Ring:
         return places
 
     def _block(self, x: Array, letters: str, index: Array) -> Array:
-        """Block `index` of an array, whole along the letters that the ring lacks."""
+        """Block `index` of an array that is whole along the ring's letters."""
         for letter, (number, count) in self._places(index).items():
             if letter in letters:
                 dim = letters.index(letter)
@@ -216,7 +216,7 @@ class _Ring:
         return x
 
     def _joined(self, einsum: Einsum, blocks: list[tuple[Array, Array]]) -> Array:
-        """Products of blocks: put where their letters belong, and added where they meet."""
+        """Products of blocks, placed by their letters and added if they overlap."""
         first = blocks[0][1]
         if not set(self.moved) & set(einsum.out):
             return sum((part for _, part in blocks[1:]), start=first)
@@ -228,6 +228,6 @@ class _Ring:
                 places[letter][0] * length if letter in places else jnp.zeros((), index.dtype)
                 for letter, length in zip(einsum.out, part.shape, strict=True)
             ]
-            there = lax.dynamic_slice(whole, starts, part.shape)
-            whole = lax.dynamic_update_slice(whole, there + part, starts)
+            total = lax.dynamic_slice(whole, starts, part.shape) + part
+            whole = lax.dynamic_update_slice(whole, total, starts)
         return whole
