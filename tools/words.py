@@ -1,12 +1,12 @@
 """Count constructions that make sentences hard to read, by room: `make words`.
 
-    python tools/words.py                 # the table; exits 1 if an index rose
+    python tools/words.py                 # the table of indices; exits 1 if a text got worse
     python tools/words.py --list serve    # the sentences of a room (or of `docs`)
     python tools/words.py --write         # record today's table in tools/words.json
 
 An index is the number of such constructions in 10,000 words. CONTRIBUTING.md (*Style*) gives the plain
-form of each. An index may rise to 60, which leaves room for an honest "where", or to its recorded value if
-that is higher.
+form of each. An index may be 60, which leaves room for an honest "where"; in a text above that the number of
+constructions may not exceed the recorded one.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import json
 import re
 import sys
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +48,8 @@ CONSTRUCTIONS = {
 _PATTERNS = [re.compile(pattern, re.IGNORECASE | re.MULTILINE) for pattern in CONSTRUCTIONS.values()]
 # room, kind of text, file and line, text
 Text = tuple[str, str, str, str]
+# By room and kind: constructions, words.
+Table = dict[str, dict[str, tuple[int, int]]]
 
 
 def hits(text: str) -> int:
@@ -90,32 +92,40 @@ def texts(root: Path = ROOT) -> Iterator[Text]:
         yield from page_texts(path, str(path.relative_to(root)))
 
 
-def table(some: Iterator[Text]) -> dict[str, dict[str, int]]:
-    """The index by room and kind of text."""
-    words: dict[tuple[str, str], int] = defaultdict(int)
-    counts: dict[tuple[str, str], int] = defaultdict(int)
+def table(some: Iterator[Text]) -> Table:
+    """Constructions and words by room and kind of text."""
+    words: dict[str, Counter[str]] = defaultdict(Counter)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for room, kind, _, text in some:
-        words[room, kind] += len(re.findall(r"[A-Za-z']+", text))
-        counts[room, kind] += hits(text)
-    indices: dict[str, dict[str, int]] = defaultdict(dict)
-    for (room, kind), number in sorted(words.items()):
-        if number >= LEAST_WORDS:
-            indices[room][kind] = round(1e4 * counts[room, kind] / number)
-    return dict(indices)
+        words[room][kind] += len(re.findall(r"[A-Za-z']+", text))
+        counts[room][kind] += hits(text)
+    return {
+        room: {
+            kind: (counts[room][kind], number)
+            for kind, number in sorted(kinds.items())
+            if number >= LEAST_WORDS
+        }
+        for room, kinds in sorted(words.items())
+    }
 
 
-def risen(now: dict[str, dict[str, int]], recorded: dict[str, dict[str, int]]) -> list[str]:
-    """A line for each index above its bound."""
+def index(count: int, num_words: int) -> int:
+    """Constructions in 10,000 words."""
+    return round(1e4 * count / num_words)
+
+
+def risen(now: Table, recorded: dict[str, dict[str, int]]) -> list[str]:
+    """A line for each text with more constructions than recorded, if its index is above ALLOWED."""
     return [
-        f"{room}: {kind} have {index}, allowed: {bound}; list them: python tools/words.py --list {room}"
+        f"{room}: {kind} have {count}, allowed: {known}; list them: python tools/words.py --list {room}"
         for room, kinds in now.items()
-        for kind, index in kinds.items()
-        if index > (bound := max(ALLOWED, recorded.get(room, {}).get(kind, 0)))
+        for kind, (count, num_words) in kinds.items()
+        if count > (known := recorded.get(room, {}).get(kind, 0)) and index(count, num_words) > ALLOWED
     ]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 1 if an index is above its bound."""
+    """Exit status: 1 if a text has more constructions than it may."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -130,10 +140,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     now = table(texts())
     if asked.write:
-        RECORD.write_text(json.dumps(now, indent=1) + "\n")
+        counts = {room: {kind: count for kind, (count, _) in kinds.items()} for room, kinds in now.items()}
+        RECORD.write_text(json.dumps(counts, indent=1) + "\n")
     print(f"{'room':16}" + "".join(f"{kind:>12}" for kind in KINDS))
-    for room in sorted(now, key=lambda room: -max(now[room].values())):
-        print(f"{room:16}" + "".join(f"{now[room].get(kind, ''):>12}" for kind in KINDS))
+    indices = {
+        room: {kind: index(*one) for kind, one in kinds.items()} for room, kinds in now.items() if kinds
+    }
+    for room in sorted(indices, key=lambda room: -max(indices[room].values())):
+        print(f"{room:16}" + "".join(f"{indices[room].get(kind, ''):>12}" for kind in KINDS))
     lines = risen(now, json.loads(RECORD.read_text()))
     print("".join(f"\nwords: {line}" for line in lines), end="\n" if lines else "")
     return 1 if lines else 0
