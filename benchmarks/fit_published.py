@@ -274,20 +274,20 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: 
     for segment in graph.segments:  # prices of this chip, which nobody asks for again
         for key in [key for key in segment.memo if chip in key]:
             del segment.memo[key]
-    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
+    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.schedule.interleave
     stages = list(stage_counts(graph, schedule, pipe, interleave))
     number = max(range(len(stages)), key=lambda one: _first(sum(stage_times(timed, stages[one]))))
     busiest, per_step = stages[number], stage_updates(graph, schedule, pipe, interleave)[number]
-    seconds = layout.microbatches * sum(stage_times(timed, busiest))
+    seconds = layout.schedule.microbatches * sum(stage_times(timed, busiest))
     if pipe > 1:
         by_depth = depth_counts(graph, schedule, pipe, interleave)
         depths = [stage_times(timed, counts) for counts in by_depth]
         hop = sent(hop_transfer(graph, pipe))
         times = Times([PassSeconds(*map(_first, one)) for one in depths], _first(hop))
-        whole = makespan(schedule, pipe, layout.microbatches, interleave, times)
+        whole = makespan(schedule, pipe, layout.schedule.microbatches, interleave, times)
         size = len(hop) if np.ndim(hop) else 1
         columns = tuple(np.array([np.broadcast_to(d[i], size) for d in depths]) for i in range(3))
-        count = np.full(size, layout.microbatches)
+        count = np.full(size, layout.schedule.microbatches)
         least = least_makespan(schedule, pipe, count, interleave, columns, np.broadcast_to(hop, size))
         seconds = np.maximum(seconds, whole * least / least[0])
     for direction, updates in zip(("forward", "backward"), per_step, strict=True):
@@ -295,10 +295,10 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: 
         seconds = seconds + waiting * exposed_share(waiting, room, chip.step.overlap)
     state = StageState(graph, layout)
     seconds = seconds + seconds_of(state.update_work(), "update", dtypes, chip)
-    for transfer, count in state.update_transfers(layout.microbatches):
+    for transfer, count in state.update_transfers(layout.schedule.microbatches):
         seconds = seconds + count * sent(transfer)
     seconds = seconds + chip.step.host_flush_seconds * num_flushes
-    return seconds + chip.step.launch_seconds * layout.microbatches
+    return seconds + chip.step.launch_seconds * layout.schedule.microbatches
 
 
 def _first(figure: Any) -> float:

@@ -147,7 +147,7 @@ def _other_zero(plan: Plan) -> Plan | None:
 
 
 def _other_microbatches(plan: Plan) -> Plan:
-    return replace(plan, layout=plan.layout.replace(microbatches=3 - plan.layout.microbatches))
+    return replace(plan, layout=plan.layout.replace(microbatches=3 - plan.layout.schedule.microbatches))
 
 
 def _whole_batch(plan: Plan) -> Plan:
@@ -940,7 +940,7 @@ def _applies(kind: str, layout: Layout) -> bool:
         return layout.fsdp > 1 or layout.tensor > 1
     if kind == "a weight exchanged before its product":
         return layout.fsdp > 1
-    return kind != "one product recomputed" or layout.remat != "full"
+    return kind != "one product recomputed" or layout.schedule.remat != "full"
 
 
 # Edits of the compiled text

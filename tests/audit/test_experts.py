@@ -65,7 +65,7 @@ def test_what_crosses_to_nodes_has_the_room_that_is_planned(text: str, several_r
 def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:
     """The rooms of what crosses to nodes, and of the rows of experts: as planned, and of the program."""
     assert config.moe is not None
-    moe, sequences = config.moe, WORK.num_sequences // layout.microbatches
+    moe, sequences = config.moe, WORK.num_sequences // layout.schedule.microbatches
     shape = Shape(sequences, WORK.seq_len, WORK.seq_len)
     planned = SymbolicOps(config, layout, shape, Lowering(flash_attention=False, static_on="cpu"))
     mesh, run = device_mesh(layout), []

@@ -74,7 +74,7 @@ WINDOWS = replace(TWO_PERIODS, sliding_window=8)
 )
 def test_the_compiled_step_is_the_planned_one(config: ModelConfig, text: str, phase: str) -> None:
     layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
-    hardware = f"cpu:{layout.num_chips}"
+    hardware = f"cpu:{layout.mesh.num_devices}"
     audit = audit_plan(Plan(config, hardware, Workload(16, 64, phase), layout), "cpu", use_cache=False)
     assert audit["verdict"] == "match", [row for row in audit["rows"] if row["status"] == "differs"]
     assert (audit["unplanned"], audit["missing"], audit["not_understood"]) == ([], [], [])

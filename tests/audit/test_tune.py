@@ -54,7 +54,7 @@ def test_each_change_is_tried_on_the_best_before_it(compiler: Callable[[Answer],
     option = dict(XLA_OPTIONS["tpu"][0])
 
     def answer(plan: Plan) -> Figures:
-        seconds = 0.8 if plan.layout.remat == "full" else 1.0
+        seconds = 0.8 if plan.layout.schedule.remat == "full" else 1.0
         return _steps(seconds - 0.1 * (plan.compiler == option), plan)
 
     asked = compiler(answer)
@@ -62,8 +62,8 @@ def test_each_change_is_tried_on_the_best_before_it(compiler: Callable[[Answer],
     verdicts = {one.change: one.verdict for one in found.trials}
     assert verdicts["as planned"] == "as planned"
     assert verdicts["remat=full in place of remat=none"] == "faster"
-    assert {plan.layout.remat for plan in asked if plan.compiler} == {"full"}
-    assert (found.plan.layout.remat, found.plan.compiler) == ("full", option)
+    assert {plan.layout.schedule.remat for plan in asked if plan.compiler} == {"full"}
+    assert (found.plan.layout.schedule.remat, found.plan.compiler) == ("full", option)
     assert found.best.gain == pytest.approx(1 - 0.7 / 0.8)
     assert found.best.over == "remat=full in place of remat=none"
     assert [one["change"] for one in found.plan.tuned] == [one.change for one in found.trials]
@@ -73,7 +73,7 @@ def test_each_change_is_tried_on_the_best_before_it(compiler: Callable[[Answer],
 def test_a_difference_within_the_prices_resolution_is_none(
     compiler: Callable[[Answer], list[Plan]],
 ) -> None:
-    compiler(lambda plan: _steps(1.0 - TIE / 2 if plan.layout.remat == "full" else 1.0, plan))
+    compiler(lambda plan: _steps(1.0 - TIE / 2 if plan.layout.schedule.remat == "full" else 1.0, plan))
     found = tune(PLAN, num_trials=5)
     verdicts = {one.change: one.verdict for one in found.trials}
     assert verdicts["remat=full in place of remat=none"] == "no difference"
@@ -91,22 +91,22 @@ def test_an_option_that_changes_nothing_is_the_same_program(
 
 def test_what_fits_is_taken_although_it_is_slower(compiler: Callable[[Answer], list[Plan]]) -> None:
     def answer(plan: Plan) -> Figures:
-        if plan.layout.remat == "full":
+        if plan.layout.schedule.remat == "full":
             return _steps(2.0, plan)
         return Figures(10**11, None, "Ran out of memory")
 
     compiler(answer)
     found = tune(PLAN, num_trials=4)
     assert [one.verdict for one in found.trials] == ["does not fit"] * 3 + ["fits"]
-    assert found.best.fits and found.plan.layout.remat == "full" and found.best.gain is None
+    assert found.best.fits and found.plan.layout.schedule.remat == "full" and found.best.gain is None
 
 
 def test_a_refusal_is_a_result(compiler: Callable[[Answer], list[Plan]]) -> None:
     refused = Figures(None, None, "it does not compile", is_final=False)
-    asked = compiler(lambda plan: refused if plan.layout.remat == "matmuls" else _steps(1.0, plan))
+    asked = compiler(lambda plan: refused if plan.layout.schedule.remat == "matmuls" else _steps(1.0, plan))
     assert [one.verdict for one in tune(PLAN, num_trials=2).trials] == ["as planned", "refused"]
     tune(PLAN, num_trials=2)  # what may have been the host's fault is asked again
-    assert [plan.layout.remat for plan in asked] == ["none", "matmuls", "matmuls"]
+    assert [plan.layout.schedule.remat for plan in asked] == ["none", "matmuls", "matmuls"]
 
 
 def test_a_run_that_was_cut_off_goes_on(compiler: Callable[[Answer], list[Plan]]) -> None:
@@ -124,7 +124,7 @@ def test_neighbours_are_one_step_away_and_run(capsys: pytest.CaptureFixture) -> 
     assert all(one.layout.mesh.num_devices == 16 for one in neighbours(PLAN))
     assert not any("pipe" in one for one in near)  # planned, not run
     # Its attention saves no scores, which "attention" would recompute.
-    assert [one.layout.remat for one in remats(PLAN)] == ["matmuls", "alternate", "full"]
+    assert [one.layout.schedule.remat for one in remats(PLAN)] == ["matmuls", "alternate", "full"]
 
 
 def test_only_training_is_tuned() -> None:

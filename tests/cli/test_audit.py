@@ -53,7 +53,10 @@ def test_only_a_host_trains_in_float32_by_default(asked: dict, tmp_path: Path):
         at = PLAN.index("--hardware") + 1
         assert main(["audit", *PLAN[:at], str(file), *PLAN[at + 1 :]]) == 0
         layouts[spec] = asked["plan"].layout
-    assert (layouts["v5e:2x4"].compute_dtype, layouts["cpu:8"].compute_dtype) == ("bf16", "f32")
+    assert (layouts["v5e:2x4"].precision.compute_dtype, layouts["cpu:8"].precision.compute_dtype) == (
+        "bf16",
+        "f32",
+    )
 
 
 def test_a_difference_exits_1_and_is_written_all_the_same(
@@ -163,7 +166,7 @@ def test_weights_that_no_step_trains_are_audited_in_another_phase(asked: dict, c
     assert main(["audit", *quantised]) == 2
     assert "weights_dtype = 'fp8'; fits: f32, bf16 in training" in capsys.readouterr().err
     assert main(["audit", *quantised, "--phase", "generate"]) == 0
-    assert (asked["plan"].workload.phase, asked["plan"].layout.matmul_dtype) == ("generate", "fp8")
+    assert (asked["plan"].workload.phase, asked["plan"].layout.precision.matmul_dtype) == ("generate", "fp8")
 
 
 def test_both_phases_of_a_servers_plan_are_compiled(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -70,7 +70,7 @@ def test_layout_prices_that_one(capsys):
 def test_a_cpu_computes_in_the_faster_type_it_lists(capsys, tmp_path: Path):
     assert main(["plan", "train", *HERE, "-o", str(tmp_path / "plan.toml")]) == 0
     layout = load_plan(tmp_path / "plan.toml").layout
-    assert (layout.weights_dtype, layout.compute_dtype) == ("f32", "f32")
+    assert (layout.precision.weights_dtype, layout.precision.compute_dtype) == ("f32", "f32")
 
 
 def test_output_is_a_plan_and_its_figures_beside_it(capsys, tmp_path: Path):
@@ -116,7 +116,7 @@ def test_a_searched_batch_that_does_not_divide_is_named_too(capsys):
     assert found["notices"][0].startswith(f"Planned for {sequences} sequences of 64 tokens")
     for candidate in found["candidates"]:
         layout = Layout.parse(candidate["layout"])
-        assert sequences % (layout.num_batch_shards * layout.microbatches) == 0
+        assert sequences % (layout.num_batch_shards * layout.schedule.microbatches) == 0
 
 
 def test_k_of_a_length_is_1024_and_of_tokens_1000(capsys):

@@ -32,7 +32,7 @@ def test_json_has_the_keys_of_the_contract(capsys, tmp_path):
         assert point["tokens_per_second"] == pytest.approx(point["batch"] / point["tpot_seconds"])
         assert point["currency"]
     plan = load_plan(path)
-    assert plan.workload.phase == "generate" and plan.layout.weights_dtype == "int8"
+    assert plan.workload.phase == "generate" and plan.layout.precision.weights_dtype == "int8"
     assert json.loads(path.with_suffix(".json").read_text())["best"] == found["best"]
 
 

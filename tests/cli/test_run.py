@@ -279,7 +279,7 @@ def test_the_runner_is_made_as_the_server_was_asked(trained: Path, monkeypatch):
 
 def test_matmuls_that_the_machine_has_not_are_said(trained: Path, plan: Path, monkeypatch):
     def make(folder, config, layout, *_, **options):
-        raise Made(layout.matmul_dtype)
+        raise Made(layout.precision.matmul_dtype)
 
     monkeypatch.setattr(service, "JaxRunner", make)
     found = load_plan(plan)

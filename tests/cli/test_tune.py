@@ -43,7 +43,7 @@ def test_the_best_is_written_with_what_each_change_gave(
     )
     assert document["best"] == second
     tuned = load_plan(plan)
-    assert str(tuned.layout) == second["layout"] and tuned.layout.remat == "none"
+    assert str(tuned.layout) == second["layout"] and tuned.layout.schedule.remat == "none"
     assert tuned.planned_step_seconds == pytest.approx(second["planned_seconds"])
     assert [one["verdict"] for one in tuned.tuned] == ["as planned", "faster"]
 
@@ -57,7 +57,7 @@ def test_the_table_says_what_ranks(
     printed = capsys.readouterr()
     assert "remat=none in place of remat=full" in printed.out
     assert "ranked by the plan's step time" in " ".join(printed.out.split())
-    assert plan.read_text() == before and load_plan(tmp_path / "tuned.toml").layout.remat == "none"
+    assert plan.read_text() == before and load_plan(tmp_path / "tuned.toml").layout.schedule.remat == "none"
 
 
 def test_nothing_that_fits_exits_1_and_writes_nothing(

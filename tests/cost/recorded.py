@@ -55,7 +55,7 @@ class Move:
 def moves(layout: Layout, config: ModelConfig = SMALL) -> Iterator[Move]:
     """Everything that one microbatch moves, each segment once."""
     for segment in record(layout, config).segments:
-        again = recomputed_nodes(segment, layout.remat)
+        again = recomputed_nodes(segment, layout.schedule.remat)
         for node in segment.nodes:
             for transfer in node.forward_transfers:
                 yield Move(segment.name, "forward", transfer)

@@ -45,7 +45,7 @@ def _forward_flops(graph: Graph) -> float:
 def test_recorded_flops_are_the_counted_ones(name: str, layout: Layout) -> None:
     """No layout repeats a product; a token goes through its k experts, a query sees its window."""
     config = load_model(name)
-    recorded = _forward_flops(_record(config, layout)) * layout.num_chips
+    recorded = _forward_flops(_record(config, layout)) * layout.mesh.num_devices
     assert recorded == pytest.approx(forward_flops_per_token(config, T) * B * T, rel=1e-6)
 
 
@@ -116,7 +116,7 @@ class TestExperts:
             layout = Layout.of(data=8, expert=4, dispatch=dispatch)
             [layer] = [segment for segment in _record(self.CONFIG, layout).segments if segment.source]
             kept.append(saved_bytes(layer, "matmuls"))
-        assert kept[0] - kept[1] == self.ROWS_BYTES // layout.num_chips
+        assert kept[0] - kept[1] == self.ROWS_BYTES // layout.mesh.num_devices
 
     def test_an_experts_gradient_is_summed_over_the_other_data_ranks_alone(self) -> None:
         graph = _record(self.CONFIG, Layout.of(data=8, expert=4))

@@ -61,7 +61,7 @@ def _said(step: Step, layout: Layout) -> tuple:
     """A derived collective in the cost model's words."""
     assert isinstance(step.action, Collective)
     array = step.result.name.removeprefix("d")
-    dtype = "f32" if array in NORMS else layout.compute_dtype
+    dtype = "f32" if array in NORMS else layout.precision.compute_dtype
     num_bytes = step.action.gathered_bytes(layout.mesh, SIZES, dtype)
     # The gather of an activation that the backward pass repeats is the cost model's recomputation, which
     # it prices as it did forward, though nothing of the backward pass comes before it.

@@ -167,7 +167,7 @@ class TestFlops:
         totals: dict[str, float] = {"forward": 0.0, "recompute": 0.0, "backward": 0.0}
         for segment in (graph or record(layout)).segments:
             scale = segment.count * layout.mesh.num_devices
-            again = recomputed_nodes(segment, layout.remat)
+            again = recomputed_nodes(segment, layout.schedule.remat)
             for node in segment.nodes:
                 if node.kind == kind:
                     forward = sum(work.flops for work in node.forward)
@@ -177,7 +177,7 @@ class TestFlops:
                     totals["backward"] += backward * scale
         return totals
 
-    @given(LAYOUTS.filter(lambda layout: layout.remat == "none"))
+    @given(LAYOUTS.filter(lambda layout: layout.schedule.remat == "none"))
     def test_six_a_parameter_and_token_under_any_layout(self, layout: Layout) -> None:
         """2ND forward, 4ND backward; no layout repeats a matmul. The embedding is a look-up."""
         counts = count_params(SMALL)
@@ -189,7 +189,7 @@ class TestFlops:
             "backward": 4 * matmul_params * TOKENS,
         }
 
-    @given(LAYOUTS.filter(lambda layout: layout.remat == "full"))
+    @given(LAYOUTS.filter(lambda layout: layout.schedule.remat == "full"))
     def test_full_rematerialisation_repeats_the_forward_pass_of_the_layers(self, layout: Layout) -> None:
         """8ND rather than 6ND, but for w_out: nothing reads its product again."""
         flops = self._flops(layout, "matmul")
@@ -289,7 +289,7 @@ class TestRecomputation:
     def test_the_embedding_and_the_head_run_once(self, layout: Layout) -> None:
         for segment in record(layout).segments:
             if segment.name != "layer":
-                assert recomputed_nodes(segment, layout.remat) == []
+                assert recomputed_nodes(segment, layout.schedule.remat) == []
 
 
 @pytest.mark.parametrize(

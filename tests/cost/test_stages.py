@@ -53,7 +53,7 @@ def test_llama_405b_has_a_layer_a_chunk():
 
 
 def graph_of(config, layout: Layout):
-    shape = Shape(8 / layout.microbatches, 4096, 4096)
+    shape = Shape(8 / layout.schedule.microbatches, 4096, 4096)
     return record_loss(config, layout, shape)
 
 

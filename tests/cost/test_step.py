@@ -241,7 +241,7 @@ def test_the_keys_of_a_transfer() -> None:
 def _names(model: str, layout: str, hardware: str = "h100:4x8") -> set[str]:
     """What the collectives of a step are called."""
     parsed = Layout.parse(layout)
-    shape = Shape(64 / parsed.microbatches, 2048, 2048)
+    shape = Shape(64 / parsed.schedule.microbatches, 2048, 2048)
     graph = record_loss(load_model(model), parsed, shape)
     return {one.name for one in StepPricer(graph, parsed, load(hardware)).cost().collectives}
 
@@ -371,7 +371,9 @@ def test_activations_go_to_the_host_beside_compute_and_hold_it_up_where_they_tak
     assert hidden.seconds == kept.seconds
     waits = _cost(layout.replace(offload=True), _slow_link(slow))
     (term,) = [one for one in waits.terms if one.bound == "host_link"]
-    of_layers = sum(s.count * saved_bytes(s, layout.remat) for s in record(layout).segments if s.source)
+    of_layers = sum(
+        s.count * saved_bytes(s, layout.schedule.remat) for s in record(layout).segments if s.source
+    )
     # Written in the forward pass and read in the backward one, but for what they compute meanwhile.
     assert term.seconds == pytest.approx(2 * of_layers / slow, rel=0.01)
     assert waits.bound == "host_link"

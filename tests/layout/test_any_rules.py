@@ -26,9 +26,9 @@ BATCH = Workload(16, 64)
 @given(any_layouts())
 def test_they_are_priced(layout: Layout) -> None:
     """The step takes time; its FLOPs are those of one device, shared out, or more where work is repeated."""
-    priced = price(CONFIG, load(f"v5e:{layout.num_chips}"), BATCH, layout)
-    alone = price(CONFIG, load("v5e:1"), BATCH, Layout.of(remat=layout.remat))
-    assert priced.cost.executed_flops * layout.num_chips >= 0.999 * alone.cost.executed_flops
+    priced = price(CONFIG, load(f"v5e:{layout.mesh.num_devices}"), BATCH, layout)
+    alone = price(CONFIG, load("v5e:1"), BATCH, Layout.of(remat=layout.schedule.remat))
+    assert priced.cost.executed_flops * layout.mesh.num_devices >= 0.999 * alone.cost.executed_flops
     assert 0 < priced.step_seconds < float("inf")
 
 
@@ -39,8 +39,8 @@ def test_memory_is_what_the_tables_store(layout: Layout) -> None:
     graph = record_training(CONFIG, load("v5e:1"), layout, Shape.of_microbatch(BATCH, layout))
     memory = train_memory(graph, layout)
     whole = 4 * count_params(CONFIG).total
-    assert whole / layout.num_chips <= memory.weights <= whole
-    assert 2 * whole / layout.num_chips <= memory.optimizer <= 2 * whole
+    assert whole / layout.mesh.num_devices <= memory.weights <= whole
+    assert 2 * whole / layout.mesh.num_devices <= memory.optimizer <= 2 * whole
 
 
 @given(any_layouts())

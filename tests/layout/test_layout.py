@@ -147,7 +147,10 @@ class TestText:
 
     @given(LAYOUTS)
     def test_text_reads_back_but_for_the_dtypes(self, layout: Layout) -> None:
-        dtypes = {"weights_dtype": layout.weights_dtype, "compute_dtype": layout.compute_dtype}
+        dtypes = {
+            "weights_dtype": layout.precision.weights_dtype,
+            "compute_dtype": layout.precision.compute_dtype,
+        }
         assert Layout.parse(str(layout)).replace(**dtypes) == layout
 
     def test_forms(self) -> None:
@@ -217,7 +220,7 @@ class TestWideLayouts:
 
     def test_more_devices_an_expert_group_than_data_ranks_take_tensor(self) -> None:
         layout = Layout.of(data=32, tensor=2, expert=64, sequence_parallel=True)
-        assert layout.expert_axes == ("expert", "tensor")
+        assert layout.table.axes_of("E") == ("expert", "tensor")
         assert str(layout.weight("w_in", "EDM")) == "w_in[E_{expert,tensor}, D, M]"
 
     def test_a_second_tensor_axis_splits_d(self) -> None:
@@ -235,11 +238,13 @@ class TestWideLayouts:
     )
     def test_zero_stages(self, zero: int | None, stored: str, updated: str) -> None:
         layout = Layout.of(data=2, fsdp=4, zero=zero)
-        assert str(layout.weight("w", "DF")) == stored and str(layout.gradient("w", "DF")) == updated
+        assert (
+            str(layout.weight("w", "DF")) == stored and str(layout.rules.updated.weight("w", "DF")) == updated
+        )
 
     def test_zero_over_data_where_there_is_no_fsdp(self) -> None:
-        assert str(Layout.of(data=4, zero=1).gradient("w", "DF")) == "w[D_data, F]"
-        assert str(Layout.of(data=4).gradient("w", "DF")) == "w[D, F]"
+        assert str(Layout.of(data=4, zero=1).rules.updated.weight("w", "DF")) == "w[D_data, F]"
+        assert str(Layout.of(data=4).rules.updated.weight("w", "DF")) == "w[D, F]"
 
     @pytest.mark.parametrize(
         ("text", "message"),

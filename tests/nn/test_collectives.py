@@ -46,7 +46,7 @@ def _of_tensor(layout: Layout) -> Counter[str]:
     """
     if layout.mesh.sizes["tensor"] == 1:
         return Counter()
-    sums, again = 4 * L + 2, L if layout.remat == "full" else 0
+    sums, again = 4 * L + 2, L if layout.schedule.remat == "full" else 0
     if not layout.word("sequence_parallel"):
         return Counter({"AllReduce_tensor": sums + again + 3})
     return Counter(

@@ -226,7 +226,7 @@ def _residual_bytes(config: ModelConfig, layout: Layout) -> int:
 def _planned_bytes(config: ModelConfig, layout: Layout) -> int:
     shape, hardware = Shape.of_microbatch(Workload(B, T), layout), load(f"cpu:{layout.mesh.num_devices}")
     graph = record_training(config, hardware, layout, shape, has_kernel=False)
-    return sum(segment.count * saved_bytes(segment, layout.remat) for segment in graph.segments)
+    return sum(segment.count * saved_bytes(segment, layout.schedule.remat) for segment in graph.segments)
 
 
 @pytest.mark.parametrize(

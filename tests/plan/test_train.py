@@ -152,11 +152,16 @@ class TestGiven:
     def test_degrees_and_schedule(self) -> None:
         for candidate in self._found("pipe=4,interleave=4,tensor=8,remat=full").candidates:
             layout = candidate.layout
-            assert (layout.pipe, layout.interleave, layout.tensor, layout.remat) == (4, 4, 8, "full")
+            assert (layout.pipe, layout.schedule.interleave, layout.tensor, layout.schedule.remat) == (
+                4,
+                4,
+                8,
+                "full",
+            )
 
     def test_dtypes_and_what_is_not_searched(self) -> None:
         best = self._found("matmul_dtype=fp8,offload=true,tensor=8").best
-        assert best.layout.matmul_dtype == "fp8" and best.layout.offload
+        assert best.layout.precision.matmul_dtype == "fp8" and best.layout.schedule.offload
 
     def test_bounds(self) -> None:
         for candidate in self._found("pipe<=4,pipe>1,schedule!=zb-v,tensor<8,data>=2").candidates:
@@ -248,7 +253,9 @@ class TestBatch:
         found = self._found(num_sequences)
         for candidate in found.candidates:
             layout = candidate.layout
-            assert found.workload.num_sequences % (layout.num_batch_shards * layout.microbatches) == 0
+            assert (
+                found.workload.num_sequences % (layout.num_batch_shards * layout.schedule.microbatches) == 0
+            )
             assert candidate.num_tokens == found.workload.num_tokens
 
     def test_one_that_divides_is_kept_and_nothing_is_said(self) -> None:

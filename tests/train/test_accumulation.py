@@ -65,7 +65,7 @@ def _step(
 
 def gradients_of(step: Any, rows: np.ndarray = TOKENS) -> tuple[float, dict[str, Any]]:
     """Loss, and gradients by path: those of stages with programs of their own joined in the host's memory."""
-    dtype = jax_dtype(step.layout.weights_dtype)
+    dtype = jax_dtype(step.layout.precision.weights_dtype)
     whole = jax.tree.map(lambda weight: weight.astype(dtype), on_the_host(step.config))
     if isinstance(step, StagedStep):
         return step.whole_gradients(whole, rows)

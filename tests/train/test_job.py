@@ -115,7 +115,7 @@ def test_the_optimizer_is_the_plans_unless_another_is_asked_for(tmp_path: Path):
     found = []
     for given in ({}, {"optimizer": "lion"}):
         job = prepare_job(planned, None, RunOptions(run=tmp_path / "run"), {"data": "stdlib", **given})
-        assert job.settings.optimizer == job.plan.layout.optimizer
+        assert job.settings.optimizer == job.plan.layout.precision.optimizer
         found.append((job.settings.optimizer, job.plan.planned_step_seconds))
     assert found == [("muon", 1.0), ("lion", None)]
 

@@ -235,7 +235,7 @@ def test_the_planned_bytes_are_those_of_the_state(
         if leaf.ndim
     )
     graph = record_training(config, load("cpu:8"), layout, Shape.of_microbatch(workload, layout))
-    _, _, planned = StageState(graph, layout).device_bytes(reduced_at_once=layout.microbatches == 1)
+    _, _, planned = StageState(graph, layout).device_bytes(reduced_at_once=layout.schedule.microbatches == 1)
     assert planned == held
 
 

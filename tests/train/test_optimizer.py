@@ -203,7 +203,9 @@ def test_the_planner_knows_the_state_of_each_optimizer(name: str) -> None:
     kept = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.size > 3)  # else counters and constants
     found = sum(
         OPTIMIZERS[name].state_elements(
-            WeightShard(path, param, layout.gradient(path, param.letters), dimensions(WIDE), layout.mesh)
+            WeightShard(
+                path, param, layout.rules.updated.weight(path, param.letters), dimensions(WIDE), layout.mesh
+            )
         )
         for path, param in parameters(WIDE).items()
     )

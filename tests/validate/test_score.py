@@ -174,7 +174,9 @@ def test_a_served_row_is_a_step_a_prefill_or_both(tmp_path: Path):
     assert figures["request_latency_s"] == pytest.approx(figures["ttft_s"] + 64 * figures["tpot_s"])
     assert figures["tokens_per_s"] == pytest.approx(4 * 64 / figures["request_latency_s"] / 2)
     case = reproduce_inference(served(tmp_path, metric="tpot_s"))
-    assert case.layouts[0].weights_dtype == "int4" and case.layouts[0].kv_dtype == "bf16"
+    assert (
+        case.layouts[0].precision.weights_dtype == "int4" and case.layouts[0].precision.cache_dtype == "bf16"
+    )
 
 
 def test_a_served_figure_is_a_time_and_its_cost(tmp_path: Path):
@@ -256,8 +258,12 @@ def test_units_are_the_rows_own():
 
 def test_degrees_and_microbatches():
     layout = only(LLAMA)
-    assert (layout.data, layout.fsdp, layout.tensor, layout.microbatches) == (2, 8, 1, 2)
-    assert (layout.remat, layout.weights_dtype, layout.compute_dtype) == ("full", "f32", "bf16")
+    assert (layout.data, layout.fsdp, layout.tensor, layout.schedule.microbatches) == (2, 8, 1, 2)
+    assert (layout.schedule.remat, layout.precision.weights_dtype, layout.precision.compute_dtype) == (
+        "full",
+        "f32",
+        "bf16",
+    )
 
 
 def test_zero_groups_are_fsdp_and_the_rest_data():
@@ -266,13 +272,17 @@ def test_zero_groups_are_fsdp_and_the_rest_data():
 
 
 def test_an_empty_remat_is_the_least_that_fits():
-    remats = [group[0].remat for group in reproduce(replace(LLAMA, remat=None)).layouts]
+    remats = [group[0].schedule.remat for group in reproduce(replace(LLAMA, remat=None)).layouts]
     assert list(dict.fromkeys(remats)) == ["none", "matmuls", "full"]
-    dtypes = [group[0].gradients_dtype for group in reproduce(replace(LLAMA, remat=None, zero=1)).layouts]
+    dtypes = [
+        group[0].precision.gradients_dtype for group in reproduce(replace(LLAMA, remat=None, zero=1)).layouts
+    ]
     assert dtypes[:4] == ["f32", "bf16", "f32", "bf16"]
     eager = reproduce(replace(LLAMA, remat=None, zero=1, software="pytorch-eager")).layouts
-    assert {group[0].gradients_dtype for group in eager} == {"f32"}  # nanotron sums so whatever room is left
-    assert only(replace(LLAMA, remat="selective+offload")).offload
+    assert {group[0].precision.gradients_dtype for group in eager} == {
+        "f32"
+    }  # nanotron sums so whatever room is left
+    assert only(replace(LLAMA, remat="selective+offload")).schedule.offload
 
 
 def test_selective_is_what_the_software_means_by_it_whatever_was_measured():
@@ -280,14 +290,16 @@ def test_selective_is_what_the_software_means_by_it_whatever_was_measured():
         row = replace(LLAMA, remat="selective", metric=metric)
         named = {"xla": "matmuls", "pytorch-compiled": "alternate", "megatron": "attention", None: "matmuls"}
         for software, remat in named.items():
-            assert only(replace(row, software=software)).remat == remat
+            assert only(replace(row, software=software)).schedule.remat == remat
 
 
 def test_an_empty_micro_batch_is_the_fastest_size_that_fits():
     silent = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=None, interleave=None)
-    counts = [layout.microbatches for layout in reproduce(silent).layouts[0]]
+    counts = [layout.schedule.microbatches for layout in reproduce(silent).layouts[0]]
     assert counts == [32, 16, 8, 4]
-    assert [layout.microbatches for layout in reproduce(replace(LLAMA, micro_batch=None)).layouts[0]] == [
+    assert [
+        layout.schedule.microbatches for layout in reproduce(replace(LLAMA, micro_batch=None)).layouts[0]
+    ] == [
         4,
         2,
         1,
@@ -297,14 +309,14 @@ def test_an_empty_micro_batch_is_the_fastest_size_that_fits():
 def test_one_microbatch_of_all_chips_is_a_habit_of_programs_for_tpus():
     """`micro_batch x chips = batch` where two chips share a sequence."""
     shared = replace(LLAMA, data=1, fsdp=8, tensor=2, micro_batch=4.0)
-    assert only(shared).microbatches == 2
-    assert only(replace(shared, hardware="v5e:4x4")).microbatches == 1
+    assert only(shared).schedule.microbatches == 2
+    assert only(replace(shared, hardware="v5e:4x4")).schedule.microbatches == 1
 
 
 def test_microbatches_that_do_not_divide_over_the_stages_do_not_interleave():
     pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=1.0, interleave=2)
-    assert only(pipelined).interleave == 2
-    assert only(replace(pipelined, global_batch_sequences=62)).interleave == 1
+    assert only(pipelined).schedule.interleave == 2
+    assert only(replace(pipelined, global_batch_sequences=62)).schedule.interleave == 1
 
 
 def test_chips_without_a_sequence_of_their_own_share_one():
@@ -323,16 +335,16 @@ def test_a_width_that_does_not_divide_is_priced_and_kv_heads_are_replicated():
 
 def test_a_long_pipeline_without_accumulation_cuts_its_local_batch():
     pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=32.0)
-    assert (only(pipelined).microbatches, only(pipelined).zero_stage) == (8, 1)
-    assert only(replace(pipelined, micro_batch=2.0)).microbatches == 16
+    assert (only(pipelined).schedule.microbatches, only(pipelined).rules.zero_stage) == (8, 1)
+    assert only(replace(pipelined, micro_batch=2.0)).schedule.microbatches == 16
     short = replace(LLAMA, data=1, fsdp=8, pipe=2, micro_batch=8.0)
-    assert only(short).microbatches == 1
+    assert only(short).schedule.microbatches == 1
 
 
 def test_zero_2_with_stages_sums_gradients_once_a_step():
     staged = replace(LLAMA, data=8, fsdp=1, pipe=2, zero=2)
-    assert only(staged).zero_stage == 1
-    assert only(replace(staged, data=16, pipe=1)).zero_stage == 2
+    assert only(staged).rules.zero_stage == 1
+    assert only(replace(staged, data=16, pipe=1)).rules.zero_stage == 2
 
 
 def test_software_is_what_the_row_names():
@@ -347,12 +359,12 @@ def test_software_is_what_the_row_names():
 
 def test_a_fraction_of_a_sequence_is_a_chips_share_of_it():
     split = replace(LLAMA, data=1, fsdp=4, context=4, micro_batch=0.25, global_batch_sequences=4)
-    assert only(split).microbatches == 1
+    assert only(split).schedule.microbatches == 1
 
 
 def test_an_empty_interleave_is_the_usual_two():
     pipelined = replace(LLAMA, data=1, fsdp=4, pipe=4, interleave=None)
-    assert only(pipelined).interleave == 2
+    assert only(pipelined).schedule.interleave == 2
 
 
 def test_degrees_that_are_not_the_chips_skip_the_row():

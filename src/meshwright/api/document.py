@@ -99,7 +99,7 @@ def heading(document: dict, layout: Layout) -> str:
         f"{model['name']} ({format_count(model['params'])} parameters) on {hardware['spec']} "
         f"({hardware['num_chips']:,} devices), {workload['num_sequences']:,} sequences of "
         f"{workload['seq_len']:,} tokens ({tokens:,} tokens{besides}), weights "
-        f"{layout.weights_dtype}, compute {layout.compute_dtype}"
+        f"{layout.precision.weights_dtype}, compute {layout.precision.compute_dtype}"
     )
 
 

@@ -27,7 +27,7 @@ class ServedLayout:
 
     >>> import meshwright as mw
     >>> one = mw.plan("llama-3-8b", "v5e:2x2", mw.Serve("1k", 128, tpot=0.03)).best
-    >>> one.layout.num_chips, one.fits, one.tpot_seconds < 0.03
+    >>> one.layout.mesh.num_devices, one.fits, one.tpot_seconds < 0.03
     (4, True, True)
     """
 

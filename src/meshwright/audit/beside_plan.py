@@ -68,10 +68,10 @@ def beside_plan(
     prices = step_prices(machine, plan.layout.mesh)
     side = Side(
         has_reduce_scatter=target.has_reduce_scatter,
-        num_microbatches=plan.layout.microbatches,
-        num_passes=plan.layout.num_passes,
+        num_microbatches=plan.layout.schedule.microbatches,
+        num_passes=plan.layout.schedule.num_passes(plan.layout.pipe),
         num_loops=_NUM_LOOPS if plan.layout.stages_alike else 1,
-        gradients_dtype=plan.layout.gradients_dtype or plan.layout.compute_dtype,
+        gradients_dtype=plan.layout.precision.gradients_dtype or plan.layout.precision.compute_dtype,
         split_weights=planned.split_weights,
     )
     rows = weighed(line_up(planned.collectives, emitted, side), prices, planned.seconds)

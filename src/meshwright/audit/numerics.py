@@ -81,7 +81,7 @@ def tiny_plan(plan: Plan) -> Plan:
     model = tiny_model(plan.model)
     if layout.pipe > 1:
         layout, model = _of_stages(plan, layout, model)
-    ranks = layout.data * layout.fsdp * layout.microbatches
+    ranks = layout.data * layout.fsdp * layout.schedule.microbatches
     return Plan(model, "cpu:1", Workload(2 * ranks, _SEQ_LEN), layout)
 
 
@@ -90,7 +90,7 @@ def _of_stages(plan: Plan, layout: Layout, model: ModelConfig) -> tuple[Layout, 
 
     As they are where none are enough: the step says why.
     """
-    for microbatches in range(layout.microbatches, plan.layout.microbatches + 1):
+    for microbatches in range(layout.schedule.microbatches, plan.layout.schedule.microbatches + 1):
         for num_layers in range(model.num_layers, plan.model.num_layers + 1):
             found = layout.replace(microbatches=microbatches), replace(model, num_layers=num_layers)
             with suppress(LayoutError):

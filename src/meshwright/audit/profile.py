@@ -73,9 +73,11 @@ def planned_seconds(plan: Plan) -> dict[_Key, float]:
     found: dict[_Key, float] = defaultdict(float)
     chip, dtypes = hardware.chip, Dtypes.of(layout)
     for segment in graph.segments:
-        runs = segment.count * layout.microbatches / layout.pipe * chip.step.slowdown
+        runs = segment.count * layout.schedule.microbatches / layout.pipe * chip.step.slowdown
         for direction in graph.directions:
-            nodes = segment.nodes if direction != "recompute" else recomputed_nodes(segment, layout.remat)
+            nodes = segment.nodes
+            if direction == "recompute":
+                nodes = recomputed_nodes(segment, layout.schedule.remat)
             for node in nodes:
                 seconds = sum(
                     work_seconds(work, node.kind, dtypes, chip)[0] for work in _work(node, direction)

@@ -72,7 +72,7 @@ def remats(plan: Plan) -> Iterator[Plan]:
     """The plan under each of the other remat policies that run and make another program."""
     for remat in different_remats(plan.model, load(plan.hardware), REMATS):
         layout = plan.layout.replace(remat=remat)
-        if remat != plan.layout.remat and why_not(plan.model, layout) is None:
+        if remat != plan.layout.schedule.remat and why_not(plan.model, layout) is None:
             yield replace(plan, layout=layout)
 
 
@@ -113,8 +113,8 @@ def _steps(layout: Layout) -> Iterator[Layout]:
     """The layouts one step away; those that cannot be written are left out."""
     words = [
         *_moved(layout),
-        *({"microbatches": count} for count in _halved_and_doubled(layout.microbatches)),
-        *({"zero": stage} for stage in _ZERO_STAGES if layout.data > 1 and stage != layout.zero_stage),
+        *({"microbatches": count} for count in _halved_and_doubled(layout.schedule.microbatches)),
+        *({"zero": stage} for stage in _ZERO_STAGES if layout.data > 1 and stage != layout.rules.zero_stage),
         {"sequence_parallel": not layout.word("sequence_parallel")},
     ]
     for change in words:

@@ -68,7 +68,7 @@ def prepare(num_devices: int, progress: Listener, config: ModelConfig) -> Prepar
     layouts = [Layout.of(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in COMPUTED]
     programs: list[TimedCall] = []
     for layout in layouts:
-        tell(progress, f"compiling a training step in {layout.compute_dtype}")
+        tell(progress, f"compiling a training step in {layout.precision.compute_dtype}")
         programs.append(_program(config, layout, workload))
     return Prepared(
         programs,
@@ -108,7 +108,7 @@ def with_effective_memory(measured: Sequence[MeasuredStep], hardware: Hardware) 
     hardware: all figures but this one as measured, its bandwidth the streaming rate, which bounds the
     fit. A step that is faster than its price at that rate shows no bandwidth of its own.
     """
-    rates = {one.layout.compute_dtype: _fit(one, hardware) for one in measured}
+    rates = {one.layout.precision.compute_dtype: _fit(one, hardware) for one in measured}
     base = rates["f32"]
     shares = {dtype: min(1.0, rate / base) for dtype, rate in rates.items() if dtype != "f32"}
     efficiency = replace(hardware.chip.step, memory_by_dtype=shares)

@@ -181,8 +181,8 @@ def _runner(
             layout = layout.replace(weights_dtype=settings.dtype, compute_dtype=settings.dtype)
     if settings.weights_dtype:
         layout = layout.replace(weights_dtype=settings.weights_dtype)
-    if layout.matmul_dtype is None and (plan is None or settings.weights_dtype):
-        products = matmul_dtype_of(layout.weights_dtype, jax.default_backend())
+    if layout.precision.matmul_dtype is None and (plan is None or settings.weights_dtype):
+        products = matmul_dtype_of(layout.precision.weights_dtype, jax.default_backend())
         layout = layout.replace(matmul_dtype=products)
     if settings.kv_dtype:
         layout = layout.replace(kv_dtype=settings.kv_dtype)

@@ -101,7 +101,7 @@ def flushes(graph: Graph, layout: Layout, software: TrainingProgram, room: float
     taken = eager_memory(graph, layout, software).total
     taken += _held_while_sent(graph, layout) if software.holds_sent else 0.0
     times = max(1.0, _num_layers(graph) / layout.pipe / _LAYERS_AHEAD)
-    return layout.microbatches * times if taken > room else 0.0
+    return layout.schedule.microbatches * times if taken > room else 0.0
 
 
 def _held_while_sent(graph: Graph, layout: Layout) -> float:
@@ -144,29 +144,29 @@ def eager_phases(
     the graph was recorded for many layouts.
     """
     weights, gradients, optimizer = states
-    scattered = layout.zero_stage >= 2
-    made_in = dtype_bytes(layout.weights_dtype)
-    kept_in = dtype_bytes(layout.gradients_dtype or layout.weights_dtype)
+    scattered = layout.rules.zero_stage >= 2
+    made_in = dtype_bytes(layout.precision.weights_dtype)
+    kept_in = dtype_bytes(layout.precision.gradients_dtype or layout.precision.weights_dtype)
     # Gradients that are not as autograd makes them have arrays of their own, which stay.
-    accumulated = scattered or layout.microbatches > 1 or made_in != kept_in
+    accumulated = scattered or layout.schedule.microbatches > 1 or made_in != kept_in
     early = gradients if accumulated else 0  # before any of this step is made
     if software.buckets and not scattered and layout.num_batch_shards > 1:
         buckets = whole(gradients / kept_in * made_in)
         early, gradients = early + buckets, gradients + buckets
-    held = held_bytes(graph, counts, layout.remat)
+    held = held_bytes(graph, counts, layout.schedule.remat)
     here = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
     layers = [(segment, count) for segment, count in here if segment.source]
     ends = [segment for segment, _ in here if not segment.source]
 
     saved = alive * held.a_microbatch + held.once + sum(_unfused(segment, software) for segment in ends)
-    if layout.remat in _RUN_ONCE:
+    if layout.schedule.remat in _RUN_ONCE:
         saved += alive * sum(count * _unfused(segment, software) for segment, count in layers)
-    kept = whole(smaller(saved, held.on_chip) if layout.offload else saved)
+    kept = whole(smaller(saved, held.on_chip) if layout.schedule.offload else saved)
     host = whole(saved - kept)
-    gathered = (2 if layout.zero_stage == 3 else 1) * sum(map(gathered_weights_bytes, ends))
-    layer = gathered + largest(_working_set(segment, layout.remat) for segment, _ in layers)
+    gathered = (2 if layout.rules.zero_stage == 3 else 1) * sum(map(gathered_weights_bytes, ends))
+    layer = gathered + largest(_working_set(segment, layout.schedule.remat) for segment, _ in layers)
     layer += largest(_unfused(segment, software) for segment, _ in layers)
-    blocks = largest(_forward_peak(segment, layout.remat) for segment, _ in layers)
+    blocks = largest(_forward_peak(segment, layout.schedule.remat) for segment, _ in layers)
     loss = gathered + 2 * largest(gathered_weights_bytes(segment) for segment, _ in layers) + blocks
     loss += sum(_loss_bytes(segment, layout, software) for segment in ends)
     return (
@@ -210,8 +210,9 @@ def _forward_peak(segment: Segment, remat: str) -> Any:
 
 def _loss_bytes(segment: Segment, layout: Layout, software: TrainingProgram) -> Any:
     """Bytes of the arrays that a loss has besides the logits."""
-    wide = "f32" in (layout.weights_dtype, layout.optimizer_dtype) or layout.master_weights
-    dtype = "f32" if wide else layout.compute_dtype
+    precision = layout.precision
+    wide = "f32" in (precision.weights_dtype, precision.optimizer_dtype) or precision.master_weights
+    dtype = "f32" if wide else precision.compute_dtype
     found = 0
     for node in (node for node in segment.nodes if node.kind == "loss"):
         logits = node.inputs[0]

@@ -51,7 +51,7 @@ def training_lowering(
         wide_values=kernel_on == "gpu" and has_narrow_values(config),
         whole_blocks=kernel_on == "tpu",
         # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
-        scores_dtype=layout.compute_dtype if kind == "gpu" else "f32",
+        scores_dtype=layout.precision.compute_dtype if kind == "gpu" else "f32",
         head_tile=TPU_LANES if kernel_on == "tpu" else 1,
         # XLA for GPU makes the gradient of a cap, and keeps it for both products that read it. A product of
         # narrow operands it leaves in float32, in which scales multiply it.

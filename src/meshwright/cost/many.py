@@ -80,7 +80,8 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
     cuts = cut > 1 and config.moe is not None and not config.moe.expert_bias
     if cuts and mesh.form[home] == cut and expert_home(beside) == (home, cut):
         mesh = mesh.with_form(beside)
-    if (mesh.degree("expert") == 1 or (cuts and home == "fsdp")) and (mesh.fsdp > 1 or mesh.zero_stage == 0):
+    is_sharded = mesh.fsdp > 1 or mesh.rules.zero_stage == 0
+    if is_sharded and (mesh.degree("expert") == 1 or (cuts and home == "fsdp")):
         axes.append("data")
     # Experts without a capacity keep what they gather over `tensor` beside what they gather it from.
     by_token = config.moe is not None and not mesh.fixed_rows
@@ -102,7 +103,7 @@ def _sums_no_matrix_as_vectors(wide: Layout, config: ModelConfig) -> bool:
     Else some are summed together without `tensor`, and apart with it.
     """
     split = (
-        wide.gradient(path.rpartition("/")[2], param.letters).sharded_axes
+        wide.rules.updated.weight(path.rpartition("/")[2], param.letters).sharded_axes
         for path, param in parameters(config).items()
         if is_matrix(param.letters)
     )
@@ -187,7 +188,7 @@ class Family:
             states = {stage: StageState(self.graph, layout, stage) for stage in different}
             update = seconds_of(states[0].update_work(), "update", self.dtypes, self.chip)
             update = update + host_update_seconds(states[0], self.chip)
-            at_once = layout.microbatches == 1 and not self.software.eager
+            at_once = layout.schedule.microbatches == 1 and not self.software.eager
             stages = {
                 stage: (state.device_bytes(reduced_at_once=at_once), state.host_bytes)
                 for stage, state in states.items()

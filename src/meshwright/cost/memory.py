@@ -99,9 +99,10 @@ def peak_of(found: Iterable[Memory]) -> Memory:
 
 def stage_memory(graph: Graph, layout: Layout, stage: Stage) -> Memory:
     """The peak of one stage."""
-    state, held = StageState(graph, layout, stage.number), held_bytes(graph, stage.counts, layout.remat)
-    states = state.device_bytes(reduced_at_once=layout.microbatches == 1)
-    found = peak(states, held, stage.alive, layout.microbatches, layout)
+    held = held_bytes(graph, stage.counts, layout.schedule.remat)
+    state = StageState(graph, layout, stage.number)
+    states = state.device_bytes(reduced_at_once=layout.schedule.microbatches == 1)
+    found = peak(states, held, stage.alive, layout.schedule.microbatches, layout)
     return replace(found, host=found.host + state.host_bytes)
 
 
@@ -116,7 +117,7 @@ def peak(
     weights, gradients, optimizer = states
     saved = held.saved(alive)
     on_chip = held.saved([_OFF_RING]) if layout.stages_alike else held.on_chip
-    kept = smaller(saved, on_chip) if layout.offload else saved
+    kept = smaller(saved, on_chip) if layout.schedule.offload else saved
     buffers = held.buffers(gradients, microbatches, kept, layout.pipe == 1 or layout.schedule.is_alike)
     over = smaller(buffers, 0)  # of the logits, where they have made way for the gradients at the peak
     return Memory(

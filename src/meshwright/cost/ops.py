@@ -62,7 +62,7 @@ class SymbolicOps(Recorder):
 
         A lookup is the product of one-hot rows with the table, without its FLOPs.
         """
-        dtype = self.layout.compute_dtype
+        dtype = self.layout.precision.compute_dtype
         out, lookup = self.activation_value("x", "BTD"), self.layout.contraction(name, "BTV,VD->BTD")
         rows = self.fetch(name, table, lookup.rhs_reshard)
         moved = (Work(hbm_bytes=2 * out.bytes_per_device),)
@@ -86,7 +86,7 @@ class SymbolicOps(Recorder):
 
     def _rows_sent(self, name: str, table: Value, lookup: Contraction) -> tuple[Transfer, ...]:
         """The rows that were looked up, from the devices that have them."""
-        steps, dtype = lookup.out_reshard.forward, self.layout.compute_dtype
+        steps, dtype = lookup.out_reshard.forward, self.layout.precision.compute_dtype
         return self.transfers("activations", steps, name, dtype, critical=True)
 
     def add_positions(self, name: str, x: Value, places: Places, table: Value) -> Value:
@@ -218,7 +218,7 @@ class SymbolicOps(Recorder):
         return tuple(made[name] for name in specs)
 
     def _einsum(self, name: str, plan: Contraction, x: Value, stored: Value) -> Value:
-        dtype = self.layout.compute_dtype
+        dtype = self.layout.precision.compute_dtype
         w = self.fetch(name, stored, plan.rhs_reshard)
         partial = self.value(plan.product, dtype)
         self._quantise(name, x, w, partial)
@@ -229,7 +229,7 @@ class SymbolicOps(Recorder):
         flops = plan.flops_per_device(self.mesh, self.sizes) * taken
         routed = "E" in plan.einsum.lhs and "E" in plan.einsum.rhs
         rows_moved = (x.bytes_per_device + partial.bytes_per_device) * taken
-        widened = dtype_bytes(w.dtype) < dtype_bytes(self.layout.matmul_dtype or dtype)
+        widened = dtype_bytes(w.dtype) < dtype_bytes(self.layout.precision.matmul_dtype or dtype)
         weight_bytes = w.bytes_per_device * read
         product = Work(flops, rows_moved + weight_bytes, kernels, (rows, inner, columns), batch, routed)
         of_weight = replace(product, shape=(inner, rows, columns))
@@ -286,7 +286,7 @@ class SymbolicOps(Recorder):
 
         Weights change once a step, so their cast serves all microbatches.
         """
-        matmul_dtype, compute_dtype = self.layout.matmul_dtype, self.layout.compute_dtype
+        matmul_dtype, compute_dtype = self.layout.precision.matmul_dtype, self.layout.precision.compute_dtype
         if matmul_dtype is None or dtype_bytes(matmul_dtype) >= dtype_bytes(compute_dtype):
             return
         times = {id(x): 1.0, id(w): 1 / self.microbatches, id(product): 1.0}
@@ -496,7 +496,7 @@ class SymbolicOps(Recorder):
         block the float32 sums are read and written: of values, dQ, dK and dV. Keys and values that pass round
         a ring lie beside a device's own.
         """
-        f32, narrow = dtype_bytes("f32"), dtype_bytes(self.layout.compute_dtype)
+        f32, narrow = dtype_bytes("f32"), dtype_bytes(self.layout.precision.compute_dtype)
         positions = self._positions(q)
         of_q, of_k = (each(_block, self._positions(x)) for x in (q, k))
         head, out = (self.elements(x.array) for x in (q, summed))
@@ -792,7 +792,7 @@ class SymbolicOps(Recorder):
         """The logits that there are at once, of a chunk of tokens or of all, and their float32 copy."""
         copy = self.value(logits.array.replace(name="probabilities"), "f32")
         if self.lowering.flash_attention and not self.lowering.head_by_chunks:
-            is_narrow = self.layout.matmul_dtype not in (None, self.layout.compute_dtype)
+            is_narrow = self.layout.precision.matmul_dtype not in (None, self.layout.precision.compute_dtype)
             return logits, (copy,) if self.lowering.wide_logits and (is_capped or is_narrow) else ()
         [group] = self.layout.contractions(head)
         by_chunks = all(takes_chunks(plan, group.reshard) for plan in group.plans.values())

@@ -31,7 +31,7 @@ class Dtypes:
 
     @classmethod
     def of(cls, layout: Layout) -> "Dtypes":
-        return cls(layout.compute_dtype, layout.matmul_dtype or layout.compute_dtype)
+        return cls(layout.precision.compute_dtype, layout.precision.operand_dtype)
 
 
 @dataclass(frozen=True, eq=False)

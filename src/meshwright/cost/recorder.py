@@ -47,7 +47,7 @@ class Shape:
     @classmethod
     def of_microbatch(cls, workload: Workload, layout: Layout) -> "Shape":
         """One microbatch of a training step, over all batch shards."""
-        return cls(workload.num_sequences / layout.microbatches, workload.seq_len, workload.seq_len)
+        return cls(workload.num_sequences / layout.schedule.microbatches, workload.seq_len, workload.seq_len)
 
 
 # Letters of the head dimension of queries and keys, and of values.
@@ -78,7 +78,7 @@ class Recorder:
         many: MeshSizes | None = None,
     ) -> None:
         self.config, self.layout, self.lowering = config, layout, lowering
-        self.mesh, self.microbatches = many or MeshSizes(layout.mesh, layout.microbatches)
+        self.mesh, self.microbatches = many or MeshSizes(layout.mesh, layout.schedule.microbatches)
         self.sizes: dict[str, Any] = {
             **dimensions(config),
             "B": shape.num_sequences,
@@ -115,7 +115,7 @@ class Recorder:
         """C as a round has room for rows."""
         size, routing = self.mesh.size, self.layout.routing
         over = size(tuple(axis for axis in self.layout.rows("d").axes_of("C") if axis not in routing.rows))
-        own = moe.num_experts / size(self.layout.expert_axes)
+        own = moe.num_experts / size(self.layout.table.axes_of("E"))
         num_tokens, alike = self.sizes["B"] * self.sizes["T"] / over, self.layout.stages_alike
         blocks = blocks_of(num_tokens, moe, own, platform, one_round=alike)
         self.sizes["C"] = blocks.room * blocks.rows / own * over
@@ -191,13 +191,13 @@ class Recorder:
         """
         stack, _, name = path.rpartition("/")
         letters, trained = param.letters, param.trained
-        stored, dtype = self.layout.weight(name, letters), self.layout.stored_dtype(path, param)
+        stored, dtype = self.layout.weight(name, letters), self.layout.precision.stored_dtype(path, param)
         summed = [letter for letter in param.fan_in if letter in letters]
         inputs = prod(self.sizes[letter] / self.mesh.size(stored.axes_of(letter)) for letter in summed)
         bytes_each = number_type(dtype).weight_bytes(inputs)
-        updated = self.layout.gradient(name, letters)
+        updated = self.layout.rules.updated.weight(name, letters)
         shard = WeightShard(path, param, updated, self.sizes, self.mesh)
-        optimizer = OPTIMIZERS[self.layout.optimizer]
+        optimizer = OPTIMIZERS[self.layout.precision.optimizer]
         exchanged = (
             Transfer(
                 one.what,
@@ -217,7 +217,7 @@ class Recorder:
             stored=before.stored + self._whole_elements(stored),
             stored_bytes=before.stored_bytes + self._whole_elements(stored) * bytes_each,
             accumulated=before.accumulated
-            + trained * self._whole_elements(self.layout.accumulated(name, letters)),
+            + trained * self._whole_elements(self.layout.rules.gradients.weight(name, letters)),
             updated=before.updated + trained * shard.elements,
             optimizer=before.optimizer + trained * optimizer.state_elements(shard),
             optimizer_blocks=before.optimizer_blocks + trained * optimizer.state_blocks(shard),
@@ -248,7 +248,7 @@ class Recorder:
         return prod(-(-self.sizes[dim] // size(axes)) for dim, axes in pairs)
 
     def activation_value(self, name: str, letters: str) -> Value:
-        return self.value(self.layout.activation(name, letters), self.layout.compute_dtype)
+        return self.value(self.layout.activation(name, letters), self.layout.precision.compute_dtype)
 
     def elements(self, array: ShardedArray) -> float:
         """Elements of one device's block."""
@@ -285,13 +285,14 @@ class Recorder:
         add up is reduced once a step: until then each accumulates its own, in the type of gradients.
         """
         letters = "".join(weight.dims)
-        home, adds = (kind(weight.name, letters) for kind in (self.layout.gradient, self.layout.accumulated))
-        if self.layout.microbatches == 1:
+        rules = self.layout.rules
+        home, adds = (table.weight(weight.name, letters) for table in (rules.updated, rules.gradients))
+        if self.layout.schedule.microbatches == 1:
             at_once = {"reduce_scatter"} if adds == home else set()
             steps = [(step, step.op not in at_once, dtype) for step in _reduced(yielded, home)]
         else:
             adding = _adding(yielded, adds)
-            added = self.layout.gradients_dtype or self.layout.weights_dtype
+            added = self.layout.precision.gradients_dtype or self.layout.precision.weights_dtype
             steps = [(step, False, dtype) for step in _reduced(yielded, adding)]
             steps += [(step, True, added) for step in _reduced(adding, home)]
         return tuple(
@@ -302,10 +303,15 @@ class Recorder:
 
     def update_transfers(self, weight: ShardedArray) -> tuple[Transfer, ...]:
         """What gathers a weight again whose shards were updated apart (ZeRO 1 and 2)."""
-        updated = self.layout.gradient(weight.name, "".join(weight.dims))
+        updated = self.layout.rules.updated.weight(weight.name, "".join(weight.dims))
         steps = _regathered(updated, weight)
         return self.transfers(
-            "updated weights", steps, weight.name, self.layout.weights_dtype, critical=False, once=True
+            "updated weights",
+            steps,
+            weight.name,
+            self.layout.precision.weights_dtype,
+            critical=False,
+            once=True,
         )
 
     def _moves(self, transfers: Iterable[Transfer]) -> Any:
@@ -380,10 +386,10 @@ class Recorder:
 
     def fetch(self, name: str, stored: Value, reshard: Reshard) -> Value:
         """A weight as its product needs it: gathered over the axes that ZeRO 3 stores it over."""
-        dtype = self.layout.compute_dtype
+        dtype = self.layout.precision.compute_dtype
         forward = self.transfers("weights", reshard.forward, name, dtype, critical=False)
         backward = self.gradient_transfers(
-            stored.array.replace(name=name), reshard.yielded, self.layout.gradients_dtype or dtype
+            stored.array.replace(name=name), reshard.yielded, self.layout.precision.gradients_dtype or dtype
         )
         update = self.update_transfers(stored.array.replace(name=name))
         if stored.frozen:
@@ -391,7 +397,7 @@ class Recorder:
         elif not self._is_first_use(stored):
             # Its gradient is added to that of the first use before it is summed, if that is not at once.
             at_once = not update
-            waits = self.layout.microbatches > 1
+            waits = self.layout.schedule.microbatches > 1
             kept = tuple(t for t in backward if at_once and not (t.once and waits))
             part = self._stored[stored.name]
             self._stored[stored.name] = part._replace(summed=tuple(t for t in backward if t not in kept))

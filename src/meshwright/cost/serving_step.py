@@ -171,7 +171,7 @@ class _CachedOps(SymbolicOps):
 
     def fetch(self, name: str, stored: Value, reshard: Reshard) -> Value:
         """A weight as its product reads it: in the type that it is stored in, where that is narrower."""
-        if dtype_bytes(stored.dtype) >= dtype_bytes(self.layout.compute_dtype):
+        if dtype_bytes(stored.dtype) >= dtype_bytes(self.layout.precision.compute_dtype):
             return super().fetch(name, stored, reshard)
         gathers = self.transfers("weights", reshard.forward, name, stored.dtype, critical=False)
         if not gathers:
@@ -181,7 +181,7 @@ class _CachedOps(SymbolicOps):
 
     def _rows_sent(self, name: str, table: Value, lookup: Contraction) -> tuple[Transfer, ...]:
         """Rows of a quantised table, and their scales, a number a row."""
-        if dtype_bytes(table.dtype) >= dtype_bytes(self.layout.compute_dtype):
+        if dtype_bytes(table.dtype) >= dtype_bytes(self.layout.precision.compute_dtype):
             return super()._rows_sent(name, table, lookup)
         scales = self.layout.contraction(name, "BTV,V->BT").out_reshard.forward
         sent = ((lookup.out_reshard.forward, table.dtype), (scales, "f32"))
@@ -205,13 +205,14 @@ class _CachedOps(SymbolicOps):
             return 1.0
         tokens = self.sizes["B"] * self.sizes["T"] / self.mesh.size(self._whole_experts_axes())
         chosen = 1 - (1 - moe.experts_per_token / moe.num_experts) ** tokens
-        devices = self.mesh.size(self.layout.expert_axes) if self.layout.expert_axes else 1
+        devices = self.mesh.size(self.layout.table.axes_of("E"))
         held = max(1, round(moe.num_experts / devices))
         return most_of_any(held, devices, chosen) / held
 
     def _whole_experts_axes(self) -> tuple[str, ...]:
         """Axes that split the tokens and not the experts: each has its own copies of the experts."""
-        return tuple(axis for axis in self.layout.batch_axes if axis not in self.layout.expert_axes)
+        experts = self.layout.table.axes_of("E")
+        return tuple(axis for axis in self.layout.batch_axes if axis not in experts)
 
     def attention(
         self,
@@ -320,7 +321,7 @@ class _CachedOps(SymbolicOps):
             held = of_queries / queries * self._row * some * self._page * 2 * f32 + f32 * out
             traffic = 5 * f32 * scores + 2 * f32 * out * keys / (some * self._page)
         else:
-            narrow = dtype_bytes(self.layout.compute_dtype)
+            narrow = dtype_bytes(self.layout.precision.compute_dtype)
             tables = sum(one.bytes_per_device for one in self.cached(1, self.sizes["S"]).values())
             tables = tables * -(-self.sizes["T"] // self._row)
             held = scores * (f32 + narrow) + tables
@@ -339,7 +340,7 @@ class _CachedOps(SymbolicOps):
 
     def cached(self, num_layers: int, positions: int) -> dict[str, Value]:
         """The arrays of so many positions in the cache of so many layers, then their scales."""
-        sizes, dtype = self.sizes, self.layout.kv_dtype
+        sizes, dtype = self.sizes, self.layout.precision.cache_dtype
         self.sizes = sizes | {"L": num_layers, "S": positions}
         found = {
             name: self.value(self._kept_as.activation(name, "L" + letters), dtype)

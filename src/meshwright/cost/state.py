@@ -49,28 +49,28 @@ class StageState:
             totals = [total + count for total, count in zip(totals, (*read, *own), strict=True)]
         self.stored = Stored(*map(ceiling, totals))
         # Float32 weights beside those that are multiplied, and the optimizer's own state.
-        self._master = self.stored.updated * dtype_bytes("f32") if layout.master_weights else 0
+        self._master = self.stored.updated * dtype_bytes("f32") if layout.precision.master_weights else 0
         of_state = self.stored.optimizer, self.stored.optimizer_blocks
-        self._optimizer = state_bytes(layout.optimizer_dtype, *of_state)
+        self._optimizer = state_bytes(layout.precision.optimizer_dtype, *of_state)
 
     def device_bytes(self, *, reduced_at_once: bool) -> tuple[Any, Any, Any]:
         """Bytes of (weights, gradients, optimizer) on the chip.
 
         reduced_at_once: whether gradients are reduced where they are made, to the shards of the optimizer.
         """
-        stored, layout = self.stored, self.layout
-        offloads = layout.offload_optimizer
+        stored, precision = self.stored, self.layout.precision
+        offloads = self.layout.schedule.offload_optimizer
         gradients = stored.updated if reduced_at_once else stored.gradients
         return (
             whole(stored.weight_bytes + (0 if offloads else self._master)),
-            whole(gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
+            whole(gradients * dtype_bytes(precision.gradients_dtype or precision.weights_dtype)),
             whole(0 if offloads else self._optimizer),
         )
 
     @property
     def host_bytes(self) -> Any:
         """Bytes that the optimizer has in the host's memory for the chip."""
-        return whole(self._master + self._optimizer) if self.layout.offload_optimizer else 0
+        return whole(self._master + self._optimizer) if self.layout.schedule.offload_optimizer else 0
 
     def update_work(self) -> Work:
         """The optimizer on the chip's shard.
@@ -78,8 +78,8 @@ class StageState:
         Weight, gradient and state are read, all but the gradient written; but for Muon memory decides.
         """
         layout, stored = self.layout, self.stored
-        master = 2 * dtype_bytes("f32") if layout.master_weights else 0
-        weights = 3 * dtype_bytes(layout.weights_dtype) + master
+        master = 2 * dtype_bytes("f32") if layout.precision.master_weights else 0
+        weights = 3 * dtype_bytes(layout.precision.weights_dtype) + master
         return Work(stored.update_flops, stored.updated * weights + 2 * self._optimizer)
 
     def update_transfers(self, microbatches: Any) -> list[tuple[Transfer, Any]]:
@@ -90,7 +90,7 @@ class StageState:
         """
         axes = self.layout.weight_axes
         norm = Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
-        found = [(norm, float(OPTIMIZERS[self.layout.optimizer].num_sums))] if axes else []
+        found = [(norm, float(OPTIMIZERS[self.layout.precision.optimizer].num_sums))] if axes else []
         found += [
             (one, share.own * self._num_updates(part))
             for part, share in self._parts
@@ -109,16 +109,16 @@ class StageState:
 
         If stages have parts of a stack, a first update only finds Adafactor's sizes of the whole stack.
         """
-        is_sized = OPTIMIZERS[self.layout.optimizer].by_whole_sizes and self.layout.stages_apart
+        is_sized = OPTIMIZERS[self.layout.precision.optimizer].by_whole_sizes and self.layout.stages_apart
         return 2 if is_sized and part.place == "layers" else 1
 
     def _between_stages(self) -> Iterator[Transfer]:
         """The weights that other stages read, and gradients of what is theirs."""
         layout = self.layout
-        dtype = layout.gradients_dtype or layout.weights_dtype
+        dtype = layout.precision.gradients_dtype or layout.precision.weights_dtype
         if any(share.lent for _, share in self._parts):
             lent = sum(share.lent * part.stored_bytes for part, share in self._parts)
-            yield self._to_stages("weights between stages", lent, layout.weights_dtype)
+            yield self._to_stages("weights between stages", lent, layout.precision.weights_dtype)
         if any(share.borrowed for _, share in self._parts):
             borrowed = sum(share.borrowed * part.updated for part, share in self._parts)
             yield self._to_stages("gradients between stages", borrowed * dtype_bytes(dtype), dtype)
@@ -150,7 +150,9 @@ def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tupl
     A tied table is where the embedding is and where the head is.
     """
     pipe, schedule = layout.pipe, layout.schedule.pipeline
-    own = stage_layers(len(graph.layers), schedule, pipe, layout.interleave, stage, graph.head_layers)
+    own = stage_layers(
+        len(graph.layers), schedule, pipe, layout.schedule.interleave, stage, graph.head_layers
+    )
     first, last = stage_ends(schedule, pipe, stage)
     here = {"first": first, "last": last, "first and last": first or last}
     for part in graph.weights:
@@ -166,7 +168,7 @@ def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tupl
 
 def _shared(graph: Graph, layout: Layout, stage: int, part: StoredWeights, read: float) -> _Share:
     """A stage's share of a part that chunks on several stages may read: it is sent to each of them once."""
-    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
+    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.schedule.interleave
     routes = stage_routes(schedule, pipe, interleave)
     by_depth = layers_of_depths(len(graph.layers), schedule, pipe, interleave, graph.head_layers)
     # Shares of it, each with the depths that read that, of which the first updates it.

@@ -130,7 +130,7 @@ class StepPricer:
         stage: of the pipeline, whose work, FLOPs and collectives they are; by default the busiest's, and
         FLOPs of the mean chip. The step takes as long either way.
         """
-        timed, microbatches = self._timed(), self.layout.microbatches
+        timed, microbatches = self._timed(), self.layout.schedule.microbatches
         stages = self._stages()
         number = self._busiest(timed) if stage is None else stage
         busiest = stages[number]
@@ -159,11 +159,11 @@ class StepPricer:
 
     def _stages(self) -> tuple[SegmentRuns, ...]:
         layout = self.layout
-        return stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+        return stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.schedule.interleave)
 
     def _per_step(self, stage: int) -> PerStep:
-        layout = self.layout
-        return stage_updates(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)[stage]
+        schedule, pipe = self.layout.schedule, self.layout.pipe
+        return stage_updates(self.graph, schedule.pipeline, pipe, schedule.interleave)[stage]
 
     def _busiest(self, timed: "list[list[TimedPass]]") -> int:
         """The stage whose passes take longest."""
@@ -185,7 +185,8 @@ class StepPricer:
 
     def _timed(self) -> "list[list[TimedPass]]":
         """The passes of every segment."""
-        joined = joins_passes(self.layout.schedule.pipeline, self.layout.pipe, self.layout.interleave)
+        schedule = self.layout.schedule
+        joined = joins_passes(schedule.pipeline, self.layout.pipe, schedule.interleave)
 
         def seconds_of(transfer: Transfer) -> float:
             return self._price(transfer).seconds
@@ -226,7 +227,7 @@ class StepPricer:
         for the hops of other stages alone, longer than all of its own, is part of the bubble.
         """
         layout, found = self.layout, self._hops(self._pipeline_times(timed), stage)
-        waited = max(0.0, found.makespan_seconds - layout.microbatches * microbatch_seconds)
+        waited = max(0.0, found.makespan_seconds - layout.schedule.microbatches * microbatch_seconds)
         exposed = min(found.exposed_seconds, waited, found.count * found.seconds)
         sums.add("pipeline bubble", waited - exposed, "bubble")
         sent = hop_transfer(self.graph, layout.pipe)
@@ -240,7 +241,7 @@ class StepPricer:
 
     def _hops(self, times: Times, stage: int | None = None) -> Hops:
         layout = self.layout
-        numbers = layout.pipe, layout.microbatches, layout.interleave
+        numbers = layout.pipe, layout.schedule.microbatches, layout.schedule.interleave
         return hops(layout.schedule.pipeline, *numbers, times, stage)
 
     def pipeline_times(self) -> Times:
@@ -249,7 +250,7 @@ class StepPricer:
 
     def _pipeline_times(self, timed: "list[list[TimedPass]]") -> Times:
         layout = self.layout
-        by_depth = depth_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+        by_depth = depth_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.schedule.interleave)
         seconds = {counts: PassSeconds(*stage_times(timed, counts)) for counts in set(by_depth)}
         hop = self._price(hop_transfer(self.graph, layout.pipe)).seconds
         return Times([seconds[counts] for counts in by_depth], hop)
@@ -259,11 +260,11 @@ class StepPricer:
         state, launch = StageState(self.graph, self.layout, stage), self.chip.step.launch_seconds
         sums.add("optimizer", *work_seconds(state.update_work(), "update", self.dtypes, self.chip))
         sums.add("optimizer state from and to the host", host_update_seconds(state, self.chip), HOST)
-        for transfer, count in state.update_transfers(self.layout.microbatches):
+        for transfer, count in state.update_transfers(self.layout.schedule.microbatches):
             is_gradient = transfer.what == "gradients"
             sums.add_transfer(transfer, "backward" if is_gradient else "update", count, 1.0)
         if launch:
-            sums.add("launch", launch * self.layout.microbatches, "launch")
+            sums.add("launch", launch * self.layout.schedule.microbatches, "launch")
         sums.add("allocator", self._flush_seconds(), "launch")
 
     def _flush_seconds(self) -> float:
@@ -286,7 +287,7 @@ def host_seconds(num_bytes: Any, chip: Chip) -> Any:
 def as_sent(transfer: Transfer, layout: Layout, chip: Chip) -> Transfer:
     """`transfer` as the software sends it: some sum whole gradients under ZeRO 1 (`whole_sums`)."""
     scattered = transfer.what == "gradients" and transfer.op == "reduce_scatter"
-    if chip.step.whole_sums and scattered and layout.zero_stage == 1:
+    if chip.step.whole_sums and scattered and layout.rules.zero_stage == 1:
         return replace(transfer, op="all_reduce")
     return transfer
 
@@ -439,9 +440,9 @@ def timed_passes(
     """
     found = []
     for segment in graph.segments:
-        of_segment = list(map(timed, passes(segment, graph.directions, layout.remat, dtypes, chip)))
-        if layout.offload and segment.source:
-            sent = host_seconds(saved_bytes(segment, layout.remat), chip)
+        of_segment = list(map(timed, passes(segment, graph.directions, layout.schedule.remat, dtypes, chip)))
+        if layout.schedule.offload and segment.source:
+            sent = host_seconds(saved_bytes(segment, layout.schedule.remat), chip)
             of_segment = [
                 one if one.work.direction == "recompute" else one.beside(sent) for one in of_segment
             ]

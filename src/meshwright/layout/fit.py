@@ -45,7 +45,7 @@ def check_updates(layout: "Layout", config: ModelConfig) -> None:
 def check_stacks(layout: "Layout", config: ModelConfig) -> None:
     """Raises LayoutError if the optimizer cannot update a part of the layers, and stages have parts."""
     if layout.stages_apart:
-        OPTIMIZERS[layout.optimizer].check_stages(config)
+        OPTIMIZERS[layout.precision.optimizer].check_stages(config)
 
 
 def _check_divides(layout: "Layout", config: ModelConfig, tables: tuple[str, ...], *, padded: bool) -> None:
@@ -140,13 +140,13 @@ def check_fields(layout: "Layout", config: ModelConfig) -> None:
     if precision.matmul_scales and precision.matmul_dtype not in scaled:
         raise LayoutError(
             f"layout: matmul_scales = {precision.matmul_scales} with matmul_dtype = "
-            f"{precision.matmul_dtype or precision.compute_dtype}, which has no scales; "
+            f"{precision.operand_dtype}, which has no scales; "
             f"fits: matmul_dtype in {{{', '.join(scaled)}}}"
         )
     if precision.saved_dtype and precision.matmul_dtype != precision.saved_dtype:
         raise LayoutError(
             f"layout: saved_dtype = {precision.saved_dtype} with matmul_dtype = "
-            f"{precision.matmul_dtype or precision.compute_dtype}, whose operands are not made in it; "
+            f"{precision.operand_dtype}, whose operands are not made in it; "
             f"fits: matmul_dtype = {precision.saved_dtype}"
         )
     OPTIMIZERS[precision.optimizer].check_dtype(precision.optimizer_dtype)
@@ -178,7 +178,7 @@ def check_one_program(layout: "Layout", who: str) -> None:
 
 def check_stages(layout: "Layout", config: ModelConfig) -> None:
     """Raises LayoutError where there are too few layers, or nothing for an axis to split."""
-    layers, pipe, interleave = config.num_layers, layout.pipe, layout.interleave
+    layers, pipe, interleave = config.num_layers, layout.pipe, layout.schedule.interleave
     chunks = pipe * interleave
     if chunks > layers + _CHUNKS_WITHOUT_LAYERS:
         fit = (layers + _CHUNKS_WITHOUT_LAYERS) // pipe

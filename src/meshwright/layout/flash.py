@@ -41,7 +41,7 @@ def why_no_flash(
             f"pieces of {piece:,} tokens are not a multiple of {TPU_LANES}": piece % TPU_LANES != 0,
         }
     else:
-        dtype, width = layout.compute_dtype, config.d_head
+        dtype, width = layout.precision.compute_dtype, config.d_head
         widest = _HOPPER_HEAD if capability and capability >= _HOPPER else _CUDNN_HEAD
         reasons |= {
             "no compute_capability of an NVIDIA GPU is given, and cuDNN runs on these alone": capability

@@ -21,12 +21,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from meshwright.dtypes import number_type
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes.axis import ATTENTION
 from meshwright.layout.fit import check_batch, check_cache, check_fields, check_stages, check_weights
 from meshwright.layout.grouped import RowRouting, at_experts, routing_of
-from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
     Rules,
@@ -40,7 +38,6 @@ from meshwright.layout.rules import (
 )
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.short import (
-    COMPANY,
     DEGREES,
     FIELD_OF_WORD,
     OPTIONS,
@@ -57,14 +54,10 @@ from meshwright.layout.short import (
     written_mesh,
 )
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import Param
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard, cotangent
 from meshwright.notation.mesh import Mesh
-
-# Of weights that are stored narrower than bf16.
-_TABLES, _NEVER_QUANTISED = ("embed", "unembed"), ("router", "positions")
 
 
 class InputGroup(NamedTuple):
@@ -193,18 +186,6 @@ class Layout:
         return self if phase == self.phase else replace(self, phase=phase)
 
     @classmethod
-    def words_of(cls, text: str) -> dict[str, object]:
-        """The words that such a text names, checked one by one.
-
-        >>> Layout.words_of("tensor=8,offload=true")
-        {'tensor': 8, 'offload': True}
-        """
-        words = clean_words(read_words(text))
-        for key, value in words.items():
-            cls.of(**dict.fromkeys((key, *COMPANY.get(key, ())), value))
-        return words
-
-    @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "Layout":
         """The layout of the four tables of `to_dict`, or of words of the short form.
 
@@ -278,69 +259,12 @@ class Layout:
     def tensor(self) -> int:
         return self.degree("tensor")
 
-    @property
-    def microbatches(self) -> int:
-        return self.schedule.microbatches
-
-    @property
-    def interleave(self) -> int:
-        return self.schedule.interleave
-
-    @property
-    def remat(self) -> str:
-        return self.schedule.remat
-
-    @property
-    def offload(self) -> bool:
-        return self.schedule.offload
-
-    @property
-    def offload_optimizer(self) -> bool:
-        return self.schedule.offload_optimizer
-
-    @property
-    def weights_dtype(self) -> str:
-        return self.precision.weights_dtype
-
-    @property
-    def compute_dtype(self) -> str:
-        return self.precision.compute_dtype
-
-    @property
-    def matmul_dtype(self) -> str | None:
-        return self.precision.matmul_dtype
-
-    @property
-    def gradients_dtype(self) -> str | None:
-        return self.precision.gradients_dtype
-
-    @property
-    def optimizer_dtype(self) -> str:
-        return self.precision.optimizer_dtype
-
-    @property
-    def optimizer(self) -> str:
-        return self.precision.optimizer
-
-    @property
-    def kv_dtype(self) -> str:
-        """The dtype of the cache: compute_dtype where nothing else is said."""
-        return self.precision.kv_dtype or self.precision.compute_dtype
-
-    @property
-    def master_weights(self) -> bool:
-        return self.precision.master_weights
-
     # What follows from the mesh and the rules
 
     @property
     def table(self) -> Table:
         """The table of activations of this phase."""
         return self.rules.in_phase(self.phase)
-
-    @property
-    def num_chips(self) -> int:
-        return self.mesh.num_devices
 
     @property
     def pipe(self) -> int:
@@ -369,11 +293,6 @@ class Layout:
         """Whether there are several stages, which run programs of their own, dispatched by one process."""
         return self.pipe > 1 and not self.schedule.is_alike
 
-    @property
-    def num_passes(self) -> int:
-        """Forward passes of a layer in a step, those of a stage without a microbatch included."""
-        return SCHEDULES[self.schedule.pipeline].num_passes(self.pipe, self.microbatches)
-
     @cached_property
     def batch_axes(self) -> Axes:
         """The axes that split the sequences of a batch."""
@@ -384,19 +303,6 @@ class Layout:
         return self.mesh.size(self.batch_axes)
 
     @cached_property
-    def expert_axes(self) -> Axes:
-        """The axes that split the experts."""
-        return self.table.axes_of("E")
-
-    @cached_property
-    def zero_stage(self) -> int:
-        """What the data ranks share, as ZeRO counts: 0 nothing, 1 the optimizer, 2 gradients too, 3 all."""
-        rules = self.rules
-        if rules.stored != rules.used:
-            return 3
-        return 0 if rules.updated == rules.stored else 2 if rules.gradients == rules.updated else 1
-
-    @cached_property
     def weight_axes(self) -> Axes:
         """The axes that split some gradient: over them a norm of the gradients is summed."""
         split = self.rules.updated.axes | {"pipe"}
@@ -405,26 +311,6 @@ class Layout:
     def weight(self, name: str, letters: str) -> ShardedArray:
         """The sharding in which a weight is stored."""
         return self.rules.stored.weight(name, letters)
-
-    def stored_dtype(self, path: str, param: Param) -> str:
-        """The type in which a weight is stored: weights_dtype, but for what is not quantised.
-
-        Embedding tables are int8 where weights are int4; routers, norms and biases are never quantised.
-        """
-        record, name = number_type(self.weights_dtype), path.rpartition("/")[2]
-        if record.scales is None:
-            return record.name
-        if param.init != "normal" or name in _NEVER_QUANTISED:
-            return self.compute_dtype
-        return record.tables if record.tables and name in _TABLES else record.name
-
-    def gradient(self, name: str, letters: str) -> ShardedArray:
-        """The sharding of a weight's gradient once summed, and of its optimizer state."""
-        return self.rules.updated.weight(name, letters)
-
-    def accumulated(self, name: str, letters: str) -> ShardedArray:
-        """The sharding of a weight's gradient while microbatches add to it."""
-        return self.rules.gradients.weight(name, letters)
 
     def activation(self, name: str, letters: str) -> ShardedArray:
         """The sharding of an activation (or a cache) with these letters."""
@@ -459,7 +345,7 @@ class Layout:
         rows = tuple(
             sorted(
                 (axis for axis in routing.tokens if axis not in routing.nodes),
-                key=lambda axis: (axis in self.expert_axes, axis in routing.rows),
+                key=lambda axis: (axis in self.table.axes_of("E"), axis in routing.rows),
             )
         )
         return ShardedArray(name, ("E", "C", "D"), (self._apart, rows, self.activation(name, "BTD").axes[2]))
@@ -474,7 +360,7 @@ class Layout:
         """The axes of E over which no row travels from where it is sorted."""
         if self.fixed_rows:
             return ()
-        return _among(self.expert_axes, (*self.routing.repeated, *self.routing.nodes))
+        return _among(self.table.axes_of("E"), (*self.routing.repeated, *self.routing.nodes))
 
     def to_experts(self, name: str) -> Reshard:
         """The reshard from rows, as their tokens' devices sorted them, to d[E, C, D] on the experts' own.
@@ -592,14 +478,9 @@ class Layout:
         """The way back of `to_heads`."""
         return both_ways(self.attending.activation(name, letters), self.activation(name, letters))
 
-    @cached_property
-    def prompt_axes(self) -> Axes:
-        """The axes that split the positions of prompts, in prefill; generation splits sequences over them."""
-        return self.rules.in_phase("prefill").position_axes
-
     @property
     def num_prompt_shards(self) -> int:
-        return self.mesh.size(self.prompt_axes)
+        return self.mesh.size(self.rules.prompt_axes)
 
     @cached_property
     def whole_positions(self) -> "Layout":

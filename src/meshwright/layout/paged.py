@@ -45,10 +45,10 @@ def chunk_of(layout: Layout, context: int, asked: int | None = None) -> int:
 
     Raises PlanError where fewer are asked for there: prefill by position is of whole prompts.
     """
-    if not layout.prompt_axes:
+    if not layout.rules.prompt_axes:
         return DEFAULT_CHUNK if asked is None else asked
     if asked is not None and asked < context:
-        over = "·".join(layout.prompt_axes)
+        over = "·".join(layout.rules.prompt_axes)
         raise PlanError(
             f"a chunk of {asked} tokens cannot be: {over} = {layout.num_prompt_shards} splits whole prompts, "
             f"of up to {context} tokens; fits: no --chunk, or {over} = 1"
@@ -62,7 +62,7 @@ def attends_to_whole_prompts(platform: str, layout: Layout) -> bool:
     They have where there are kernels, and where devices have parts of a prompt. Else on CPUs blocks over
     pages take half of the time.
     """
-    return platform != "cpu" or bool(layout.prompt_axes)
+    return platform != "cpu" or bool(layout.rules.prompt_axes)
 
 
 def why_no_paged_kernel(kind: str, config: ModelConfig, layout: Layout, queries: int = 1) -> str | None:
@@ -73,7 +73,7 @@ def why_no_paged_kernel(kind: str, config: ModelConfig, layout: Layout, queries:
     """
     if kind == "cpu":
         return "CPUs have none"
-    kept, width, dtype = layout.activation("k", "BKSH"), config.d_head, layout.kv_dtype
+    kept, width, dtype = layout.activation("k", "BKSH"), config.d_head, layout.precision.cache_dtype
     reasons = {
         "the model has latents": config.mla is not None,
         "the model has ALiBi": config.positions == "alibi",
@@ -81,11 +81,12 @@ def why_no_paged_kernel(kind: str, config: ModelConfig, layout: Layout, queries:
         f"positions are split over {', '.join(kept.axes_of('S'))}": bool(kept.axes_of("S")),
     }
     if kind == "tpu":
+        computed = layout.precision.compute_dtype
         heads = config.num_kv_heads // layout.mesh.size(kept.axes_of("K"))
         tiles = 2 * heads * dtype_bytes(dtype) / 4
         reasons |= {
             "layers see chunks of positions": config.attention_chunk is not None,
-            f"keys are in {dtype}, queries in {layout.compute_dtype}": dtype != layout.compute_dtype,
+            f"keys are in {dtype}, queries in {computed}": dtype != computed,
             f"it takes {' and '.join(_TPU_DTYPES)}, not {dtype}": dtype not in _TPU_DTYPES,
             # Its strided loads are of one row of lanes (jax 0.10.2).
             f"its heads are of {TPU_LANES}, the model's of {width}": width != TPU_LANES,

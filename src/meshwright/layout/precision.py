@@ -4,10 +4,13 @@ from dataclasses import dataclass
 
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError
+from meshwright.models.parameters import Param
 from meshwright.optimizers import OPTIMIZERS
 
 # The numbers of a narrow operand that share a scale (nn/products/narrow.py).
 MATMUL_SCALES = ("rows", "tiles")
+# Names of weights that are stored wider than `weights_dtype`, if that is narrower than bf16.
+_TABLES, _NEVER_QUANTISED = ("embed", "unembed"), ("router", "positions")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,28 @@ class Precision:
             value = getattr(self, name)
             if value not in fits and not (value is None and name in _MAY_BE_NONE):
                 raise LayoutError(f"layout: {name} = {value!r}; fits: {', '.join(fits)}")
+
+    @property
+    def operand_dtype(self) -> str:
+        """The type of matmul operands: `matmul_dtype`, by default `compute_dtype`."""
+        return self.matmul_dtype or self.compute_dtype
+
+    @property
+    def cache_dtype(self) -> str:
+        """The type of cached keys and values: `kv_dtype`, by default `compute_dtype`."""
+        return self.kv_dtype or self.compute_dtype
+
+    def stored_dtype(self, path: str, param: Param) -> str:
+        """The type in which a weight is stored: `weights_dtype`, if the weight is quantised.
+
+        Embedding tables are int8 if weights are int4; routers, norms and biases are never quantised.
+        """
+        record, name = number_type(self.weights_dtype), path.rpartition("/")[2]
+        if record.scales is None:
+            return record.name
+        if param.init != "normal" or name in _NEVER_QUANTISED:
+            return self.compute_dtype
+        return record.tables if record.tables and name in _TABLES else record.name
 
     def check_trains(self) -> None:
         """Raises LayoutError for stored weights that no optimizer updates."""

@@ -175,6 +175,18 @@ class Rules:
             return dict(self.own)[phase]
         return self.activations.of_generation if phase == "generate" else self.activations
 
+    @cached_property
+    def zero_stage(self) -> int:
+        """The ZeRO stage: data ranks shard 1 optimizer state, 2 gradients too, 3 weights too; 0 nothing."""
+        if self.stored != self.used:
+            return 3
+        return 0 if self.updated == self.stored else 2 if self.gradients == self.updated else 1
+
+    @cached_property
+    def prompt_axes(self) -> Axes:
+        """The axes that split the positions of prompts, in prefill; generation splits sequences over them."""
+        return self.in_phase("prefill").position_axes
+
     def tables(self) -> Iterable[tuple[str, Table]]:
         """(name, table) of all of them."""
         named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "own"]

@@ -68,14 +68,14 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
 
 def emulated(layout: Layout, kind: str, chip: Chip | None = None) -> str | None:
     """The note for products that chips of this kind emulate; None if `chip` has units for their type."""
-    if layout.matmul_dtype is None or (chip and chip.has_units(layout.matmul_dtype)):
+    if layout.precision.matmul_dtype is None or (chip and chip.has_units(layout.precision.matmul_dtype)):
         return None
-    return number_type(layout.matmul_dtype).emulation(kind, layout.compute_dtype)
+    return number_type(layout.precision.matmul_dtype).emulation(kind, layout.precision.compute_dtype)
 
 
 def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:
     """What of the layout does not run on this machine."""
-    if layout.stages_alike and layout.offload and hardware.chip.kind == "tpu":
+    if layout.stages_alike and layout.schedule.offload and hardware.chip.kind == "tpu":
         # Its loops lay the ring of saved activations out in different orders, and XLA for TPU (libtpu 0.0.42)
         # brings it whole to the chip between them: an audited step took 2.3 times its planned memory.
         return f"offload=true with schedule=lanes on {hardware.chip.name}"
@@ -92,7 +92,7 @@ def hosts_lack(layout: Layout, num_hosts: int) -> str | None:
 def _tokens_split(layout: Layout) -> str | None:
     """What splits the tokens of a sequence: over devices of parts of heads, or where there is but one."""
     prefill, generate = (layout.at(phase).table for phase in ("prefill", "generate"))
-    if set(prefill.axes_of("T")) - set(layout.prompt_axes):
+    if set(prefill.axes_of("T")) - set(layout.rules.prompt_axes):
         return "sequence_parallel=true"
     if axes := generate.position_axes:
         return f"{', '.join(axes)} of T in [layout.rules.generate], since a token has no positions to split"

@@ -64,6 +64,10 @@ class Schedule:
         """Whether all stages run one program (layout/pipelines/pipeline.py)."""
         return SCHEDULES[self.pipeline].alike
 
+    def num_passes(self, num_stages: int) -> int:
+        """Forward passes of a layer in a step, with those of a stage that has no microbatch."""
+        return SCHEDULES[self.pipeline].num_passes(num_stages, self.microbatches)
+
 
 def check_positive(name: str, value: object) -> None:
     """Raises LayoutError where `value` is no positive integer."""

@@ -65,7 +65,7 @@ def simulated(
     row["ratio"] = measured / step if measured and step else None
     document["simulated"] |= {"mode": servers.mode, "replicas": server.replicas}
     document["simulated"] |= {"prefill_replicas": server.prefill_replicas, "hardware": plan.hardware}
-    document["simulated"]["chips"] = machines * plan.layout.num_chips
+    document["simulated"]["chips"] = machines * plan.layout.mesh.num_devices
     head = {"kind": "serving", "url": str(path), "model": plan.model.name}
     return head | document | {"cut": num_cut(asked, chats), "results": [row]}
 

@@ -124,7 +124,7 @@ class InferenceOps(JaxOps):
 
     def _is_narrow(self, values: Array) -> bool:
         """Whether activations are cast to the type of a weight's values."""
-        return is_narrow(values.dtype) and name_of(values.dtype) == self.layout.matmul_dtype
+        return is_narrow(values.dtype) and name_of(values.dtype) == self.layout.precision.matmul_dtype
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
         """The weights of experts where the products of rows read them, as they are stored."""
@@ -438,7 +438,7 @@ def layered(
         group, _, name = path.rpartition("/")
         if path not in cuts:  # one program cuts every row of a stack
             types = _type(config, layout, mesh, path, param, with_panels)
-            cut = partial(_cut, param, layout.stored_dtype(path, param), types)
+            cut = partial(_cut, param, layout.precision.stored_dtype(path, param), types)
             cuts[path] = jax.jit(cut, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, types))
         with jax.set_mesh(mesh):
             if row is None:
@@ -527,7 +527,7 @@ def _type(
     with_panels: bool,
 ) -> Any:
     """The type of one layer's array: a ShapeDtypeStruct, Panels of one, or a Quantised of such."""
-    sizes, dtype = dimensions(config), layout.stored_dtype(path, param)
+    sizes, dtype = dimensions(config), layout.precision.stored_dtype(path, param)
     array = _sharding(layout, path, param)
     lies_in_panels = with_panels and _can_lie_in_panels(config, layout, path, param)
     record = number_type(dtype)
@@ -563,7 +563,7 @@ def passes_over_zeros(config: ModelConfig, layout: Layout) -> bool:
 
 def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Param) -> bool:
     """Whether products alone read the weight, where it is stored and in the type in which it is."""
-    name, dtype = path.rpartition("/")[2], layout.stored_dtype(path, param)
+    name, dtype = path.rpartition("/")[2], layout.precision.stored_dtype(path, param)
     is_of_products = param.init == "normal" and name not in _READ_OTHERWISE and "E" not in param.letters
     if not is_of_products or (name == "embed" and not config.tied_embeddings):
         return False
@@ -572,7 +572,9 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
     if used.axes != stored.axes:
         return False
     record = number_type(dtype)
-    if (layout.matmul_dtype if record.scales else layout.compute_dtype) not in record.native_operands:
+    precision = layout.precision
+    read_in = precision.matmul_dtype if record.scales else precision.compute_dtype
+    if read_in not in record.native_operands:
         return False
     sizes = dimensions(config)
     inner = prod(sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in)

@@ -62,9 +62,9 @@ def summed_over(layout: Layout, letters: str) -> Axes:
 
 def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
     """A weight's gradient as microbatches add to it."""
-    if layout.microbatches == 1:
-        return layout.gradient(name, letters)
-    sharded = layout.accumulated(name, letters)
+    if layout.schedule.microbatches == 1:
+        return layout.rules.updated.weight(name, letters)
+    sharded = layout.rules.gradients.weight(name, letters)
     partial = summed_over(layout, of_a_layer(letters))
     return sharded.replace(unreduced=tuple(axis for axis in partial if axis not in sharded.sharded_axes))
 
@@ -87,7 +87,7 @@ def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> An
     """
 
     def leaf(path: str, letters: str, weight: Array, differentiated: Array) -> Array | Scattered:
-        if _is_scattered(layout, path, letters) or _added_in(layout) != layout.weights_dtype:
+        if _is_scattered(layout, path, letters) or _added_in(layout) != layout.precision.weights_dtype:
             return Scattered(weight, differentiated, of_a_layer(letters))
         return differentiated
 
@@ -104,7 +104,7 @@ def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
     own = layout.weight(name, weight.letters)
     yielded = cotangent(own).replace(unreduced=summed_over(layout, weight.letters))
     kept = reduced_axes(jax.typeof(weight.shard).sharding.spec)
-    home = cotangent(layout.gradient(name, weight.letters)).replace(unreduced=kept)
+    home = cotangent(layout.rules.updated.weight(name, weight.letters)).replace(unreduced=kept)
 
     @jax.custom_vjp
     def whole(weight: Array, shard: Array) -> Array:
@@ -141,13 +141,13 @@ def _retyped(weight: Scattered) -> Array:
 
 def sent_types(layout: Layout, dtype: Any) -> SentIn | None:
     """How weights in `dtype` and their gradients travel in training; None where both do in that."""
-    name = layout.gradients_dtype if layout.phase == "train" else None
+    name = layout.precision.gradients_dtype if layout.phase == "train" else None
     return None if name is None or jax_dtype(name) == dtype else SentIn(dtype, jax_dtype(name))
 
 
 def _added_in(layout: Layout) -> str:
     """The type in which the gradients of microbatches are added up, and the optimizer gets them."""
-    return layout.gradients_dtype or layout.weights_dtype
+    return layout.precision.gradients_dtype or layout.precision.weights_dtype
 
 
 def zeros(config: ModelConfig, layout: Layout, leaves: Any) -> Any:
@@ -166,7 +166,8 @@ def summed(config: ModelConfig, layout: Layout, gradients: Any) -> Any:
     def leaf(path: str, letters: str, gradient: Array) -> Array:
         partial = accumulated(layout, path, letters)
         with jax.named_scope(tensor_of(path)):
-            return run_steps(_named(gradient, partial), reshard(partial, layout.gradient(path, letters)))
+            steps = reshard(partial, layout.rules.updated.weight(path, letters))
+            return run_steps(_named(gradient, partial), steps)
 
     with jax.named_scope(_SCOPE):
         return _mapped(config, leaf, gradients)
@@ -187,7 +188,8 @@ def shards(config: ModelConfig, layout: Layout, params: Any) -> Any:
     """The part of every trained weight that a device updates."""
 
     def leaf(path: str, letters: str, weight: Array) -> Array:
-        return run_steps(weight, reshard(layout.weight(path, letters), layout.gradient(path, letters)))
+        steps = reshard(layout.weight(path, letters), layout.rules.updated.weight(path, letters))
+        return run_steps(weight, steps)
 
     return _mapped(config, leaf, params)
 
@@ -196,7 +198,7 @@ def gathered(config: ModelConfig, layout: Layout, updated: Any) -> Any:
     """The trained weights of their updated shards."""
 
     def leaf(path: str, letters: str, shard: Array) -> Array:
-        steps = reshard(layout.gradient(path, letters), layout.weight(path, letters))
+        steps = reshard(layout.rules.updated.weight(path, letters), layout.weight(path, letters))
         with jax.named_scope(tensor_of(path)):
             return run_steps(shard, steps)
 

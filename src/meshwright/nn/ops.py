@@ -94,11 +94,11 @@ def _policy(layout: Layout) -> Callable[..., Any]:
 
     XLA for CPU has one memory alone: what is offloaded stays where it is (jax 0.10.2).
     """
-    if not layout.offload:
-        return jax.checkpoint_policies.save_only_these_names(*_SAVED[layout.remat], LATER)
+    if not layout.schedule.offload:
+        return jax.checkpoint_policies.save_only_these_names(*_SAVED[layout.schedule.remat], LATER)
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[LATER],
-        names_which_can_be_offloaded=[INPUT, *_SAVED[layout.remat]],
+        names_which_can_be_offloaded=[INPUT, *_SAVED[layout.schedule.remat]],
         offload_src="device",
         offload_dst="pinned_host",
     )
@@ -129,10 +129,10 @@ class JaxOps:
         self.config, self.layout, self.masked, self.z_loss = config, layout, masked, z_loss
         self.router_losses = router_losses
         self._of_routers: list[Array] = []  # of the layer that is being traced
-        self.dtype = jax_dtype(layout.compute_dtype)
+        self.dtype = jax_dtype(layout.precision.compute_dtype)
         self._sent_in = sent_types(layout, self.dtype)
-        narrow = layout.matmul_dtype if layout.phase == "train" else None
-        self._narrow = None if narrow == layout.compute_dtype else narrow
+        narrow = layout.precision.matmul_dtype if layout.phase == "train" else None
+        self._narrow = None if narrow == layout.precision.compute_dtype else narrow
         self._saved_in = layout.precision.saved_dtype if layout.phase == "train" else None
         self._scales = layout.precision.matmul_scales or "rows"
         self._num_products = 0  # of the layer that is being traced
@@ -582,7 +582,7 @@ class JaxOps:
         def plain(x: Array, w: Any, lost: Any, kind: KindInLoop, shared: Any) -> tuple[Array, Any, Any]:
             def one(x: Array, w: Any, which: Array | None, shared: Any) -> tuple[Array, Any, Any]:
                 self._num_products, self._of_routers = 0, []
-                x = checkpoint_name(x, INPUT) if self.layout.offload else x
+                x = checkpoint_name(x, INPUT) if self.layout.schedule.offload else x
                 own = kind._replace(which=which)
                 x, _, made = block(self, self.reads(w), x, places, None, own, shared)
                 return x, sum(self._of_routers) if self._of_routers else None, made

@@ -45,7 +45,7 @@ def shardings(
 def abstract_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Every parameter as a ShapeDtypeStruct with its sharding: for compiling and restoring."""
     sizes = dimensions(config)
-    dtype = jax_dtype(layout.weights_dtype)
+    dtype = jax_dtype(layout.precision.weights_dtype)
 
     def leaf(path: str, param: Param) -> jax.ShapeDtypeStruct:
         sharding = named_sharding(layout.weight(path, param.letters), mesh)
@@ -68,7 +68,7 @@ def init_params(
     only: the paths of those to make, by default all. part: of the whole array of a path, what is kept.
     """
     sizes = dimensions(config)
-    dtype = jax_dtype(layout.weights_dtype)
+    dtype = jax_dtype(layout.precision.weights_dtype)
 
     def leaf(path: str, param: Param) -> jax.Array:
         shape = param.shape(sizes)

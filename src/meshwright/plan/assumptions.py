@@ -57,9 +57,9 @@ def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> Ite
     hardware, chip, layout = best.hardware, best.hardware.chip, best.layout
     if warning := step_warning(chip):
         yield warning
-    peak = chip.flops(layout.compute_dtype)
+    peak = chip.flops(layout.precision.compute_dtype)
     yield (
-        f"MFU divides the model's FLOPs by the dense {layout.compute_dtype} peak of {peak:.3g} FLOP/s per "
+        f"MFU divides the model's FLOPs by the dense {layout.precision.compute_dtype} peak of {peak:.3g} FLOP/s per "
         "chip; the model's FLOPs are 6 per matmul parameter and token, and 6 B T^2 N H per layer for causal "
         "attention"
     )
@@ -78,7 +78,7 @@ def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> Ite
     yield f"a program can use {format_bytes(chip.program_bytes)} of a chip's memory ({known})"
     trains = workload.phase == "train"
     has_capacity = not layout.fixed_rows and has_static_rows(hardware, layout)
-    if config.moe and layout.expert_axes and trains and has_capacity:
+    if config.moe and layout.table.axes_of("E") and trains and has_capacity:
         yield (
             "experts are priced at an even load; their buffers hold twice that number of rows, further rows "
             "take extra passes, and no row is dropped"
@@ -138,8 +138,8 @@ _Row = tuple[str, str, dict[str, Any]]
 
 
 def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
-    step, compute = chip.step, layout.compute_dtype
-    matmul = layout.matmul_dtype or compute
+    step, compute = chip.step, layout.precision.compute_dtype
+    matmul = layout.precision.matmul_dtype or compute
     if matmul not in chip.matmul_rates:
         text = f"large matmuls in {matmul} run at {step.matmul_share(matmul):.0%} of the {matmul} peak"
         yield "matmul", text, {"matmul": {}, "matmul_half_outputs": 0.0}
@@ -157,7 +157,7 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
 
 
 def _chip_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
-    matmul = layout.matmul_dtype or layout.compute_dtype
+    matmul = layout.precision.operand_dtype
     if matmul in chip.matmul_rates:
         ideal = {"matmul_rates": {}, "step": replace(chip.step, matmul={})}
         yield "matmul_rates", f"matmuls in {matmul} run at the rate measured for their size", ideal

@@ -24,13 +24,13 @@ def nearest_batch(workload: Workload, layout: Layout) -> Workload:
     Raises LayoutError where there are fewer sequences than these.
     """
     check_enough(workload, layout)
-    shards = layout.num_batch_shards * layout.microbatches
+    shards = layout.num_batch_shards * layout.schedule.microbatches
     return Workload(nearest_multiple(workload.num_sequences, shards), workload.seq_len)
 
 
 def check_enough(workload: Workload, layout: Layout) -> None:
     """Raises LayoutError where a microbatch of a data rank has less than a sequence."""
-    sequences, shards = workload.num_sequences, layout.num_batch_shards * layout.microbatches
+    sequences, shards = workload.num_sequences, layout.num_batch_shards * layout.schedule.microbatches
     if sequences < shards:
         most = sequences // layout.num_batch_shards
         fits = f"microbatches up to {most}" if most else f"data·fsdp up to {sequences}"

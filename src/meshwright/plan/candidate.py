@@ -91,7 +91,7 @@ class Candidate:
     @property
     def _peak_flops(self) -> float:
         layout = self.layout
-        return self.hardware.num_chips * self.hardware.chip.flops(layout.matmul_dtype or layout.compute_dtype)
+        return self.hardware.num_chips * self.hardware.chip.flops(layout.precision.operand_dtype)
 
     def to_dict(self) -> dict:
         """The keys of `mw plan train` in contract.md."""

@@ -29,7 +29,7 @@ def compared(plan: Plan, machine: Hardware) -> dict:
         "phase": work.phase,
         "hardware": machine.spec,
         "chips": chips,
-        "weights_dtype": plan.layout.weights_dtype,
+        "weights_dtype": plan.layout.precision.weights_dtype,
         "num_sequences": work.num_sequences,
         "seq_len": work.seq_len,
         "price_per_hour": price_per_hour,

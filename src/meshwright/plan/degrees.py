@@ -9,13 +9,13 @@ from meshwright.layout import MULTIPLIED, Layout
 
 def check_chips(hardware: Hardware, layout: Layout) -> None:
     """Raise LayoutError if `layout` has another number of devices, with degrees that fit."""
-    if layout.num_chips == hardware.num_chips:
+    if layout.mesh.num_devices == hardware.num_chips:
         return
     degrees = {axis: layout.word(axis) for axis in MULTIPLIED if layout.word(axis) > 1}
     written = ",".join(f"{axis}={degree}" for axis, degree in degrees.items()) or "data=1"
     raise LayoutError(
-        f"layout: {written} has {layout.num_chips} devices and {hardware.spec} has {hardware.num_chips} "
-        f"chips; fits: {' or '.join(_fitting(hardware.num_chips, degrees))}"
+        f"layout: {written} has {layout.mesh.num_devices} devices and {hardware.spec} has "
+        f"{hardware.num_chips} chips; fits: {' or '.join(_fitting(hardware.num_chips, degrees))}"
     )
 
 

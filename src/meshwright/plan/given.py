@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
 
 from meshwright.errors import PlanError
-from meshwright.layout import Layout
+from meshwright.layout import COMPANY, Layout
+from meshwright.layout.short import clean_words, read_words
 
 # Fields of a layout that a search does not choose, and takes from what is given.
 NOT_SEARCHED = (
@@ -68,7 +69,8 @@ def _condition(text: str) -> Condition:
         raise PlanError(
             f"--given {text.strip()}: a search does not choose it; write {_OPTIONS[field]} {written}"
         )
-    value = Layout.words_of(f"{field}={written}")[field]
+    [value] = clean_words(read_words(f"{field}={written}")).values()
+    Layout.of(**dict.fromkeys((field, *COMPANY.get(field, ())), value))  # refuses values that no layout has
     if comparison not in ("=", "!=") and (isinstance(value, bool) or not isinstance(value, int)):
         raise PlanError(f"--given {text.strip()}: values of {field} have no order; write = or !=")
     if field in NOT_SEARCHED and comparison != "=":

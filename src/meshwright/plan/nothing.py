@@ -85,7 +85,7 @@ def _values(space: Space, field: str) -> set[object]:
         return {getattr(choice, field) for choice in space.choices(space.meshes())}
     found = set()
     for mesh in space.meshes():
-        value = mesh.zero_stage if field == "zero" else mesh.word(field)
+        value = mesh.rules.zero_stage if field == "zero" else mesh.word(field)
         if value not in found and next(space.choices([mesh]), None):
             found.add(value)
     return found

@@ -43,13 +43,13 @@ def plainness(layout: Layout) -> tuple[int, ...]:
     return (
         sum(layout.word(axis) > 1 for axis in DEGREES),
         list(SCHEDULES).index(layout.schedule.pipeline),  # from simple schedules to split passes
-        layout.interleave,
-        layout.zero_stage,
+        layout.schedule.interleave,
+        layout.rules.zero_stage,
         layout.word("zero_context"),
         layout.word("inner") is not None,
         layout.word("sequence_parallel"),
         layout.schedule.grouped,
-        layout.offload,
-        layout.microbatches,
-        REMATS.index(layout.remat),
+        layout.schedule.offload,
+        layout.schedule.microbatches,
+        REMATS.index(layout.schedule.remat),
     )

@@ -185,7 +185,7 @@ class Space:
         return self._batches[-1] // shards * shards >= self._batches[0]
 
     def _is_given(self, mesh: Layout) -> bool:
-        stage = {"zero": mesh.zero_stage}
+        stage = {"zero": mesh.rules.zero_stage}
         return all(one.holds(stage.get(one.field, mesh.word(one.field))) for one in self._of_mesh)
 
     # Schedules

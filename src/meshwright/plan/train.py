@@ -149,7 +149,7 @@ def price_alone(
     planned = nearest_batch(workload, layouts[0])
     priced = [price(config, hardware, planned, layout) for layout in layouts]
     best = min(priced, key=lambda candidate: candidate.step_seconds)
-    shards = best.layout.num_batch_shards * best.layout.microbatches
+    shards = best.layout.num_batch_shards * best.layout.schedule.microbatches
     why = f"do not divide over data·fsdp·microbatches = {shards:,}"
     notices = () if planned == workload else (planned_words(workload, planned, why),)
     return only(config, best, planned, seconds=time.perf_counter() - started, notices=notices)

@@ -39,7 +39,7 @@ def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool =
             )
         step = min(losses, key=lambda step: losses[step])
     step = sound_step(checkpoints, step)
-    layout = Layout.of(data=1, weights_dtype=plan.layout.weights_dtype)
+    layout = Layout.of(data=1, weights_dtype=plan.layout.precision.weights_dtype)
     params = restore_params(checkpoints, abstract_params(plan.model, layout, device_mesh(layout)), step)
     save_hf(merged(plan.model, params), plan.model.base, folder)
     _copy_tokenizer(run, folder)

@@ -117,7 +117,7 @@ def prepare_job(
     if settings.tensorboard:
         check_board()
     if stored is None and given.get("optimizer") is None:
-        settings = replace(settings, optimizer=chosen.layout.optimizer)
+        settings = replace(settings, optimizer=chosen.layout.precision.optimizer)
     chosen = _with_optimizer(chosen, settings.optimizer)
     if saved and written is not None:
         _check_same_model(folder, written.model, chosen.model)
@@ -184,7 +184,7 @@ def _with_adapters(plan: Plan | None, rank: int | None, alpha: float | None) -> 
 
 def _with_optimizer(plan: Plan, optimizer: str) -> Plan:
     """The plan with this optimizer; its figures are of its own."""
-    if plan.layout.optimizer == optimizer:
+    if plan.layout.precision.optimizer == optimizer:
         return plan
     return replace(plan, layout=plan.layout.replace(optimizer=optimizer), planned={})
 

@@ -102,7 +102,7 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         plan.layout,
         plan.workload,
         optimizer,
-        chip_flops_per_second=catalog.load(plan.hardware).chip.flops(plan.layout.compute_dtype),
+        chip_flops_per_second=catalog.load(plan.hardware).chip.flops(plan.layout.precision.compute_dtype),
         options=plan.compiler,
         start_from=Path(settings.from_) if settings.from_ else None,
         masked=corpus.masked,

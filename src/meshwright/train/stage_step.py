@@ -82,7 +82,9 @@ class StagedStep:
             for own in stage_meshes(self.mesh)
         ]
         self.chunks = Chunk.of_depths(config, layout)
-        self.table = pass_table(schedule.pipeline, layout.pipe, layout.microbatches, schedule.interleave)
+        self.table = pass_table(
+            schedule.pipeline, layout.pipe, layout.schedule.microbatches, schedule.interleave
+        )
         self.first = self.stages[0]
         self.owners = self.table.routes[0]
         programs = {
@@ -126,7 +128,7 @@ class StagedStep:
             return jax.jit(named(run, f"depth{depth}_update"), donate_argnums=0, out_shardings=where)
 
         places: list[Any] = [None] * len(self.chunks)
-        if self.layout.offload_optimizer:
+        if self.layout.schedule.offload_optimizer:
             # Said, since XLA gives up donated memory of the host otherwise.
             places = [jax.tree.map(lambda leaf: leaf.sharding, own) for own in self.abstract_depths()]
         return [program(depth, where) for depth, where in enumerate(places)]
@@ -188,7 +190,7 @@ class StagedStep:
         """Fresh parameters, or those of `start_from`, which are read into the host's memory."""
         loaded, start_from = {}, self.first.start_from
         if start_from is not None:
-            alone = Layout.of(weights_dtype=self.layout.weights_dtype)
+            alone = Layout.of(weights_dtype=self.layout.precision.weights_dtype)
             loaded = load_hf(start_from, self.config.base, alone, device_mesh(alone, _host().device_set))
         return tuple(self._first_state(depth, seed, loaded) for depth in range(len(self.chunks)))
 
@@ -287,7 +289,7 @@ class StagedStep:
             (own, gradients[depth], on.send(norm, meshes[depth], "sums")) for depth, own in enumerate(state)
         ]
         of_stacks = None
-        if OPTIMIZERS[self.layout.optimizer].by_whole_sizes:
+        if OPTIMIZERS[self.layout.precision.optimizer].by_whole_sizes:
             parts = [
                 on.send(on.run(mesh, self._sizes[depth], *known[depth]), first, "sums")
                 for depth, mesh in enumerate(meshes)

@@ -103,7 +103,7 @@ class CompiledStep:
             router_losses=self.router_weights is not None,
         )
         self.optimizer = make_optimizer(
-            replace(optimizer, optimizer=layout.optimizer), layout.optimizer_dtype, config
+            replace(optimizer, optimizer=layout.precision.optimizer), layout.precision.optimizer_dtype, config
         )
         self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
@@ -132,7 +132,7 @@ class CompiledStep:
     def with_moments(self, params: Any) -> TrainState:
         mine = shards(self.config, self.layout, params)
         start = jnp.zeros((), jnp.int32)
-        if not self.layout.master_weights:
+        if not self.layout.precision.master_weights:
             return TrainState(params, self.optimizer.init(mine), start)
         master = jax.tree.map(lambda weight: weight.astype(jnp.float32), mine)
         return TrainState(params, Mastered(master, self.optimizer.init(master)), start)
@@ -147,7 +147,7 @@ class CompiledStep:
         with jax.set_mesh(self.mesh):
             shapes = jax.eval_shape(self.with_moments, params)
         state = jax.tree.map(self._placed, shapes)
-        if not self.layout.offload_optimizer:
+        if not self.layout.schedule.offload_optimizer:
             return state
         return replace(state, opt_state=jax.tree.map(_on_the_host, state.opt_state))
 
@@ -157,7 +157,9 @@ class CompiledStep:
 
     def _waiting(self, opt_state: Any) -> Any:
         """The optimizer's state where it waits for the next update; its counters stay on the device."""
-        return _moved(opt_state, jax.memory.Space.Host) if self.layout.offload_optimizer else opt_state
+        return (
+            _moved(opt_state, jax.memory.Space.Host) if self.layout.schedule.offload_optimizer else opt_state
+        )
 
     def saved(self, state: TrainState) -> TrainState:
         """The state as it is saved."""
@@ -229,7 +231,7 @@ class CompiledStep:
     def jitted(self) -> Any:
         """The jitted step: (state, tokens[B, T+1]) -> (state, metrics). Call under the mesh."""
         options = compiler_options(self.mesh, self.options)
-        if not self.layout.offload_optimizer:
+        if not self.layout.schedule.offload_optimizer:
             return jax.jit(self._step, donate_argnums=0, compiler_options=options)
         # Said, since XLA gives up donated memory of the host otherwise.
         where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
@@ -294,14 +296,14 @@ class CompiledStep:
     def share(self, rows: Array) -> Any:
         """What the mean over a microbatch's targets weighs in that over the counted ones of rows[B, T+1]."""
         scale = self.all_over_counted(rows) if self.masked else 1.0
-        return scale / self.layout.microbatches
+        return scale / self.layout.schedule.microbatches
 
     def microbatches(self, rows: Array) -> Array:
         """rows[B, T+1] as [B/m, m, T+1].
 
         Row i of a device goes to microbatch i mod m, so that no row changes its device.
         """
-        count, spec = self.layout.microbatches, self.batch_sharding.spec
+        count, spec = self.layout.schedule.microbatches, self.batch_sharding.spec
         shape = (rows.shape[0] // count, count, rows.shape[1])
         return jnp.reshape(rows, shape, out_sharding=PartitionSpec(spec[0], None, None))
 
@@ -334,9 +336,9 @@ class CompiledStep:
         before, moments = self._to_update(state)
         updates, moments = self.optimizer.update(grads, moments, before, norm=norm, **given)
         after = optax.apply_updates(before, updates)
-        if not self.layout.master_weights:
+        if not self.layout.precision.master_weights:
             return after, moments
-        dtype = jax_dtype(self.layout.weights_dtype)
+        dtype = jax_dtype(self.layout.precision.weights_dtype)
         return jax.tree.map(lambda weight: weight.astype(dtype), after), Mastered(after, moments)
 
     @jax.named_scope("update")
@@ -348,9 +350,9 @@ class CompiledStep:
     def _to_update(self, state: TrainState) -> tuple[Any, Any]:
         """(the shards of the weights that an update changes, its moments), on the devices."""
         opt_state = state.opt_state
-        if self.layout.offload_optimizer:
+        if self.layout.schedule.offload_optimizer:
             opt_state = _moved(opt_state, jax.memory.Space.Device)
-        if self.layout.master_weights:
+        if self.layout.precision.master_weights:
             return opt_state
         return shards(self.config, self.layout, state.params), opt_state
 
@@ -369,7 +371,7 @@ class CompiledStep:
 
     def _losses_and_gradients(self, params: Any, rows: Array) -> tuple[tuple[Array, Any], Any]:
         """((loss, the routers' losses), gradients) over the microbatches, which are run one after another."""
-        config, layout, count = self.config, self.layout, self.layout.microbatches
+        config, layout, count = self.config, self.layout, self.layout.schedule.microbatches
         leaves = differentiated(config, layout, params)
 
         share = self.share(rows)

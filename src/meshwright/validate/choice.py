@@ -46,7 +46,7 @@ class Mix:
         if len(self.parts) == 1:
             return str(self.layout)
         (share, layout), (_, other) = self.parts
-        return f"{layout} for {share:.0%} of the layers, remat={other.remat} for the rest"
+        return f"{layout} for {share:.0%} of the layers, remat={other.schedule.remat} for the rest"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _excess(case: Case, hardware: Hardware, layout: Layout) -> float:
 def _less_than_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
     """`layout`, or with full rematerialisation for fewer layers where the source leaves it open."""
     less = layout.replace(remat="matmuls")
-    if layout.remat == "full" and any(less in group for group in case.layouts):
+    if layout.schedule.remat == "full" and any(less in group for group in case.layouts):
         return _with_full(case, hardware, less)
     return Mix(hardware, ((1.0, layout),))
 
@@ -139,11 +139,11 @@ def _less_than_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
 def _with_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
     """`layout` for as many layers as there is room for, and full rematerialisation for the rest."""
     other = layout.replace(remat="full")
-    if layout.remat in ("full", "none"):
+    if layout.schedule.remat in ("full", "none"):
         return Mix(hardware, ((1.0, layout),))
     asked, least = memory_of(case, hardware, layout), memory_of(case, hardware, other)
     room = max(0.0, hardware.chip.program_bytes - least.total)
-    if layout.offload:
+    if layout.schedule.offload:
         room += max(0.0, hardware.chip.host_program_bytes - least.host)
     share = min(1.0, room / max(1.0, asked.total + asked.host - least.total - least.host))
     share = floor(share * _PARTS) / _PARTS

@@ -149,7 +149,7 @@ def _mfu(row: PublishedRow, case: Case) -> float | None:
     if row.metric == MEMORY:
         return None
     layout, chip = case.layouts[0][0], case.hardware.chip
-    peak = chip.flops(layout.matmul_dtype or layout.compute_dtype)
+    peak = chip.flops(layout.precision.operand_dtype)
     flops = train_flops_per_token(case.config, row.seq_len) * row.num_tokens / row.chips
     return flops / row.seconds() / peak
 

@@ -84,7 +84,7 @@ def test_every_axis_above_one_is_explained_and_no_other(case: str):
     for axis in ("pipe", "data", "fsdp", "context", "tensor"):
         degree = best.layout.word(axis)
         assert (f"{axis}={degree}:" in text) == (degree > 1)
-    assert f"remat={best.layout.remat}" in text
+    assert f"remat={best.layout.schedule.remat}" in text
 
 
 @EVERY
@@ -175,21 +175,21 @@ def test_nothing_fits_says_so():
 def test_nearest_legal_layouts_have_as_many_chips():
     layout = Layout.of(fsdp=24, tensor=4)
     for near in (*nearest_legal(layout), *wider_tensor(layout)):
-        assert near.num_chips == layout.num_chips and near != layout
+        assert near.mesh.num_devices == layout.mesh.num_devices and near != layout
 
 
 def test_usual_layouts_use_every_chip():
     for model, hardware, workload in CASES.values():
         machine = load(hardware)
         for _, layout in usual(load_model(model), machine, workload):
-            assert layout.num_chips == machine.num_chips
+            assert layout.mesh.num_devices == machine.num_chips
 
 
 def test_gpu_clusters_are_compared_with_megatrons_recipe():
     config, hardware, workload = load_model("llama-3.1-405b"), load("h100:64x8"), Workload(512, 8192)
     named = dict(usual(config, hardware, workload))
     megatron = named["tensor, pipeline and data parallelism (Megatron)"]
-    assert (megatron.tensor, megatron.zero_stage, megatron.num_chips) == (8, 1, 512)
+    assert (megatron.tensor, megatron.rules.zero_stage, megatron.mesh.num_devices) == (8, 1, 512)
     assert 4 * 406e9 / (8 * megatron.pipe) <= hardware.chip.program_bytes / 2
     for one_domain in ("h100:8", "v5p:4x4x4"):
         assert not any("Megatron" in name for name, _ in usual(config, load(one_domain), workload))
@@ -198,7 +198,7 @@ def test_gpu_clusters_are_compared_with_megatrons_recipe():
 def test_mixtures_of_experts_are_compared_with_expert_parallelism():
     named = dict(usual(load_model("mixtral-8x7b"), load("v5p:4x4x4"), Workload(512, 4096)))
     layout = named["FSDP with expert parallelism"]
-    assert (layout.fsdp, layout.degree("expert"), layout.num_chips) == (64, 8, 64)
+    assert (layout.fsdp, layout.degree("expert"), layout.mesh.num_devices) == (64, 8, 64)
 
 
 def test_the_best_schedule_is_the_best_of_all_that_are_tried():
@@ -241,7 +241,7 @@ class TestBatches:
         model, hardware, workload = CASES[case]
         layout = found(case).best.layout
         batch = Workload(tokens // workload.seq_len, workload.seq_len)
-        rounds = round(layout.microbatches * tokens / workload.num_tokens / layout.pipe)
+        rounds = round(layout.schedule.microbatches * tokens / workload.num_tokens / layout.pipe)
         priced = []
         for microbatches in (layout.pipe, max(1, rounds) * layout.pipe):
             with suppress(LayoutError):
@@ -255,7 +255,7 @@ class TestBatches:
         batches, best = self.range_of("13B on 64 v5p")
         assert batches.max_tokens is not None and batches.max_tokens >= workload.num_tokens
         config, machine = load_model(model), load(hardware)
-        step = best.layout.num_batch_shards * best.layout.microbatches
+        step = best.layout.num_batch_shards * best.layout.schedule.microbatches
         most = batches.max_tokens // workload.seq_len
         assert price(config, machine, Workload(most, workload.seq_len), best.layout).fits
         assert not price(config, machine, Workload(most + step, workload.seq_len), best.layout).fits

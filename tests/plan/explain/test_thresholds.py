@@ -112,7 +112,7 @@ class TestFigures:
     def test_megatrons_three_dimensions(self):
         """32 devices = tensor 4 x pipeline 4 x data 2, tensor innermost and stages outermost."""
         layout = Layout.of(tensor=4, pipe=4, data=2)
-        assert layout.num_chips == 32
+        assert layout.mesh.num_devices == 32
         assert [axis for axis, size in layout.mesh.sizes.items() if size > 1] == ["pipe", "data", "tensor"]
 
     @pytest.mark.parametrize(

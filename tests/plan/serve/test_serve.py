@@ -332,7 +332,7 @@ def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
         for way in plain.other_prefills
         if way.layout.context > 1 and way.layout.passes_keys_round
     }
-    assert ways and all(way.layout.num_chips == 32 for way in ways.values())
+    assert ways and all(way.layout.mesh.num_devices == 32 for way in ways.values())
     # Four replicas that each have a part of the prompt, instead of prompts of their own.
     assert plain.ttft_seconds / 4 < ways[4].ttft_seconds < plain.ttft_seconds
     target = Targets(ttft=1.1 * min(way.ttft_seconds for way in ways.values()))

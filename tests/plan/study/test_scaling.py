@@ -124,4 +124,6 @@ def test_base_and_mesh_of_a_layout():
         fsdp=4, tensor=2, microbatches=4, remat="full", weights_dtype="f32", optimizer_dtype="bf16"
     )
     assert base_of(layout) == Layout.of(weights_dtype="f32", optimizer_dtype="bf16")
-    assert without_schedule(layout).mesh == layout.mesh and without_schedule(layout).microbatches == 1
+    assert (
+        without_schedule(layout).mesh == layout.mesh and without_schedule(layout).schedule.microbatches == 1
+    )

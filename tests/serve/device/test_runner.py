@@ -68,7 +68,7 @@ def make_runner(
         num_slots=num_slots,
         context=CONTEXT,
         page_size=PAGE,
-        chunk=None if split.prompt_axes else 8,
+        chunk=None if split.rules.prompt_axes else 8,
         block=8,
         shares_pages=shares_pages,
         host_bytes=host_bytes,

@@ -94,7 +94,8 @@ def planned_step(
         candidate = price(plan.model, hardware, workload, layout)
         cost, memory = candidate.cost, candidate.memory
         kept = layout
-        if by_cpu and layout.offload_optimizer:  # XLA:CPU counts what waits on the host among the rest
+        # XLA:CPU counts arrays that wait in the host's memory among the others.
+        if by_cpu and layout.schedule.offload_optimizer:
             kept = layout.replace(offload_optimizer=False)
             memory = price(plan.model, hardware, workload, kept).memory
         graph = candidate.graph
@@ -104,18 +105,18 @@ def planned_step(
         if by_cpu:
             shape = Shape.of_microbatch(workload, layout)
             graph = record_training(plan.model, hardware, layout, shape, has_kernel=False)
-        if layout.pipe == 1 and not plan.model.moe and not layout.offload:
+        if layout.pipe == 1 and not plan.model.moe and not layout.schedule.offload:
             saved = _saved_by_layers(graph, layout)
         # How often it computes a moment that is unpacked, a compiler decides.
-        counted = OPTIMIZERS[layout.optimizer].operations is not None
-        if counted and layout.optimizer_dtype not in PACKED_DTYPES:
+        counted = OPTIMIZERS[layout.precision.optimizer].operations is not None
+        if counted and layout.precision.optimizer_dtype not in PACKED_DTYPES:
             state = StageState(graph, layout, stage or 0)
             work, reduced = state.update_work(), state.stored.updated
             update = PlannedUpdate(work.flops, reduced, work.hbm_bytes)
     else:
         phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
         # Engines on CPUs keep 16-bit pages as float32 (nn/attention/paged.py).
-        is_widened = by_cpu and number_type(layout.kv_dtype).bits == 16
+        is_widened = by_cpu and number_type(layout.precision.cache_dtype).bits == 16
         stored = layout.replace(kv_dtype="f32") if is_widened else layout
         asked = workload.num_sequences, workload.seq_len
         cost, _ = inference_cost(plan.model, layout, hardware, phase, *asked)
@@ -135,7 +136,7 @@ def planned_step(
         seconds=cost.seconds,
         flops=cost.executed_flops + sum(of_update.values()),
         products=product_flops(graph, layout, stage) | of_update,
-        matmul_dtype=layout.matmul_dtype or layout.compute_dtype,
+        matmul_dtype=layout.precision.operand_dtype,
         memory=asdict(memory),
         memory_total=memory.total,
         layer_saved_bytes=saved,
@@ -144,7 +145,7 @@ def planned_step(
         operations=graph.fused | {node.name for node in nodes} | {one.tensor for one in cost.collectives},
         split_weights=_split_weights(plan, stage),
         attention_edge=min(1.0, BLOCK / workload.seq_len),
-        attention_dtype=layout.compute_dtype,
+        attention_dtype=layout.precision.compute_dtype,
     )
 
 
@@ -154,9 +155,9 @@ def _update_products(plan: Plan, stage: int | None) -> dict[tuple[str, str], flo
         return {}
     layout, total = plan.layout, 0.0
     for path, param, sizes in _weights(plan, stage):
-        array = layout.gradient(path.rpartition("/")[2], param.letters)
+        array = layout.rules.updated.weight(path.rpartition("/")[2], param.letters)
         shard = WeightShard(path, param, array, sizes, layout.mesh)
-        total += param.trained * OPTIMIZERS[layout.optimizer].product_flops(shard)
+        total += param.trained * OPTIMIZERS[layout.precision.optimizer].product_flops(shard)
     return {("update", "update"): total} if total else {}
 
 
@@ -164,7 +165,7 @@ def _split_weights(plan: Plan, stage: int | None) -> Counter[str]:
     """How many of a plan's gradients each mesh axis splits."""
     found: Counter[str] = Counter()
     for path, param, _ in _weights(plan, stage):
-        array = plan.layout.gradient(path.rpartition("/")[2], param.letters)
+        array = plan.layout.rules.updated.weight(path.rpartition("/")[2], param.letters)
         found.update(param.trained * [axis for axis in array.sharded_axes if plan.layout.mesh.size(axis) > 1])
     return found
 
@@ -193,7 +194,7 @@ def _saved_by_layers(graph: Graph, layout: Layout) -> int | None:
     if sum(segment.source is not None for segment in graph.segments) > 1:
         return None
     [counts] = stage_counts(graph, layout.schedule.pipeline, 1, 1)
-    return held_bytes(graph, counts, layout.remat).a_microbatch
+    return held_bytes(graph, counts, layout.schedule.remat).a_microbatch
 
 
 def product_flops(graph: Graph, layout: Layout, stage: int | None = None) -> dict[tuple[str, str], float]:
@@ -201,7 +202,9 @@ def product_flops(graph: Graph, layout: Layout, stage: int | None = None) -> dic
     found: dict[tuple[str, str], float] = defaultdict(float)
     for segment, runs in zip(graph.segments, mean_runs(graph, layout, stage), strict=True):
         for direction in graph.directions:
-            nodes = segment.nodes if direction != "recompute" else recomputed_nodes(segment, layout.remat)
+            nodes = segment.nodes
+            if direction == "recompute":
+                nodes = recomputed_nodes(segment, layout.schedule.remat)
             for node in nodes:
                 work = (*node.backward, *node.weight_gradient) if direction == "backward" else node.forward
                 if flops := sum(piece.flops for piece in work):

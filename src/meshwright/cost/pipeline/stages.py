@@ -144,7 +144,9 @@ def idle_runs(graph: Graph, layout: Layout, segment: int) -> float:
     Of stages that are alike all but the head, which runs where a microbatch leaves, run without one, too.
     """
     is_head = segment > max(graph.layers)
-    return 1.0 if layout.pipe == 1 or is_head else layout.num_passes / layout.microbatches
+    if layout.pipe == 1 or is_head:
+        return 1.0
+    return layout.schedule.num_passes(layout.pipe) / layout.schedule.microbatches
 
 
 def mean_runs(graph: Graph, layout: Layout, stage: int | None = None) -> SegmentRuns:
@@ -152,10 +154,10 @@ def mean_runs(graph: Graph, layout: Layout, stage: int | None = None) -> Segment
 
     stage: of the pipeline, whose chips alone are meant.
     """
-    of_stages = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+    of_stages = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.schedule.interleave)
     of_stages = of_stages if stage is None else (of_stages[stage],)
     return tuple(
-        sum(counts) / len(of_stages) * layout.microbatches * idle_runs(graph, layout, segment)
+        sum(counts) / len(of_stages) * layout.schedule.microbatches * idle_runs(graph, layout, segment)
         for segment, counts in enumerate(zip(*of_stages, strict=True))
     )
 
@@ -186,15 +188,15 @@ class Stage(NamedTuple):
 
 def stages_of_kinds(graph: Graph, layout: Layout) -> list[Stage]:
     """The first stage of each kind, as of `different_stages`."""
-    cut = layout.schedule.pipeline, layout.pipe, layout.interleave
+    cut = layout.schedule.pipeline, layout.pipe, layout.schedule.interleave
     return [stage_of(graph, layout, number) for number in different_stages(graph, *cut)]
 
 
 def stage_of(graph: Graph, layout: Layout, number: int) -> Stage:
     """The stage of that number."""
-    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
+    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.schedule.interleave
     counts = stage_counts(graph, schedule, pipe, interleave)[number]
-    alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, number)
+    alive = alive_microbatches(schedule, pipe, layout.schedule.microbatches, interleave, number)
     return Stage(number, counts, alive)
 
 

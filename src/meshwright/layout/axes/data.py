@@ -26,12 +26,12 @@ class Data(Axis):
             1: "a shard of the optimizer's state",
             2: "a shard of the optimizer's state and of the gradients",
         }
-        shared = state.get(layout.zero_stage) if layout.fsdp == 1 else None
+        shared = state.get(layout.rules.zero_stage) if layout.fsdp == 1 else None
         text = (
             f"{layout.data:,} groups of chips hold the same weights and take different sequences; their "
             "gradients are summed after the backward pass"
         )
-        return f"{text}, and each keeps {shared} (ZeRO-{layout.zero_stage})" if shared else text
+        return f"{text}, and each keeps {shared} (ZeRO-{layout.rules.zero_stage})" if shared else text
 
 
 DATA = Data("data", always=True)

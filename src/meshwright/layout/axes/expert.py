@@ -49,7 +49,8 @@ class Expert(Axis):
                     yield {"expert": expert, "expert_nodes": 1, "grouped": True}
 
     def fit(self, config: ModelConfig, layout: "Layout") -> None:
-        num_experts, over = config.moe.num_experts if config.moe else 1, layout.mesh.size(layout.expert_axes)
+        num_experts = config.moe.num_experts if config.moe else 1
+        over = layout.mesh.size(layout.table.axes_of("E"))
         if num_experts == 1 and over > 1:
             raise LayoutError(f"{config.name} has no experts (E) for expert = {over}; fits: expert in {{1}}")
         if num_experts % over:

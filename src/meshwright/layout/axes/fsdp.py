@@ -74,7 +74,7 @@ class Fsdp(Axis):
                 yield words | {"zero_context": True}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        if layout.zero_stage == 3:
+        if layout.rules.zero_stage == 3:
             where = ", neighbours in the mesh" if layout.word("inner") else ""
             return (
                 f"every weight is split into {layout.fsdp} shards, on chips{where} that take different "
@@ -82,10 +82,10 @@ class Fsdp(Axis):
                 "layer's weights are all-gathered before they are used, forward and backward, and their "
                 "gradients are reduce-scattered"
             )
-        what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
+        gradients = "gradients and " if layout.rules.zero_stage == 2 else ""
         return (
-            f"{layout.fsdp} groups of chips take different sequences; each keeps a shard of {what} (ZeRO-"
-            f"{layout.zero_stage})"
+            f"{layout.fsdp} groups of chips take different sequences; each keeps a shard of {gradients}the "
+            f"optimizer's state (ZeRO-{layout.rules.zero_stage})"
         )
 
 

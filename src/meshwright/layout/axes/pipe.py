@@ -50,7 +50,7 @@ class Pipe(Axis):
             )
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        chunks = f", each in {layout.interleave} chunks" if layout.interleave > 1 else ""
+        chunks = f", each in {layout.schedule.interleave} chunks" if layout.schedule.interleave > 1 else ""
         return (
             f"the {config.num_layers} layers are cut into {layout.pipe} stages{chunks}; microbatches pass "
             "from "
@@ -60,11 +60,12 @@ class Pipe(Axis):
 
 def _check_groups(config: ModelConfig, layout: "Layout") -> None:
     """Raises LayoutError where a stage would begin between layers that share keys and values."""
-    each, schedule, chunks = config.layers_per_cache, layout.schedule.pipeline, layout.interleave
+    each, schedule, chunks = config.layers_per_cache, layout.schedule.pipeline, layout.schedule.interleave
     if not cuts_groups(config, schedule, layout.pipe, chunks):
         return
     record, most = SCHEDULES[schedule], min(_MOST_STAGES, config.num_layers // each)
-    exists = [p for p in range(1, most + 1) if p == 1 or record.exists(p, layout.microbatches, chunks)]
+    microbatches = layout.schedule.microbatches
+    exists = [p for p in range(1, most + 1) if p == 1 or record.exists(p, microbatches, chunks)]
     pipes = [p for p in exists if not cuts_groups(config, schedule, p, chunks)]
     raise LayoutError(
         f"layout {layout}: a stage would begin within a group of layers_per_cache = {each} of the "

@@ -268,8 +268,8 @@ def abstract_pools(
 
     def pool(array: ShardedArray, count: int) -> Any:
         sizes = {**dims, "B": count, "S": page_size}
-        dtype = jax_dtype(layout.kv_dtype)
-        if number_type(layout.kv_dtype).scales is None:
+        dtype = jax_dtype(layout.precision.cache_dtype)
+        if number_type(layout.precision.cache_dtype).scales is None:
             return array_type(array, mesh, sizes, jnp.float32 if on_cpu else dtype)
         scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
         return Quantised(array_type(array, mesh, sizes, dtype), array_type(scales, mesh, sizes, jnp.float32))

@@ -507,7 +507,7 @@ def _ways(counts: Array, at: Array, routing: RowRouting, own: int, block: int, n
 
 def _own_experts(layout: Layout, moe: MoE) -> int:
     """How many a device has."""
-    return moe.num_experts // layout.mesh.size(layout.expert_axes)
+    return moe.num_experts // layout.mesh.size(layout.table.axes_of("E"))
 
 
 def _experts_of(routing: RowRouting, own: int, num_peers: int) -> Array:

@@ -90,7 +90,7 @@ class Lanes:
     ) -> None:
         self.config, self.layout = config, layout
         self.rows, self.deal, self.share, self.router_weights = rows, deal, share, router_weights
-        self.stages, self.microbatches = layout.pipe, layout.microbatches
+        self.stages, self.microbatches = layout.pipe, layout.schedule.microbatches
         self.ops = ops
         self.places: Places | None = None  # of all microbatches; None where documents are masked
         if ops.masked:
@@ -333,10 +333,10 @@ class Lanes:
 
     def _waiting(self, x: Array) -> Array:
         """x where the ring lies."""
-        return jax.device_put(x, jax.memory.Space.Host) if self.layout.offload else x
+        return jax.device_put(x, jax.memory.Space.Host) if self.layout.schedule.offload else x
 
     def _back(self, x: Array) -> Array:
-        return jax.device_put(x, jax.memory.Space.Device) if self.layout.offload else x
+        return jax.device_put(x, jax.memory.Space.Device) if self.layout.schedule.offload else x
 
     # Weights of which some are differentiated by their shards (nn/gradients.py), and some not at all
 

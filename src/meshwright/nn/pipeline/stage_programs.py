@@ -216,7 +216,7 @@ class ChunkPrograms:
         # The same arrays as `run` reads: weights made anew would be kept with every microbatch.
         self._saved, saved = Recipe.of(vjp, (token, (stacks, leaves), places))
         if of_routers is not None:
-            totals = totals | {ROUTERS: totals[ROUTERS] + of_routers / self.layout.microbatches}
+            totals = totals | {ROUTERS: totals[ROUTERS] + of_routers / self.layout.schedule.microbatches}
         if not self.is_last:
             return totals, y, saved
 
@@ -298,7 +298,9 @@ class ChunkPrograms:
         _, _, places = self.batch(rows, index)
         vjp = self._saved.made((token, self._parts(weights, STACKS), places), saved)
         d_routers = self.router_weights
-        return vjp((d_y, None if d_routers is None else jnp.asarray(d_routers) / self.layout.microbatches))
+        if d_routers is not None:
+            d_routers = jnp.asarray(d_routers) / self.layout.schedule.microbatches
+        return vjp((d_y, d_routers))
 
     def _entered(self, ops: JaxOps, ends: Any, x: Array | None, rows: Rows, index: Array) -> Any:
         if not self.is_first:

@@ -77,9 +77,9 @@ def name_of(dtype: Any) -> str:
 
 def as_read(layout: Layout) -> Layout:
     """The layout to read a checkpoint with: weights to be quantised are in compute_dtype."""
-    if number_type(layout.weights_dtype).scales is None:
+    if number_type(layout.precision.weights_dtype).scales is None:
         return layout
-    return layout.replace(weights_dtype=layout.compute_dtype)
+    return layout.replace(weights_dtype=layout.precision.compute_dtype)
 
 
 def group_size(size: int, group: int) -> int:

@@ -40,7 +40,7 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
     sequences = workload.seq_len * layout.num_batch_shards  # tokens of one sequence per shard
     # A multiple of the stages, as interleaved schedules require.
     fewest = layout.pipe
-    size = workload.num_sequences // (layout.num_batch_shards * layout.microbatches)
+    size = workload.num_sequences // (layout.num_batch_shards * layout.schedule.microbatches)
 
     def priced(microbatches: int, of_size: int) -> Candidate:
         batch = Workload(layout.num_batch_shards * microbatches * of_size, workload.seq_len)
@@ -52,14 +52,18 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
             return found.cost.bound == "compute" and (found.fits or not chosen.fits)
         return False
 
-    groups = _first(lambda n: is_compute_bound(n * fewest, size), max(1, layout.microbatches // fewest))
+    groups = _first(
+        lambda n: is_compute_bound(n * fewest, size), max(1, layout.schedule.microbatches // fewest)
+    )
     sizes = _first(lambda n: is_compute_bound(fewest, n), size)
     least = min(filter(None, ((groups or 0) * fewest * size, fewest * (sizes or 0))), default=None)
     tokens = least * sequences if least else None
-    most = _last(lambda n: priced(layout.microbatches, n).fits, size) if chosen.fits else None
+    most = _last(lambda n: priced(layout.schedule.microbatches, n).fits, size) if chosen.fits else None
     return BatchRange(
         min_tokens=tokens,
-        max_tokens=None if most is None else max(most * layout.microbatches * sequences, workload.num_tokens),
+        max_tokens=None
+        if most is None
+        else max(most * layout.schedule.microbatches * sequences, workload.num_tokens),
         tokens_per_chip=tokens / hardware.num_chips if tokens else None,
         bound=chosen.cost.bound,
     )

@@ -76,14 +76,18 @@ def _same_work(
     config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
 ) -> Iterator[Layout]:
     """Layouts near `layout` that may need less memory: more sharding, recomputation or microbatches."""
-    place = REMATS.index(layout.remat)
+    place = REMATS.index(layout.schedule.remat)
     stronger = [remat for remat in different_remats(config, hardware) if REMATS.index(remat) > place]
     for mesh in (layout, *_offloaded(hardware, layout), *_sharded_further(layout)):
         share = workload.num_sequences // mesh.num_batch_shards
-        numbers = [n for n in (mesh.microbatches * 2**n for n in range(share.bit_length())) if share % n == 0]
-        for remat in (layout.remat, *stronger):
-            for microbatches in dict.fromkeys((mesh.microbatches, *numbers, share)):
-                if microbatches >= mesh.microbatches:
+        numbers = [
+            n
+            for n in (mesh.schedule.microbatches * 2**n for n in range(share.bit_length()))
+            if share % n == 0
+        ]
+        for remat in (layout.schedule.remat, *stronger):
+            for microbatches in dict.fromkeys((mesh.schedule.microbatches, *numbers, share)):
+                if microbatches >= mesh.schedule.microbatches:
                     yield mesh.replace(remat=remat, microbatches=microbatches)
 
 
@@ -93,10 +97,10 @@ def _sharded_further(layout: Layout) -> Iterator[Layout]:
     changes: list[dict[str, object]] = []
     if data > 1:
         for stage in (1, 2) if layout.pipe == 1 else (1,):
-            if fsdp == 1 and stage > layout.zero_stage:
+            if fsdp == 1 and stage > layout.rules.zero_stage:
                 changes.append({"zero": stage})
         changes.append({"data": 1, "fsdp": data * fsdp, "zero": None})
-    if layout.context > 1 and layout.zero_stage and not layout.word("zero_context"):
+    if layout.context > 1 and layout.rules.zero_stage and not layout.word("zero_context"):
         changes.append({"zero_context": True})
     for factor in (2**n for n in range(1, _DOUBLINGS + 1)):
         for axis in ("context", "tensor"):
@@ -139,8 +143,8 @@ def _changed(layout: Layout, other: Layout) -> tuple[str, ...]:
     new = [word for word in after if word not in before]
     kept = {word.partition("=")[0] for word in after}
     gone = [word for word in before if word.partition("=")[0] not in kept]
-    if other.optimizer_dtype != layout.optimizer_dtype:
-        new.append(f"optimizer_dtype={other.optimizer_dtype}")
+    if other.precision.optimizer_dtype != layout.precision.optimizer_dtype:
+        new.append(f"optimizer_dtype={other.precision.optimizer_dtype}")
     if gone and new:
         new[0] += f" for {','.join(gone)}"
     return tuple(new)

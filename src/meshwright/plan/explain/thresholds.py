@@ -157,7 +157,7 @@ def thresholds(
     figures: dict[str, float] = {"needed": each * params, "each": each, "hbm": hbm}
     holds = params < limit
     found = [_form("data_parallel_memory", "P < HBM / 10", limit, params, "parameters", holds, **figures)]
-    if ideal := links(hardware, layout.compute_dtype, layout.matmul_dtype):
+    if ideal := links(hardware, layout.precision.compute_dtype, layout.precision.matmul_dtype):
         found += _communication(config, hardware, workload, layout, ideal)
     network = hardware.chip.network
     if isinstance(network, Torus) and hardware.num_slices > 1:

@@ -50,8 +50,8 @@ def explain_serving(point: Point) -> ServeExplanation:
     critical = (
         compute_bound_batch(chip, layout.weights_dtype, computes) * sparsity * apart / (1 + requests.drafts)
     )
-    cached = kv_cache_bytes(config, requests.mean_context, layout.kv_dtype)
-    crossover = ceil(count_params(config).total * dtype_bytes(layout.weights_dtype) / cached)
+    cached = kv_cache_bytes(config, requests.mean_context, layout.precision.cache_dtype)
+    crossover = ceil(count_params(config).total * dtype_bytes(layout.precision.weights_dtype) / cached)
     gain = point.cost.seconds / _seconds(point, layout.replace(weights_dtype="int8", kv_dtype="int8"))
     split = next(
         (w for w in point.other_prefills if w.layout.context > max(1, point.prefill_layout.context)), None
@@ -84,7 +84,7 @@ def explain_serving(point: Point) -> ServeExplanation:
 def _num_groups(point: Point) -> int:
     """Groups of chips whose matmuls (of experts, if there are any) each have other tokens."""
     at = point.layout.at("generate")
-    shared = at.expert_axes if point.config.moe else ()
+    shared = at.table.axes_of("E") if point.config.moe else ()
     return at.mesh.size(tuple(axis for axis in at.batch_axes if axis not in shared))
 
 

@@ -47,7 +47,7 @@ class PhasePoint:
         flops = forward_flops_per_token(
             self.config, self.workload.seq_len, causal=self.workload.phase == "prefill"
         )
-        peak = self.hardware.chip.flops(self.layout.matmul_dtype or self.layout.compute_dtype)
+        peak = self.hardware.chip.flops(self.layout.precision.operand_dtype)
         return flops * self.num_tokens / (self.step_seconds * peak * self.hardware.num_chips)
 
     def to_dict(self) -> dict:
@@ -60,8 +60,8 @@ class PhasePoint:
             "chips": chips,
             "layout": str(self.layout),
             "mesh": dict(self.layout.mesh.sizes),
-            "weights_dtype": self.layout.weights_dtype,
-            "kv_dtype": self.layout.kv_dtype,
+            "weights_dtype": self.layout.precision.weights_dtype,
+            "kv_dtype": self.layout.precision.cache_dtype,
             "batch": self.workload.num_sequences,
             "context": self.workload.seq_len,
             "step_seconds": seconds,

@@ -97,7 +97,7 @@ class Point:
     def mfu(self) -> float:
         """Model FLOPs of a generate step over the dense peak."""
         flops = forward_flops_per_token(self.config, self.requests.mean_context, causal=False)
-        peak = self.hardware.chip.flops(self.layout.matmul_dtype or self.layout.compute_dtype)
+        peak = self.hardware.chip.flops(self.layout.precision.operand_dtype)
         return flops * self.tokens_per_second_per_chip / peak
 
     @property
@@ -122,7 +122,7 @@ class Point:
         machine, requests = self.hardware, self.requests
         chunk = None if requests.chunk else DEFAULT_CHUNK
         plain = prefilling(self.layout)
-        has_chunks = not plain.prompt_axes and requests.new_prompt_tokens > DEFAULT_CHUNK
+        has_chunks = not plain.rules.prompt_axes and requests.new_prompt_tokens > DEFAULT_CHUNK
         tried = [(plain, chunk)] if has_chunks else []
         tried += [
             (layout, requests.chunk)
@@ -146,7 +146,7 @@ class Point:
             "layout": str(self.layout),
             "mesh": dict(self.layout.mesh.sizes),
             "weights_dtype": precision.weights_dtype,
-            "kv_dtype": self.layout.kv_dtype,
+            "kv_dtype": self.layout.precision.cache_dtype,
             "batch": self.batch,
             "max_batch": self.max_batch,
             "ttft_seconds": self.ttft_seconds,

@@ -111,7 +111,7 @@ def serving_both(layout: Layout, prefill: Layout) -> Layout | None:
     context=2,tensor=4,remat=none
     >>> serving_both(Layout.of(tensor=8), Layout.of(context=2, tensor=4, zero=3, zero_context=True))
     """
-    if not prefill.prompt_axes:
+    if not prefill.rules.prompt_axes:
         return layout
     both = layout.replace(data=1, context=prefill.context, context_method=prefill.word("context_method"))
     alike = both.mesh == prefill.mesh and both.rules.stored == prefill.rules.stored
@@ -138,7 +138,7 @@ def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iter
     if requests.chunk is not None or requests.new_prompt_tokens < requests.prompt_tokens:
         return
     for heads in divisors(layout.tensor * layout.degree("kv_replicas")):
-        context = layout.num_chips // heads
+        context = layout.mesh.num_devices // heads
         positions, rest = divmod(requests.prompt_tokens, context)
         if context == 1 or rest or positions < _LEAST_POSITIONS:
             continue

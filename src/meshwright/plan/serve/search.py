@@ -219,8 +219,8 @@ class _Sweep:
 
     def _weights_bytes(self, layout: Layout) -> float:
         """Fewer than any chip can hold: those of an even split."""
-        total = count_params(self.config).total * dtype_bytes(layout.weights_dtype)
-        return total / (layout.num_chips // max(1, layout.data // layout.degree("expert")))
+        total = count_params(self.config).total * dtype_bytes(layout.precision.weights_dtype)
+        return total / (layout.mesh.num_devices // max(1, layout.data // layout.degree("expert")))
 
     def _generate(self, layout: Layout, machine: Hardware) -> Passes:
         """The generate steps of all batches."""

@@ -34,7 +34,7 @@ def prefill_of(plan: Plan) -> Plan:
     """
     layout, context = plan.layout.at("prefill"), plan.workload.seq_len
     num_tokens = min(chunk_of(layout, context), context)
-    if layout.prompt_axes:
+    if layout.rules.prompt_axes:
         num_tokens -= num_tokens % divided_block(1, layout.num_prompt_shards)
     return replace(plan, workload=Workload(num_replicas(layout, plan.model), num_tokens, "prefill"))
 

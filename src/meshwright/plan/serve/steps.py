@@ -42,7 +42,7 @@ class StepSeconds:
         # A whole prompt is prefilled by all devices that have parts of it, a part behind others by one.
         self._whole = layout.replace(cache="copies") if layout.form else layout
         apart = replace(self._whole.rules, activations=self._whole.at("generate").table, own=())
-        self._behind = replace(self._whole, rules=apart) if layout.prompt_axes else self._whole
+        self._behind = replace(self._whole, rules=apart) if layout.rules.prompt_axes else self._whole
         self._contexts = [_NEXT_TO_NONE, *_lengths(context)]
         self._batches = np.unique(np.round(2 ** np.arange(0, np.log2(max(2, most_tokens)) + 0.5, 0.5)))
         rows = [self._generate(length) for length in self._contexts]

@@ -43,9 +43,9 @@ def _timeline(
     """Simulate one schedule. Raises LayoutError if the layout cannot run it."""
     layout = candidate.layout
     if schedule != layout.schedule.pipeline:
-        chunks = max(2, layout.interleave) if schedule == "interleaved" else 1
+        chunks = max(2, layout.schedule.interleave) if schedule == "interleaved" else 1
         layout = layout.replace(schedule=schedule, interleave=chunks)
     graph = record_training(config, candidate.hardware, layout, Shape.of_microbatch(workload, layout))
     times = StepPricer(graph, layout, candidate.hardware, candidate.placement).pipeline_times()
-    count = shown_microbatches(layout.pipe, layout.microbatches)
-    return simulate(pass_table(schedule, layout.pipe, count, layout.interleave), times)
+    count = shown_microbatches(layout.pipe, layout.schedule.microbatches)
+    return simulate(pass_table(schedule, layout.pipe, count, layout.schedule.interleave), times)

@@ -77,7 +77,7 @@ def operations(candidate: Candidate) -> list[StepOperation]:
     layout, found = candidate.layout, dict[_Key, StepOperation]()
     dtypes, chip = Dtypes.of(layout), candidate.hardware.chip
     for segment, runs in zip(candidate.graph.segments, candidate.cost.runs, strict=True):
-        for direction, node in _nodes(segment, layout.remat):
+        for direction, node in _nodes(segment, layout.schedule.remat):
             pieces = (*node.backward, *node.weight_gradient) if direction == "backward" else node.forward
             if not runs or not pieces:
                 continue

@@ -115,7 +115,7 @@ class InferencePrograms:
         batch_invariant: bool = False,
     ) -> None:
         prefill = layout.at("prefill")
-        self._prefill = prefill if layout.prompt_axes else None
+        self._prefill = prefill if layout.rules.prompt_axes else None
         layout = layout.at("generate") if self._prefill else layout
         self.config, self.layout, self.mesh = config, layout, mesh
         self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
@@ -427,7 +427,7 @@ class InferencePrograms:
 
 def num_kept_apart(layout: Layout, config: ModelConfig) -> int:
     """`num_replicas` of the cache that a step fills: by parts of prompts that of generation."""
-    splits = layout.phase == "prefill" and layout.prompt_axes
+    splits = layout.phase == "prefill" and layout.rules.prompt_axes
     return num_replicas(layout.at("generate") if splits else layout, config)
 
 

@@ -108,7 +108,7 @@ class JaxRunner:
             keeps_windows=keeps_windows and not host_bytes,
         )
         if limits.block % layout.num_prompt_shards:
-            over, count = "·".join(layout.prompt_axes), layout.num_prompt_shards
+            over, count = "·".join(layout.rules.prompt_axes), layout.num_prompt_shards
             raise PlanError(
                 f"{config.name}: prompts of a context of {context} tokens fill no block that divides over "
                 f"{over} = {count}; fits: a context of {limits.block * count} or more, or {over} = 1"
