@@ -28,6 +28,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec  # noqa: E402
 from plain import RATE, PlainStep, plain_weights  # noqa: E402
 
 from meshwright.layout import Layout  # noqa: E402
+from meshwright.layout.moves.attention import token_sharding  # noqa: E402
 from meshwright.layout.workload import Workload  # noqa: E402
 from meshwright.models.config import ModelConfig  # noqa: E402
 from meshwright.nn.start.device_mesh import partition_spec  # noqa: E402
@@ -71,7 +72,7 @@ def plain(layout: Layout) -> Step:
         return jax.device_put(weight, NamedSharding(mesh, _over_layers(spec, weight)))
 
     weights = jax.tree_util.tree_map_with_path(placed, plain_weights(MODEL))
-    rows_split = partition_spec(layout.tokens("tokens").replace(axes={"T": ()}))
+    rows_split = partition_spec(token_sharding(layout, "tokens").replace(axes={"T": ()}))
     step = PlainStep(MODEL, jnp.float32, weights)
     return lambda rows: step(jax.device_put(rows, NamedSharding(mesh, PartitionSpec(*rows_split.partitions))))
 

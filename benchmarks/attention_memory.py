@@ -28,6 +28,7 @@ import numpy as np  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from meshwright.layout import Layout  # noqa: E402
+from meshwright.layout.moves.attention import token_sharding  # noqa: E402
 from meshwright.models.transformer import Places  # noqa: E402
 from meshwright.nn.attention.blockwise import blockwise  # noqa: E402
 from meshwright.nn.attention.reference import Scores, attend, visible  # noqa: E402
@@ -60,7 +61,7 @@ def attention(layout: Layout, form: str, num_positions: int) -> tuple[Callable[[
     q, k, v = (jax.device_put(random.standard_normal(shape, np.float32), where) for _ in range(3))
     positions = jnp.arange(num_positions, dtype=jnp.int32)[None]
     whole = jax.device_put(positions, NamedSharding(mesh, PartitionSpec()))
-    own = jax.device_put(positions, named_sharding(layout.tokens("tokens"), mesh))
+    own = jax.device_put(positions, named_sharding(token_sharding(layout, "tokens"), mesh))
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         queries, keys = Places(own), Places(whole)

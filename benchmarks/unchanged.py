@@ -35,6 +35,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from meshwright.layout.fit import check_fits
+
 # Figures further apart than this differ; sums in another order do not.
 TOLERANCE = 1e-9
 MAX_LINES_A_CASE = 12
@@ -398,7 +400,7 @@ def programs() -> Iterator[tuple[str, dict]]:
         layout = Layout.parse(text, **dtypes)
         workload = Workload(16, 32, phase)
         try:
-            layout.check(config, workload.num_sequences, workload.seq_len)
+            check_fits(layout, config, workload.num_sequences, workload.seq_len)
             if phase == "train":
                 step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
                 jitted, arguments, mesh = (

@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.errors import LayoutError, MeshwrightError, ModelError, OutputError, PlanError
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, load_plan, save_plan, written_shardings
@@ -73,7 +74,7 @@ def test_rules_may_be_edited(tmp_path: Path) -> None:
     layout = load_plan(path).layout
     assert layout.form is None and str(layout) == "data=2,fsdp=2,tensor=2,rules=own,remat=full"
     assert str(layout.weight("wo", "NHD")) == "wo[N_{tensor,fsdp}, H, D]"
-    assert [str(step) for step in layout.contraction("wo", "BTNH,NHD->BTD").rhs_steps] == [
+    assert [str(step) for step in contraction_of(layout, "wo", "BTNH,NHD->BTD").rhs_steps] == [
         "AllGather_{fsdp} wo[N_{tensor,fsdp}, H, D] -> wo[N_tensor, H, D]"
     ]
     save_plan(load_plan(path), path)

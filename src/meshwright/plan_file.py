@@ -16,6 +16,7 @@ from meshwright.errors import MeshwrightError, PlanError, nearest
 from meshwright.files import parse_toml, read_text, write_whole
 from meshwright.hardware.catalog import with_file
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
@@ -42,7 +43,7 @@ class Plan:
     tuned: tuple[Mapping[str, object], ...] = ()
 
     def __post_init__(self) -> None:
-        self.layout.check(self.model, self.workload.num_sequences, self.workload.seq_len)
+        check_fits(self.layout, self.model, self.workload.num_sequences, self.workload.seq_len)
         if self.workload.phase == "train":
             self.layout.precision.check_trains()
         if self.workload.seq_len > self.model.max_seq_len:

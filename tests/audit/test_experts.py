@@ -14,6 +14,7 @@ from meshwright.cost.lowering import Lowering
 from meshwright.cost.ops import SymbolicOps
 from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
+from meshwright.layout.moves.experts import row_routing
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.experts.dropless import choices_of, met_gates
@@ -73,8 +74,8 @@ def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:
     gates = jax.ShapeDtypeStruct((sequences, WORK.seq_len, moe.num_experts), "float32", sharding=lies)
 
     def rows(gates: jax.Array) -> jax.Array:
-        routing, room = layout.routing, None
-        gates = met_gates(gates, layout, routing.at_home)
+        routing, room = row_routing(layout), None
+        gates = met_gates(gates, layout, routing.to_nodes)
         if routing.nodes:
             crossings = crossings_of(gates, layout, moe, "kept")
             room = crossings.room

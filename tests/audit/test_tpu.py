@@ -33,12 +33,13 @@ from meshwright.audit.facts.communication import collectives
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.compile.targets import choose_target, target_mesh
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of
 from meshwright.nn.start.device_mesh import partition_spec
 from meshwright.nn.products.scatter import reduce_scatter
 
 layout = Layout.of(fsdp=64, tensor=4)
 mesh = target_mesh(choose_target("v5p:8x8x4", layout, "tpu"), layout)
-step, = layout.contraction("w_out", "BTF,FD->BTD").rhs_reshard.backward
+step, = contraction_of(layout, "w_out", "BTF,FD->BTD").rhs_reshard.backward
 partial = partition_spec(step.operand)
 
 def gradient(reduce):

@@ -8,6 +8,7 @@ from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.reshard import step_price
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of
 from meshwright.notation.collective import Collective
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
@@ -62,7 +63,7 @@ def test_the_rules_are_the_cheapest_for_every_layout(values: tuple[int, int, int
     """reshard() knows no prices; on the axes of an array no search sends less for what layouts ask."""
     layout = Layout.of(**dict(zip(WORDS, values, strict=True)))
     for name, spec in SPECS.items():
-        forward = layout.contraction(name, spec)
+        forward = contraction_of(layout, name, spec)
         for plan in (forward, forward.lhs_gradient, forward.rhs_gradient):
             for steps in (plan.lhs_steps, plan.rhs_steps, plan.out_steps):
                 if steps:

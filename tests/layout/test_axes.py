@@ -8,6 +8,8 @@ from meshwright.errors import LayoutError
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, divisors
 from meshwright.layout.axes.kv_replicas import KV_REPLICAS
+from meshwright.layout.fit import check_fits
+from meshwright.layout.moves.attention import attention_layout, gathered_keys, token_sharding
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -27,7 +29,7 @@ def test_every_axis_is_searched_and_has_words() -> None:
     assert {axis.name for axis in SEARCHED} == set(DEGREES) and [axis.name for axis in AXES] == list(DEGREES)
     layout = Layout.of(data=2, fsdp=2, tensor=2)
     for axis in AXES:
-        assert axis.words(LLAMA, BATCH, layout)
+        assert axis.words(LLAMA, BATCH, layout.words, layout.schedule)
 
 
 def test_the_degrees_of_a_search_divide() -> None:
@@ -49,9 +51,9 @@ def test_fsdp_pads_the_model_dimension_a_little() -> None:
     assert {256, 2240, 4480} <= set(degrees)
     assert all(-4096 % degree / 4096 <= 0.1 for degree in degrees if isinstance(degree, int))
     padded = Layout.of(fsdp=448, tensor=2)
-    padded.check(LLAMA, padded=True)
+    check_fits(padded, LLAMA, padded=True)
     with pytest.raises(LayoutError, match=r"4096 model dimension \(D\) do not divide over fsdp = 448"):
-        padded.check(LLAMA)
+        check_fits(padded, LLAMA)
 
 
 class TestUlysses:
@@ -59,18 +61,18 @@ class TestUlysses:
 
     def test_heads_are_exchanged_for_positions_where_queries_meet_keys_alone(self) -> None:
         assert str(self.LAYOUT.activation("q", "BTNH")) == "q[B, T_context, N_tensor, H]"
-        assert str(self.LAYOUT.attending.activation("q", "BTNH")) == "q[B, T, N_{tensor,context}, H]"
-        assert str(self.LAYOUT.tokens("tokens")) == "tokens[B, T_context]"
-        assert Layout.of(context=2).attending == Layout.of(context=2)
+        assert str(attention_layout(self.LAYOUT).activation("q", "BTNH")) == "q[B, T, N_{tensor,context}, H]"
+        assert str(token_sharding(self.LAYOUT, "tokens")) == "tokens[B, T_context]"
+        assert attention_layout(Layout.of(context=2)) == Layout.of(context=2)
 
     def test_its_rules_are_data(self) -> None:
         again = Layout.from_dict(self.LAYOUT.to_dict())
         assert (again, str(again)) == (self.LAYOUT, str(self.LAYOUT))
 
     def test_kv_heads_must_divide(self) -> None:
-        self.LAYOUT.check(LLAMA)
+        check_fits(self.LAYOUT, LLAMA)
         with pytest.raises(LayoutError, match=r"8 KV heads \(K\) do not divide over tensor·context = 16"):
-            self.LAYOUT.replace(context=4).check(LLAMA)
+            check_fits(self.LAYOUT.replace(context=4), LLAMA)
         with pytest.raises(LayoutError, match="of which kv_replicas = 2 makes copies"):
             self.LAYOUT.replace(kv_replicas=2)
 
@@ -92,12 +94,12 @@ class TestKvReplicas:
         ]
 
     def test_the_cotangent_of_a_key_is_a_sum_over_the_replicas(self) -> None:
-        assert str(self.LAYOUT.keys("k").yielded) == "dk[B_data, T, K_tensor, H]{U_kv_replicas}"
+        assert str(gathered_keys(self.LAYOUT, "k").yielded) == "dk[B_data, T, K_tensor, H]{U_kv_replicas}"
 
     def test_a_device_shares_one_head(self) -> None:
-        self.LAYOUT.check(LLAMA)
+        check_fits(self.LAYOUT, LLAMA)
         with pytest.raises(LayoutError) as caught:
-            Layout.of(tensor=4, kv_replicas=2).check(LLAMA)
+            check_fits(Layout.of(tensor=4, kv_replicas=2), LLAMA)
         assert str(caught.value) == (
             "k[B, T, K_tensor, H]: kv_replicas = 2 needs one KV head a device, and 8 KV heads (K) lie over "
             "tensor = 4; fits: tensor = 8"

@@ -5,7 +5,17 @@ import pytest
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of
 from meshwright.layout.grouped import Crossing, blocks_of, crossing_of
+from meshwright.layout.moves.experts import (
+    from_experts,
+    gathered_in_node,
+    row_routing,
+    sums_from_node,
+    sums_from_nodes,
+    to_experts,
+    to_nodes,
+)
 from meshwright.models.config import MoE
 
 
@@ -101,14 +111,14 @@ def test_what_grouped_products_cannot_be_combined_with_is_said() -> None:
 def test_axes_on_the_way_to_experts(
     text: str, exchanged: str, met: str, rows: str, repeated: str, nodes: str
 ) -> None:
-    found = Layout.parse(text).routing
+    found = row_routing(Layout.parse(text))
     assert [" ".join(axes) for axes in found[3:]] == [exchanged, met, rows, repeated, nodes]
 
 
 def test_rows_travel_by_collectives_of_the_notation() -> None:
     layout = Layout.of(fsdp=4, expert=2, tensor=2, sequence_parallel=True)
-    into, out_of = layout.contraction("w", "ECD,EDM->ECM"), layout.contraction("w", "ECM,EMD->ECD")
-    steps = (layout.to_experts("d"), into.lhs_reshard, out_of.out_reshard, layout.from_experts("y"))
+    into, out_of = contraction_of(layout, "w", "ECD,EDM->ECM"), contraction_of(layout, "w", "ECM,EMD->ECD")
+    steps = (to_experts(layout, "d"), into.lhs_reshard, out_of.out_reshard, from_experts(layout, "y"))
     assert [str(step) for one in steps for step in one.forward] == [
         "AllToAll_{expert} d[E, C_{fsdp,tensor,expert}, D] -> d[E_expert, C_{fsdp,tensor}, D]",
         "AllGather_{tensor} x[E_expert, C_{fsdp,tensor}, D] -> x[E_expert, C_fsdp, D]",
@@ -119,8 +129,8 @@ def test_rows_travel_by_collectives_of_the_notation() -> None:
 
 def test_tokens_that_cross_once_do_so_before_their_rows_travel() -> None:
     layout = Layout.of(fsdp=8, expert=4, expert_nodes=2, tensor=2, sequence_parallel=True, dispatch="once")
-    there = (layout.to_nodes("x"), layout.met_in_node("x"), layout.to_experts("d"))
-    back = (layout.from_experts("y"), layout.sums_from_node("y"), layout.sums_from_nodes("y"))
+    there = (to_nodes(layout, "x"), gathered_in_node(layout, "x"), to_experts(layout, "d"))
+    back = (from_experts(layout, "y"), sums_from_node(layout, "y"), sums_from_nodes(layout, "y"))
     assert [str(step) for one in (*there, *back) for step in one.forward] == [
         "AllToAll_{expert_nodes} x[E, C_{fsdp,tensor,expert,expert_nodes}, D] -> "
         "x[E_expert_nodes, C_{fsdp,tensor,expert}, D]",
@@ -132,7 +142,7 @@ def test_tokens_that_cross_once_do_so_before_their_rows_travel() -> None:
         "y[E, C_{fsdp,tensor,expert,expert_nodes}, D]",
     ]
     layout = layout.replace(expert=2)
-    sums = (layout.met_in_node("x"), layout.sums_from_node("y"))
+    sums = (gathered_in_node(layout, "x"), sums_from_node(layout, "y"))
     assert [str(step) for one in sums for step in one.forward] == [
         "AllGather_{tensor} x[E_expert_nodes, C_{fsdp,tensor}, D] -> x[E_expert_nodes, C_fsdp, D]",
         "ReduceScatter_{tensor} y[E_expert_nodes, C_fsdp, D]{U_tensor} -> "

@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 
 from meshwright.errors import LayoutError
 from meshwright.layout import REMATS, Layout
+from meshwright.layout.contractions import contraction_of
+from meshwright.layout.fit import check_fits
+from meshwright.layout.moves.attention import gathered_keys, token_sharding
+from meshwright.layout.moves.experts import sorted_rows
 from meshwright.layout.runnable import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
@@ -54,7 +58,7 @@ class TestShardings:
 
     def test_weights_in_use_are_gathered_over_fsdp(self) -> None:
         specs = {"wq": "BTD,DNH->BTNH", "wo": "BTNH,NHD->BTD", "w_in": "BTD,DF->BTF", "w_out": "BTF,FD->BTD"}
-        assert [str(self.ALL.contraction(name, spec).rhs_computed) for name, spec in specs.items()] == [
+        assert [str(contraction_of(self.ALL, name, spec).rhs_computed) for name, spec in specs.items()] == [
             "wq[D, N_tensor, H]",
             "wo[N_tensor, H, D]",
             "w_in[D, F_tensor]",
@@ -77,10 +81,10 @@ class TestShardings:
             "x[B_{data,fsdp}, T_{context,tensor}, D]",
             "h[B_{data,fsdp}, T_context, F_tensor]",
         ]
-        assert str(layout.tokens("tokens")) == "tokens[B_{data,fsdp}, T_context]"
+        assert str(token_sharding(layout, "tokens")) == "tokens[B_{data,fsdp}, T_context]"
 
     def test_keys_are_read_whole(self) -> None:
-        route = self.ALL.keys("k")
+        route = gathered_keys(self.ALL, "k")
         assert str(route.given) == "k[B_{data,fsdp}, T_context, K_tensor, H]"
         assert str(route.used) == "k[B_{data,fsdp}, T, K_tensor, H]"
         assert str(route.yielded) == "dk[B_{data,fsdp}, T, K_tensor, H]{U_context}"
@@ -107,7 +111,7 @@ class TestShardings:
 
 class TestContractions:
     def _steps(self, layout: Layout, name: str, spec: str) -> list[str]:
-        return [str(step) for step in layout.contraction(name, spec).steps]
+        return [str(step) for step in contraction_of(layout, name, spec).steps]
 
     def test_fsdp_moves_the_weight(self) -> None:
         assert self._steps(Layout.of(fsdp=4), "w_in", "BTD,DF->BTF") == [
@@ -134,7 +138,7 @@ class TestContractions:
     def test_a_weight_is_only_gathered_over_fsdp(self, layout: Layout) -> None:
         """What is large stays: no contraction moves a weight over tensor, or an activation over fsdp."""
         for name, spec in (("wq", "BTD,DNH->BTNH"), ("wo", "BTNH,NHD->BTD"), ("w_out", "BTF,FD->BTD")):
-            plan = layout.contraction(name, spec)
+            plan = contraction_of(layout, name, spec)
             assert {axis for step in plan.rhs_steps for axis in step.axes} <= {"fsdp"}
             moved = {axis for step in (*plan.lhs_steps, *plan.out_steps) for axis in step.axes}
             assert moved <= {"tensor"}
@@ -215,7 +219,7 @@ class TestWideLayouts:
             "wq[D_{fsdp,expert}, N_tensor, H]",
             "w_router[D_{fsdp,expert}, E]",
         ]
-        assert str(layout.routed("d")) == "d[E, C_{fsdp,expert}, D]"
+        assert str(sorted_rows(layout, "d")) == "d[E, C_{fsdp,expert}, D]"
         assert str(layout.activation("d", "ECD")) == "d[E_expert, C_fsdp, D]"
 
     def test_more_devices_an_expert_group_than_data_ranks_take_tensor(self) -> None:
@@ -226,7 +230,7 @@ class TestWideLayouts:
     def test_a_second_tensor_axis_splits_d(self) -> None:
         layout = Layout.of(tensor2=2, tensor=4)
         assert str(layout.weight("w_in", "DF")) == "w_in[D_tensor2, F_tensor]"
-        assert [step.op for step in layout.contraction("w_in", "BTD,DF->BTF").steps] == ["all_reduce"]
+        assert [step.op for step in contraction_of(layout, "w_in", "BTD,DF->BTF").steps] == ["all_reduce"]
 
     @pytest.mark.parametrize(
         ("zero", "stored", "updated"),
@@ -268,7 +272,7 @@ class TestWideLayouts:
 
     def test_more_chunks_than_layers(self) -> None:
         with pytest.raises(LayoutError) as caught:
-            Layout.of(pipe=8, interleave=8).check(LLAMA)
+            check_fits(Layout.of(pipe=8, interleave=8), LLAMA)
         assert str(caught.value) == (
             "llama-3-8b: 32 layers (L) are fewer than the chunks of pipe·interleave = 8·8 = 64; "
             "fits: interleave up to 4"
@@ -288,13 +292,13 @@ class TestCheck:
         with pytest.raises(
             LayoutError, match=r"expert_nodes = 2 with dispatch = each.*fits: dispatch = once$"
         ):
-            nodes.replace(dispatch="each").check(config)
+            check_fits(nodes.replace(dispatch="each"), config)
         with pytest.raises(LayoutError, match=r"expert_nodes = 3 does not divide the 8 devices of an expert"):
             layout.replace(expert_nodes=3)
         with pytest.raises(LayoutError, match=r"grouped = true, under which no row travels; fits: one of"):
             layout.replace(grouped=True)
         with pytest.raises(LayoutError, match=r"has no experts .E. for dispatch = once; leave out dispatch$"):
-            Layout.of(data=8, dispatch="once").check(LLAMA)
+            check_fits(Layout.of(data=8, dispatch="once"), LLAMA)
 
     @pytest.mark.parametrize(
         ("layout", "message"),
@@ -314,7 +318,7 @@ class TestCheck:
     )
     def test_a_dimension_that_does_not_divide(self, layout: Layout, message: str) -> None:
         with pytest.raises(LayoutError) as caught:
-            layout.check(LLAMA)
+            check_fits(layout, LLAMA)
         assert str(caught.value) == message
 
     @pytest.mark.parametrize(
@@ -328,28 +332,28 @@ class TestCheck:
     )
     def test_what_the_model_has_not(self, text: str, message: str) -> None:
         with pytest.raises(LayoutError) as caught:
-            Layout.parse(text).check(LLAMA)
+            check_fits(Layout.parse(text), LLAMA)
         assert str(caught.value) == message
         assert message.startswith(why_not(LLAMA, Layout.parse(text)) or "runs")
 
     def test_a_batch_that_does_not_divide(self) -> None:
         layout = Layout.of(data=2, fsdp=4, microbatches=2)
         with pytest.raises(LayoutError) as caught:
-            layout.check(LLAMA, num_sequences=40)
+            check_fits(layout, LLAMA, num_sequences=40)
         assert str(caught.value) == (
             "x[B_{data,fsdp}, T, D]: 40 sequences (B) do not divide over "
             "data·fsdp·microbatches = 2·4·2 = 16; fits: 32 sequences"
         )
-        layout.check(LLAMA, num_sequences=32)
+        check_fits(layout, LLAMA, num_sequences=32)
 
     def test_positions_that_do_not_divide(self) -> None:
         layout = Layout.of(context=4, tensor=2, sequence_parallel=True)
         with pytest.raises(LayoutError) as caught:
-            layout.check(LLAMA, seq_len=1020)
+            check_fits(layout, LLAMA, seq_len=1020)
         assert str(caught.value) == (
             "x[B, T_{context,tensor}, D]: 1020 positions (T) do not divide over 8; fits: 1024 positions"
         )
-        layout.replace(sequence_parallel=False).check(LLAMA, seq_len=1020)
+        check_fits(layout.replace(sequence_parallel=False), LLAMA, seq_len=1020)
 
     @given(LAYOUTS, st.sampled_from([1, 2, 6, 8]), st.sampled_from([8, 12, 24]))
     def test_what_passes_has_local_shapes(self, layout: Layout, kv_heads: int, d_head: int) -> None:
@@ -363,10 +367,10 @@ class TestCheck:
         arrays = [layout.weight(path, param.letters) for path, param in parameters(config).items()]
         divides = all(self._divides(array, layout, sizes) for array in arrays)
         if divides:
-            layout.check(config)
+            check_fits(layout, config)
         else:
             with pytest.raises(LayoutError):
-                layout.check(config)
+                check_fits(layout, config)
 
     @staticmethod
     def _divides(array: ShardedArray, layout: Layout, sizes: Mapping[str, int]) -> bool:

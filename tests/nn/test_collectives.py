@@ -9,6 +9,7 @@ import pytest
 from tests.nn.test_layouts import TINY, Step
 
 from meshwright.layout import Layout
+from meshwright.layout.moves.attention import token_sharding
 from meshwright.nn.embedding import embed
 from meshwright.nn.start.device_mesh import array_type, device_mesh
 from meshwright.testing import assert_collectives
@@ -104,7 +105,7 @@ def test_the_tables_gradient_is_scattered_before_its_shares_are_summed(text: str
     layout = Layout.parse(text)
     mesh, sizes = device_mesh(layout), {"V": 64, "D": 32, "B": 8, "T": 16}
     table = array_type(layout.weight("embed", "VD"), mesh, sizes, "float32")
-    ids = array_type(layout.tokens("tokens"), mesh, sizes, "int32")
+    ids = array_type(token_sharding(layout, "tokens"), mesh, sizes, "int32")
 
     def gradient(table: jax.Array, ids: jax.Array) -> jax.Array:
         return jax.grad(lambda table: jnp.square(embed(ids, table, layout)).sum())(table)

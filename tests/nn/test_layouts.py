@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from meshwright.layout import Layout
+from meshwright.layout.moves.attention import token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.parameters import dimensions, parameters
@@ -166,9 +167,9 @@ class Step:
     def __init__(self, config: ModelConfig, layout: Layout) -> None:
         self.mesh, ops = device_mesh(layout), JaxOps(config, layout)
         self.params = jax.device_put(on_the_host(config), shardings(config, layout, self.mesh))
-        sharding = named_sharding(layout.tokens("tokens"), self.mesh)
+        sharding = named_sharding(token_sharding(layout, "tokens"), self.mesh)
         positions = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
-        rows = named_sharding(layout.tokens("tokens").replace(axes={"T": ()}), self.mesh)
+        rows = named_sharding(token_sharding(layout, "tokens").replace(axes={"T": ()}), self.mesh)
         places = transformer.Places(jax.device_put(positions, rows))
         self.batch = [*(jax.device_put(x, sharding) for x in (TOKENS[:, :-1], TOKENS[:, 1:])), places]
         self.run = jax.jit(jax.value_and_grad(lambda w, *batch: transformer.loss(config, ops, w, *batch)))

@@ -10,6 +10,8 @@ import pytest
 from jax import Array
 
 from meshwright.layout import Layout
+from meshwright.layout.contractions import input_groups
+from meshwright.layout.moves.attention import token_sharding
 from meshwright.models.config import ModelConfig
 from meshwright.nn import loss as head
 from meshwright.nn.loss import NOT_COUNTED, num_chunks
@@ -67,7 +69,7 @@ def test_a_head_by_chunks_has_the_loss_and_the_gradients_of_the_whole(
     arrays = (
         (x, made.activation("x", "BTD")),
         (w, made.weight(name, SPECS[name].split(",")[1].split("-")[0])),
-        (targets, made.tokens("tokens")),
+        (targets, token_sharding(made, "tokens")),
     )
     placed = [_placed(array, where, mesh) for array, where in arrays]
 
@@ -97,7 +99,7 @@ def _placed(array: np.ndarray, where: ShardedArray, mesh: jax.sharding.Mesh) -> 
 def _chunks(text: str, batch: int, length: int) -> int:
     layout = Layout.parse(text)
     with jax.set_mesh(device_mesh(layout)):
-        [(_, moved, plans, _)] = layout.contractions({"unembed": SPECS["unembed"]})
+        [(_, moved, plans, _)] = input_groups(layout, {"unembed": SPECS["unembed"]})
         return num_chunks(plans["unembed"], moved, (batch, length), layout.num_batch_shards)
 
 

@@ -26,6 +26,7 @@ from tests.nn.test_layouts import (
 
 from meshwright.errors import LayoutError, ModelError
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.models.config import MLA, ModelConfig, Window
 from meshwright.models.count import count_params, forward_flops, kv_bytes_per_token
@@ -191,10 +192,10 @@ def test_groups_that_are_none(changed: dict[str, Any], message: str) -> None:
 def test_a_group_lies_on_one_stage(text: str, fits: str) -> None:
     layout = Layout.parse(text)
     with pytest.raises(LayoutError) as error:
-        layout.check(SHARED)
+        check_fits(layout, SHARED)
     assert str(error.value) == (
-        f"layout {layout}: a stage would begin within a group of layers_per_cache = 2 of the 4 layers (L) of "
-        f"shared; fits: pipe in {fits}"
+        f"layout: with pipe = {layout.pipe} and schedule = {layout.schedule.pipeline} a stage would begin "
+        f"within a group of layers_per_cache = 2 of the 4 layers (L) of shared; fits: pipe in {fits}"
     )
     assert why_not(SHARED, layout) == str(error.value).partition(";")[0]
     assert why_not(replace(TINY, num_layers=4), layout) is None
@@ -203,4 +204,4 @@ def test_a_group_lies_on_one_stage(text: str, fits: str) -> None:
 def test_stages_of_lanes_have_the_same_stacks() -> None:
     layout = Layout.parse("pipe=2,fsdp=2,microbatches=2,schedule=lanes")
     with pytest.raises(LayoutError, match="those of mixture have not the same dense layers beside experts"):
-        layout.check(replace(MIXTURE, num_layers=4))
+        check_fits(layout, replace(MIXTURE, num_layers=4))

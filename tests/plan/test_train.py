@@ -11,6 +11,7 @@ from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Placement
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.layout.runnable import layout_lacks, why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -41,7 +42,7 @@ def test_every_candidate_uses_every_chip_and_divides_the_model() -> None:
     config = load_model("llama-3-8b")
     for candidate in _search("llama-3-8b", "v5e:4x8", 2**20, 4096).candidates:
         assert candidate.layout.mesh.num_devices == 32
-        candidate.layout.check(config, seq_len=4096)
+        check_fits(candidate.layout, config, seq_len=4096)
 
 
 def test_breakdown_is_the_whole_step() -> None:

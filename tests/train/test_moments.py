@@ -24,6 +24,7 @@ from meshwright.cost.state import StageState
 from meshwright.errors import CheckpointError, LayoutError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn import moments
@@ -292,7 +293,7 @@ def _abstract(state: Any, mesh: Any, optimizer: Any) -> Any:
 def test_rows_and_columns_of_adafactor_are_refused(dtype: str) -> None:
     layout = Layout.of(optimizer="adafactor", optimizer_dtype=dtype)
     with pytest.raises(LayoutError) as error:
-        layout.check(TINY, 16, 16)
+        check_fits(layout, TINY, 16, 16)
     assert str(error.value) == (
         f"layout: optimizer_dtype = {dtype} with optimizer = adafactor, which keeps a row and a column in "
         "place of moments; fits: optimizer_dtype in {f32, bf16}"

@@ -13,6 +13,7 @@ from tests.train.test_accumulation import NO_LOSSES, TOKENS, assert_agrees, comp
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.layout.runnable import check_runs, why_not
 from meshwright.models.config import ModelConfig, MoE
 
@@ -164,11 +165,11 @@ def test_what_no_program_of_lanes_runs_is_refused() -> None:
     )
     with pytest.raises(LayoutError, match="microbatches = 1; fits: microbatches of 2 or more"):
         compiled_step(DEEP, lanes.replace(microbatches=1))
-    lanes.check(OSS)  # a dense layer and one of experts on both
+    check_fits(lanes, OSS)  # a dense layer and one of experts on both
     assert OSS.moe is not None
     first_dense = replace(OSS, moe=replace(OSS.moe, every=1, num_dense_layers=1))
     with pytest.raises(LayoutError, match="and those of oss have not the same dense layers beside experts"):
-        lanes.check(first_dense)
+        check_fits(lanes, first_dense)
     assert why_not(DEEP, lanes, "generate") == "pipe=2"
     with pytest.raises(
         LayoutError, match="a compiled step is one program, and the stages of schedule = 1f1b"

@@ -21,6 +21,7 @@ from typing import Any
 from meshwright.audit.compile.compile import error_line
 from meshwright.errors import AuditError, LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
 from meshwright.plan_file import PLAN_FILE, Plan, load_plan, save_plan
@@ -94,7 +95,7 @@ def _of_stages(plan: Plan, layout: Layout, model: ModelConfig) -> tuple[Layout, 
         for num_layers in range(model.num_layers, plan.model.num_layers + 1):
             found = layout.replace(microbatches=microbatches), replace(model, num_layers=num_layers)
             with suppress(LayoutError):
-                found[0].check(found[1])
+                check_fits(found[0], found[1])
                 return found
     return layout, model
 

@@ -27,6 +27,7 @@ from meshwright.errors import PlanError
 from meshwright.hardware.prices import Prices
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.layout.paged import chunk_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -180,7 +181,7 @@ def _layouts(
     if only is None:
         return serving_layouts(config, machine, precision, replicas=True)
     check_chips(machine, only)
-    only.check(config, padded=True)
+    check_fits(only, config, padded=True)
     return [only.replace(**precision)]
 
 

@@ -49,6 +49,7 @@ from meshwright.cost.step import (
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.layout.axes.expert import expert_home
+from meshwright.layout.moves.experts import has_fixed_rows
 from meshwright.layout.pipelines import SCHEDULES, StageRoute
 from meshwright.layout.pipelines.depths import stage_routes
 from meshwright.layout.pipelines.pipeline import Alive
@@ -84,7 +85,7 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
     if is_sharded and (mesh.degree("expert") == 1 or (cuts and home == "fsdp")):
         axes.append("data")
     # Experts without a capacity keep what they gather over `tensor` beside what they gather it from.
-    by_token = config.moe is not None and not mesh.fixed_rows
+    by_token = config.moe is not None and not has_fixed_rows(mesh)
     heads = mesh.tensor * mesh.degree("kv_replicas")  # of a model with one KV head the replicas alone
     if mesh.degree("expert") == 1 and heads == 1 and not by_token:
         wide = _with(mesh, {"tensor": 2, "sequence_parallel": True})

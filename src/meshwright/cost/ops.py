@@ -20,9 +20,34 @@ from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of, input_groups
 from meshwright.layout.flash import attention_block, visible_pairs, window_block
 from meshwright.layout.grouped import Blocks, Crossing
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
+from meshwright.layout.moves.attention import (
+    attention_layout,
+    from_heads,
+    gathered_keys,
+    shared_by_heads,
+    to_heads,
+    token_sharding,
+    uses_ring,
+)
+from meshwright.layout.moves.experts import (
+    expert_rows,
+    from_experts,
+    gates_to_experts,
+    gathered_in_node,
+    has_fixed_rows,
+    row_routing,
+    sorted_rows,
+    sums_from_node,
+    sums_from_nodes,
+    to_experts,
+    to_nodes,
+    tokens_from_experts,
+    tokens_to_experts,
+)
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig, Window
 from meshwright.models.count import count_params, read_positions, seen_keys
@@ -63,7 +88,7 @@ class SymbolicOps(Recorder):
         A lookup is the product of one-hot rows with the table, without its FLOPs.
         """
         dtype = self.layout.precision.compute_dtype
-        out, lookup = self.activation_value("x", "BTD"), self.layout.contraction(name, "BTV,VD->BTD")
+        out, lookup = self.activation_value("x", "BTD"), contraction_of(self.layout, name, "BTV,VD->BTD")
         rows = self.fetch(name, table, lookup.rhs_reshard)
         moved = (Work(hbm_bytes=2 * out.bytes_per_device),)
         share = self._rows_sent(name, table, lookup)
@@ -91,7 +116,7 @@ class SymbolicOps(Recorder):
 
     def add_positions(self, name: str, x: Value, places: Places, table: Value) -> Value:
         """x plus rows of a learned table[W, D]."""
-        lookup = self.layout.contraction(name, "BTW,WD->BTD")
+        lookup = contraction_of(self.layout, name, "BTW,WD->BTD")
         rows = self.fetch(name, table, lookup.rhs_reshard)
         return self.elementwise(name, (x, x), self.value(x.array, x.dtype), (places.positions, rows))
 
@@ -152,7 +177,7 @@ class SymbolicOps(Recorder):
 
     def join_rope(self, name: str, k: Value, rope: Value) -> Value:
         """k[B, T, N, J] and rope[B, T, A] written beside each other."""
-        shared = self.layout.shared_by_heads("rope")
+        shared = shared_by_heads(self.layout, "rope")
         rope = self.reshard(name, "move", rope, shared, rope.dtype, critical=True, what="keys and values")
         array = self.layout.activation(name, "BTNH")
         return self.elementwise(name, (k, rope), self.value(array, k.dtype), ())
@@ -208,8 +233,8 @@ class SymbolicOps(Recorder):
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:
         """Contractions of one input: it is moved once, and its cotangents are summed before they move."""
         made: dict[str, Value] = {}
-        for group in self.layout.contractions(specs):
-            there = group.is_there
+        for group in input_groups(self.layout, specs):
+            there = group.is_sent
             moved = self.reshard(group.name, "move", x, group.reshard, x.dtype, critical=True, is_there=there)
             if id(x) in self._narrowed and moved is not x:
                 self._narrow(moved)
@@ -321,14 +346,14 @@ class SymbolicOps(Recorder):
         2023) all are computed, and between the products each score, in `scores_dtype`, crosses memory about
         5 times forward (written, masked, exponentiated and written, read) and 11 backward.
         """
-        if self.layout.attending is not self.layout:
+        if attention_layout(self.layout) is not self.layout:
             return self._by_heads(name, (q, k, v), places, kind, sinks), cache
         if sinks is not None:
             scores = ShardedArray("sinks", q.array.dims[:-1], q.array.axes[:-1])
             yielded = placed((scores, sinks.array), scores, wanted=True).reshards[1].yielded
             self.sum_gradient("sinks", sinks, yielded)
         out = self.value(self._like_queries(q, v), q.dtype)
-        if self.layout.passes_keys_round:
+        if uses_ring(self.layout):
             rounds = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
             forward, backward = (tuple(t for one in rounds for t in one[way]) for way in range(2))
             return self._attend(name, (q,), (k, v), out, out, kind.window, forward, backward), cache
@@ -346,13 +371,13 @@ class SymbolicOps(Recorder):
         """Attention of whole sequences by a share of the heads: exchanged for positions, and back."""
         layout = self.layout
         q, k, v = (
-            self._exchange_heads(letter, x, layout.to_heads(letter, "".join(x.array.dims)))
+            self._exchange_heads(letter, x, to_heads(layout, letter, "".join(x.array.dims)))
             for letter, x in zip("qkv", projected, strict=True)
         )
-        self.layout = layout.attending
+        self.layout = attention_layout(layout)
         out, _ = self.attention(name, q, k, v, places, None, kind, sinks=sinks)
         self.layout = layout
-        return self._exchange_heads("a", out, layout.from_heads("a", "".join(out.array.dims)))
+        return self._exchange_heads("a", out, from_heads(layout, "a", "".join(out.array.dims)))
 
     def _exchange_heads(self, name: str, x: Value, there: Reshard) -> Value:
         return self._brought(name, "exchange", x, there, "activations")
@@ -508,7 +533,7 @@ class SymbolicOps(Recorder):
         forward = score * (3 * f32 + 2 * narrow) + 2 * f32 * out * keys / of_k
         backward = score * (4 * f32 + 5 * narrow) + 2 * f32 * (head * keys / of_k + of_keys)
         held = rows / positions * of_q * of_k * 2 * (f32 + narrow) + f32 * out
-        held = held + narrow * kept if self.layout.passes_keys_round else held
+        held = held + narrow * kept if uses_ring(self.layout) else held
         scores = Value(q.array.replace(name="scores"), "f32", whole(held))
         works = (
             Work(hbm_bytes=forward, kernels=_BLOCK_KERNELS * pairs),
@@ -518,12 +543,12 @@ class SymbolicOps(Recorder):
 
     def _all_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
-        reshard = self.layout.keys(name, "".join(x.array.dims))
+        reshard = gathered_keys(self.layout, name, "".join(x.array.dims))
         return self._brought(name, "move", x, reshard, "keys and values")
 
     def _rounds(self, name: str, x: Value) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """What passes round a ring, each block while it is attended to: backward with float32 cotangents."""
-        reshard = self.layout.keys(name, "".join(x.array.dims))
+        reshard = gathered_keys(self.layout, name, "".join(x.array.dims))
         blocks = each(lambda positions: positions / _block(positions), self._positions(x))
 
         def passed(dtype: str) -> tuple[Transfer, ...]:
@@ -568,26 +593,26 @@ class SymbolicOps(Recorder):
         Without a capacity each device tells the others of a group how many it has for each expert. Grouped,
         the tokens go to all devices of a group of experts, and are sorted there.
         """
-        if self.layout.fixed_rows:
-            sorted_rows = self.value(self.layout.routed("d"), x.dtype)
+        if has_fixed_rows(self.layout):
+            rows = self.value(sorted_rows(self.layout, "d"), x.dtype)
             needs = (x, gates) if self._scales_input else (gates,)
-            rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, needs)
-            return self._exchange(name, rows, self.layout.to_experts("d"))
-        met = self._exchange(name, x, self.layout.tokens_to_experts("x"))
-        gates = self._gates_there(gates, self.layout.gates_to_experts("gates"))
+            rows = self.elementwise(f"{name}_sort", (x, gates), rows, needs)
+            return self._exchange(name, rows, to_experts(self.layout, "d"))
+        met = self._exchange(name, x, tokens_to_experts(self.layout, "x"))
+        gates = self._gates_there(gates, gates_to_experts(self.layout, "gates"))
         if self.crossing is not None:
             met, gates = self._to_nodes(name, met, gates, self.crossing)
         self._gates_here = gates
         inputs = met, gates, *self._agreed_rounds(name, gates, self.blocks)
         needs = (met, gates) if self._scales_input else (gates,)
-        if not self.layout.routing.exchanged:
-            rows = self.value(self.layout.rows("d"), x.dtype)
+        if not row_routing(self.layout).exchanged:
+            rows = self.value(expert_rows(self.layout, "d"), x.dtype)
             return self.elementwise(f"{name}_sort", inputs, rows, needs)
         with self._room(self.home_rows):
-            rows = self.value(self.layout.routed("d"), x.dtype)
+            rows = self.value(sorted_rows(self.layout, "d"), x.dtype)
         rows = self.elementwise(f"{name}_sort", inputs, rows, needs)
         counts = (self._counts(name, rows),) if self.blocks is not None else ()
-        return self._exchange(name, rows, self.layout.to_experts("d"), counts)
+        return self._exchange(name, rows, to_experts(self.layout, "d"), counts)
 
     @property
     def _scales_input(self) -> bool:
@@ -603,30 +628,30 @@ class SymbolicOps(Recorder):
         room, even = self._of_tokens(crossing)
         of_node = room * self.sizes["E"] / crossing.num_nodes
         with self._room(of_node, of_node):
-            there = layout.to_nodes("gates", "CE")
+            there = to_nodes(layout, "gates", "CE")
             sent = self.elementwise("gates_sort", (gates,), self.value(there.given, gates.dtype), ())
-            sent = self._gates_there(self._gates_there(sent, there), layout.met_in_node("gates", "CE"))
+            sent = self._gates_there(self._gates_there(sent, there), gathered_in_node(layout, "gates", "CE"))
         with self._room(room, even):
-            there = layout.to_nodes("x")
+            there = to_nodes(layout, "x")
             inputs = (x, gates, *agreed)
             x = self.elementwise(f"{name}_sort", inputs, self.value(there.given, x.dtype), (gates,))
             x = self._exchange(name, x, there)
         with self._room(room, room):
-            return self._exchange(name, x, layout.met_in_node("x")), sent
+            return self._exchange(name, x, gathered_in_node(layout, "x")), sent
 
     def _from_nodes(self, name: str, y: Value, crossing: Crossing) -> Value:
         """[B, T, D]: what each node adds to its rows of tokens, summed where the tokens are."""
         layout, (room, even) = self.layout, self._of_tokens(crossing)
         with self._room(room, room):
-            y = self._exchange(name, y, layout.sums_from_node("y"))
+            y = self._exchange(name, y, sums_from_node(layout, "y"))
         with self._room(room, even):
-            y = self._exchange(name, y, layout.sums_from_nodes("y"))
-        parts = self.value(layout.tokens_from_experts("y").given, y.dtype)
+            y = self._exchange(name, y, sums_from_nodes(layout, "y"))
+        parts = self.value(tokens_from_experts(layout, "y").given, y.dtype)
         return self.elementwise(f"{name}_sum", (y,), parts, ())
 
     def _of_tokens(self, crossing: Crossing) -> tuple[Any, Any]:
         """C of rows that are tokens which cross to nodes: as there is room for, and by even load."""
-        share = self.mesh.size(self.layout.routing.tokens) / self.sizes["E"]
+        share = self.mesh.size(row_routing(self.layout).tokens) / self.sizes["E"]
         return crossing.num_nodes * crossing.tokens * share, crossing.even * share
 
     @contextmanager
@@ -639,7 +664,7 @@ class SymbolicOps(Recorder):
 
     def _counts(self, name: str, rows: Value) -> Value:
         """How many rows each device has for each expert, told to all of its group."""
-        routing = self.layout.routing
+        routing = row_routing(self.layout)
         num_experts = self.sizes["E"] / self.mesh.size(routing.nodes)
         num_bytes, sent = num_experts * dtype_bytes("i32"), []
         for axes in filter(None, (routing.exchanged, routing.rows)):
@@ -653,7 +678,7 @@ class SymbolicOps(Recorder):
         """How many rounds the rows take, alike on all devices; nothing where one always does."""
         if room is None:
             return ()
-        axes = self.layout.routing.devices
+        axes = row_routing(self.layout).devices
         more = 1 * (room.rounds > 1) * (self.mesh.size(axes) > 1)
         if isinstance(more, int) and not more:
             return ()
@@ -664,25 +689,25 @@ class SymbolicOps(Recorder):
 
     def _combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
         """[B, T, D]: back to the tokens' devices, and summed by gate there; or summed before, if grouped."""
-        if self.layout.fixed_rows:
-            rows = self._exchange(name, y, self.layout.from_experts("y"))
+        if has_fixed_rows(self.layout):
+            rows = self._exchange(name, y, from_experts(self.layout, "y"))
             out = self.value(like.array, like.dtype)
             needs = (gates,) if self._scales_input else (rows, gates)
             return self.elementwise(f"{name}_sum", (rows, gates), out, needs)
-        back, own = self.layout.tokens_from_experts("y"), self._gates_here
+        back, own = tokens_from_experts(self.layout, "y"), self._gates_here
         assert own is not None, "experts are combined after their dispatch"
-        if self.layout.routing.exchanged:
+        if row_routing(self.layout).exchanged:
             with self._room(self.home_rows):
-                y = self._exchange(name, y, self.layout.from_experts("y"))
+                y = self._exchange(name, y, from_experts(self.layout, "y"))
         if self.crossing is not None:
             with self._room(*self._of_tokens(self.crossing)):
-                parts = self.value(self.layout.sums_from_node("y").given, y.dtype)
+                parts = self.value(sums_from_node(self.layout, "y").given, y.dtype)
             needs = (own,) if self._scales_input else (y, own)
             y = self.elementwise(f"{name}_sum", (y, own), parts, needs)
             return self._exchange(name, self._from_nodes(name, y, self.crossing), back)
         parts = self.value(back.given, y.dtype)
         # Rows of a token that cross as one were summed before, so experts weigh what they multiply last.
-        summed_before = self._copied_there and self.layout.routing.exchanged
+        summed_before = self._copied_there and row_routing(self.layout).exchanged
         needs = (own,) if summed_before or self._scales_input else (y, own)
         return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, needs), back)
 
@@ -794,11 +819,11 @@ class SymbolicOps(Recorder):
         if self.lowering.flash_attention and not self.lowering.head_by_chunks:
             is_narrow = self.layout.precision.matmul_dtype not in (None, self.layout.precision.compute_dtype)
             return logits, (copy,) if self.lowering.wide_logits and (is_capped or is_narrow) else ()
-        [group] = self.layout.contractions(head)
+        [group] = input_groups(self.layout, head)
         by_chunks = all(takes_chunks(plan, group.reshard) for plan in group.plans.values())
         if not (self.lowering.head_by_chunks and by_chunks):
             return logits, (copy,)
-        share = smaller(1.0, CHUNK_TOKENS / self.elements(self.layout.tokens("tokens")))
+        share = smaller(1.0, CHUNK_TOKENS / self.elements(token_sharding(self.layout, "tokens")))
         chunk, copy = (replace(v, bytes_per_device=whole(share * v.bytes_per_device)) for v in (logits, copy))
         assert self.nodes[-1].outputs == (logits,), "where the head takes chunks its product is not moved"
         self.nodes[-1] = replace(self.nodes[-1], outputs=(chunk,))

@@ -21,6 +21,8 @@ from meshwright.cost.lowering import Lowering
 from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, Crossing, blocks_of, crossing_of
+from meshwright.layout.moves.attention import token_sharding
+from meshwright.layout.moves.experts import expert_rows, has_fixed_rows, row_routing
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.parameters import ENTERING, Param, dimensions
@@ -95,12 +97,12 @@ class Recorder:
         self.crossing: Crossing | None = None
         if moe := config.moe:
             routed = moe.experts_per_token * shape.num_sequences * shape.query_len
-            capacity = layout.schedule.capacity or 1
-            self.even_rows = routed / moe.num_experts * (capacity if layout.fixed_rows else min(1, capacity))
+            is_fixed, capacity = has_fixed_rows(layout), layout.schedule.capacity or 1
+            self.even_rows = routed / moe.num_experts * (capacity if is_fixed else min(1, capacity))
             self.home_rows = self.sizes["C"] = self.even_rows
-            if layout.routing.nodes:
+            if row_routing(layout).nodes:
                 self._cross(moe, is_static=bool(lowering.static_on))
-            if lowering.static_on and not layout.fixed_rows:
+            if lowering.static_on and not is_fixed:
                 self._make_room(moe, lowering.static_on)
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
@@ -113,8 +115,10 @@ class Recorder:
 
     def _make_room(self, moe: MoE, platform: str) -> None:
         """C as a round has room for rows."""
-        size, routing = self.mesh.size, self.layout.routing
-        over = size(tuple(axis for axis in self.layout.rows("d").axes_of("C") if axis not in routing.rows))
+        size, routing = self.mesh.size, row_routing(self.layout)
+        over = size(
+            tuple(axis for axis in expert_rows(self.layout, "d").axes_of("C") if axis not in routing.rows)
+        )
         own = moe.num_experts / size(self.layout.table.axes_of("E"))
         num_tokens, alike = self.sizes["B"] * self.sizes["T"] / over, self.layout.stages_alike
         blocks = blocks_of(num_tokens, moe, own, platform, one_round=alike)
@@ -124,7 +128,7 @@ class Recorder:
 
     def _cross(self, moe: MoE, *, is_static: bool) -> None:
         """What goes to nodes, and the room for its rows there."""
-        routing, size = self.layout.routing, self.mesh.size
+        routing, size = row_routing(self.layout), self.mesh.size
         num_tokens = self.sizes["B"] * self.sizes["T"] / size(routing.tokens)
         found = crossing_of(num_tokens, moe, size(routing.nodes), one_round=self.layout.stages_alike)
         if is_static:
@@ -182,7 +186,7 @@ class Recorder:
 
     def tokens(self, name: str) -> Value:
         """An integer input: tokens, targets or positions [B, T]."""
-        return self.value(self.layout.tokens(name), "i32")
+        return self.value(token_sharding(self.layout, name), "i32")
 
     def weight(self, path: str, param: Param) -> Value:
         """A weight of one layer as it is stored; all of its stack count as stored.

@@ -41,7 +41,9 @@ from meshwright.cost.step import (
 from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of
 from meshwright.layout.flash import TPU_LANES, has_narrow_values
+from meshwright.layout.moves.attention import attention_layout, gathered_keys, single_tokens, uses_ring
 from meshwright.layout.paged import (
     DEFAULT_BLOCK,
     SIDE_BY_SIDE,
@@ -163,7 +165,7 @@ class _CachedOps(SymbolicOps):
         """The tokens whose logits are wanted, on all devices that share positions."""
         if self.verified:
             return x
-        self.layout, over = self.layout.whole_positions, x.array.axes_of("T")
+        self.layout, over = single_tokens(self.layout), x.array.axes_of("T")
         out = super().take(name, x, indices)
         partial = out.array.replace(unreduced=over)
         sent = self.transfers("activations", reshard(partial, out.array), name, x.dtype, critical=True)
@@ -183,7 +185,7 @@ class _CachedOps(SymbolicOps):
         """Rows of a quantised table, and their scales, a number a row."""
         if dtype_bytes(table.dtype) >= dtype_bytes(self.layout.precision.compute_dtype):
             return super()._rows_sent(name, table, lookup)
-        scales = self.layout.contraction(name, "BTV,V->BT").out_reshard.forward
+        scales = contraction_of(self.layout, name, "BTV,V->BT").out_reshard.forward
         sent = ((lookup.out_reshard.forward, table.dtype), (scales, "f32"))
         return tuple(
             one
@@ -238,7 +240,7 @@ class _CachedOps(SymbolicOps):
         if self.sizes["T"] == self.sizes["S"]:
             layout = self.layout
             made = self.config.mla is None and not kind.shares_kv
-            if made and (layout.passes_keys_round or layout.attending is not layout):
+            if made and (uses_ring(layout) or attention_layout(layout) is not layout):
                 self._all_to_keep({"k": k, "v": v})
             return super().attention(name, q, k, v, places, cache, kind)
         kept = tuple(self.cached(1, read_positions(self.sizes["S"], kind.window)).values())
@@ -277,7 +279,7 @@ class _CachedOps(SymbolicOps):
     def _all_to_keep(self, kept: Mapping[str, Value]) -> None:
         """Gathers what each device has of a prompt: the cache of a sequence has all of its positions."""
         for name, x in kept.items():
-            there = self.layout.keys(name, "".join(x.array.dims))
+            there = gathered_keys(self.layout, name, "".join(x.array.dims))
             self.reshard(name, "move", x, there, x.dtype, critical=False, what="keys and values")
 
     def _keys_met(self, k: Value, window: Window | None) -> Any:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING
 
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout.axes import AXES
 from meshwright.layout.axes.fsdp import MOST_PADDING
+from meshwright.layout.layout import Layout
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import REMATS
 from meshwright.models.config import ModelConfig
@@ -16,9 +16,6 @@ from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
 from meshwright.notation.mesh import Mesh
 from meshwright.optimizers import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from meshwright.layout.layout import Layout
 
 # The first chunk may hold the embedding alone, and the last the head.
 _CHUNKS_WITHOUT_LAYERS = 2
@@ -29,12 +26,33 @@ _MOST_PADDING = {"V": 1.0, "D": MOST_PADDING, "Q": inf, "R": inf}
 _OF_WEIGHTS, _OF_GRADIENTS = ("stored", "used"), ("updated", "gradients")
 
 
-def check_weights(layout: "Layout", config: ModelConfig, *, padded: bool) -> None:
+def check_fits(
+    layout: Layout,
+    config: ModelConfig,
+    num_sequences: int | None = None,
+    seq_len: int | None = None,
+    *,
+    padded: bool = False,
+) -> None:
+    """Raises LayoutError if dimensions of the model, the batch or the sequence do not divide.
+
+    It also refuses a field of a part that the model lacks, such as experts. padded: V and D may be padded to
+    a multiple, as a planner may assume and a run may not.
+    """
+    check_fields(layout, config)
+    check_stages(layout, config)
+    check_weights(layout, config, padded=padded)
+    check_batch(layout, num_sequences, seq_len)
+    if layout.phase == "generate" and num_sequences is not None:
+        check_cache(layout, config, num_sequences)
+
+
+def check_weights(layout: Layout, config: ModelConfig, *, padded: bool) -> None:
     """Raises LayoutError where a dimension of a weight does not divide over its axes."""
     _check_divides(layout, config, _OF_WEIGHTS, padded=padded)
 
 
-def check_updates(layout: "Layout", config: ModelConfig) -> None:
+def check_updates(layout: Layout, config: ModelConfig) -> None:
     """Raises LayoutError where a gradient does not divide over what ZeRO 1 and 2 shard it over.
 
     Part of a run, not of a plan: what flattens its gradients before it shards them has no such limit.
@@ -42,13 +60,13 @@ def check_updates(layout: "Layout", config: ModelConfig) -> None:
     _check_divides(layout, config, _OF_GRADIENTS, padded=False)
 
 
-def check_stacks(layout: "Layout", config: ModelConfig) -> None:
+def check_stacks(layout: Layout, config: ModelConfig) -> None:
     """Raises LayoutError if the optimizer cannot update a part of the layers, and stages have parts."""
     if layout.stages_apart:
         OPTIMIZERS[layout.precision.optimizer].check_stages(config)
 
 
-def _check_divides(layout: "Layout", config: ModelConfig, tables: tuple[str, ...], *, padded: bool) -> None:
+def _check_divides(layout: Layout, config: ModelConfig, tables: tuple[str, ...], *, padded: bool) -> None:
     sizes = dimensions(config)
     for (dim, axes), array in _splits(layout.rules, config, tables).items():
         padding = -sizes[dim] % layout.mesh.size(axes)
@@ -72,7 +90,7 @@ def _splits(
     return found
 
 
-def check_batch(layout: "Layout", num_sequences: int | None, seq_len: int | None) -> None:
+def check_batch(layout: Layout, num_sequences: int | None, seq_len: int | None) -> None:
     """Raises LayoutError where the positions or the sequences do not divide."""
     x = layout.activation("x", "BTD")
     splits = layout.mesh.size(x.axes_of("T"))
@@ -92,17 +110,17 @@ def check_batch(layout: "Layout", num_sequences: int | None, seq_len: int | None
         )
 
 
-def cached_array(layout: "Layout", config: ModelConfig) -> ShardedArray:
+def cached_array(layout: Layout, config: ModelConfig) -> ShardedArray:
     """How one layer's cache of keys is split, or that of latents."""
     return layout.activation("latent", "BSR") if config.mla else layout.activation("k", "BSKH")
 
 
-def cache_batch_axes(layout: "Layout", config: ModelConfig) -> Axes:
+def cache_batch_axes(layout: Layout, config: ModelConfig) -> Axes:
     """The axes that split the sequences of a generate step anywhere: its cache has the most."""
     return cached_array(layout, config).axes_of("B")
 
 
-def check_one_cache(layout: "Layout", config: ModelConfig, option: str) -> None:
+def check_one_cache(layout: Layout, config: ModelConfig, option: str) -> None:
     """Raises PlanError where prefill and generation of this layout cannot be apart, as `option` asks."""
     if (shards := num_replicas(layout.at("generate"), config)) > 1:
         raise PlanError(
@@ -111,13 +129,13 @@ def check_one_cache(layout: "Layout", config: ModelConfig, option: str) -> None:
         )
 
 
-def num_replicas(layout: "Layout", config: ModelConfig) -> int:
+def num_replicas(layout: Layout, config: ModelConfig) -> int:
     """How many have slots and pages of their own: shards of the batch, and of the cache's sequences."""
     axes = cache_batch_axes(layout, config) if layout.phase == "generate" else layout.batch_axes
     return layout.mesh.size(axes)
 
 
-def check_cache(layout: "Layout", config: ModelConfig, num_sequences: int) -> None:
+def check_cache(layout: Layout, config: ModelConfig, num_sequences: int) -> None:
     """Raises LayoutError where the sequences do not divide over what splits those of a cache."""
     cache = cached_array(layout, config)
     axes = cache.axes_of("B")
@@ -133,7 +151,7 @@ def remats_of(config: ModelConfig) -> tuple[str, ...]:
     return tuple(remat for remat in REMATS if remat != "latents" or config.mla)
 
 
-def check_fields(layout: "Layout", config: ModelConfig) -> None:
+def check_fields(layout: Layout, config: ModelConfig) -> None:
     """Raises LayoutError for a field that says something of what the model, or the layout, has not."""
     schedule, precision = layout.schedule, layout.precision
     scaled = [name for name in types_for("operands") if number_type(name).has_line_scales]
@@ -167,7 +185,7 @@ def check_fields(layout: "Layout", config: ModelConfig) -> None:
         raise LayoutError(f"{config.name} has no latents (R) for remat = latents; fits: remat = matmuls")
 
 
-def check_one_program(layout: "Layout", who: str) -> None:
+def check_one_program(layout: Layout, who: str) -> None:
     """Raises LayoutError where a step is not one program; who: takes one alone."""
     if layout.stages_apart:
         raise LayoutError(
@@ -176,7 +194,7 @@ def check_one_program(layout: "Layout", who: str) -> None:
         )
 
 
-def check_stages(layout: "Layout", config: ModelConfig) -> None:
+def check_stages(layout: Layout, config: ModelConfig) -> None:
     """Raises LayoutError where there are too few layers, or nothing for an axis to split."""
     layers, pipe, interleave = config.num_layers, layout.pipe, layout.schedule.interleave
     chunks = pipe * interleave
@@ -188,7 +206,7 @@ def check_stages(layout: "Layout", config: ModelConfig) -> None:
             f"{pipe}·{interleave} = {chunks}; fits: {most}"
         )
     for axis in AXES:
-        axis.fit(config, layout)
+        axis.fit(config, layout.mesh, layout.table, layout.schedule)
 
 
 _LETTER_NAMES = {

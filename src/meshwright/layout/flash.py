@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from math import ceil, log
 
 from meshwright.layout import Layout
+from meshwright.layout.moves.attention import attention_layout, uses_ring
 from meshwright.models.config import ModelConfig, Window
 
 # The minor dimension of a TPU's tiles: splash attention takes positions by so many, and wants heads so wide.
@@ -32,12 +33,12 @@ def why_no_flash(
     """
     if kind == "cpu":
         return "CPUs have none"
-    split = layout.attending.activation("q", "BTNH").axes_of("T")
+    split = attention_layout(layout).activation("q", "BTNH").axes_of("T")
     reasons = {"the model has ALiBi": config.positions == "alibi"}
     if kind == "tpu":
         piece = seq_len // (2 * layout.mesh.size(split)) if split else seq_len
         reasons |= {
-            f"keys pass round a ring over {', '.join(split)}": layout.passes_keys_round,
+            f"keys pass round a ring over {', '.join(split)}": uses_ring(layout),
             f"pieces of {piece:,} tokens are not a multiple of {TPU_LANES}": piece % TPU_LANES != 0,
         }
     else:

@@ -12,13 +12,9 @@ all stages of a pipeline run one program (lanes), one round has room for all: JA
 a further round over stages (jax 0.10.2: a loop whose end depends on the load, under vmap over a mesh axis).
 """
 
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-from meshwright.layout.rules import Table
 from meshwright.models.config import MoE
-from meshwright.notation.array import Axes
 
 # Rows that a block may have.
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -33,80 +29,6 @@ _ROOM = 2
 _SUMMED = 4
 # The mesh axis between nodes.
 _NODES = "expert_nodes"
-
-
-class RowRouting(NamedTuple):
-    """The mesh axes on the way of tokens x[B, T, D] to the rows d[E, C, D] of a device's experts.
-
-    tokens: that split B and T. experts: E. columns: M. exchanged: of E, over which rows travel. met: over
-    which tokens are gathered before they are sorted. rows: over which their rows are, once they travelled,
-    since columns are split over them. repeated: of E and M, without tokens of their own: each device has a
-    part of what the same tokens become. nodes: of E, over which a token travels once for all of its experts
-    on a node, before its rows do, or before it is gathered, there.
-    """
-
-    tokens: Axes
-    experts: Axes
-    columns: Axes
-    exchanged: Axes
-    met: Axes
-    rows: Axes
-    repeated: Axes
-    nodes: Axes = ()
-
-    @property
-    def within(self) -> Axes:
-        """The axes of E within a node."""
-        return tuple(axis for axis in self.experts if axis not in self.nodes)
-
-    @property
-    def at_home(self) -> "RowRouting":
-        """The way of tokens until they cross to nodes; all of it where they do not."""
-        return self._replace(met=()) if self.nodes else self
-
-    @property
-    def of_node(self) -> "RowRouting":
-        """The way of a node's tokens to its own experts; all of it where no token crosses."""
-        return self._replace(experts=self.within, repeated=(), nodes=()) if self.nodes else self
-
-    @property
-    def devices(self) -> Axes:
-        """The axes of devices with rows of their own, or with a part of the same."""
-        return (*self.tokens, *self.repeated)
-
-
-@lru_cache(maxsize=4096)
-def routing_of(activations: Table, *, grouped: bool, once: bool = False) -> RowRouting:
-    """The routing that a table of activations means.
-
-    grouped: tokens are gathered, and no rows travel. once: tokens do, over `expert_nodes`.
-
-    >>> table = Table((("E", ("Y",)), ("M", ("Z",)), ("B", ("X", "Y")), ("T", ("Z",)), ("C", ("X", "Z"))))
-    >>> found = routing_of(table, grouped=False)
-    >>> found.exchanged, found.met, found.rows
-    (('Y',), (), ('Z',))
-    """
-    x, experts = activations.split("x", "BTD"), activations.axes_of("E")
-    tokens = (*x.axes_of("B"), *x.axes_of("T"))
-    columns = tuple(axis for axis in activations.axes_of("M") if axis not in experts)
-    travelled = () if grouped else tuple(axis for axis in experts if axis in tokens)
-    # A node has neighbouring experts: E is split over the nodes first.
-    nodes = tuple(axis for axis in experts[:1] if once and axis == _NODES and axis in travelled)
-    exchanged = tuple(axis for axis in travelled if axis not in nodes)
-    taken = {*experts, *columns} | ({*tokens} - {*activations.axes_of("C")})
-    together = tuple(axis for axis in tokens if axis in taken and axis not in travelled)
-    repeated = tuple(axis for axis in (*experts, *columns) if axis not in tokens)
-    met, rows = ((), together) if exchanged else (together, ())
-    return RowRouting(tokens, experts, columns, exchanged, met, rows, repeated, nodes)
-
-
-@lru_cache(maxsize=4096)
-def at_experts(activations: Table, routing: RowRouting) -> Table:
-    """The table in which rows C are split as tokens are, but whole over the axes of experts and `met`."""
-    letters = dict(activations.letters)
-    whole = {*routing.experts, *routing.met}
-    letters["C"] = tuple(axis for axis in routing.tokens if axis not in whole)
-    return replace(activations, letters=tuple((letter, axes) for letter, axes in letters.items() if axes))
 
 
 class Blocks(NamedTuple):

@@ -11,20 +11,20 @@ no name: a weight split over another of its dimensions, heads replicated, a cach
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.models.parameters import OF_STACKS, of_a_layer
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.einsum import ChosenSteps, Contraction, Reshard, Roles, contraction, cotangent
 from meshwright.notation.mesh import Mesh
-from meshwright.notation.operation import placed
 
 LetterRules = tuple[tuple[str, Axes], ...]
 # Letters of models/transformer.py that a rule may name.
 LETTERS = "BTSCDFMUNKGHVWEJAORQLZ"
+# The name of the entries of a table for queries, keys and values in attention.
+ATTENTION = "attention"
 # Phases of inference, each of which may have a table of activations of its own.
 OWN_PHASES = ("prefill", "generate")
 
@@ -84,6 +84,12 @@ class Table:
         """The axes that split positions, T, and nothing of a token, as `context` does."""
         apart = {axis for letter, axes in self.letters if letter not in "BTSC" for axis in axes}
         return tuple(axis for axis in self.axes_of("T") if axis not in apart)
+
+    @cached_property
+    def attending(self) -> "Table | None":
+        """The table of queries, keys and values in attention; None if it is this one."""
+        own = dict(self.arrays).get(ATTENTION)
+        return None if own is None else Table(own)
 
     @cached_property
     def of_generation(self) -> "Table":
@@ -259,60 +265,3 @@ def _check_heads(table: Table) -> None:
 def is_matrix(letters: str) -> bool:
     """Whether a weight is more than one vector a layer. Norms and small biases are whole on every device."""
     return len(of_a_layer(letters)) > 1
-
-
-@lru_cache(maxsize=8192)
-def planned_contraction(rules: Rules, activations: Table, name: str, spec: str) -> Contraction:
-    """The contraction of an activation with the weight `name`.
-
-    An axis that splits the weight in use keeps its letter there; the others split what moves the fewest
-    arrays.
-    """
-    operands, _, out = spec.partition("->")
-    x, w = operands.split(",")
-    given, weight = activations.split("x", x), rules.stored.split(name, w)
-    used, product = rules.used.split(name, w), activations.split(f"{name}_out", out)
-    elected: Roles = placed((given, used), product, wanted=True, stored=frozenset({name})).roles
-    fixed = {axis: dim for dim, axes in zip(used.dims, used.axes, strict=True) for axis in axes}
-    return contraction(spec, given, weight, product, {**elected, **fixed})
-
-
-@lru_cache(maxsize=4096)
-def summed_by_token(rules: Rules, activations: Table, name: str, spec: str) -> Contraction:
-    """A contraction of an expert's rows whose partial sums over M are left to the tokens, which are fewer.
-
-    That is y[E, C, D] forward, and the cotangent of d[E, C, D].
-    """
-    plan = planned_contraction(rules, activations, name, spec)
-    if plan.einsum.contracted == "M":
-        return replace(plan, out=plan.product)
-    return replace(plan, lhs_chosen=ChosenSteps(backward=()))
-
-
-@lru_cache(maxsize=8192)
-def gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
-    """The reshard from an activation's shards of T to T whole, to whose cotangent every query shard adds.
-
-    Queries are split by position, and by the axes of N beyond those of K, whose devices share KV heads.
-    """
-    projected = activations.split(name, letters)
-    whole = projected.replace(axes={"T": ()})
-    queries = activations.split("q", "BTNH")
-    shared = dict.fromkeys((*projected.axes_of("T"), *queries.axes_of("N")))
-    partial = tuple(axis for axis in shared if axis not in whole.sharded_axes)
-    return Reshard(projected, whole, cotangent(whole).replace(unreduced=partial))
-
-
-@lru_cache(maxsize=4096)
-def shared_by_heads(activations: Table, name: str) -> Reshard:
-    """An array [B, T, A] that is alike in all heads, brought to where the heads are."""
-    projected, heads = activations.split(name, "BTA"), activations.split(name, "BTNA")
-    used = projected.replace(axes={"T": heads.axes_of("T")})
-    partial = tuple(axis for axis in heads.axes_of("N") if axis not in used.sharded_axes)
-    return Reshard(projected, used, cotangent(used).replace(unreduced=partial))
-
-
-@lru_cache(maxsize=4096)
-def both_ways(given: ShardedArray, used: ShardedArray) -> Reshard:
-    """There, and the cotangent back the same way."""
-    return Reshard(given, used, cotangent(used))

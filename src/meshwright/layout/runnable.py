@@ -7,9 +7,9 @@ from meshwright.dtypes import Phase, number_type, types_for
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.axes import AXES
 from meshwright.layout.fit import check_fields, check_stacks, check_stages, check_updates, check_weights
 from meshwright.layout.layout import Layout
+from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import ModelConfig
 
 
@@ -36,9 +36,6 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     """The first word of the layout that nn/ does not run yet, in this phase."""
     if phase != "train" and layout.pipe > 1:
         return f"pipe={layout.pipe}"
-    for axis in AXES:
-        if layout.degree(axis.name) > 1 and (word := axis.why_not(layout)):
-            return word
     if phase != "train" and (word := _tokens_split(layout)):
         return word
     schedule, precision, is_inference = layout.schedule, layout.precision, phase != "train"
@@ -47,8 +44,8 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     features = {
         # A program has to know which devices are of a node.
         f"dispatch={schedule.dispatch} without expert_nodes": schedule.dispatch == "once"
-        and bool(layout.routing.exchanged)
-        and not layout.routing.nodes,
+        and bool(row_routing(layout).exchanged)
+        and not row_routing(layout).nodes,
         "offload=true": schedule.offload and is_inference,
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype

@@ -40,7 +40,7 @@ _IS_FLAG = {name for name, option in OPTIONS.items() if option.fits == (False, T
     "grouped",
     "master_weights",
 }
-_DEFAULTS: ShortForm = {
+DEFAULTS: ShortForm = {
     **dict.fromkeys(DEGREES, 1),
     **{name: option.default for name, option in OPTIONS.items()},
 }
@@ -88,7 +88,7 @@ def clean_words(values: Mapping[str, object]) -> dict[str, Any]:
 def check_company(words: Mapping[str, object]) -> None:
     """Raises LayoutError for a word that changes nothing without a degree above 1 that these words lack."""
     for name, value in words.items():
-        if not has_effect(name, value, {**_DEFAULTS, **words}):
+        if not has_effect(name, value, {**DEFAULTS, **words}):
             one, *others = _needs(name)
             also = "".join(f" or {other}" for other in others)
             raise LayoutError(
@@ -100,7 +100,7 @@ def check_company(words: Mapping[str, object]) -> None:
 def has_effect(name: str, value: object, form: ShortForm) -> bool:
     """Whether a word is its default, or has the degrees in a form without which it changes nothing."""
     needs = _needs(name)
-    default = Schedule.pipeline if name == "schedule" else _DEFAULTS.get(name)
+    default = Schedule.pipeline if name == "schedule" else DEFAULTS.get(name)
     return not needs or value == default or any(form[degree] != 1 for degree in needs)
 
 
@@ -110,7 +110,7 @@ def _needs(name: str) -> tuple[str, ...]:
 
 def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Clean words as those of (axes, Schedule, Precision), under the names that they have there."""
-    form = {name: value for name, value in words.items() if name in _DEFAULTS}
+    form = {name: value for name, value in words.items() if name in DEFAULTS}
     schedule = {FIELD_OF_WORD[name]: value for name, value in words.items() if name in FIELD_OF_WORD}
     precision = {name: value for name, value in words.items() if name in _PRECISION}
     return form, schedule, precision
@@ -118,7 +118,7 @@ def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], di
 
 def whole_form(words: Mapping[str, object]) -> ShortForm:
     """All degrees and options, checked one by one and together; what is not said has its default."""
-    form = {**_DEFAULTS, **words}
+    form = {**DEFAULTS, **words}
     for name in DEGREES:
         check_positive(name, form[name])
     for name, option in OPTIONS.items():

@@ -22,6 +22,8 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.dtypes import number_type
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of, input_groups
+from meshwright.layout.moves.attention import attention_layout, gathered_keys, uses_ring
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
 from meshwright.models.transformer import Places
@@ -85,7 +87,7 @@ class InferenceOps(JaxOps):
         joined = weights[next(iter(specs))]
         if not isinstance(joined, Joined):
             return super().einsums(x, weights, **specs)
-        [group] = self.layout.contractions(specs)
+        [group] = input_groups(self.layout, specs)
         name, plan = next(iter(group.plans.items()))
         y = self._einsum(name, plan, apply_reshard(group.reshard, x), joined.weight)
         return tuple(lax.split(y, joined.sizes, plan.einsum.out.index(_letters_there(plan)[0])))
@@ -205,7 +207,7 @@ class InferenceOps(JaxOps):
                 whole = {letter: self._gather_positions(letter, x) for letter, x in (("k", k), ("v", v))}
                 if not kind.shares_kv:
                     pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
-            if not self.layout.passes_keys_round and self.layout.attending is self.layout:
+            if not uses_ring(self.layout) and attention_layout(self.layout) is self.layout:
                 k, v = whole["k"], whole["v"]
             out, _ = super().attention(name, q, k, v, places, None, kind, **how)
             return out, (pages, number)
@@ -276,12 +278,12 @@ class InferenceOps(JaxOps):
         if _split_of(x)[1] is None:
             return x
         with jax.named_scope(name):
-            there = self.layout.keys(name, "BTKH" if x.ndim == 4 else "BTR")
+            there = gathered_keys(self.layout, name, "BTKH" if x.ndim == 4 else "BTR")
             return apply_reshard(there, x, is_named=self.config.layers_per_cache > 1)
 
     def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
         """The weight `name` as `spec` reads it, for a product of other operands."""
-        return self._read_weight(self.layout.contraction(name, spec), w[name])
+        return self._read_weight(contraction_of(self.layout, name, spec), w[name])
 
     def layers(
         self,

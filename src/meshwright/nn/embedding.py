@@ -15,6 +15,8 @@ from jax import Array, lax
 from jax.sharding import reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of
+from meshwright.layout.moves.attention import token_sharding
 from meshwright.nn.products.execute import SentIn
 from meshwright.nn.start.device_mesh import partition_spec, reduced_axes
 from meshwright.notation.array import ShardedArray
@@ -108,7 +110,7 @@ def embed(
     sent_in = sent_in or SentIn(table.dtype, table.dtype)
     stored = layout.weight("embed", "VD")
     out = layout.activation("x", "BTD")
-    used, ids = layout.contraction("embed", "BTV,VD->BTD").rhs_computed, layout.tokens("tokens")
+    used, ids = contraction_of(layout, "embed", "BTV,VD->BTD").rhs_computed, token_sharding(layout, "tokens")
     if is_column:
         stored, used, out = (array.replace(axes={"D": ()}) for array in (stored, used, out))
     split_vocab = used.axes_of("V")

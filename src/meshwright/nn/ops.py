@@ -16,7 +16,25 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.grouped import Crossing, RowRouting
+from meshwright.layout.contractions import input_groups
+from meshwright.layout.grouped import Crossing
+from meshwright.layout.moves.attention import (
+    attention_layout,
+    from_heads,
+    gathered_keys,
+    shared_by_heads,
+    to_heads,
+    token_sharding,
+    uses_ring,
+)
+from meshwright.layout.moves.experts import (
+    RowRouting,
+    expert_rows,
+    from_experts,
+    has_fixed_rows,
+    row_routing,
+    to_experts,
+)
 from meshwright.layout.runnable import check_runs
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import ADAPTER_B, is_latent
@@ -212,7 +230,7 @@ class JaxOps:
         """Several contractions of one input with the weights so named; the input is moved once."""
         made: dict[str, Array] = {}
         named: dict[str, Array] = {}
-        for group in self.layout.contractions(specs):
+        for group in input_groups(self.layout, specs):
             there = group.reshard
             with jax.named_scope(group.name):
                 if self._routes:
@@ -283,14 +301,14 @@ class JaxOps:
         """Rows plus b[E, M] or, of sums over the columns of an expert, b[E, D]."""
         assert self._routes, "rows have routes"
         is_sum = name.startswith("expert_out")
-        rows = self.layout.rows(name, "ECD" if is_sum else "ECM")
+        rows = expert_rows(self.layout, name, "ECD" if is_sum else "ECM")
         there = bias_reshard(rows, self.layout.weight(name, "ED" if is_sum else "EM"))
         if there.forward:
             b = apply_reshard(there, b)
         else:
             spec = partition_spec(rows)
             b = reshard(b, PartitionSpec(spec[0], spec[2], reduced=jax.typeof(b).sharding.spec.reduced))
-        return biased_rows(y, b, self._routes, self.layout.routing.columns if is_sum else ())
+        return biased_rows(y, b, self._routes, row_routing(self.layout).columns if is_sum else ())
 
     def _split_as(self, x: Array, dims: Sequence[int], vector: Array) -> Array:
         """A small weight split as the dimensions of x that it has."""
@@ -330,13 +348,13 @@ class JaxOps:
         scale: float | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, Any]:
-        if self.layout.attending is not self.layout:
+        if attention_layout(self.layout) is not self.layout:
             options = {"softcap": softcap, "scale": scale, "sinks": sinks}
             return self._by_heads(name, (q, k, v), places, kind, options), None
         alibi = self.config.positions == "alibi"
         how = Scores(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
         with jax.named_scope(name):
-            if not self.layout.passes_keys_round:
+            if not uses_ring(self.layout):
                 k, v = self._gather_positions("k", k), self._gather_positions("v", v)
             queries, keys = self._own(places), self._all(places)
             if sinks is not None:
@@ -374,11 +392,11 @@ class JaxOps:
                 return checkpoint_name(apply_reshard(there, x, is_named=is_named), MATMUL)
 
         (q, k, v), layout, ops = projected, self.layout, copy(self)
-        ops.layout = layout.attending
-        q = moved("q", layout.to_heads("q", "BTNH"), q)
-        k, v = (moved(one, layout.to_heads(one, "BTKH"), x) for one, x in (("k", k), ("v", v)))
+        ops.layout = attention_layout(layout)
+        q = moved("q", to_heads(layout, "q", "BTNH"), q)
+        k, v = (moved(one, to_heads(layout, one, "BTKH"), x) for one, x in (("k", k), ("v", v)))
         out, _ = ops.attention(name, q, k, v, places, None, kind, **options)
-        return moved("a", layout.from_heads("a", "BTNH"), out)
+        return moved("a", from_heads(layout, "a", "BTNH"), out)
 
     def _first(self, positions: Array, kind: KindInLoop) -> Array | None:
         """The first position that each query sees; None where no layer of the loop has a window."""
@@ -406,7 +424,7 @@ class JaxOps:
 
     def join_rope(self, name: str, k: Array, rope: Array) -> Array:
         with jax.named_scope(name):
-            rope = apply_reshard(self.layout.shared_by_heads("rope"), rope)
+            rope = apply_reshard(shared_by_heads(self.layout, "rope"), rope)
             shape = (*k.shape[:3], rope.shape[-1])
             heads = repeated(rope, (0, 1, 3), shape, jax.typeof(k).sharding.spec.partitions)
             return checkpoint_name(jnp.concatenate([k, heads], axis=-1), OPERATION)
@@ -436,14 +454,14 @@ class JaxOps:
     ) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has experts"
         x = wide(x)
-        if self.layout.fixed_rows:
+        if has_fixed_rows(self.layout):
             return self._within_capacity(block, w, x, gates)
-        routing = self.layout.routing
-        met, met_by = self._met(x, gates, routing.at_home)
+        routing = row_routing(self.layout)
+        met, met_by = self._met(x, gates, routing.to_nodes)
         through = self._across_nodes if routing.nodes else self._in_rounds
         total = through(block, w, met, met_by)
         with jax.named_scope("combine"):
-            return checkpoint_name(home_tokens(total, x, routing.at_home), MATMUL)
+            return checkpoint_name(home_tokens(total, x, routing.to_nodes), MATMUL)
 
     def _met(self, x: Array, gates: Array, routing: RowRouting) -> tuple[Array, Array]:
         """The tokens that a device makes rows of, or sends to nodes, and their gates."""
@@ -470,10 +488,10 @@ class JaxOps:
             with jax.named_scope("dispatch"):
                 rows = checkpoint_name(rows_of_tokens(x, route.tokens), OPERATION)
                 came = checkpoint_name(rows_at_nodes(rows, route, layout), MATMUL)
-            met, gates = self._met(came, gates, layout.routing.of_node)
+            met, gates = self._met(came, gates, row_routing(layout).of_node)
             total = self._in_rounds(block, w, met, gates, crossings.room)
             with jax.named_scope("combine"):
-                total = checkpoint_name(home_tokens(total, came, layout.routing.of_node), MATMUL)
+                total = checkpoint_name(home_tokens(total, came, row_routing(layout).of_node), MATMUL)
                 total = checkpoint_name(rows_from_nodes(total, route, layout), MATMUL)
                 return checkpoint_name(sums_of_nodes(total, route), OPERATION)
 
@@ -517,7 +535,7 @@ class JaxOps:
                 rows = checkpoint_name(rows_at_experts(rows, routes, layout, moe), MATMUL)
                 self._kinds["dispatch"] = MATMUL
         y = block(self, w, rows)
-        if layout.routing.rows:
+        if row_routing(layout).rows:
             # After the bias, of which the first device's columns have all, and in the name of the product.
             with jax.named_scope("expert_out"):
                 y = checkpoint_name(sums_of_columns(y, routes, layout, moe), MATMUL)
@@ -533,27 +551,28 @@ class JaxOps:
         assert moe is not None, "only a mixture of experts has experts"
         with jax.named_scope("dispatch"):
             rows = checkpoint_name(dispatch(x, gates, layout, moe), OPERATION)
-            rows = checkpoint_name(apply_reshard(layout.to_experts("d"), rows), MATMUL)
+            rows = checkpoint_name(apply_reshard(to_experts(layout, "d"), rows), MATMUL)
             self._kinds["dispatch"] = MATMUL
         y = block(self, w, rows)
         with jax.named_scope("combine"):
-            rows = checkpoint_name(apply_reshard(layout.from_experts("y"), y), MATMUL)
+            rows = checkpoint_name(apply_reshard(from_experts(layout, "y"), y), MATMUL)
             return checkpoint_name(combine(rows, gates, layout, moe), OPERATION)
 
     def _own(self, places: Places) -> Places:
         """The places of a device's own tokens, which may have a share of the positions T alone."""
-        spec = partition_spec(self.layout.tokens("tokens"))
+        spec = partition_spec(token_sharding(self.layout, "tokens"))
         return jax.tree.map(lambda x: reshard(x, spec), places)
 
     def _all(self, places: Places) -> Places:
         """The places of all tokens of a device's sequences, as they are given: nothing moves."""
-        spec = partition_spec(self.layout.tokens("tokens").replace(axes={"T": ()}))
+        spec = partition_spec(token_sharding(self.layout, "tokens").replace(axes={"T": ()}))
         return jax.tree.map(lambda x: reshard(x, spec), places)
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
         with jax.named_scope(name):
-            return apply_reshard(self.layout.keys(name), x, is_named=self.config.layers_per_cache > 1)
+            steps = gathered_keys(self.layout, name)
+            return apply_reshard(steps, x, is_named=self.config.layers_per_cache > 1)
 
     def activation(self, name: str, gate: Readable, up: Readable, kind: str) -> Array:
         gate, up = wide(gate), None if up is None else wide(up)
@@ -614,7 +633,7 @@ class JaxOps:
         **head: str,
     ) -> Array:
         """The mean over all targets, also over those that are not counted, which add nothing to the sum."""
-        [group] = self.layout.contractions(head)
+        [group] = input_groups(self.layout, head)
         [(weight, plan)] = group.plans.items()
 
         def nats(logits: Array, targets: Array) -> Array:

@@ -17,7 +17,7 @@ what was replicated (a weight over the data axis) is all-reduced.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product as cartesian
 from math import prod
 from typing import Literal, NamedTuple
@@ -108,6 +108,12 @@ class Reshard:
     def backward(self) -> list[Collective]:
         steps = self.chosen.backward
         return reshard(self.yielded, cotangent(self.given)) if steps is None else list(steps)
+
+
+@lru_cache(maxsize=4096)
+def mirrored(given: ShardedArray, used: ShardedArray) -> Reshard:
+    """The reshard of `given` to `used`, whose cotangent takes the reverse."""
+    return Reshard(given, used, cotangent(used))
 
 
 @dataclass(frozen=True)

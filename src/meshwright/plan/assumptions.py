@@ -15,6 +15,7 @@ from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
 from meshwright.hardware.links import LINK_FIELDS, Interconnect, link_rates
 from meshwright.layout import Layout
+from meshwright.layout.moves.experts import has_fixed_rows
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
@@ -77,7 +78,7 @@ def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> Ite
     known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
     yield f"a program can use {format_bytes(chip.program_bytes)} of a chip's memory ({known})"
     trains = workload.phase == "train"
-    has_capacity = not layout.fixed_rows and has_static_rows(hardware, layout)
+    has_capacity = not has_fixed_rows(layout) and has_static_rows(hardware, layout)
     if config.moe and layout.table.axes_of("E") and trains and has_capacity:
         yield (
             "experts are priced at an even load; their buffers hold twice that number of rows, further rows "

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import COMPANY, DEGREES, MULTIPLIED, Layout
+from meshwright.layout.fit import check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -100,7 +101,7 @@ def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: 
         return f"{chips} chips do not divide over {one.field} = {degree}"
     try:
         alone = Layout.of().replace(**dict.fromkeys((*COMPANY.get(one.field, ()), one.field), degree))
-        alone.check(config, None, workload.seq_len, padded=True)
+        check_fits(alone, config, None, workload.seq_len, padded=True)
     except LayoutError as error:
         return str(error).partition(";")[0]
     if one.field in ("data", "fsdp") and isinstance(degree, int) and degree > workload.num_sequences:

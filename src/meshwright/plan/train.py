@@ -20,7 +20,7 @@ from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fields
+from meshwright.layout.fit import check_fields, check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -120,7 +120,8 @@ def price(
     """
     layout.precision.check_trains()
     check_enough(workload, layout)
-    layout.check(config, workload.num_sequences if whole else None, seq_len=workload.seq_len, padded=True)
+    num_sequences = workload.num_sequences if whole else None
+    check_fits(layout, config, num_sequences, workload.seq_len, padded=True)
     graph = graph or record_training(config, hardware, layout, Shape.of_microbatch(workload, layout))
     pricer = StepPricer(graph, layout, hardware)
     return Candidate(

@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_stacks
+from meshwright.layout.fit import check_fits, check_stacks
 from meshwright.layout.pipelines import pass_table
 from meshwright.layout.pipelines.table import Place
 from meshwright.layout.workload import Workload
@@ -73,7 +73,7 @@ class StagedStep:
                 f"layout {layout}: one process dispatches the stages of schedule = {schedule.pipeline}, and "
                 f"there are {jax.process_count()}; fits: one process, or schedule = lanes"
             )
-        layout.check(config, workload.num_sequences, workload.seq_len)
+        check_fits(layout, config, workload.num_sequences, workload.seq_len)
         check_stacks(layout, config)
         self.config, self.layout, self.workload = config, layout, workload
         self.mesh = device_mesh(layout) if mesh is None else mesh

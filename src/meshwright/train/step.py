@@ -14,7 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_one_program, check_updates
+from meshwright.layout.fit import check_fits, check_one_program, check_updates
+from meshwright.layout.moves.attention import attention_layout, token_sharding
 from meshwright.layout.workload import Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
@@ -83,7 +84,7 @@ class CompiledStep:
     ) -> None:
         if workload.phase != "train":
             raise PlanError(f"{config.name}: the plan is of phase {workload.phase!r}; training takes 'train'")
-        layout.check(config, workload.num_sequences, workload.seq_len)
+        check_fits(layout, config, workload.num_sequences, workload.seq_len)
         check_updates(layout, config)
         check_one_program(layout, "a compiled step is")
         self.config, self.layout, self.workload = config, layout, workload
@@ -174,7 +175,7 @@ class CompiledStep:
     @cached_property
     def batch_sharding(self) -> NamedSharding:
         """Rows of T+1 tokens are split over the batch axes; T is split once inputs and targets part."""
-        rows = self.layout.tokens("tokens").replace(axes={"T": ()})
+        rows = token_sharding(self.layout, "tokens").replace(axes={"T": ()})
         return named_sharding(rows, self.mesh)
 
     def abstract_tokens(self) -> jax.ShapeDtypeStruct:
@@ -272,8 +273,8 @@ class CompiledStep:
 
     def dealt(self, rows: Array) -> tuple[Array, Array, Places]:
         """Tokens and targets [B, T] of rows[B, T+1], dealt so that shards of T have equal work."""
-        split = self.layout.tokens("tokens")
-        attended = self.layout.attending.tokens("tokens").axes_of("T")
+        split = token_sharding(self.layout, "tokens")
+        attended = token_sharding(attention_layout(self.layout), "tokens").axes_of("T")
         deal = partial(zigzag, num_shards=self.layout.mesh.size(attended))
         place = partial(reshard, out_shardings=partition_spec(split))
         positions = jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], (rows.shape[0], self.seq_len))

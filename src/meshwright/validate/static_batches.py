@@ -19,7 +19,7 @@ from meshwright.engines.engine import ENGINES
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.fit import num_replicas
+from meshwright.layout.fit import check_fits, num_replicas
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import tensor_words
 from meshwright.plan.serve.phase import max_batch
@@ -116,7 +116,7 @@ def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list
             words = {**words, "data": data, "pipe": pipe, "expert": expert}
             try:
                 layout = Layout.of(**words, weights_dtype=weights, kv_dtype=kv, matmul_dtype=matmul)
-                layout.check(config, padded=True)
+                check_fits(layout, config, padded=True)
             except LayoutError:
                 continue
             at = layout.at("generate")

@@ -14,6 +14,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, 
 from tests.nn.test_layouts import TINY
 
 from meshwright.layout import Layout
+from meshwright.layout.moves.attention import gathered_keys, token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig, Window
 from meshwright.nn.attention.blockwise import blockwise, zigzag
@@ -191,7 +192,7 @@ class _Given:
         row = zigzag(jnp.arange(sizes["T"])[None], shards)
         positions = jnp.broadcast_to(row, (sizes["B"], sizes["T"]))
         places = transformer.Places(positions, positions // 150 if with_documents else None)
-        own = layout.tokens("positions")
+        own = token_sharding(layout, "positions")
         self.queries, self.keys = (
             jax.device_put(places, named_sharding(split, self.mesh))
             for split in (own, own.replace(axes={"T": ()}))
@@ -213,7 +214,7 @@ class _Given:
 
     def _with_gradients(self, attention: Callable) -> list[Array]:
         def of_gathered(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
-            to_all = {name: self.layout.keys(name, self.letters[name]) for name in "kv"}
+            to_all = {name: gathered_keys(self.layout, name, self.letters[name]) for name in "kv"}
             return attention(q, apply_reshard(to_all["k"], k), apply_reshard(to_all["v"], v), sinks)
 
         def run(inputs: tuple[Array | None, ...], d_out: Array) -> list[Array]:
@@ -233,7 +234,7 @@ def test_what_a_kernel_keeps_is_not_computed_again(
     layout = Layout.of(data=2, tensor=2, remat=remat, compute_dtype="bf16")
     mesh = mesh_of("tpu", layout)
     ops, params = JaxOps(config, layout), abstract_params(config, layout, mesh)
-    tokens = array_type(layout.tokens("tokens"), mesh, {"B": 2, "T": seq_len}, "int32")
+    tokens = array_type(token_sharding(layout, "tokens"), mesh, {"B": 2, "T": seq_len}, "int32")
 
     def loss(params: dict, tokens: Array) -> Array:
         return transformer.loss(config, ops, params, tokens, tokens, transformer.Places(tokens))

@@ -14,6 +14,7 @@ from tests.nn import hf_models
 
 from meshwright.errors import CheckpointError, LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.moves.attention import token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
@@ -35,7 +36,7 @@ def f32(text: str = "data=1") -> Layout:
 def logits(params: Any, config: ModelConfig, layout: Layout) -> np.ndarray:
     """f32[B, T, V] of TOKENS."""
     ops, mesh = JaxOps(config, layout), device_mesh(layout)
-    placed = named_sharding(layout.tokens("tokens"), mesh)
+    placed = named_sharding(token_sharding(layout, "tokens"), mesh)
     tokens = np.asarray(TOKENS, np.int32)
     positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
 

@@ -8,12 +8,13 @@ import pytest
 from jax.sharding import NamedSharding
 
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of
 from meshwright.nn.experts.grouped_products import FORWARD, OF_ROWS, OF_WEIGHTS
 from meshwright.nn.products.narrow import narrow_multiply, narrow_product
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec
 
 LAYOUT = Layout.of(weights_dtype="f32", compute_dtype="f32")
-PLAN = LAYOUT.contraction("wq", "BTD,DNH->BTNH")
+PLAN = contraction_of(LAYOUT, "wq", "BTD,DNH->BTNH")
 RANDOM = np.random.default_rng(0)
 X, W = RANDOM.normal(size=(2, 3, 16)).astype(np.float32), RANDOM.normal(size=(16, 2, 5)).astype(np.float32)
 
@@ -148,7 +149,7 @@ def test_devices_with_other_shares_round_to_the_same_fp4() -> None:
 
     found = []
     for layout in (LAYOUT, Layout.of(data=8, weights_dtype="f32", compute_dtype="f32")):
-        plan, mesh = layout.contraction("wq", "BTD,DNH->BTNH"), device_mesh(layout)
+        plan, mesh = contraction_of(layout, "wq", "BTD,DNH->BTNH"), device_mesh(layout)
         with jax.set_mesh(mesh):
             split = jax.device_put(x, NamedSharding(mesh, partition_spec(plan.lhs)))
             found.append(np.asarray(jax.jit(product)(split, jnp.asarray(w))))

@@ -17,6 +17,7 @@ from tests.nn.test_layouts import LATENT, MIXTURE, OSS, TINY
 
 from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.array_types import jax_dtype
@@ -133,7 +134,7 @@ def test_activations_are_cast_to_the_type_of_the_weights(dtype: str, compute_dty
     ops, row = InferenceOps(TINY, layout), np.asarray(x, np.float32)[:, 0]
     for name, spec, parts in (("w_in", "BTD,DF->BTF", 1), ("w_out", "BTF,DF->BTD", 2)):
         with jax.set_mesh(mesh):
-            plan = layout.contraction(name, spec)
+            plan = contraction_of(layout, name, spec)
             w = quantise(jnp.asarray(RANDOM.normal(size=(48, 64)), jnp.float32), dtype, 1, 1)
             here = partition_spec(plan.lhs)
             there = _in_order(plan.rhs_reshard, _letters_there(plan)).given

@@ -18,6 +18,7 @@ from meshwright.hardware.prices import priced
 from meshwright.hardware.roofs import compute_bound_batch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.moves.attention import uses_ring
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.presets import PRESETS
@@ -330,7 +331,7 @@ def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
     ways = {
         way.layout.context: way
         for way in plain.other_prefills
-        if way.layout.context > 1 and way.layout.passes_keys_round
+        if way.layout.context > 1 and uses_ring(way.layout)
     }
     assert ways and all(way.layout.mesh.num_devices == 32 for way in ways.values())
     # Four replicas that each have a part of the prompt, instead of prompts of their own.
@@ -357,7 +358,7 @@ def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
     ]
     assert alike[0][0].seconds == alike[1][0].seconds and alike[0][1] == alike[1][1]
     assert found.memory.total <= machine.chip.program_bytes
-    way = "ring attention" if found.prefill_layout.passes_keys_round else "keys and values all-gathered"
+    way = "ring attention" if uses_ring(found.prefill_layout) else "keys and values all-gathered"
     assert f"split by position over context = {found.prefill_layout.context} ({way}" in str(
         explain_serving(found)
     )

@@ -4,6 +4,7 @@ import pytest
 
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.space import Space
@@ -116,7 +117,7 @@ def test_meshes_divide_the_model():
     for strategy in STRATEGIES:
         for mesh in meshes(space, strategy):
             assert mesh.mesh.num_devices == 256
-            mesh.check(CONFIG, padded=True)
+            check_fits(mesh, CONFIG, padded=True)
 
 
 def test_base_and_mesh_of_a_layout():

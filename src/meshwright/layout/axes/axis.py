@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from meshwright.layout.rules import Rules, Table
+from meshwright.layout.rules import ATTENTION, Rules, Table
+from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-
-if TYPE_CHECKING:
-    from meshwright.layout.layout import Layout
+from meshwright.notation.mesh import Mesh
 
 # The short form by name: the degree of every axis, and the options beside them.
 ShortForm = Mapping[str, Any]
@@ -17,8 +16,6 @@ ShortForm = Mapping[str, Any]
 WIDE_LETTERS = "NKFMUV"
 # What a cache holds, by array, and the axes that split weights by letters of which it may have none.
 CACHE_ARRAYS = {"k": "BSKH", "v": "BSKH", "latent": "BSR", "rope": "BSA"}
-# The name of the entries of a table for queries, keys and values where they meet.
-ATTENTION = "attention"
 _CACHE_AXES = ("tensor", "kv_replicas")
 # Every table of the rules.
 EVERYWHERE = "stored used gradients updated activations"
@@ -144,16 +141,12 @@ class Axis:
         """The words that a search tries, of the form or `grouped`; form: those of the axes before."""
         yield {}
 
-    def fit(self, config: ModelConfig, layout: "Layout") -> None:
-        """Raises LayoutError where the model has not what the axis splits."""
+    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
+        """Raises LayoutError if the model lacks the dimensions that the axis splits."""
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        """What the axis does, for a reader who is new to it; to follow `axis=degree: `."""
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
+        """A clause for readers who are new to the axis, to follow `axis=degree: `."""
         raise NotImplementedError
-
-    def why_not(self, layout: "Layout") -> str | None:
-        """The first of its words that nn/ does not run yet; None where it runs."""
-        return None
 
 
 def divisors(number: int) -> list[int]:

@@ -1,16 +1,15 @@
 """Context parallelism: each sequence is split by position."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
+from meshwright.layout.rules import Table
+from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
-
-if TYPE_CHECKING:
-    from meshwright.layout.layout import Layout
+from meshwright.notation.mesh import Mesh
 
 # Splitting a sequence further leaves too few queries a device for the rows of a matmul.
 MAX_CONTEXT, _MIN_POSITIONS = 64, 512
@@ -42,25 +41,25 @@ class Context(Axis):
             if degree == 1 or splits(ask.workload.seq_len, degree):
                 yield {"context": degree}
 
-    def fit(self, config: ModelConfig, layout: "Layout") -> None:
+    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
         """Raises LayoutError where Ulysses would leave a device without a whole head of keys."""
-        attending = layout.attending
-        heads = attending.activation("k", "BTKH")
-        over = layout.mesh.size(heads.axes_of("K"))
-        if attending is not layout and config.num_kv_heads % over:
+        if table.attending is None:
+            return
+        heads = table.attending.split("k", "BTKH")
+        if config.num_kv_heads % (over := mesh.size(heads.axes_of("K"))):
             fits = ", ".join(map(str, dividing_degrees(config.num_kv_heads, config.num_kv_heads)))
             raise LayoutError(
                 f"{heads}: {config.num_kv_heads} KV heads (K) do not divide over "
                 f"{'·'.join(heads.axes_of('K'))} = {over}; fits: {{{fits}}}, or context_method = ring"
             )
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        piece = workload.seq_len // layout.context
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
+        piece = workload.seq_len // form["context"]
         text = (
-            f"each sequence is cut into {layout.context} pieces of {piece:,} tokens; "
-            f"{_WORDS[layout.word('context_method')]}"
+            f"each sequence is cut into {form['context']} pieces of {piece:,} tokens; "
+            f"{_WORDS[form['context_method']]}"
         )
-        return f"{text}, and ZeRO shards over these chips as well" if layout.word("zero_context") else text
+        return f"{text}, and ZeRO shards over these chips as well" if form["zero_context"] else text
 
 
 _WORDS = {

@@ -1,14 +1,12 @@
 """Data parallelism: groups of chips with the same weights take different sequences."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from meshwright.layout.axes.axis import Ask, Axis, Composition, ShortForm
+from meshwright.layout.axes.fsdp import zero_stage
+from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-
-if TYPE_CHECKING:
-    from meshwright.layout.layout import Layout
 
 
 class Data(Axis):
@@ -21,17 +19,17 @@ class Data(Axis):
         if ask.chips * form["fsdp"] <= ask.workload.num_sequences:
             yield {"data": ask.chips}
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         state = {
             1: "a shard of the optimizer's state",
             2: "a shard of the optimizer's state and of the gradients",
         }
-        shared = state.get(layout.rules.zero_stage) if layout.fsdp == 1 else None
+        shared = state.get(zero_stage(form)) if form["fsdp"] == 1 else None
         text = (
-            f"{layout.data:,} groups of chips hold the same weights and take different sequences; their "
+            f"{form['data']:,} groups of chips hold the same weights and take different sequences; their "
             "gradients are summed after the backward pass"
         )
-        return f"{text}, and each keeps {shared} (ZeRO-{layout.rules.zero_stage})" if shared else text
+        return f"{text}, and each keeps {shared} (ZeRO-{zero_stage(form)})" if shared else text
 
 
 DATA = Data("data", always=True)

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, MutableMapping
 from math import gcd
-from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import Ask, Axis, Composition, ShortForm, divisors
+from meshwright.layout.rules import Table
+from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
-
-if TYPE_CHECKING:
-    from meshwright.layout.layout import Layout
+from meshwright.notation.mesh import Mesh
 
 
 class Expert(Axis):
@@ -48,9 +47,9 @@ class Expert(Axis):
                 if expert > 1 and (not far or "grouped" in ask.conditions):
                     yield {"expert": expert, "expert_nodes": 1, "grouped": True}
 
-    def fit(self, config: ModelConfig, layout: "Layout") -> None:
+    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
         num_experts = config.moe.num_experts if config.moe else 1
-        over = layout.mesh.size(layout.table.axes_of("E"))
+        over = mesh.size(table.axes_of("E"))
         if num_experts == 1 and over > 1:
             raise LayoutError(f"{config.name} has no experts (E) for expert = {over}; fits: expert in {{1}}")
         if num_experts % over:
@@ -60,21 +59,21 @@ class Expert(Axis):
                 f"fits: expert in {{{fits}}}"
             )
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        home = "fsdp" if layout.fsdp > 1 else "data"
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
+        home = "fsdp" if form["fsdp"] > 1 else "data"
         travel = (
             "each of them all-gathers the tokens of the group, and the outputs of the experts are "
             "reduce-scattered back"
-            if layout.schedule.grouped
+            if schedule.grouped
             else "an all-to-all sends tokens to their experts, another one back"
         )
-        if nodes := layout.routing.nodes:
+        if (nodes := form["expert_nodes"]) > 1 and schedule.dispatch == "once":
             travel = (
-                f"a token is sent to each of the {layout.mesh.size(nodes)} nodes where it has experts once, "
+                f"a token is sent to each of the {nodes} nodes where it has experts once, "
                 "and from there to their chips; results are summed on the node before they return"
             )
         return (
-            f"the experts are divided over {layout.degree('expert')} chips; {travel}. The expert axis is "
+            f"the experts are divided over {form['expert']} chips; {travel}. The expert axis is "
             f"part of the {home} axis"
         )
 
@@ -99,9 +98,9 @@ class ExpertNodes(Axis):
         tables.add("activations", "BC", "expert_nodes")
         tables.add("stored used gradients updated activations", "E", "expert_nodes")
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         return (
-            f"the chips of an expert group lie on {layout.degree('expert_nodes')} nodes. The expert_nodes "
+            f"the chips of an expert group lie on {form['expert_nodes']} nodes. The expert_nodes "
             "axis is part of the expert axis"
         )
 

@@ -4,15 +4,13 @@ Source: Rajbhandari et al., "ZeRO" (2020): stage 1 shards the optimizer, 2 the g
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
+from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-
-if TYPE_CHECKING:
-    from meshwright.layout.layout import Layout
 
 # D, or the rank of latents, which their up-projections have in its place.
 _SHARED_LETTERS = "DQR"
@@ -73,19 +71,19 @@ class Fsdp(Axis):
             if context > 1 and _padding(d_model, shards) <= MOST_PADDING:
                 yield words | {"zero_context": True}
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        if layout.rules.zero_stage == 3:
-            where = ", neighbours in the mesh" if layout.word("inner") else ""
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
+        if zero_stage(form) == 3:
+            where = ", neighbours in the mesh" if form["inner"] else ""
             return (
-                f"every weight is split into {layout.fsdp} shards, on chips{where} that take different "
+                f"every weight is split into {form['fsdp']} shards, on chips{where} that take different "
                 "sequences. A "
                 "layer's weights are all-gathered before they are used, forward and backward, and their "
                 "gradients are reduce-scattered"
             )
-        gradients = "gradients and " if layout.rules.zero_stage == 2 else ""
+        gradients = "gradients and " if zero_stage(form) == 2 else ""
         return (
-            f"{layout.fsdp} groups of chips take different sequences; each keeps a shard of {gradients}the "
-            f"optimizer's state (ZeRO-{layout.rules.zero_stage})"
+            f"{form['fsdp']} groups of chips take different sequences; each keeps a shard of {gradients}the "
+            f"optimizer's state (ZeRO-{zero_stage(form)})"
         )
 
 

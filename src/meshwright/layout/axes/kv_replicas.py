@@ -4,7 +4,6 @@ Source: Pope et al., "Efficiently Scaling Transformer Inference" (2022), section
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import (
@@ -17,12 +16,12 @@ from meshwright.layout.axes.axis import (
     ShortForm,
     divisors,
 )
+from meshwright.layout.rules import Table
+from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
-
-if TYPE_CHECKING:
-    from meshwright.layout.layout import Layout
+from meshwright.notation.mesh import Mesh
 
 # Devices of one tensor group that a search reaches by replicas: PaLM's 12 and those of two GPU nodes.
 _WIDEST = 16
@@ -60,19 +59,20 @@ class KvReplicas(Axis):
             if tensor * degree <= _WIDEST and divides and positions:
                 yield {"kv_replicas": degree}
 
-    def fit(self, config: ModelConfig, layout: "Layout") -> None:
+    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
         """Queries of one KV head are neighbours: only a device with a single KV head can share it."""
-        if layout.degree("kv_replicas") > 1 and layout.tensor != config.num_kv_heads:
-            keys, heads = layout.activation("k", "BTKH"), config.num_kv_heads
+        copies, tensor = (mesh.sizes.get(axis, 1) for axis in ("kv_replicas", "tensor"))
+        if copies > 1 and tensor != config.num_kv_heads:
+            keys, heads = table.split("k", "BTKH"), config.num_kv_heads
             raise LayoutError(
-                f"{keys}: kv_replicas = {layout.degree('kv_replicas')} needs one KV head a device, and "
-                f"{heads} KV heads (K) lie over tensor = {layout.tensor}; fits: tensor = {heads}"
+                f"{keys}: kv_replicas = {copies} needs one KV head a device, and "
+                f"{heads} KV heads (K) lie over tensor = {tensor}; fits: tensor = {heads}"
             )
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         return (
             "the queries of each KV head and the feed-forward width are split over "
-            f"{layout.degree('kv_replicas')} chips, each with a copy of that KV head"
+            f"{form['kv_replicas']} chips, each with a copy of that KV head"
         )
 
 

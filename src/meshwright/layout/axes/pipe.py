@@ -1,18 +1,17 @@
 """Pipeline parallelism: stages of layers, one after another."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, ShortForm, divisors
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.pipelines.depths import cuts_groups
 from meshwright.layout.pipelines.pipeline import fitting
+from meshwright.layout.rules import Table
+from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-
-if TYPE_CHECKING:
-    from meshwright.layout.layout import Layout
+from meshwright.notation.mesh import Mesh
 
 # With more stages the bubble or the activations grow beyond what batches in use pay for.
 _MOST_STAGES = 64
@@ -35,41 +34,40 @@ class Pipe(Axis):
             if degree <= most:
                 yield {"pipe": degree}
 
-    def fit(self, config: ModelConfig, layout: "Layout") -> None:
-        schedule = layout.schedule
-        if layout.pipe > 1:
-            SCHEDULES[schedule.pipeline].check(layout.pipe, schedule.microbatches, schedule.interleave)
-        if layout.pipe > 1:
-            _check_groups(config, layout)
-        each, over = divmod(config.num_layers, layout.pipe)
+    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
+        pipe, record = mesh.sizes.get("pipe", 1), SCHEDULES[schedule.pipeline]
+        if pipe == 1:
+            return
+        record.check(pipe, schedule.microbatches, schedule.interleave)
+        _check_groups(config, pipe, schedule)
+        each, over = divmod(config.num_layers, pipe)
         stacks = [layer.kind.stack for layer in config.layers]
-        if layout.stages_alike and not over and stacks != stacks[:each] * layout.pipe:
+        if record.alike and not over and stacks != stacks[:each] * pipe:
             raise LayoutError(
-                f"layout {layout}: the stages of lanes run one program, and those of {config.name} have not "
-                "the same dense layers beside experts; fits: pipe = 1, or another schedule"
+                f"layout: the stages of schedule = {record.name} run one program, and pipe = {pipe} cuts "
+                f"{config.name} into stages with different dense layers; fits: pipe = 1, or another schedule"
             )
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        chunks = f", each in {layout.schedule.interleave} chunks" if layout.schedule.interleave > 1 else ""
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
+        chunks = f", each in {schedule.interleave} chunks" if schedule.interleave > 1 else ""
         return (
-            f"the {config.num_layers} layers are cut into {layout.pipe} stages{chunks}; microbatches pass "
-            "from "
-            f"stage to stage: {SCHEDULES[layout.schedule.pipeline].words}"
+            f"the {config.num_layers} layers are cut into {form['pipe']} stages{chunks}; microbatches pass "
+            f"from stage to stage: {SCHEDULES[schedule.pipeline].words}"
         )
 
 
-def _check_groups(config: ModelConfig, layout: "Layout") -> None:
-    """Raises LayoutError where a stage would begin between layers that share keys and values."""
-    each, schedule, chunks = config.layers_per_cache, layout.schedule.pipeline, layout.schedule.interleave
-    if not cuts_groups(config, schedule, layout.pipe, chunks):
+def _check_groups(config: ModelConfig, pipe: int, schedule: Schedule) -> None:
+    """Raises LayoutError if a stage would begin between layers that share keys and values."""
+    each, record, chunks = config.layers_per_cache, SCHEDULES[schedule.pipeline], schedule.interleave
+    if not cuts_groups(config, record.name, pipe, chunks):
         return
-    record, most = SCHEDULES[schedule], min(_MOST_STAGES, config.num_layers // each)
-    microbatches = layout.schedule.microbatches
-    exists = [p for p in range(1, most + 1) if p == 1 or record.exists(p, microbatches, chunks)]
-    pipes = [p for p in exists if not cuts_groups(config, schedule, p, chunks)]
+    most = min(_MOST_STAGES, config.num_layers // each)
+    exists = [p for p in range(1, most + 1) if p == 1 or record.exists(p, schedule.microbatches, chunks)]
+    fits = [p for p in exists if not cuts_groups(config, record.name, p, chunks)]
     raise LayoutError(
-        f"layout {layout}: a stage would begin within a group of layers_per_cache = {each} of the "
-        f"{config.num_layers} layers (L) of {config.name}; fits: pipe in {fitting(*pipes)}"
+        f"layout: with pipe = {pipe} and schedule = {record.name} a stage would begin within a group of "
+        f"layers_per_cache = {each} of the {config.num_layers} layers (L) of {config.name}; fits: pipe in "
+        f"{fitting(*fits)}"
     )
 
 

@@ -4,7 +4,6 @@ Source: Shoeybi et al., "Megatron-LM" (2019); Korthikanti et al. (2022) for sequ
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from meshwright.layout.axes.axis import (
     EVERYWHERE,
@@ -16,12 +15,10 @@ from meshwright.layout.axes.axis import (
     ShortForm,
     divisors,
 )
+from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
-
-if TYPE_CHECKING:
-    from meshwright.layout.layout import Layout
 
 MAX_TENSOR = 64
 
@@ -47,14 +44,14 @@ class Tensor(Axis):
             if divides:
                 yield {"tensor": tensor, "sequence_parallel": True}
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         summed = (
             "reduce-scattered by tokens and all-gathered before the next matmul (sequence parallelism)"
-            if layout.word("sequence_parallel")
+            if form["sequence_parallel"]
             else "summed before the next operation can begin (AllReduce)"
         )
         return (
-            f"heads and feed-forward width are split over {layout.tensor} chips, which work on the same "
+            f"heads and feed-forward width are split over {form['tensor']} chips, which work on the same "
             f"tokens. The second matmul of attention and of the MLP leaves partial sums, {summed}"
         )
 
@@ -82,8 +79,8 @@ class Tensor2(Axis):
         if ask.torus and form["tensor"] >= 8 and form["tensor"] % 2 == 0:
             yield {"tensor": form["tensor"] // 2, "tensor2": 2}
 
-    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        over = layout.degree("tensor2")
+    def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
+        over = form["tensor2"]
         return f"the model dimension of weights and activations is split over {over} chips (2D tensor)"
 
 

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.flash import attention_block, visible_pairs
+from meshwright.layout.moves.attention import token_sharding, uses_ring
 from meshwright.models.config import Window
 from meshwright.models.transformer import Places, at_most_blocks
 from meshwright.nn.attention.reference import Scores
@@ -82,11 +83,12 @@ def blockwise(
     of all. windows: of the layers that this is in turn; they tell an audit how many blocks are met.
     """
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
-    ring = heads.axes_of("T") if layout.passes_keys_round else ()
+    ring = heads.axes_of("T") if uses_ring(layout) else ()
     reduced = spec_of(k).reduced
     repeated = (axis for axis in heads.axes_of("N") if axis not in held.axes_of("K"))
     shared = tuple(axis for axis in repeated if axis not in reduced)
-    own, grouped = partition_spec(layout.tokens("tokens")), partition_spec(layout.activation("q", "BTKGH"))
+    own = partition_spec(token_sharding(layout, "tokens"))
+    grouped = partition_spec(layout.activation("q", "BTKGH"))
     of_q = partition_spec(heads)
     of_k = partition_spec(held if ring else held.replace(axes={"T": ()}), tuple(reduced))
     of_log_sum = PartitionSpec(grouped[0], grouped[2], grouped[3], grouped[1])

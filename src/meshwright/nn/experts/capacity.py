@@ -21,6 +21,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.moves.experts import sorted_rows
 from meshwright.models.config import MoE
 from meshwright.nn.each_device import with_gradient, zeros_beside
 from meshwright.nn.norms import log_sum_exp
@@ -111,7 +112,7 @@ def dispatch(x: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
         return rows * _gates_of_rows(gates, tokens).astype(rows.dtype) if moe.scales_input else rows
 
     specs = _spec(layout, "x", "BTD"), _spec(layout, "gates", "BTE")
-    out = partition_spec(layout.routed("d"))
+    out = partition_spec(sorted_rows(layout, "d"))
     return with_gradient(local, specs, out, 2 if moe.scales_input else 1)(x, gates)
 
 
@@ -130,7 +131,7 @@ def combine(y: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
         total = total.at[tokens].add(y * weights.astype(y.dtype))
         return jnp.reshape(total, (*gates.shape[:2], y.shape[-1]))
 
-    specs = partition_spec(layout.routed("y")), _spec(layout, "gates", "BTE")
+    specs = partition_spec(sorted_rows(layout, "y")), _spec(layout, "gates", "BTE")
     out = _spec(layout, "x", letters)
     return with_gradient(local, specs, out, 2)(y, gates)
 

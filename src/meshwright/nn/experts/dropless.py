@@ -24,7 +24,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
 from meshwright.layout import Layout
-from meshwright.layout.grouped import Blocks, Crossing, RowRouting, blocks_of
+from meshwright.layout.grouped import Blocks, Crossing, blocks_of
+from meshwright.layout.moves.experts import RowRouting, row_routing
 from meshwright.models.config import MoE
 from meshwright.models.transformer import more_rounds, rows_by_even_load
 from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient, zeros_beside
@@ -155,8 +156,8 @@ def met_gates(gates: Array, layout: Layout, routing: RowRouting) -> Array:
 
 def _met_in_turn(routing: RowRouting) -> tuple[Axes, Axes]:
     """The axes over which tokens are gathered: first those of experts, over which gates are exchanged."""
-    first = tuple(axis for axis in routing.experts if axis in routing.met)
-    return first, tuple(axis for axis in routing.met if axis not in first)
+    first = tuple(axis for axis in routing.experts if axis in routing.gathered)
+    return first, tuple(axis for axis in routing.gathered if axis not in first)
 
 
 def _moved(
@@ -186,7 +187,7 @@ def choices_of(
 
     crossing: of the tokens, if they came from other nodes.
     """
-    routing, sizes = layout.routing.of_node, get_abstract_mesh().shape
+    routing, sizes = row_routing(layout).of_node, get_abstract_mesh().shape
     num_tokens = gates.shape[1]
     travelled = prod(sizes[axis] for axis in (*routing.exchanged, *routing.rows))
     own = _own_experts(layout, moe)
@@ -425,7 +426,7 @@ def _ways_of_rows(
     routes: Routes, layout: Layout, moe: MoE
 ) -> tuple[tuple[_Travel, _Travel], tuple[_Travel, _Travel]]:
     """What a device runs to send rows to experts and home, and to others with their columns and back."""
-    routing, sizes, blocks = layout.routing.of_node, get_abstract_mesh().shape, routes.blocks
+    routing, sizes, blocks = row_routing(layout).of_node, get_abstract_mesh().shape, routes.blocks
     num_peers, num_copies = (prod(sizes[axis] for axis in axes) for axes in (routing.exchanged, routing.rows))
     own = _own_experts(layout, moe)
     num_home = routes.tokens.shape[1]
@@ -574,7 +575,7 @@ def _places(at: Array, sizes: Array, most: int, none: int) -> Array:
 
 def _of_rows(layout: Layout, last: Any = None, dims: int = 3) -> PartitionSpec:
     """The sharding of arrays of which each device has its own, along the first dimension."""
-    first = layout.routing.devices or None
+    first = row_routing(layout).devices or None
     return PartitionSpec(first, *[None] * (dims - 2), *([last] if dims > 1 else []))
 
 

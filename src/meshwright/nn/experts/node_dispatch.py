@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Crossing, crossing_of
+from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import MoE
 from meshwright.models.transformer import rows_by_even_load
 from meshwright.nn.each_device import each_device, spec_of, with_gradient, zeros_beside
@@ -135,7 +136,7 @@ def sums_of_nodes(rows: Array, route: Route) -> Array:
 
 def _exchanged(rows: Array, route: Route | None, layout: Layout) -> Array:
     """rows[1, p R, D], of which each node is sent its R. Without a route all of them travel."""
-    nodes, num_peers = layout.routing.nodes, _num_peers(layout)
+    nodes, num_peers = row_routing(layout).nodes, _num_peers(layout)
 
     def local(rows: Array, *counts: Array) -> Array:
         by_node = jnp.reshape(rows, (num_peers, -1, rows.shape[-1]))
@@ -165,4 +166,4 @@ def _exchanged(rows: Array, route: Route | None, layout: Layout) -> Array:
 
 
 def _num_peers(layout: Layout) -> int:
-    return layout.mesh.size(layout.routing.nodes)
+    return layout.mesh.size(row_routing(layout).nodes)

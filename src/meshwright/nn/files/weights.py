@@ -19,6 +19,7 @@ from meshwright.dtypes import NUMBER_TYPES
 from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Tensor
 from meshwright.models.files import read_family
@@ -57,7 +58,7 @@ def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> di
     another shape or without the scales that its type needs, and for a file that is missing or cut short. All
     of this is checked before anything is read.
     """
-    layout.check(config)
+    check_fits(layout, config)
     abstract = flatten(abstract_params(config, layout, mesh))
     with _opened(folder) as files:
         stored = dequantised(folder, files)

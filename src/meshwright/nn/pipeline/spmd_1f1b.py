@@ -33,6 +33,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.head import BACKWARD
+from meshwright.layout.moves.attention import token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import STACK_LETTERS
@@ -100,7 +101,7 @@ class Lanes:
             # splits what a loop carries as its first use, and gathers it.
             first = rows[0]
             self.places = _split_as(jax.typeof(first).sharding.spec, deal(first)[2])
-            self.entering = _split_as(partition_spec(layout.tokens("tokens")), self.places)
+            self.entering = _split_as(partition_spec(token_sharding(layout, "tokens")), self.places)
         used = as_used(config, layout, params, leaves)
         self.ends, stacks = _parts(used)
         self.types = jax.tree.map(_type_within, self._differentiated(stacks))

@@ -14,6 +14,7 @@ from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import divisors
+from meshwright.layout.fit import check_fits
 from meshwright.models.config import ModelConfig
 
 # Tensor devices on one axis, and the second axis of those that have two.
@@ -49,7 +50,7 @@ def _with_data(
                     layout = Layout.of(
                         **{**words, **precision, "data": data, "tensor2": tensor2, "expert": expert}
                     )
-                    layout.check(config, padded=True)
+                    check_fits(layout, config, padded=True)
                 except LayoutError:
                     continue
                 yield layout

@@ -18,6 +18,7 @@ from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import divisors
+from meshwright.layout.fit import check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import tensor_words
@@ -152,7 +153,7 @@ def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iter
         for method in ("allgather", "ring"):
             try:
                 found = layout.replace(**words, context_method=method)
-                found.check(config, padded=True)
+                check_fits(found, config, padded=True)
             except LayoutError:
                 continue
             yield found

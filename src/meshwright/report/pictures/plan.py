@@ -56,10 +56,9 @@ def _pipeline_figure(priced: PricedPlan) -> Figure:
         f"One row for each of the {layout.pipe} stages, one block per pass of a microbatch; a stage idles "
         f"while its row is bare. The plan runs {layout.schedule.pipeline}; the slider shows the others."
     )
-    if (shown := shown_microbatches(layout.pipe, layout.microbatches)) < layout.microbatches:
-        caption += (
-            f" Only {shown} of {layout.microbatches:,} microbatches are simulated: the bubble looks larger."
-        )
+    microbatches = layout.schedule.microbatches
+    if (shown := shown_microbatches(layout.pipe, microbatches)) < microbatches:
+        caption += f" Only {shown} of {microbatches:,} microbatches are simulated: the bubble looks larger."
     return Figure("pipeline", "The pipeline", caption, tuple(frames), slider="schedule")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.nn.adapters import merged
@@ -60,7 +61,7 @@ def load_model_folder(path: Path) -> ModelFolder:
 
 
 def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
-    layout.check(config)
+    check_fits(layout, config)
     trained = _with_adapters(run, config)
     return dict(merged(trained, restore_params(run / CHECKPOINTS, abstract_params(trained, layout, mesh))))
 

@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec, reshard
 from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
-from meshwright.layout.fit import cached_array, num_replicas
+from meshwright.layout.fit import cached_array, check_fits, num_replicas
+from meshwright.layout.moves.attention import single_tokens, token_sharding
 from meshwright.layout.paged import (
     attends_to_whole_prompts,
     block_of,
@@ -340,7 +341,7 @@ class InferencePrograms:
         """
         [rows], num_shards = step.rows, layout.num_prompt_shards
         length = rows.length
-        split = partition_spec(layout.tokens("tokens"))
+        split = partition_spec(token_sharding(layout, "tokens"))
         shared = PartitionSpec(split[0], None)
 
         def dealt(x: Array, spec: PartitionSpec) -> Array:
@@ -369,7 +370,7 @@ class InferencePrograms:
         x, cache = transformer.through(self.config, ops, params, x, places, cache, self.config.layers)
         with jax.named_scope("take"):
             x = _at(heads, x, reshard(places.positions, split))
-        head = InferenceOps(self.config, layout.whole_positions)
+        head = InferenceOps(self.config, single_tokens(layout))
         logits = transformer.leave(self.config, head, params, x)
         with jax.named_scope("logits"):
             whole = resharded(logits, PartitionSpec(shared[0], None, None))[:, 0].astype(jnp.float32)
@@ -448,7 +449,7 @@ def workload_step(
     """
     layout = layout.at(phase)
     check_runs(layout, phase)
-    layout.check(config, workload.num_sequences, workload.seq_len)
+    check_fits(layout, config, workload.num_sequences, workload.seq_len)
     mesh = device_mesh(layout) if mesh is None else mesh
     window, of_window = widest_window(config), 0
     # Replicas that prefill a prompt together have rows together, and each its own sequences.

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.layout.fit import num_replicas
+from meshwright.layout.fit import check_fits, num_replicas
 from meshwright.layout.paged import DEFAULT_PAGE, attends_to_whole_prompts
 from meshwright.layout.runnable import check_runs
 from meshwright.models.config import ModelConfig
@@ -409,7 +409,7 @@ def check_serves(
 ) -> None:
     """Raise LayoutError or PlanError if a JaxRunner cannot serve this, before any weight is read."""
     check_runs(layout, "generate")
-    layout.check(config)
+    check_fits(layout, config)
     least = num_replicas(layout.at("generate"), config)
     if num_slots < least:
         raise PlanError(

@@ -1,0 +1,1 @@
+"""Reshards of activations within a layer: how attention and experts bring arrays together."""

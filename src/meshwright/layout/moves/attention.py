@@ -1,0 +1,96 @@
+"""Reshards of attention: keys gathered, heads exchanged for positions, and the tokens of a device."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.layout.layout import Layout
+from meshwright.layout.rules import Rules, Table
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.einsum import Reshard, cotangent, mirrored
+
+
+def uses_ring(layout: Layout) -> bool:
+    """Whether keys and values stay split by position, S, and pass round a ring (otherwise gathered)."""
+    return bool(layout.table.axes_of("S"))
+
+
+def attention_layout(layout: Layout) -> Layout:
+    """The layout of scores and sums of values: `layout`, unless heads are exchanged for positions."""
+    if layout.table.attending is None:
+        return layout
+    return replace(layout, rules=_attending_rules(layout.rules, layout.phase))
+
+
+@lru_cache(maxsize=512)
+def _attending_rules(rules: Rules, phase: str) -> Rules:
+    return replace(rules, activations=rules.in_phase(phase).attending, own=())
+
+
+def to_heads(layout: Layout, name: str, letters: str) -> Reshard:
+    """The reshard of an array as projected to the layout of attention: T_context to N_context.
+
+    >>> layout = Layout.of(context=4, context_method="ulysses")
+    >>> print(*to_heads(layout, "q", "BTNH").forward)
+    AllToAll_{context} q[B, T_context, N, H] -> q[B, T, N_context, H]
+    """
+    return mirrored(layout.activation(name, letters), attention_layout(layout).activation(name, letters))
+
+
+def from_heads(layout: Layout, name: str, letters: str) -> Reshard:
+    """The reverse of `to_heads`."""
+    return mirrored(attention_layout(layout).activation(name, letters), layout.activation(name, letters))
+
+
+def gathered_keys(layout: Layout, name: str, letters: str = "BTKH") -> Reshard:
+    """The reshard of keys (or values) from k[B, T_context, K, H], as projected, to T whole.
+
+    Every shard of the queries adds to their cotangents.
+    """
+    return _gathered_positions(layout.table, name, letters)
+
+
+@lru_cache(maxsize=8192)
+def _gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
+    """Queries are split by position, and by the axes of N beyond those of K, whose devices share KV heads."""
+    projected = activations.split(name, letters)
+    whole = projected.replace(axes={"T": ()})
+    queries = activations.split("q", "BTNH")
+    shared = dict.fromkeys((*projected.axes_of("T"), *queries.axes_of("N")))
+    partial = tuple(axis for axis in shared if axis not in whole.sharded_axes)
+    return Reshard(projected, whole, cotangent(whole).replace(unreduced=partial))
+
+
+def shared_by_heads(layout: Layout, name: str) -> Reshard:
+    """The reshard of rope[B, T, A], which all heads share, from its projection to the devices of the heads.
+
+    Every head adds to its cotangent.
+    """
+    return _shared_by_heads(layout.table, name)
+
+
+@lru_cache(maxsize=4096)
+def _shared_by_heads(activations: Table, name: str) -> Reshard:
+    projected, heads = activations.split(name, "BTA"), activations.split(name, "BTNA")
+    used = projected.replace(axes={"T": heads.axes_of("T")})
+    partial = tuple(axis for axis in heads.axes_of("N") if axis not in used.sharded_axes)
+    return Reshard(projected, used, cotangent(used).replace(unreduced=partial))
+
+
+def token_sharding(layout: Layout, name: str) -> ShardedArray:
+    """The sharding of token ids, targets and positions [B, T]: whole over axes that split heads."""
+    array = layout.activation(name, "BT")
+    return array.replace(axes={"T": layout.activation(name, "BTN").axes_of("T")})
+
+
+def single_tokens(layout: Layout) -> Layout:
+    """The layout of single tokens, such as those whose logits are wanted: T is not split."""
+    if not layout.table.axes_of("T"):
+        return layout
+    return replace(layout, rules=_single_token_rules(layout.rules, layout.phase), phase="prefill")
+
+
+@lru_cache(maxsize=512)
+def _single_token_rules(rules: Rules, phase: str) -> Rules:
+    letters = tuple(row for row in rules.in_phase(phase).letters if row[0] not in "TS")
+    own = (("generate", rules.in_phase("generate")),)
+    return replace(rules, activations=Table(letters), own=own)
