@@ -39,12 +39,12 @@ def test_a_round_has_the_room_that_is_planned(staged: bool) -> None:
     moe = replace(config.moe, num_experts=32) if config.moe else None
     assert moe is not None
     config = replace(config, moe=moe)
-    layouts = [one for one in _without_capacity(config) if one.stages_alike == staged][:24]
+    layouts = [one for one in _without_capacity(config) if one.spmd_stages == staged][:24]
     several_rounds = 0
     for layout in layouts:
         planned, run = _planned_and_run(config, layout)
         assert run == planned, layout
-        several_rounds += run[1].rounds > 1
+        several_rounds += run[1].passes > 1
     assert len(layouts) > 8 and (several_rounds == 0 if staged else several_rounds > 0)
 
 
@@ -60,7 +60,7 @@ def test_a_round_has_the_room_that_is_planned(staged: bool) -> None:
 def test_what_crosses_to_nodes_has_the_room_that_is_planned(text: str, several_rounds: bool) -> None:
     layout = Layout.parse(f"{text},dispatch=once")
     planned, run = _planned_and_run(MIXTURE, layout)
-    assert run == planned and (run[0].rounds > 1) == several_rounds
+    assert run == planned and (run[0].passes > 1) == several_rounds
 
 
 def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:

@@ -89,7 +89,7 @@ def test_stages_have_all_that_the_graph_has(schedule: str):
         stage_counts(graph, schedule, 4, interleave),
     ):
         # Stages that are alike have a share of the vocabulary each, and so of both ends.
-        ends = 4 if SCHEDULES[schedule].alike else 1
+        ends = 4 if SCHEDULES[schedule].spmd else 1
         wanted = [segment.count * (1 if segment.source else ends) for segment in graph.segments]
         assert [sum(one) for one in zip(*counts, strict=True)] == wanted
 

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.errors import LayoutError
 from meshwright.layout import DEGREES, Layout
-from meshwright.layout.axes import AXES, SEARCHED, Ask, divisors
+from meshwright.layout.axes import AXES, Ask, divisors
 from meshwright.layout.axes.kv_replicas import KV_REPLICAS
 from meshwright.layout.fit import check_fits
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, token_sharding
@@ -21,12 +21,14 @@ PLAIN = dict.fromkeys(DEGREES, 1) | {name: option.default for name, option in OP
 
 def tried(name: str, chips: int, **form: object) -> list[dict[str, object]]:
     """What a search tries of an axis on so many chips, after the words in `form`."""
-    axis = next(axis for axis in SEARCHED if axis.name == name)
+    axis = next(axis for axis in AXES if axis.name == name)
     return list(axis.choices(Ask(LLAMA, BATCH, chips), PLAIN | form))
 
 
 def test_every_axis_is_searched_and_has_words() -> None:
-    assert {axis.name for axis in SEARCHED} == set(DEGREES) and [axis.name for axis in AXES] == list(DEGREES)
+    assert sorted(axis.turn for axis in AXES) == list(range(len(AXES))) and [
+        axis.name for axis in AXES
+    ] == list(DEGREES)
     layout = Layout.of(data=2, fsdp=2, tensor=2)
     for axis in AXES:
         assert axis.words(LLAMA, BATCH, layout.words, layout.schedule)

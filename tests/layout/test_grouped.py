@@ -34,10 +34,13 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
     assert max(sum(-(-load // blocks.rows) for load in each) for each in loads) <= blocks.most
     even = [top_k * num_tokens / num_experts] * own
     assert blocks.even == min(sum(-(-load // blocks.rows) for load in even), blocks.most)
-    assert blocks.room == min(2 * blocks.even, blocks.most)
-    assert (blocks.rounds - 1) * blocks.room < blocks.most <= blocks.rounds * blocks.room
-    together = blocks_of(num_tokens, moe, own, "cpu", one_round=True)
-    assert (together.rounds, together._replace(room=blocks.room, together=blocks.together)) == (1, blocks)
+    assert blocks.capacity == min(2 * blocks.even, blocks.most)
+    assert (blocks.passes - 1) * blocks.capacity < blocks.most <= blocks.passes * blocks.capacity
+    together = blocks_of(num_tokens, moe, own, "cpu", one_pass=True)
+    assert (together.passes, together._replace(capacity=blocks.capacity, together=blocks.together)) == (
+        1,
+        blocks,
+    )
 
 
 def test_many_layouts_have_the_blocks_of_each() -> None:
@@ -73,8 +76,8 @@ def test_many_devices_of_experts_need_no_room_for_the_worst_load() -> None:
     """gpt-oss over 64 devices, two experts each: an even share is 1/32 of all rows that could come."""
     blocks = blocks_of(64 * 8192, MoE(128, 4, 2880), 2, "gpu")
     assert blocks.most * blocks.rows >= 64 * 8192 * 2
-    assert blocks.room * blocks.rows == 2 * 8192 * 4
-    assert blocks.rounds == 17
+    assert blocks.capacity * blocks.rows == 2 * 8192 * 4
+    assert blocks.passes == 17
 
 
 def test_what_grouped_products_cannot_be_combined_with_is_said() -> None:
@@ -165,7 +168,7 @@ def test_a_round_of_what_crosses_has_room_for_twice_an_even_load(
     num_tokens: int, moe: MoE, num_nodes: int, expected: Crossing
 ) -> None:
     assert crossing_of(num_tokens, moe, num_nodes) == expected
-    assert crossing_of(num_tokens, moe, num_nodes, one_round=True).rounds == 1
+    assert crossing_of(num_tokens, moe, num_nodes, one_pass=True).passes == 1
 
 
 def test_the_short_form_keeps_the_word_and_its_rules() -> None:

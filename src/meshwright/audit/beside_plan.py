@@ -70,7 +70,7 @@ def beside_plan(
         has_reduce_scatter=target.has_reduce_scatter,
         num_microbatches=plan.layout.schedule.microbatches,
         num_passes=plan.layout.schedule.num_passes(plan.layout.pipe),
-        num_loops=_NUM_LOOPS if plan.layout.stages_alike else 1,
+        num_loops=_NUM_LOOPS if plan.layout.spmd_stages else 1,
         gradients_dtype=plan.layout.precision.gradients_dtype or plan.layout.precision.compute_dtype,
         split_weights=planned.split_weights,
     )
@@ -145,7 +145,7 @@ def at_phase_rates(plan: Plan, hardware: Hardware) -> Hardware:
     return hardware if plan.workload.phase == "train" else in_inference(hardware)
 
 
-# Of a pipeline of lanes: its first tick, those until the last stage begins, and those that have both passes.
+# SPMD 1F1B: its first tick, those until the last stage begins, and those that have both passes.
 _NUM_LOOPS = 3
 
 

@@ -85,7 +85,7 @@ def planned_seconds(plan: Plan) -> dict[_Key, float]:
                 if seconds:
                     found[_WITHIN.get(node.name, node.name), direction, "compute"] += seconds * runs
     for one in cost.collectives:
-        if layout.stages_apart and one.axes == _BETWEEN_STAGES:
+        if layout.stage_programs and one.axes == _BETWEEN_STAGES:
             continue  # sent by no program, so that no operation of the trace is of it
         found[_WITHIN.get(one.tensor, one.tensor), one.direction, "collective"] += one.step_seconds
     for term in cost.terms:

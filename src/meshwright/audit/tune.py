@@ -100,7 +100,7 @@ def _fastest(plan: Plan, layout: Layout) -> Candidate | None:
     for remat in different_remats(plan.model, hardware, REMATS):
         one = layout.replace(remat=remat)
         try:
-            if why_not(plan.model, one) is None and not one.stages_apart:
+            if why_not(plan.model, one) is None and not one.stage_programs:
                 found.append(price(plan.model, hardware, plan.workload, one))
         except MeshwrightError:  # it does not divide the model, the batch or the sequence
             continue

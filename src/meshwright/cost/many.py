@@ -48,7 +48,7 @@ from meshwright.cost.step import (
 )
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
-from meshwright.layout.axes.expert import expert_home
+from meshwright.layout.axes.expert import expert_owner
 from meshwright.layout.moves.experts import has_fixed_rows
 from meshwright.layout.pipelines import SCHEDULES, StageRoute
 from meshwright.layout.pipelines.depths import stage_routes
@@ -75,11 +75,11 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
     if mesh.form is None or hardware.software.eager or hardware.chip.kind == "cpu":
         return mesh
     axes = ["context"] if mesh.word("context_method") == "allgather" else []
-    home, cut = expert_home(mesh.form)
+    home, cut = expert_owner(mesh.form)
     beside = {**mesh.form, home: 2 * cut}
     # Gradients of experts' biases are summed with those of matrices without data ranks, and apart with them.
     cuts = cut > 1 and config.moe is not None and not config.moe.expert_bias
-    if cuts and mesh.form[home] == cut and expert_home(beside) == (home, cut):
+    if cuts and mesh.form[home] == cut and expert_owner(beside) == (home, cut):
         mesh = mesh.with_form(beside)
     is_sharded = mesh.fsdp > 1 or mesh.rules.zero_stage == 0
     if is_sharded and (mesh.degree("expert") == 1 or (cuts and home == "fsdp")):

@@ -17,7 +17,7 @@ The phases:
                  waits to be reduced; where a compiler may put it off (`Graph.head_waits`) its operands wait
                  instead, if they are larger. The gradients of a microbatch come now; where there are several
                  they lie beside their sum until they are added to it. In a pipeline they are taken to be
-                 added as they are made, unless it is one of lanes
+                 added as they are made, unless the schedule is SPMD 1F1B
     embedding    the gradient of its table, as scattered and as reduced, and the head's
 
 Of the stages of a pipeline, the first of those that have the same layers is asked: it has the most
@@ -49,7 +49,7 @@ from meshwright.units import whole
 
 # Layers whose activations are on the chip while the others' wait on the host.
 _LAYERS_NOT_OFFLOADED = 2
-# Of lanes the microbatches: one that a forward pass saves, and one that came back for its backward pass.
+# Microbatches outside the ring under SPMD 1F1B: one that a forward pass saves, one for a backward pass.
 _OFF_RING = Alive(2)
 
 
@@ -116,9 +116,9 @@ def peak(
     """Peak memory of one stage with `alive` microbatches; arguments may be arrays, one entry per layout."""
     weights, gradients, optimizer = states
     saved = held.saved(alive)
-    on_chip = held.saved([_OFF_RING]) if layout.stages_alike else held.on_chip
+    on_chip = held.saved([_OFF_RING]) if layout.spmd_stages else held.on_chip
     kept = smaller(saved, on_chip) if layout.schedule.offload else saved
-    buffers = held.buffers(gradients, microbatches, kept, layout.pipe == 1 or layout.schedule.is_alike)
+    buffers = held.buffers(gradients, microbatches, kept, layout.pipe == 1 or layout.schedule.is_spmd)
     over = smaller(buffers, 0)  # of the logits, where they have made way for the gradients at the peak
     return Memory(
         weights, gradients, optimizer, whole(kept + over), whole(buffers - over), whole(saved - kept)

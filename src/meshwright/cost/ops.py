@@ -679,7 +679,7 @@ class SymbolicOps(Recorder):
         if room is None:
             return ()
         axes = row_routing(self.layout).devices
-        more = 1 * (room.rounds > 1) * (self.mesh.size(axes) > 1)
+        more = 1 * (room.passes > 1) * (self.mesh.size(axes) > 1)
         if isinstance(more, int) and not more:
             return ()
         each = whole(dtype_bytes("i32"))
@@ -747,7 +747,7 @@ class SymbolicOps(Recorder):
     ) -> tuple[Value, object]:
         """One layer of each kind is recorded and counted as often as there are."""
         is_trained = any(param.trained for path, param in parameters(self.config).items() if path in ENTERING)
-        if self.layout.schedule.is_alike and self.layout.pipe > 1 and is_trained:
+        if self.layout.schedule.is_spmd and self.layout.pipe > 1 and is_trained:
             x = self._of_stage("enter", x, "backward")
         self.close("embedding", 1)
         recorded: dict[LayerKind, int] = {}
@@ -760,7 +760,7 @@ class SymbolicOps(Recorder):
             shared = shared if made is None else made
             self.fused |= {SHARED_KV} if made else set()
         self.layer_segments += [recorded[layer.kind] for layer in layers]
-        if self.layout.schedule.is_alike and self.layout.pipe > 1:
+        if self.layout.schedule.is_spmd and self.layout.pipe > 1:
             x = self._of_stage("leave", x, "forward")
         return x, cache
 

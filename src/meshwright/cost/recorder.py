@@ -120,17 +120,17 @@ class Recorder:
             tuple(axis for axis in expert_rows(self.layout, "d").axes_of("C") if axis not in routing.rows)
         )
         own = moe.num_experts / size(self.layout.table.axes_of("E"))
-        num_tokens, alike = self.sizes["B"] * self.sizes["T"] / over, self.layout.stages_alike
-        blocks = blocks_of(num_tokens, moe, own, platform, one_round=alike)
-        self.sizes["C"] = blocks.room * blocks.rows / own * over
-        self.multiplied_rows = blocks.even / blocks.room
+        num_tokens, alike = self.sizes["B"] * self.sizes["T"] / over, self.layout.spmd_stages
+        blocks = blocks_of(num_tokens, moe, own, platform, one_pass=alike)
+        self.sizes["C"] = blocks.capacity * blocks.rows / own * over
+        self.multiplied_rows = blocks.even / blocks.capacity
         self.own_experts, self.blocks = own, blocks
 
     def _cross(self, moe: MoE, *, is_static: bool) -> None:
         """What goes to nodes, and the room for its rows there."""
         routing, size = row_routing(self.layout), self.mesh.size
         num_tokens = self.sizes["B"] * self.sizes["T"] / size(routing.tokens)
-        found = crossing_of(num_tokens, moe, size(routing.nodes), one_round=self.layout.stages_alike)
+        found = crossing_of(num_tokens, moe, size(routing.nodes), one_pass=self.layout.spmd_stages)
         if is_static:
             self.home_rows = found.num_nodes * found.rows * size(routing.tokens) / moe.num_experts
         else:

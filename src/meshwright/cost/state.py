@@ -109,7 +109,7 @@ class StageState:
 
         If stages have parts of a stack, a first update only finds Adafactor's sizes of the whole stack.
         """
-        is_sized = OPTIMIZERS[self.layout.precision.optimizer].by_whole_sizes and self.layout.stages_apart
+        is_sized = OPTIMIZERS[self.layout.precision.optimizer].by_whole_sizes and self.layout.stage_programs
         return 2 if is_sized and part.place == "layers" else 1
 
     def _between_stages(self) -> Iterator[Transfer]:
@@ -156,13 +156,13 @@ def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tupl
     first, last = stage_ends(schedule, pipe, stage)
     here = {"first": first, "last": last, "first and last": first or last}
     for part in graph.weights:
-        if part.place == "layers" and layout.stages_alike:
+        if part.place == "layers" and layout.spmd_stages:
             share = 1.0  # recorded as its stage's rows: L is split over pipe
         elif part.place == "layers":
             share = sum(layer in part.layers for layer in own) / len(part.layers)
         else:
             share = here[part.place]
-        is_shared = layout.stages_apart
+        is_shared = layout.stage_programs
         yield part, _shared(graph, layout, stage, part, share) if is_shared else _Share(share, share)
 
 

@@ -54,7 +54,7 @@ def cluster_job(
     hardware = catalog.load(plan.hardware)
     if hardware.chip.kind == "cpu":
         raise PlanError(f"{plans[0]}: is for {plan.hardware}, which is this machine: see mw launch local")
-    alone = plan.layout.stages_apart
+    alone = plan.layout.stage_programs
     if why := machine_lacks(plan.layout, hardware):
         raise PlanError(f"{plans[0]}: {why} does not run yet; fits: schedule=lanes, without offload on TPUs")
     resumed = [*command, *(["--resume"] if resumes and "--resume" not in command else [])]

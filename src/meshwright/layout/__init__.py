@@ -1,10 +1,11 @@
 """Layout: mesh, rules, schedule and precision of a step."""
 
+from meshwright.layout.axes import DEGREES, MULTIPLIED
 from meshwright.layout.layout import Layout
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule import REMATS, Schedule
-from meshwright.layout.short import COMPANY, DEGREES, MULTIPLIED
+from meshwright.layout.short import COMPANY
 
 __all__ = [
     "COMPANY",

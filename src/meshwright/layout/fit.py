@@ -62,7 +62,7 @@ def check_updates(layout: Layout, config: ModelConfig) -> None:
 
 def check_stacks(layout: Layout, config: ModelConfig) -> None:
     """Raises LayoutError if the optimizer cannot update a part of the layers, and stages have parts."""
-    if layout.stages_apart:
+    if layout.stage_programs:
         OPTIMIZERS[layout.precision.optimizer].check_stages(config)
 
 
@@ -187,7 +187,7 @@ def check_fields(layout: Layout, config: ModelConfig) -> None:
 
 def check_one_program(layout: Layout, who: str) -> None:
     """Raises LayoutError where a step is not one program; who: takes one alone."""
-    if layout.stages_apart:
+    if layout.stage_programs:
         raise LayoutError(
             f"layout {layout}: {who} one program, and the stages of schedule = "
             f"{layout.schedule.pipeline} run programs of their own; fits: schedule = lanes"

@@ -10,8 +10,8 @@ tables (axes/, one record for each axis):
     tensor       N, K, F and V of weights and activations; with sequence_parallel also T where none of them is
     context      T of activations; keys and values are gathered for attention or pass round a ring
     expert       E of the experts' weights, over an axis cut out of the data ranks
-    pipe         no array: the schedule gives every stage its layers. With lanes L of weights, which lie on
-                 their stages, and V, of which every stage has a share
+    pipe         no array: the schedule gives every stage its layers. Under SPMD 1F1B also L of weights, so
+                 that each is on its stage, and V
 
 Norms and other vectors are whole on every device: they are too small to be worth a gather.
 """
@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
+from meshwright.layout.axes import PIPE
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
     Rules,
@@ -37,9 +38,9 @@ from meshwright.layout.short import (
     check_company,
     clean_words,
     expand,
-    forms_of,
     parted,
     read_words,
+    recognised,
     whole_form,
     written,
     written_mesh,
@@ -103,16 +104,8 @@ class Layout:
 
     @cached_property
     def form(self) -> ShortForm | None:
-        """Degrees and options that expand to this mesh and these rules; None where none do."""
-        if self._known_form is not None:
-            return self._known_form
-        for form in forms_of(self.mesh):
-            try:
-                if expand(whole_form(form), self.schedule) == (self.mesh, self.rules):
-                    return form
-            except LayoutError:
-                continue
-        return None
+        """Degrees and options that expand to this mesh and these rules; None if there are none."""
+        return self._known_form or recognised(self.mesh, self.rules, self.schedule)
 
     @cached_property
     def words(self) -> ShortForm:
@@ -142,9 +135,9 @@ class Layout:
         form, schedule, precision = parted(words)
         mesh, rules, known = self.mesh, self.rules, self._known_form
         new_schedule = replace(self.schedule, **schedule) if schedule else self.schedule
-        alike = self.pipe == 1 or new_schedule.is_alike == self.schedule.is_alike
+        alike = self.pipe == 1 or new_schedule.is_spmd == self.schedule.is_spmd
         if not alike:
-            form = {**form, "pipe": form.get("pipe", self.pipe)}  # the rules follow from both
+            form = {**form, PIPE.name: form.get(PIPE.name, self.pipe)}  # the rules follow from both
         if form:
             if self.form is None:
                 raise LayoutError(
@@ -247,7 +240,7 @@ class Layout:
     @property
     def pipe(self) -> int:
         """Stages of the pipeline."""
-        return self.mesh.sizes.get("pipe", 1)
+        return self.mesh.sizes.get(PIPE.name, 1)
 
     @cached_property
     def of_stage(self) -> "Layout":
@@ -256,20 +249,20 @@ class Layout:
         >>> print(Layout.of(pipe=4, data=2, microbatches=8, schedule="zb-h1").of_stage)
         data=2,microbatches=8,remat=none
         """
-        sizes = {axis: size for axis, size in self.mesh.sizes.items() if axis != "pipe"}
+        sizes = {axis: size for axis, size in self.mesh.sizes.items() if axis != PIPE.name}
         schedule = replace(self.schedule, pipeline=Schedule.pipeline, interleave=1)
-        form = self.form and {**self.form, "pipe": 1}
+        form = self.form and {**self.form, PIPE.name: 1}
         return replace(self, mesh=Mesh(sizes), schedule=schedule, _known_form=form)
 
     @property
-    def stages_alike(self) -> bool:
+    def spmd_stages(self) -> bool:
         """Whether there are several stages, which run one program."""
-        return self.pipe > 1 and self.schedule.is_alike
+        return self.pipe > 1 and self.schedule.is_spmd
 
     @property
-    def stages_apart(self) -> bool:
+    def stage_programs(self) -> bool:
         """Whether there are several stages, which run programs of their own, dispatched by one process."""
-        return self.pipe > 1 and not self.schedule.is_alike
+        return self.pipe > 1 and not self.schedule.is_spmd
 
     @cached_property
     def batch_axes(self) -> Axes:
@@ -283,7 +276,7 @@ class Layout:
     @cached_property
     def weight_axes(self) -> Axes:
         """The axes that split some gradient: over them a norm of the gradients is summed."""
-        split = self.rules.updated.axes | {"pipe"}
+        split = self.rules.updated.axes | {PIPE.name}
         return tuple(axis for axis in self.mesh if axis in split and self.mesh.size(axis) > 1)
 
     def weight(self, name: str, letters: str) -> ShardedArray:

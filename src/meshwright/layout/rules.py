@@ -25,6 +25,8 @@ LetterRules = tuple[tuple[str, Axes], ...]
 LETTERS = "BTSCDFMUNKGHVWEJAORQLZ"
 # The name of the entries of a table for queries, keys and values in attention.
 ATTENTION = "attention"
+# The axis of pipeline stages, which splits no array unless stages run one program: no rule has to name it.
+STAGES = "pipe"
 # Phases of inference, each of which may have a table of activations of its own.
 OWN_PHASES = ("prefill", "generate")
 
@@ -242,7 +244,7 @@ def check_rules(rules: Rules, mesh: Mesh) -> None:
                 raise LayoutError(
                     f"layout.rules.{name}: mesh axis {axis!r} is not in {mesh}; {nearest(axis, list(mesh))}"
                 )
-    named = {"pipe"}.union(*(table.axes for _, table in rules.tables()))
+    named = {STAGES}.union(*(table.axes for _, table in rules.tables()))
     for axis, size in mesh.sizes.items():
         if size > 1 and axis not in named:
             raise LayoutError(

@@ -72,7 +72,7 @@ def emulated(layout: Layout, kind: str, chip: Chip | None = None) -> str | None:
 
 def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:
     """What of the layout does not run on this machine."""
-    if layout.stages_alike and layout.schedule.offload and hardware.chip.kind == "tpu":
+    if layout.spmd_stages and layout.schedule.offload and hardware.chip.kind == "tpu":
         # Its loops lay the ring of saved activations out in different orders, and XLA for TPU (libtpu 0.0.42)
         # brings it whole to the chip between them: an audited step took 2.3 times its planned memory.
         return f"offload=true with schedule=lanes on {hardware.chip.name}"
@@ -81,7 +81,7 @@ def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:
 
 def hosts_lack(layout: Layout, num_hosts: int) -> str | None:
     """What of the layout does not run on so many hosts, each with a process that dispatches for itself."""
-    if layout.stages_apart and num_hosts > 1:
+    if layout.stage_programs and num_hosts > 1:
         return f"schedule={layout.schedule.pipeline} on {num_hosts} hosts"
     return None
 

@@ -60,9 +60,9 @@ class Schedule:
             object.__setattr__(self, "pipeline", "interleaved")  # what 1F1B over chunks is called
 
     @property
-    def is_alike(self) -> bool:
+    def is_spmd(self) -> bool:
         """Whether all stages run one program (layout/pipelines/pipeline.py)."""
-        return SCHEDULES[self.pipeline].alike
+        return SCHEDULES[self.pipeline].spmd
 
     def num_passes(self, num_stages: int) -> int:
         """Forward passes of a layer in a step, with those of a stage that has no microbatch."""

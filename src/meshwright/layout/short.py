@@ -1,25 +1,20 @@
-"""The short form of a Layout, `data=2,fsdp=64,tensor=8,remat=full`, and what it expands to."""
+"""The short form of a Layout, `data=2,fsdp=64,tensor=8,remat=full`, and its mesh and rules."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
-from meshwright.layout.axes import AXES, Composition, ShortForm
-from meshwright.layout.axes.expert import expert_home
+from meshwright.layout.axes import AXES, DATA, DEGREES, OPTIONS, PIPE, Composition, ShortForm
+from meshwright.layout.axes.expert import expert_owner
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import Schedule, check_positive
 from meshwright.notation.mesh import Mesh
 
-DEGREES = tuple(axis.name for axis in AXES)
-# Degrees that a word needs besides, to be one of any layout.
-COMPANY = {"expert": ("data",), "expert_nodes": ("data", "expert"), "interleave": ("pipe",)}
-# Those that multiply to the chips: `expert` is cut out of the data ranks, and `expert_nodes` out of it.
-MULTIPLIED = tuple(name for name in DEGREES if name not in ("expert", "expert_nodes"))
-OPTIONS = {name: option for axis in AXES for name, option in axis.options.items()}
+# Words that need the same degree of others, to be words of any layout.
+COMPANY = {axis.name: axis.needs for axis in AXES if axis.needs} | {"interleave": (PIPE.name,)}
 FIELD_OF_WORD = {"schedule" if f.name == "pipeline" else f.name: f.name for f in fields(Schedule)}
 WORD_OF_FIELD = {field: word for word, field in FIELD_OF_WORD.items()}
 _PRECISION = [f.name for f in fields(Precision)]
@@ -105,7 +100,7 @@ def has_effect(name: str, value: object, form: ShortForm) -> bool:
 
 
 def _needs(name: str) -> tuple[str, ...]:
-    return OPTIONS[name].needs if name in OPTIONS else ("pipe",) if name == "schedule" else ()
+    return OPTIONS[name].needs if name in OPTIONS else (PIPE.name,) if name == "schedule" else ()
 
 
 def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -135,7 +130,7 @@ def whole_form(words: Mapping[str, object]) -> ShortForm:
 
 def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
     """The mesh and the rules that a whole form stands for under a schedule."""
-    home, cut = expert_home(form)
+    owner, cut = expert_owner(form)
     sizes: dict[str, int] = {}
     for axis in AXES:
         axis.place(form, sizes)
@@ -143,10 +138,10 @@ def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
         sizes[form["inner"]] = sizes.pop(form["inner"])
     always = {axis.name for axis in AXES if axis.always}
     mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1 or axis in always})
-    # What the rules follow from: which axes there are, not how many devices they have.
+    # The rules follow from these facts: the axes that there are, not their numbers of devices.
     facts = {name: min(form[name], 2) for name in DEGREES} | {name: form[name] for name in OPTIONS}
-    facts |= {"expert_home": home, "expert_over_tensor": form["expert"] > cut and form["tensor"] > 1}
-    facts |= {"stages_alike": schedule.is_alike}
+    facts |= {"expert_owner": owner, "expert_over_tensor": form["expert"] > cut}
+    facts |= {"spmd_stages": schedule.is_spmd}
     present = tuple(axis for axis, size in sizes.items() if size > 1)
     return mesh, _composed(tuple(facts.items()), present)
 
@@ -159,21 +154,26 @@ def _composed(facts: tuple[tuple[str, object], ...], present: tuple[str, ...]) -
     return tables.rules()
 
 
-def forms_of(mesh: Mesh) -> Iterator[ShortForm]:
-    """Every form that may expand to this mesh, plainest first."""
-    sizes = {name: mesh.sizes.get(name, 1) for name in DEGREES}
-    expert = sizes["expert"] * sizes["expert_nodes"]
-    for option in product(*(option.fits for option in OPTIONS.values())):
-        options = dict(zip(OPTIONS, option, strict=True))
-        for home in ("fsdp", "data") if expert > 1 else ("fsdp",):
-            for over in dict.fromkeys((1, sizes["tensor"])) if expert > 1 else (1,):
-                degrees = {**sizes, home: sizes[home] * expert, "expert": expert * over}
-                yield degrees | options
+def recognised(mesh: Mesh, rules: Rules, schedule: Schedule) -> ShortForm | None:
+    """The whole form that expands to this mesh and these rules; None if no form does.
+
+    Each axis reads its words off the rules, inner axes first: outer ones gave them their devices.
+    """
+    form: dict[str, Any] = {**DEFAULTS, **mesh.sizes}
+    if not form.keys() <= DEFAULTS.keys():
+        return None
+    for axis in reversed(AXES):
+        form |= axis.read(rules, form, mesh)
+    try:
+        whole = whole_form(form)
+        return whole if expand(whole, schedule) == (mesh, rules) else None
+    except LayoutError:
+        return None
 
 
 def written(form: ShortForm, schedule: Schedule, precision: Precision) -> dict[str, object]:
     """The words of the short form that are not the defaults, and `remat`; dtypes are left out."""
-    degrees = {name: form[name] for name in DEGREES if form[name] > 1} or {"data": 1}
+    degrees = {name: form[name] for name in DEGREES if form[name] > 1} or {DATA.name: 1}
     options = {
         name: form[name]
         for name, option in OPTIONS.items()
@@ -181,13 +181,13 @@ def written(form: ShortForm, schedule: Schedule, precision: Precision) -> dict[s
     }
     copies: dict[str, object] = {"master_weights": True} if precision.master_weights else {}
     copies |= {"optimizer": precision.optimizer} if precision.optimizer != Precision.optimizer else {}
-    return degrees | options | copies | _written_schedule(schedule, form["pipe"])
+    return degrees | options | copies | _written_schedule(schedule, form[PIPE.name])
 
 
 def written_mesh(mesh: Mesh, schedule: Schedule) -> dict[str, object]:
     """The short form of rules that have none: the mesh as it is."""
     sizes: dict[str, object] = {axis: size for axis, size in mesh.sizes.items() if size > 1}
-    return sizes | {"rules": "own"} | _written_schedule(schedule, mesh.sizes.get("pipe", 1))
+    return sizes | {"rules": "own"} | _written_schedule(schedule, mesh.sizes.get(PIPE.name, 1))
 
 
 def _written_schedule(schedule: Schedule, num_stages: int) -> dict[str, object]:

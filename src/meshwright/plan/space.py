@@ -8,7 +8,6 @@ operations and collectives are recorded and priced together (cost/many.py).
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import ceil, floor, prod
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +16,13 @@ from meshwright.cost.lowering import has_static_rows, lacks_kernel
 from meshwright.cost.many import Family, Member, Saving, Stages, pattern
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import DEGREES, MULTIPLIED, Layout
-from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
+from meshwright.layout import Layout
+from meshwright.layout.axes import DEGREES, OPTIONS, PIPE, RANKS, Ask, ShortForm, chosen_forms, divisors
 from meshwright.layout.fit import remats_of
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.pipelines.depths import cuts_groups
-from meshwright.layout.pipelines.lanes import LANES
+from meshwright.layout.pipelines.pipeline import PipelineSchedule
 from meshwright.layout.rules import Rules
-from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.batch_size import nearest_multiple
@@ -35,7 +33,6 @@ _MAX_PASS_TOKENS = 131_072
 # The remat policies that a search tries, what recomputes least first. "alternate", which PyTorch's programs
 # have, is priced where it is asked for.
 SEARCHED_REMATS = ("none", "attention", "matmuls", "latents", "full")
-_multiplied = itemgetter(*MULTIPLIED)
 # Fields of a layout that are not of its mesh.
 _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat", "offload")
 
@@ -112,73 +109,79 @@ class Space:
         self._of_mesh = [condition for condition in given if condition.field not in _OF_SCHEDULE]
         self._of_schedule = [condition for condition in given if condition.field in _OF_SCHEDULE]
         self._given_schedule = {condition.field for condition in self._of_schedule}
-        self._conditions = frozenset(one.field for one in self._of_mesh)
-        self._torus = isinstance(hardware.chip.network, Torus)
-        says_nodes = base.schedule.dispatch == "once" and hardware.software.is_ours
-        self._node = hardware.chips_per_node if says_nodes else 0
-        self._largest = Workload(self._batches[-1], workload.seq_len)
-        self._schedules: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        torus = isinstance(hardware.chip.network, Torus)
+        names_nodes = base.schedule.dispatch == "once" and hardware.software.is_ours
+        node = hardware.chips_per_node if names_nodes else 0
+        largest = Workload(self._batches[-1], workload.seq_len)
+        conditions = frozenset(one.field for one in self._of_mesh)
+        self._ask = Ask(config, largest, hardware.num_chips, torus, conditions, node)
+        self._bases_by_stages: dict[tuple[int, bool], list[Layout]] = {}
+        self._schedules: dict[tuple[bool, int, int], list[tuple[str, int]]] = {}
         self._sizes: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-        self._of_lanes = base.replace(schedule=LANES.name, microbatches=2)  # the fewest that it takes
+        # Stages that run one program split arrays that others do not: a base with each set of rules.
+        first = next(record.name for record in SCHEDULES.values() if record.spmd)
+        self._bases = {False: base, True: base.replace(schedule=first, microbatches=2)}
 
     # Meshes
 
     def meshes(self, *, running: bool = False) -> Iterator[Layout]:
         """Every division of the chips among the axes that divides the model, the batch and the sequence.
 
-        running: without the schedules that do not run.
+        running: without schedules that do not run.
         """
-        plain = {axis.name: 1 for axis in AXES} | {"zero": None, "grouped": self.base.schedule.grouped}
-        is_once = self.base.schedule.dispatch == "once"
-        for words in self._chosen(SEARCHED, plain | {name: self.base.word(name) for name in OPTIONS}):
+        start = {**dict.fromkeys(DEGREES, 1), "zero": None, "grouped": self.base.schedule.grouped}
+        start |= {name: self.base.word(name) for name in OPTIONS}
+        for words in chosen_forms(self._ask, start, holds=self._holds):
             form = {name: value for name, value in words.items() if name != "grouped"}
-            for base in self._orders(words["pipe"], running):
-                if words["grouped"] and (base.schedule.capacity is not None or is_once):
+            for base in self._bases_of(words[PIPE.name], running):
+                if not words["grouped"]:
+                    mesh = base.with_form(form)
+                elif base.schedule.capacity is not None or base.schedule.dispatch == "once":
                     continue
-                mesh = (self._as_grouped[base.schedule.is_alike] if words["grouped"] else base).with_form(
-                    form
-                )
+                else:
+                    mesh = self._grouped_bases[base.schedule.is_spmd].with_form(form)
                 if self._is_given(mesh):
                     yield mesh
 
     @cached_property
-    def _as_grouped(self) -> Mapping[bool, Layout]:
-        """The bases with grouped products of experts, by whether their stages are alike."""
-        return {base.schedule.is_alike: base.replace(grouped=True) for base in (self._of_lanes, self.base)}
+    def _grouped_bases(self) -> Mapping[bool, Layout]:
+        """The bases with grouped products of experts."""
+        return {is_spmd: base.replace(grouped=True) for is_spmd, base in self._bases.items()}
 
-    def _orders(self, pipe: int, running: bool) -> Iterator[Layout]:
-        """The base with each set of rules: stages that are alike split what others do not.
+    def _bases_of(self, pipe: int, running: bool) -> list[Layout]:
+        """The base with the rules of each kind of schedules that are searched for these stages."""
+        key = pipe, running
+        if key not in self._bases_by_stages:
+            self._bases_by_stages[key] = [
+                base
+                for is_spmd, base in self._bases.items()
+                if any(self._searches(record, pipe, running) for record in _schedules_of(is_spmd, pipe))
+            ]
+        return self._bases_by_stages[key]
 
-        On several hosts lanes alone run. Of all that can be planned they are searched where `pipe` or the
-        schedule is given: others are faster.
+    def _searches(self, record: PipelineSchedule, pipe: int, running: bool) -> bool:
+        if pipe > 1 and running and not record.runs_on(self.hardware.num_hosts):
+            return False
+        named = self._given_schedule | self._ask.conditions
+        if record.only_if_run and not running and named.isdisjoint((PIPE.name, "schedule")):
+            return False
+        return bool(self._chunks(record, pipe))
+
+    def _chunks(self, record: PipelineSchedule, pipe: int) -> list[int]:
+        """The numbers of chunks that are searched for these stages and meet the conditions."""
+        if not self._meets("schedule", record.name):
+            return []
+        chunks = record.searched(pipe, self.config.num_layers, every="interleave" in self._given_schedule)
+        return [count for count in chunks if self._meets("interleave", count)]
+
+    def _holds(self, form: ShortForm, chosen: Mapping[str, Any]) -> bool:
+        """Whether layouts with these words can meet the conditions and divide the batch.
+
+        Data ranks of the axes so far divide the ranks of all: if they divide no batch, no more are chosen.
         """
-        if pipe == 1 or not running or self.hardware.num_hosts == 1:
-            yield self.base
-        asked = running or {one.field for one in (*self._of_mesh, *self._of_schedule)} & {"pipe", "schedule"}
-        meets = self._meets("schedule", LANES.name) and self._meets("interleave", 1)
-        if pipe > 1 and asked and meets and self.config.num_layers % pipe == 0:
-            yield self._of_lanes
-
-    def _chosen(self, axes: Sequence[Axis], words: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """The words of all axes, each chosen after those before it; together they take every chip.
-
-        Their data ranks divide a batch. Those of the axes so far divide those of all: where they divide none,
-        no other axis is chosen.
-        """
-        taken = prod(_multiplied(words))
-        if not self._divides(words["data"] * words["fsdp"]):
-            return
-        if not axes:
-            if taken == self.hardware.num_chips:
-                yield words
-            return
-        left = self.hardware.num_chips // taken
-        ask = Ask(self.config, self._largest, left, self._torus, self._conditions, self._node)
-        for more in axes[0].choices(ask, words):
-            # A second tensor axis is cut out of the first.
-            decided = {name for name in more if name in DEGREES and name != "tensor"}
-            if all(one.holds(more[one.field]) for one in self._of_mesh if one.field in decided):
-                yield from self._chosen(axes[1:], {**words, **more})
+        if not self._divides(prod(form[name] for name in RANKS)):
+            return False
+        return all(one.holds(chosen[one.field]) for one in self._of_mesh if one.field in chosen)
 
     def _divides(self, shards: int) -> bool:
         """Whether so many data ranks divide one of the batches."""
@@ -258,44 +261,18 @@ class Space:
         return sorted(size for size in (*dividing, *between) if size <= most)
 
     def schedules(self, mesh: Layout, microbatches: int) -> list[tuple[str, int]]:
-        """(schedule, chunks per stage), of those that exist, have such rules and meet what is given."""
-        if mesh.schedule.is_alike:
-            exists = LANES.exists(mesh.pipe, microbatches)
-            return [(LANES.name, 1)] if exists and self._has_whole_groups(LANES.name, mesh.pipe, 1) else []
+        """(schedule, chunks per stage) that exist, have the mesh's rules and meet the conditions."""
         pipe = mesh.pipe
-        key = pipe, microbatches
+        key = mesh.schedule.is_spmd, pipe, microbatches
         if key not in self._schedules:
             self._schedules[key] = [
-                (schedule, chunks)
-                for schedule, chunks in self._existing(pipe, microbatches)
-                if self._meets("schedule", schedule)
-                and self._meets("interleave", chunks)
-                and self._has_whole_groups(schedule, pipe, chunks)
+                (record.name, chunks)
+                for record in _schedules_of(mesh.schedule.is_spmd, pipe)
+                for chunks in self._chunks(record, pipe)
+                if record.exists(pipe, microbatches, chunks)
+                and not cuts_groups(self.config, record.name, pipe, chunks)
             ]
         return self._schedules[key]
-
-    def _has_whole_groups(self, schedule: str, pipe: int, chunks: int) -> bool:
-        """Whether stages begin with layers that have keys and values of their own."""
-        return not cuts_groups(self.config, schedule, pipe, chunks)
-
-    def _existing(self, pipe: int, microbatches: int) -> Iterator[tuple[str, int]]:
-        yield "1f1b", 1
-        if pipe == 1:
-            return
-        yield "zb-h1", 1
-        yield from ((name, 1) for name in ("zb-v", "dualpipe") if SCHEDULES[name].exists(pipe, microbatches))
-        if microbatches % pipe == 0:
-            yield from (("interleaved", chunks) for chunks in self._chunks(pipe))
-
-    def _chunks(self, pipe: int) -> list[int]:
-        """Chunks per stage: two, four, the fewest that divide the layers, and a chunk for every layer."""
-        layers = self.config.num_layers
-        # The first chunk may hold the embedding alone, and the last the head.
-        most = min(-(-layers // pipe), (layers + 2) // pipe)
-        if "interleave" in self._given_schedule:
-            return list(range(2, most + 1))
-        even = divisors(layers // pipe)[1:2] if layers % pipe == 0 else []
-        return sorted({v for v in (2, 4, *even, most) if 2 <= v <= most})
 
     @cached_property
     def remats(self) -> list[str]:
@@ -337,6 +314,11 @@ class Space:
 
     def _meets(self, field: str, value: object) -> bool:
         return all(one.holds(value) for one in self._of_schedule if one.field == field)
+
+
+def _schedules_of(is_spmd: bool, pipe: int) -> Iterator[PipelineSchedule]:
+    """The records whose stages run one program, or programs of their own; one stage is the second kind."""
+    return (record for record in SCHEDULES.values() if (record.spmd and pipe > 1) == is_spmd)
 
 
 class Group:

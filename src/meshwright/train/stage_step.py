@@ -44,7 +44,7 @@ State = tuple[TrainState, ...]
 
 def training_step(config: ModelConfig, layout: Layout, *arguments: Any, **options: Any) -> Any:
     """The step that `train.loop.train` drives under this layout. Arguments as of CompiledStep."""
-    kind = StagedStep if layout.stages_apart else CompiledStep
+    kind = StagedStep if layout.stage_programs else CompiledStep
     return kind(config, layout, *arguments, **options)
 
 

@@ -30,7 +30,7 @@ from meshwright.nn.gradients import added, as_used, differentiated, gathered, sh
 from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params, flatten, init_params, joined, shardings
-from meshwright.nn.pipeline.spmd_1f1b import Lanes
+from meshwright.nn.pipeline.spmd_1f1b import SpmdPipeline
 from meshwright.nn.start.compiler_options import Options, compiler_options
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.start.processes import wait_for_all
@@ -256,7 +256,7 @@ class CompiledStep:
     def loss(self, params: Any, rows: Array) -> Array:
         """Mean nats per counted token of rows[B, T+1]."""
         if self.layout.pipe > 1:
-            return self._lanes(params, params, rows, self.ops.of_validation()).loss()
+            return self._pipeline(params, params, rows, self.ops.of_validation()).loss()
         loss, _ = self._over_all(params, rows, self.ops.of_validation())
         return loss * self.all_over_counted(rows) if self.masked else loss
 
@@ -288,11 +288,12 @@ class CompiledStep:
         tokens = place(deal(rows[:, :-1] & ID_BITS))
         return tokens, place(deal(targets)), Places(deal(positions - first), deal(first))
 
-    def _lanes(self, params: Any, leaves: Any, rows: Array, ops: JaxOps) -> Lanes:
+    def _pipeline(self, params: Any, leaves: Any, rows: Array, ops: JaxOps) -> SpmdPipeline:
         microbatches = jnp.moveaxis(self.microbatches(rows), 1, 0)
         weights = self.router_weights if ops.router_losses else None
         share = self.share(rows)
-        return Lanes(self.config, self.layout, params, leaves, microbatches, self.dealt, share, ops, weights)
+        parts = microbatches, self.dealt, share, ops, weights
+        return SpmdPipeline(self.config, self.layout, params, leaves, *parts)
 
     def share(self, rows: Array) -> Any:
         """What the mean over a microbatch's targets weighs in that over the counted ones of rows[B, T+1]."""
@@ -390,7 +391,7 @@ class CompiledStep:
             return losses, gradients
 
         if layout.pipe > 1:
-            losses, grads = self._lanes(params, leaves, rows, self.ops).losses_and_gradients()
+            losses, grads = self._pipeline(params, leaves, rows, self.ops).losses_and_gradients()
             return losses, summed(config, layout, grads)
         if count == 1:
             return losses_and_gradients(rows)

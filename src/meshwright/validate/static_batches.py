@@ -19,9 +19,10 @@ from meshwright.engines.engine import ENGINES
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.axes import DATA, EXPERT, PIPE
 from meshwright.layout.fit import check_fits, num_replicas
 from meshwright.models.config import ModelConfig
-from meshwright.plan.serve.layouts import tensor_words
+from meshwright.plan.serve.layouts import one_replica
 from meshwright.plan.serve.phase import max_batch
 from meshwright.validate.published import InferenceRow
 from meshwright.validate.reproduce import arithmetic, machine_of_row
@@ -111,9 +112,9 @@ def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list
     weights, matmul = dtype_of_source(row.weight_dtype)
     kv, _ = dtype_of_source(row.kv_dtype or row.weight_dtype)
     found = []
-    for words in tensor_words(config, tensor):
+    for form in one_replica(config, tensor):
         for expert in _experts(config, data, tensor):
-            words = {**words, "data": data, "pipe": pipe, "expert": expert}
+            words = {**form, DATA.name: data, PIPE.name: pipe, EXPERT.name: expert}
             try:
                 layout = Layout.of(**words, weights_dtype=weights, kv_dtype=kv, matmul_dtype=matmul)
                 check_fits(layout, config, padded=True)

@@ -211,7 +211,7 @@ def _compile_here(folder: Path) -> None:
     """What the process does: plan.toml and target.json in, program.hlo and figures.json out."""
     plan, target = load_plan(folder / _PLAN), Target(**json.loads((folder / _TARGET).read_text()))
     with target.kernels():
-        if plan.layout.stages_apart:
+        if plan.layout.stage_programs:
             text, figures = _compiled_stages(plan, target)
         else:
             traced = traced_step(plan, target_mesh(target, plan.layout))

@@ -52,7 +52,7 @@ def sent_hops(schedule: str, stages: int, microbatches: int, chunks: int = 1) ->
     Stages that are alike send in every tick, at the ends to nobody.
     """
     record = pipeline_schedule(schedule)
-    if record.alike:
+    if record.spmd:
         ticks = record.num_passes(stages, microbatches)
         return [(ticks, ticks)] * stages
     routes = record.routes(stages, record.chunks(chunks))

@@ -87,7 +87,7 @@ def _depth_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) 
     by_depth = layers_of_depths(len(layers), schedule, pipe, interleave, head_layers)
     last, first_segment = len(by_depth) - 1, min(layers)
     found: list[SegmentRuns] = []
-    alike = SCHEDULES[schedule].alike and pipe > 1
+    alike = SCHEDULES[schedule].spmd and pipe > 1
     for depth, own in enumerate(by_depth):
         counts = Counter(layers[layer] for layer in own)
         for segment, runs in enumerate(outside):
@@ -209,7 +209,7 @@ def stage_ends(schedule: str, pipe: int, stage: int) -> Ends:
     >>> [stage_ends("1f1b", 4, s) for s in (0, 3)], [stage_ends("zb-v", 4, s) for s in (0, 3)]
     ([(True, False), (False, True)], [(True, True), (False, False)])
     """
-    if SCHEDULES[schedule].alike:
+    if SCHEDULES[schedule].spmd:
         return True, True
     directions = stage_routes(schedule, pipe, 1)
     first, last = ({route[depth].stage for route in directions} for depth in (0, -1))

@@ -1,4 +1,4 @@
-"""What one axis of parallelism is: words of the short form, rules, degrees that a search tries, prose."""
+"""The record of one mesh axis: words of the short form, rules, degrees that searches try, prose."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -10,24 +10,24 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.mesh import Mesh
 
-# The short form by name: the degree of every axis, and the options beside them.
+# The short form by name: the degree of every axis, and the options.
 ShortForm = Mapping[str, Any]
-# Letters that are parallel within a layer: what a tensor axis may split.
+# Letters that are parallel within a layer: a tensor axis may split them.
 WIDE_LETTERS = "NKFMUV"
-# What a cache holds, by array, and the axes that split weights by letters of which it may have none.
+# Cached arrays with their letters, and the axes that split weights by letters that a cache may lack.
 CACHE_ARRAYS = {"k": "BSKH", "v": "BSKH", "latent": "BSR", "rope": "BSA"}
-_CACHE_AXES = ("tensor", "kv_replicas")
+CACHE_AXES = ("tensor", "kv_replicas")
 # Every table of the rules.
 EVERYWHERE = "stored used gradients updated activations"
-# The order of entries in composed tables: where two letters of an array ask for an axis, the first has it.
+# The order of entries in composed tables: of two letters of an array with an axis, the first takes it.
 _ORDER = "LE" + WIDE_LETTERS + "GDQRBTSC"
 
 
 @dataclass(frozen=True)
 class Option:
-    """A word of the short form beside the degrees. fits: the values it may have, the default first.
+    """A word of the short form other than a degree. fits: its possible values, the default first.
 
-    needs: the degrees of which one must be above 1 for any other value to change something.
+    needs: degrees; unless one of them is above 1, other values change nothing.
     """
 
     fits: tuple[object, ...]
@@ -39,10 +39,10 @@ class Option:
 
 
 class Composition:
-    """The tables that the axes of a short form add up to. present: the mesh axes of more than one device.
+    """The tables that the axes of a short form add up to. present: mesh axes of more than one device.
 
-    cache_letter: what of a cache the axes split that its heads leave whole, in generation; None: nothing.
-    heads_axis: the axis of positions that heads have instead where queries meet keys; None: none.
+    cache_letter: letter of a cache that the axes split that its heads leave whole, in generation.
+    heads_axis: axis of positions that splits heads instead in attention. None: no such letter or axis.
     """
 
     def __init__(self, form: ShortForm, present: frozenset[str]) -> None:
@@ -52,7 +52,7 @@ class Composition:
         self._tables: dict[str, dict[str, list[str]]] = {}
 
     def add(self, tables: str, letters: str, axis: str, *, first: bool = False) -> None:
-        """Splits each of `letters` over `axis` in each of the tables named, after what splits it already."""
+        """Split each of `letters` over `axis` in each of the tables named, after the axes added before."""
         if axis not in self.present:
             return
         for table in tables.split():
@@ -72,7 +72,7 @@ class Composition:
         )
 
     def _activations(self) -> Table:
-        """The table of activations, with entries of its own for where queries meet keys."""
+        """The table of activations, with entries of its own for attention."""
         table, axis = self._table("activations"), self.heads_axis
         if axis not in self.present:
             return table
@@ -89,7 +89,7 @@ class Composition:
         for name, letters in CACHE_ARRAYS.items():
             rows = {one: axes for one, axes in table.letters if one in letters}
             taken = {axis for axes in rows.values() for axis in axes}
-            free = [axis for axis in _CACHE_AXES if axis in self.present and axis not in taken]
+            free = [axis for axis in CACHE_AXES if axis in self.present and axis not in taken]
             rows[letter] = (*rows.get(letter, ()), *free)
             entries.append((name, tuple((one, axes) for one, axes in rows.items() if axes)))
         return Table(table.letters, tuple(entries))
@@ -101,11 +101,11 @@ class Composition:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a search asks an axis.
+    """The question of a search to an axis.
 
-    chips: those that the axes before leave. torus: whether links form one. conditions: the words that the
-    user has set conditions for. node: the chips of a slice or an NVLink domain, if tokens are to cross from
-    one to another once, and layouts have to say where; else 0.
+    chips: left by the axes chosen before. torus: whether links form one. conditions: words that have
+    conditions of the user. node: chips of a slice or an NVLink domain, if tokens cross between them once and
+    layouts have to name the nodes; otherwise 0.
     """
 
     config: ModelConfig
@@ -118,35 +118,55 @@ class Ask:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of parallelism. A new one is a file with its record, and its test.
+    """One mesh axis. A new axis is a file with its record, its test and a row in the table of axes.
 
-    options: its words in the short form beside its degree. always: whether every mesh has it.
+    turn: its place in the order in which a search chooses degrees; choices depend on those before.
+    options: its words in the short form other than its degree. always: whether every mesh has it.
+    is_ranks: whether its devices are data ranks, which take sequences of their own. needs: axes that need the
+    same degree for it to exist: it is cut out of them, and degrees of the others multiply to the chips.
+    takes_from: axes whose degrees its choices change.
     """
 
     name: str
+    turn: int
     options: Mapping[str, Option] = field(default_factory=dict)
     always: bool = False
+    is_ranks: bool = False
+    needs: tuple[str, ...] = ()
+    takes_from: tuple[str, ...] = ()
 
     def check(self, form: ShortForm) -> None:
-        """Raises LayoutError where the axis' words contradict each other."""
+        """Raise LayoutError if words of the axis contradict each other."""
 
     def place(self, form: ShortForm, sizes: MutableMapping[str, int]) -> None:
-        """Writes the sizes of the mesh axes that it takes, outer axes first."""
+        """Write the sizes of its mesh axes, outer axes first."""
         sizes[self.name] = form[self.name]
 
     def compose(self, tables: Composition) -> None:
-        """Adds the rules of the axis."""
+        """Add the rules of the axis."""
 
-    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
-        """The words that a search tries, of the form or `grouped`; form: those of the axes before."""
+    def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
+        """Words of the axis by which rules were composed; form: the mesh's degrees and words read before."""
+        return {}
+
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Words to try in training, of the form or `grouped`; form: words chosen before."""
+        yield {}
+
+    def serving_choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Words to try in inference, in the phase of `ask.workload`."""
         yield {}
 
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
-        """Raises LayoutError if the model lacks the dimensions that the axis splits."""
+        """Raise LayoutError if the model lacks dimensions that the axis splits."""
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         """A clause for readers who are new to the axis, to follow `axis=degree: `."""
         raise NotImplementedError
+
+    def serving_words(self, config: ModelConfig, form: ShortForm) -> str | None:
+        """A sentence on the axis in inference; None if it does not serve."""
+        return None
 
 
 def divisors(number: int) -> list[int]:

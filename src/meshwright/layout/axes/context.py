@@ -1,18 +1,19 @@
 """Context parallelism: each sequence is split by position."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
-from meshwright.layout.rules import Table
+from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
 from meshwright.notation.mesh import Mesh
 
-# Splitting a sequence further leaves too few queries a device for the rows of a matmul.
-MAX_CONTEXT, _MIN_POSITIONS = 64, 512
+# With fewer positions a device has too few queries for the rows of a matmul, in training and in prefill.
+MAX_CONTEXT, _MIN_POSITIONS, _MIN_PROMPT_POSITIONS = 64, 512, 128
 
 
 class Context(Axis):
@@ -36,13 +37,28 @@ class Context(Axis):
         if tables.form["context_method"] == "ulysses":
             tables.heads_axis = "context"
 
-    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
+    def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
+        if rules.activations.attending is not None:
+            return {"context_method": "ulysses"}
+        return {"context_method": "ring"} if "context" in rules.activations.axes_of("S") else {}
+
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
         for degree in divisors(ask.chips):
             if degree == 1 or splits(ask.workload.seq_len, degree):
                 yield {"context": degree}
 
+    def serving_choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Prompts are split by position; generation has one position of each sequence."""
+        if ask.workload.phase == "generate":
+            yield {}
+            return
+        for degree in divisors(ask.chips)[1:]:
+            positions, rest = divmod(ask.workload.seq_len, degree)
+            if not rest and positions >= _MIN_PROMPT_POSITIONS:
+                yield from ({"context": degree, "context_method": method} for method in ("allgather", "ring"))
+
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
-        """Raises LayoutError where Ulysses would leave a device without a whole head of keys."""
+        """Raise LayoutError if Ulysses would leave a device without a whole head of keys."""
         if table.attending is None:
             return
         heads = table.attending.split("k", "BTKH")
@@ -75,4 +91,4 @@ def splits(seq_len: int, context: int) -> bool:
 
 
 _METHODS = Option(("allgather", "ring", "ulysses"), ("context",))
-CONTEXT = Context("context", {"context_method": _METHODS}, always=True)
+CONTEXT = Context("context", turn=1, options={"context_method": _METHODS}, always=True)

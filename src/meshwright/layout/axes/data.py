@@ -1,6 +1,7 @@
 """Data parallelism: groups of chips with the same weights take different sequences."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from meshwright.layout.axes.axis import Ask, Axis, Composition, ShortForm
 from meshwright.layout.axes.fsdp import zero_stage
@@ -10,13 +11,18 @@ from meshwright.models.config import ModelConfig
 
 
 class Data(Axis):
-    """Activations are split B_data; weights are replicated, unless ZeRO says otherwise (fsdp.py)."""
+    """Activations are split B_data; weights are replicated, unless ZeRO shards them (fsdp.py)."""
 
     def compose(self, tables: Composition) -> None:
         tables.add("activations", "BC", "data")
 
-    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
         if ask.chips * form["fsdp"] <= ask.workload.num_sequences:
+            yield {"data": ask.chips}
+
+    def serving_choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Replicas in generation; in prefill all chips work on one prompt."""
+        if ask.workload.phase == "generate" or ask.chips == 1:
             yield {"data": ask.chips}
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
@@ -31,5 +37,8 @@ class Data(Axis):
         )
         return f"{text}, and each keeps {shared} (ZeRO-{zero_stage(form)})" if shared else text
 
+    def serving_words(self, config: ModelConfig, form: ShortForm) -> str:
+        return f"data = {form['data']} groups of chips hold the same weights and serve different requests."
 
-DATA = Data("data", always=True)
+
+DATA = Data("data", turn=6, always=True, is_ranks=True)

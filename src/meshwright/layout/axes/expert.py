@@ -1,51 +1,71 @@
-"""Expert parallelism: the experts of a mixture are shared out, and tokens travel to them."""
+"""Expert parallelism: devices have different experts of a mixture, and tokens travel to them."""
 
 from collections.abc import Iterator, MutableMapping
 from math import gcd
+from typing import Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import Ask, Axis, Composition, ShortForm, divisors
-from meshwright.layout.rules import Table
+from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, ShortForm, divisors
+from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
 from meshwright.notation.mesh import Mesh
 
+_LARGEST = 5  # degrees that a search tries, above 1
+
 
 class Expert(Axis):
-    """E_expert, an axis cut out of the data ranks: of `fsdp`, or of `data` where fsdp is 1.
+    """E_expert, an axis cut out of the data ranks: out of `fsdp`, or out of `data` if fsdp is 1.
 
-    Where an expert group has more devices than there are data ranks, E takes `tensor` too.
+    If an expert group has more devices than there are data ranks, E takes `tensor` too.
     """
 
     def place(self, form: ShortForm, sizes: MutableMapping[str, int]) -> None:
-        home, cut = expert_home(form)
+        owner, cut = expert_owner(form)
         sizes["expert"] = cut // form["expert_nodes"]
-        sizes[home] //= cut
+        sizes[owner] //= cut
 
     def compose(self, tables: Composition) -> None:
         tables.add("activations", "BC", "expert")
-        tables.add("stored used gradients updated activations", "E", "expert")
+        tables.add(EVERYWHERE, "E", "expert")
         if tables.form["expert_over_tensor"]:
-            tables.add("stored used gradients updated activations", "E", "tensor")
+            tables.add(EVERYWHERE, "E", "tensor")
 
-    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
-        """The degrees, with rows that travel, and grouped where a token then goes no farther.
+    def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
+        cut = form["expert"] * form["expert_nodes"]
+        sharding = rules.updated.axes_of("D")
+        # Experts cut out of the ranks that shard states shard them too.
+        is_sharing = not {"expert", "expert_nodes"}.isdisjoint(sharding)
+        owner = "fsdp" if is_sharing and "data" not in sharding else "data"
+        over = form["tensor"] if "tensor" in rules.stored.axes_of("E") else 1
+        return {"expert": cut * over, owner: form[owner] * cut}
 
-        Grouped it goes to all devices of a group, else to those of k experts. Past k devices that is tried
-        only where a condition names it.
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """The degrees, with rows that travel, and grouped if a token then goes no farther.
+
+        A grouped token goes to all devices of a group, others to the devices of k experts. Beyond k devices
+        grouping is tried only if a condition names it.
         """
         moe = ask.config.moe
         num_experts = moe.num_experts if moe else 1
-        tried = [1] if form["tensor2"] > 1 else _usual(divisors(num_experts))
-        for expert in tried:
-            if found := _home(expert, form):
-                for nodes in _nodes(*found, form, ask):
+        degrees = divisors(num_experts) if form["tensor2"] == 1 else [1]
+        for expert in dict.fromkeys([degrees[0], *degrees[-_LARGEST:]]):
+            if cut := _cut(expert, form):
+                for nodes in _nodes(*cut, form, ask):
                     yield {"expert": expert, "expert_nodes": nodes}
                 far = moe and expert > moe.experts_per_token
                 if expert > 1 and (not far or "grouped" in ask.conditions):
                     yield {"expert": expert, "expert_nodes": 1, "grouped": True}
+
+    def serving_choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Experts over no devices, over the replicas, or over all devices."""
+        yield {}
+        if ask.config.moe is not None and ask.workload.phase == "generate":
+            for expert in dict.fromkeys((form["data"], form["data"] * form["tensor"])):
+                if expert > 1 and ask.config.moe.num_experts % expert == 0:
+                    yield {"expert": expert}
 
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
         num_experts = config.moe.num_experts if config.moe else 1
@@ -60,7 +80,7 @@ class Expert(Axis):
             )
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
-        home = "fsdp" if form["fsdp"] > 1 else "data"
+        owner = "fsdp" if form["fsdp"] > 1 else "data"
         travel = (
             "each of them all-gathers the tokens of the group, and the outputs of the experts are "
             "reduce-scattered back"
@@ -69,23 +89,26 @@ class Expert(Axis):
         )
         if (nodes := form["expert_nodes"]) > 1 and schedule.dispatch == "once":
             travel = (
-                f"a token is sent to each of the {nodes} nodes where it has experts once, "
-                "and from there to their chips; results are summed on the node before they return"
+                f"a token is sent to each of the {nodes} nodes where it has experts once, and from there to "
+                "their chips; results are summed on the node before they return"
             )
         return (
-            f"the experts are divided over {form['expert']} chips; {travel}. The expert axis is "
-            f"part of the {home} axis"
+            f"the experts are divided over {form['expert']} chips; {travel}. The expert axis is part of the "
+            f"{owner} axis"
         )
+
+    def serving_words(self, config: ModelConfig, form: ShortForm) -> str:
+        return f"Experts are split over {form['expert']} devices, to which tokens travel."
 
 
 class ExpertNodes(Axis):
-    """E_expert_nodes, an axis cut out of `expert`: the nodes over which the devices of its groups lie.
+    """E_expert_nodes, an axis cut out of `expert`: the nodes of the devices of an expert group.
 
     Under `dispatch=once` a token crosses it once for all of its experts on a node.
     """
 
     def place(self, form: ShortForm, sizes: MutableMapping[str, int]) -> None:
-        _, cut = expert_home(form)
+        _, cut = expert_owner(form)
         if cut % form["expert_nodes"]:
             fits = ", ".join(map(str, dividing_degrees(cut, cut)))
             raise LayoutError(
@@ -96,7 +119,14 @@ class ExpertNodes(Axis):
 
     def compose(self, tables: Composition) -> None:
         tables.add("activations", "BC", "expert_nodes")
-        tables.add("stored used gradients updated activations", "E", "expert_nodes")
+        tables.add(EVERYWHERE, "E", "expert_nodes")
+
+    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
+        if (nodes := mesh.sizes.get("expert_nodes", 1)) > 1 and schedule.dispatch != "once":
+            raise LayoutError(
+                f"layout: expert_nodes = {nodes} with dispatch = {schedule.dispatch}, under which rows cross "
+                "nodes one by one; fits: dispatch = once"
+            )
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         return (
@@ -105,11 +135,10 @@ class ExpertNodes(Axis):
         )
 
 
-def _nodes(home: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
-    """How many nodes a search tries: those on which `cut` devices of a group lie, as inner axes put them
-    apart, or every number where a condition names them.
+def _nodes(owner: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
+    """Numbers of nodes to try: those of `cut` devices as inner axes place them, or any if conditions name it.
 
-    None where no token crosses to another, and 1 where that was not asked.
+    The list is empty if no token crosses to another node, and [1] if nodes need no names.
     """
     if not ask.node:
         return [1]
@@ -117,43 +146,34 @@ def _nodes(home: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
         return divisors(cut)[1:]
     apart = form["context"] * form["tensor2"] * form["tensor"] * form["kv_replicas"]
     if form["inner"]:
-        apart *= form["fsdp"] // (cut if home == "fsdp" else 1)
+        apart *= form["fsdp"] // (cut if owner == "fsdp" else 1)
     num_nodes = cut // gcd(cut, max(1, ask.node // apart))
     return [num_nodes] if num_nodes > 1 else []
 
 
-def expert_home(form: ShortForm) -> tuple[str, int]:
-    """(the axis that the experts' devices are cut out of, how many of it).
+def expert_owner(form: ShortForm) -> tuple[str, int]:
+    """(data axis that gives the experts' devices, number of them).
 
-    Raises LayoutError where no data axis divides over them.
+    Raises LayoutError if no data axis divides over them.
     """
-    found = _home(form["expert"], form)
-    if found is None:
+    cut = _cut(form["expert"], form)
+    if cut is None:
         ranks = form["data"] * form["fsdp"]
         fits = ", ".join(map(str, dividing_degrees(ranks, ranks)))
         raise LayoutError(
             f"layout: expert = {form['expert']} does not divide the data ranks data·fsdp = {form['data']}·"
             f"{form['fsdp']} = {ranks}; fits: expert in {{{fits}}}"
         )
-    return found
+    return cut
 
 
-def _home(expert: int, form: ShortForm) -> tuple[str, int] | None:
+def _cut(expert: int, form: ShortForm) -> tuple[str, int] | None:
     for cut in (expert, expert // form["tensor"] if expert % form["tensor"] == 0 else 0):
-        for home in ("fsdp", "data"):
-            if cut and form[home] % cut == 0:
-                return home, cut
+        for owner in ("fsdp", "data"):
+            if cut and form[owner] % cut == 0:
+                return owner, cut
     return None
 
 
-def _usual(degrees: list[int]) -> list[int]:
-    """The first and the five largest of ascending degrees, which are those that people use.
-
-    >>> _usual([1, 2, 4, 8, 16, 32, 64, 128])
-    [1, 8, 16, 32, 64, 128]
-    """
-    return list(dict.fromkeys([degrees[0], *degrees[-5:]]))
-
-
-EXPERT = Expert("expert")
-EXPERT_NODES = ExpertNodes("expert_nodes")
+EXPERT = Expert("expert", turn=7, needs=("data",))
+EXPERT_NODES = ExpertNodes("expert_nodes", turn=8, needs=("data", "expert"))

@@ -8,13 +8,15 @@ from typing import Any
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
+from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.notation.mesh import Mesh
 
 # D, or the rank of latents, which their up-projections have in its place.
 _SHARED_LETTERS = "DQR"
-# What padding D to a multiple of the shards may add to it.
+# The largest share by which D may be padded to a multiple of the shards.
 MOST_PADDING = 0.1
 # Degrees that pad D which a search tries: the largest, since smaller ones are near some that divide.
 _NUM_PADDED = 2
@@ -22,11 +24,11 @@ _ZERO_TABLES = {0: "", 1: "updated", 2: "updated gradients", 3: "updated gradien
 
 
 class Fsdp(Axis):
-    """Data ranks that share what `zero` says, along D or the rank of latents.
+    """Data ranks shard arrays of the stage `zero` along D or the rank of latents.
 
-    zero_context: the ranks of `context` share it too. inner=fsdp: they are neighbours in the mesh, and the
-    devices of `tensor`, `context` or `expert` lie farther apart. So each host of GPUs receives a share of
-    the weights where it received all of them.
+    zero_context: ranks of `context` shard them too. inner=fsdp: the ranks are neighbours in the mesh, and
+    devices of `tensor`, `context` or `expert` are farther apart. Each host of GPUs then receives a share of
+    the weights, and otherwise all of them.
     """
 
     def check(self, form: ShortForm) -> None:
@@ -45,11 +47,21 @@ class Fsdp(Axis):
         for axis in shared_axes(tables.form):
             tables.add(_ZERO_TABLES[zero_stage(tables.form)], _SHARED_LETTERS, axis)
 
+    def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
+        words: dict[str, object] = {}
+        if rules.zero_stage != zero_stage(form):
+            words["zero"] = rules.zero_stage
+        if "context" in rules.updated.axes_of("D"):
+            words["zero_context"] = True
+        if [*mesh.sizes][-1:] == ["fsdp"]:
+            words["inner"] = "fsdp"
+        return words
+
     def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
         """FSDP over every degree that divides D, and two that pad it; ZeRO 1 and 2 over all data ranks.
 
-        Each of them over the ranks of `context` as well, where there are some. As neighbours in the mesh only
-        where a condition names it: no published run that prices were fitted on lies so.
+        Each of them also over the ranks of `context`, if there are several. `inner` is tried only if a
+        condition names it: no published run to which prices were fitted has it.
         """
         ranks, context, d_model = ask.chips, form["context"], ask.config.d_model
         yield {"fsdp": 1}
@@ -61,7 +73,7 @@ class Fsdp(Axis):
             found += [{"fsdp": degree} for degree in (*exact, *padded[-_NUM_PADDED:])]
             found += [{"fsdp": 1, "zero": zero} for zero in (1, 2) if d_model % ranks == 0]
             yield from found
-        elif context > 1:  # one data rank has nothing to share but with the pieces of its sequences
+        elif context > 1:  # one data rank shards only over the pieces of its sequences
             found += [{"fsdp": 1, "zero": zero} for zero in (1, 2, 3)]
         if "inner" in ask.conditions and context * form["tensor"] * form["kv_replicas"] > 1:
             found += [words | {"inner": "fsdp"} for words in found if words["fsdp"] > 1]
@@ -71,14 +83,19 @@ class Fsdp(Axis):
             if context > 1 and _padding(d_model, shards) <= MOST_PADDING:
                 yield words | {"zero_context": True}
 
+    def serving_choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Whole weights; in prefill also weights that are sharded over the pieces of a prompt."""
+        yield {}
+        if ask.workload.phase == "prefill":
+            yield {"zero": 3, "zero_context": True}
+
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         if zero_stage(form) == 3:
             where = ", neighbours in the mesh" if form["inner"] else ""
             return (
                 f"every weight is split into {form['fsdp']} shards, on chips{where} that take different "
-                "sequences. A "
-                "layer's weights are all-gathered before they are used, forward and backward, and their "
-                "gradients are reduce-scattered"
+                "sequences. A layer's weights are all-gathered before they are used, forward and backward, "
+                "and their gradients are reduce-scattered"
             )
         gradients = "gradients and " if zero_stage(form) == 2 else ""
         return (
@@ -88,19 +105,19 @@ class Fsdp(Axis):
 
 
 def zero_stage(form: ShortForm) -> int:
-    """`zero`, which by default is 3 where fsdp is above 1 and else 0."""
+    """The stage `zero`, by default 3 if fsdp is above 1, otherwise 0."""
     return (3 if form["fsdp"] > 1 else 0) if form["zero"] is None else form["zero"]
 
 
 def shared_axes(form: ShortForm) -> tuple[str, ...]:
-    """The mesh axes over which the data ranks share what `zero` says."""
+    """The mesh axes over which arrays of the ZeRO stage are sharded."""
     shared = "fsdp" if form["fsdp"] > 1 else "data"
-    with_expert = ("expert_nodes", "expert") if form["expert"] > 1 and form["expert_home"] == shared else ()
+    with_expert = ("expert_nodes", "expert") if form["expert"] > 1 and form["expert_owner"] == shared else ()
     return (shared, *with_expert, *(("context",) if form["zero_context"] else ()))
 
 
 def _padding(size: int, shards: int) -> float:
-    """What padding `size` to a multiple of `shards` adds, as a share of it.
+    """Padding of `size` to a multiple of `shards`, as a share of `size`.
 
     >>> _padding(8192, 256), _padding(8192, 1792)
     (0.0, 0.09375)
@@ -114,4 +131,4 @@ _OPTIONS = {
     "zero_context": Option((False, True), ("context",)),
     "inner": Option((None, "fsdp"), ("tensor", "context", "expert", "kv_replicas")),
 }
-FSDP = Fsdp("fsdp", _OPTIONS, always=True)
+FSDP = Fsdp("fsdp", turn=5, options=_OPTIONS, always=True, is_ranks=True)

@@ -4,9 +4,11 @@ Source: Pope et al., "Efficiently Scaling Transformer Inference" (2022), section
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import (
+    CACHE_AXES,
     EVERYWHERE,
     WIDE_LETTERS,
     Ask,
@@ -16,20 +18,21 @@ from meshwright.layout.axes.axis import (
     ShortForm,
     divisors,
 )
-from meshwright.layout.rules import Table
+from meshwright.layout.axes.tensor import MAX_SERVING_TENSOR, MIN_IN_2D, cached_heads
+from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.notation.mesh import Mesh
 
-# Devices of one tensor group that a search reaches by replicas: PaLM's 12 and those of two GPU nodes.
+# Devices of one tensor group that a search in training reaches by replicas: PaLM's 12, or two GPU nodes.
 _WIDEST = 16
 _LETTERS = WIDE_LETTERS.replace("K", "")
 
 
 class KvReplicas(Axis):
-    """N, F and V over `tensor` and then `kv_replicas`; K over `tensor` alone, so G takes the replicas.
+    """N, F and V over `tensor` and then `kv_replicas`; K over `tensor` only, so G takes the replicas.
 
     In generation the axes over which the heads leave a cache whole may split it otherwise: `cache=batch`
     splits its sequences, cache[B_kv_replicas, S, K_tensor, H], `cache=sequence` its positions,
@@ -45,8 +48,14 @@ class KvReplicas(Axis):
         if tables.form["sequence_parallel"]:
             tables.add("activations", "TC", "kv_replicas")
 
-    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
-        """Degrees that give models of few KV heads as wide a split as others, where all letters divide."""
+    def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
+        cached = dict(dict(rules.own).get("generate", Table(())).arrays).get("latent")
+        if cached is None:
+            return {}
+        return {"cache": "sequence" if {*CACHE_AXES} & {*dict(cached).get("S", ())} else "batch"}
+
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Degrees that give models of few KV heads as wide a split as others, if all letters divide."""
         yield {"kv_replicas": 1}
         sizes, tensor = dimensions(ask.config), form["tensor"]
         if tensor != ask.config.num_kv_heads or form["tensor2"] > 1:
@@ -58,6 +67,17 @@ class KvReplicas(Axis):
             positions = split == 1 or ask.workload.seq_len % (split * degree) == 0
             if tensor * degree <= _WIDEST and divides and positions:
                 yield {"kv_replicas": degree}
+
+    def serving_choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Degrees beyond the heads of the cache, with every split of the cache that they leave whole."""
+        tensor, second, config = form["tensor"], form["tensor2"], ask.config
+        for degree in divisors(ask.chips) if tensor == cached_heads(config) else [1]:
+            group = tensor * degree
+            if group > MAX_SERVING_TENSOR or (second > 1 and group * second < MIN_IN_2D):
+                continue
+            is_whole = degree > 1 or (config.mla is not None and tensor > 1)
+            caches = _CACHE.fits if is_whole and ask.workload.phase == "generate" else ("copies",)
+            yield from ({"kv_replicas": degree, "cache": cache} for cache in caches)
 
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
         """Queries of one KV head are neighbours: only a device with a single KV head can share it."""
@@ -75,6 +95,15 @@ class KvReplicas(Axis):
             f"{form['kv_replicas']} chips, each with a copy of that KV head"
         )
 
+    def serving_words(self, config: ModelConfig, form: ShortForm) -> str:
+        how = {
+            "copies": "hold copies of the same KV heads",
+            "batch": "split the cache by sequence, with two all-to-alls per layer",
+            "sequence": "split the cache by position and combine partial softmax sums",
+        }[form["cache"]]
+        heads = config.num_kv_heads
+        return f"There are more devices than the {heads} KV heads: kv_replicas = {form['kv_replicas']} {how}."
+
 
 _CACHE = Option(("copies", "batch", "sequence"), ("tensor", "kv_replicas"))
-KV_REPLICAS = KvReplicas("kv_replicas", {"cache": _CACHE})
+KV_REPLICAS = KvReplicas("kv_replicas", turn=4, options={"cache": _CACHE})

@@ -7,7 +7,7 @@ from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, Shor
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.pipelines.depths import cuts_groups
 from meshwright.layout.pipelines.pipeline import fitting
-from meshwright.layout.rules import Table
+from meshwright.layout.rules import STAGES, Table
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -24,7 +24,7 @@ class Pipe(Axis):
     """
 
     def compose(self, tables: Composition) -> None:
-        if tables.form["stages_alike"]:
+        if tables.form["spmd_stages"]:
             tables.add(EVERYWHERE, "V", "pipe")
             tables.add("stored used gradients updated", "L", "pipe")
 
@@ -42,7 +42,7 @@ class Pipe(Axis):
         _check_groups(config, pipe, schedule)
         each, over = divmod(config.num_layers, pipe)
         stacks = [layer.kind.stack for layer in config.layers]
-        if record.alike and not over and stacks != stacks[:each] * pipe:
+        if record.spmd and not over and stacks != stacks[:each] * pipe:
             raise LayoutError(
                 f"layout: the stages of schedule = {record.name} run one program, and pipe = {pipe} cuts "
                 f"{config.name} into stages with different dense layers; fits: pipe = 1, or another schedule"
@@ -71,4 +71,4 @@ def _check_groups(config: ModelConfig, pipe: int, schedule: Schedule) -> None:
     )
 
 
-PIPE = Pipe("pipe")
+PIPE = Pipe(STAGES, turn=0)

@@ -1,9 +1,11 @@
-"""Tensor parallelism: heads and feed-forward width are split; and the two axes that go with it.
+"""Tensor parallelism: heads and feed-forward width are split; and a second tensor axis.
 
-Source: Shoeybi et al., "Megatron-LM" (2019); Korthikanti et al. (2022) for sequence parallelism.
+Source: Shoeybi et al., "Megatron-LM" (2019); Korthikanti et al. (2022) for sequence parallelism; Pope et al.,
+"Efficiently Scaling Transformer Inference" (2022), for two tensor axes.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from meshwright.layout.axes.axis import (
     EVERYWHERE,
@@ -15,27 +17,36 @@ from meshwright.layout.axes.axis import (
     ShortForm,
     divisors,
 )
+from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
+from meshwright.notation.mesh import Mesh
 
-MAX_TENSOR = 64
+# Tensor devices that a search tries at most, in training and in inference, and second axes in inference.
+MAX_TENSOR, MAX_SERVING_TENSOR, _SERVING_TENSOR2 = 64, 128, (2, 4, 8)
+# Below this number of chips one axis always beats two: the bound of How to Scale Your Model is 72 for F = 4D.
+MIN_IN_2D = 16
 
 
 class Tensor(Axis):
-    """N, K, F and V over `tensor`; with sequence parallelism T takes it where no other letter does."""
+    """N, K, F and V over `tensor`; with sequence parallelism T takes it if no other letter does."""
 
     def compose(self, tables: Composition) -> None:
         tables.add(EVERYWHERE, WIDE_LETTERS, "tensor")
         if tables.form["sequence_parallel"]:
             tables.add("activations", "TC", "tensor")
 
-    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
-        """Every degree that divides, with sequence parallelism where the positions divide.
+    def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
+        splits_positions = {"tensor", "kv_replicas"} & {*rules.activations.axes_of("T")}
+        return {"sequence_parallel": True} if splits_positions else {}
 
-        It sends the same bytes, splits the work on norms and residuals, and keeps a share of what they read.
-        So the form without it is tried only where a condition names it.
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Every degree that divides, with sequence parallelism if the positions divide.
+
+        It sends the same bytes, splits the work on norms and residuals, and keeps a share of their inputs.
+        So the form without it is tried only if a condition names it.
         """
         for tensor in tensor_degrees(ask.config, ask.chips):
             divides = tensor > 1 and ask.workload.seq_len % (form["context"] * tensor) == 0
@@ -43,6 +54,12 @@ class Tensor(Axis):
                 yield {"tensor": tensor, "sequence_parallel": False}
             if divides:
                 yield {"tensor": tensor, "sequence_parallel": True}
+
+    def serving_choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """Every degree that splits the heads of the cache."""
+        for tensor in divisors(ask.chips):
+            if cached_heads(ask.config) % tensor == 0 and tensor <= MAX_SERVING_TENSOR:
+                yield {"tensor": tensor}
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         summed = (
@@ -53,6 +70,13 @@ class Tensor(Axis):
         return (
             f"heads and feed-forward width are split over {form['tensor']} chips, which work on the same "
             f"tokens. The second matmul of attention and of the MLP leaves partial sums, {summed}"
+        )
+
+    def serving_words(self, config: ModelConfig, form: ShortForm) -> str:
+        return (
+            f"Heads and feed-forward width are split over tensor = {form['tensor']}, and so are the weights "
+            f"and the {config.num_kv_heads} KV heads (K) of the cache. Each layer has two all-reduces of one "
+            "token per sequence, which are latency-bound."
         )
 
 
@@ -67,23 +91,37 @@ def tensor_degrees(config: ModelConfig, num_chips: int) -> list[int]:
     ]
 
 
+def cached_heads(config: ModelConfig) -> int:
+    """Heads over which devices split attention in inference: query heads of latents, otherwise KV heads."""
+    return config.num_heads if config.mla else config.num_kv_heads
+
+
 class Tensor2(Axis):
     """D of weights and activations over `tensor2`: a second tensor axis (2D tensor parallelism)."""
 
     def compose(self, tables: Composition) -> None:
         tables.add(EVERYWHERE, "D", "tensor2", first=True)
 
-    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
         """Two tensor axes take two axes of a torus; a switch has one."""
         yield {}
         if ask.torus and form["tensor"] >= 8 and form["tensor"] % 2 == 0:
             yield {"tensor": form["tensor"] // 2, "tensor2": 2}
 
+    def serving_choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
+        """2D weight-stationary layouts, for generation on a torus."""
+        yield {}
+        if ask.torus and ask.workload.phase == "generate":
+            yield from ({"tensor2": degree} for degree in _SERVING_TENSOR2 if ask.chips % degree == 0)
+
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         over = form["tensor2"]
         return f"the model dimension of weights and activations is split over {over} chips (2D tensor)"
 
+    def serving_words(self, config: ModelConfig, form: ShortForm) -> str:
+        return f"D is split over tensor2 = {form['tensor2']} (2D weight-stationary)."
+
 
 _SEQUENCE_PARALLEL = Option((False, True), ("tensor", "kv_replicas"))
-TENSOR = Tensor("tensor", {"sequence_parallel": _SEQUENCE_PARALLEL}, always=True)
-TENSOR2 = Tensor2("tensor2")
+TENSOR = Tensor("tensor", turn=2, options={"sequence_parallel": _SEQUENCE_PARALLEL}, always=True)
+TENSOR2 = Tensor2("tensor2", turn=3, takes_from=("tensor",))

@@ -4,9 +4,9 @@ from meshwright.errors import LayoutError, nearest
 from meshwright.layout.pipelines.dualpipe import DUALPIPE
 from meshwright.layout.pipelines.gpipe import GPIPE
 from meshwright.layout.pipelines.interleaved import INTERLEAVED
-from meshwright.layout.pipelines.lanes import LANES
 from meshwright.layout.pipelines.one_f_one_b import ONE_F_ONE_B
 from meshwright.layout.pipelines.pipeline import PipelineSchedule
+from meshwright.layout.pipelines.spmd_1f1b import SPMD_1F1B
 from meshwright.layout.pipelines.table import PassTable, Place, StageRoute, TablePass
 from meshwright.layout.pipelines.zb_h1 import ZB_H1
 from meshwright.layout.pipelines.zb_v import ZB_V
@@ -24,7 +24,7 @@ __all__ = [
 
 # Every schedule by name; of schedules that take the same time a search prefers the earlier.
 SCHEDULES: dict[str, PipelineSchedule] = {
-    one.name: one for one in (GPIPE, LANES, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_V, DUALPIPE)
+    one.name: one for one in (GPIPE, SPMD_1F1B, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_V, DUALPIPE)
 }
 
 

@@ -31,6 +31,16 @@ def _check(p: int, m: int) -> None:
         )
 
 
+def _tried(p: int, num_layers: int, every: bool) -> list[int]:
+    """Two chunks, four, the fewest that divide the layers, and a chunk for every layer."""
+    # The first chunk may hold only the embedding, and the last only the head.
+    most = min(-(-num_layers // p), (num_layers + 2) // p)
+    if every:
+        return list(range(2, most + 1))
+    even = next((v for v in range(2, num_layers // p + 1) if num_layers % (p * v) == 0), most)
+    return sorted({v for v in (2, 4, even, most) if 2 <= v <= most})
+
+
 INTERLEAVED = PipelineSchedule(
     name="interleaved",
     words="one forward and one backward pass in turn, over several chunks per stage (interleaved 1F1B)",
@@ -39,4 +49,5 @@ INTERLEAVED = PipelineSchedule(
     num_chunks=None,
     least_stages=2,
     check_numbers=_check,
+    tried_chunks=_tried,
 )

@@ -30,4 +30,5 @@ ONE_F_ONE_B = PipelineSchedule(
     words="one forward and one backward pass in turn (1F1B)",
     rows=one_f_one_b,
     most_alive=_alive,
+    searched_from=1,
 )

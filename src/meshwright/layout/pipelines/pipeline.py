@@ -1,4 +1,4 @@
-"""What a pipeline schedule is: the record that each file of this folder gives of one.
+"""The record of a pipeline schedule, of which each file of this folder has one.
 
 Letters: p stages, m microbatches, v chunks a stage.
 """
@@ -22,10 +22,15 @@ def any_numbers(p: int, m: int) -> None:
     """Refuses nothing: the schedule exists for any numbers of stages and microbatches."""
 
 
-class Alive(NamedTuple):
-    """Microbatch-chunks of which a stage has something at one time.
+def one_chunk(p: int, num_layers: int, every: bool) -> list[int]:
+    """The chunks to try of a schedule that leaves no choice."""
+    return [1]
 
-    saved: all that F saved, until its B has run. left: what a B leaves for its W, from when it runs.
+
+class Alive(NamedTuple):
+    """Microbatch-chunks with activations on a stage at one time.
+
+    saved: everything that F saved, until its B has run. left: arrays that a B leaves for its W.
     """
 
     saved: float
@@ -34,19 +39,23 @@ class Alive(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """One schedule: its words, the numbers for which it exists, its table and what it keeps alive.
+    """One schedule: its words, the numbers for which it exists and is searched, its table and memory.
 
-    words: what a stage does, as a clause for `--explain`.
+    words: the passes of a stage, as a clause for `--explain`.
     rows(p, m, v): the passes of every stage, in order.
     most_alive(p, m, v, stage): the most microbatch-chunks whose activations are alive on a stage at once.
-    num_chunks: chunks of one stage that a microbatch visits; None where `interleave` says how many.
-    routes(p, v): the places of every depth, for each direction in which microbatches go.
+    num_chunks: chunks of one stage that a microbatch visits; None if `interleave` gives their number.
+    routes(p, v): the places of every depth, for each direction of microbatches.
     splits_backward: whether the gradient of the weights may be a pass of its own, W.
-    least_stages: the fewest for which the schedule is one.
-    check_numbers(p, m): raises LayoutError where the schedule does not exist for p stages and m microbatches.
-    alike: whether all stages run one program, idle passes included, each with a share of the vocabulary and
-    with its layers' weights stored on it (L over `pipe`). Else each stage runs programs of its own, which one
-    process dispatches in the order of the table.
+    least_stages: the fewest stages for which the schedule exists.
+    check_numbers(p, m): raises LayoutError if the schedule does not exist for p stages and m microbatches.
+    spmd: whether all stages run one program, idle passes included, each with a share of the vocabulary and
+    with its layers' weights stored on it (L over `pipe`). Otherwise each stage runs programs of its own,
+    which one process dispatches in the order of the table.
+    searched_from: the fewest stages with which a search tries it; None: no search does.
+    only_if_run: whether a search of everything that can be planned tries it only if conditions name stages
+    or schedules: another schedule is faster.
+    tried_chunks(p, num_layers, every): numbers of chunks to try; every: all of them, not only the usual.
     """
 
     name: str
@@ -58,7 +67,10 @@ class PipelineSchedule:
     splits_backward: bool = False
     least_stages: int = 1
     check_numbers: Callable[[int, int], None] = any_numbers
-    alike: bool = False
+    spmd: bool = False
+    searched_from: int | None = 2
+    only_if_run: bool = False
+    tried_chunks: Callable[[int, int, bool], list[int]] = one_chunk
 
     def check(self, stages: int, microbatches: int, chunks: int = 1) -> None:
         """Raises LayoutError where the schedule does not exist for these numbers, with those that fit."""
@@ -99,6 +111,16 @@ class PipelineSchedule:
             return False
         return True
 
+    def searched(self, stages: int, num_layers: int, *, every: bool = False) -> list[int]:
+        """The numbers of chunks that a search tries for these stages."""
+        if self.searched_from is None or stages < self.searched_from:
+            return []
+        return self.tried_chunks(stages, num_layers, every)
+
+    def runs_on(self, num_hosts: int) -> bool:
+        """Whether steps run on this number of hosts: one process dispatches programs of several stages."""
+        return self.spmd or num_hosts == 1
+
     def chunks(self, interleave: int) -> int:
         """Chunks of one stage that a microbatch visits."""
         return interleave if self.num_chunks is None else self.num_chunks
@@ -112,7 +134,7 @@ class PipelineSchedule:
 
     def num_passes(self, stages: int, microbatches: int) -> int:
         """Forward passes that a stage runs of a chunk, idle ones included; as many are backward."""
-        return microbatches + (stages - 1 if self.alike else 0)
+        return microbatches + (stages - 1 if self.spmd else 0)
 
     def in_flight(self, stages: int, microbatches: int, chunks: int = 1, stage: int = 0) -> int:
         """The most microbatch-chunks whose activations are alive at once on the stage.

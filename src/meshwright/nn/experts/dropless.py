@@ -194,7 +194,7 @@ def choices_of(
     num_even, most = num_tokens, num_tokens * moe.experts_per_token
     if crossing:
         num_even, most = num_tokens // crossing.tokens * crossing.own, crossing.num_nodes * crossing.rows
-    found = blocks_of(num_even * travelled, moe, own, platform(), one_round=layout.stages_alike)
+    found = blocks_of(num_even * travelled, moe, own, platform(), one_pass=layout.spmd_stages)
     blocks = Blocks(*map(int, found))
 
     def sorted_rows(chosen: Array, first: Array, num_rows: int) -> tuple[Array, Array]:
@@ -209,12 +209,12 @@ def choices_of(
     def rounds(totals: Array) -> Array:
         """i32[1]: of this device."""
         num_blocks = jnp.sum(-(-totals // blocks.rows))
-        return jnp.maximum(-(-num_blocks // blocks.room), 1)[None]
+        return jnp.maximum(-(-num_blocks // blocks.capacity), 1)[None]
 
     def in_blocks(gates: Array) -> tuple[Array, ...]:
         chosen = gates[0] > 0
         totals = jnp.sum(chosen, axis=0, dtype=jnp.int32)
-        num_rows = blocks.rounds * blocks.room * blocks.rows
+        num_rows = blocks.passes * blocks.capacity * blocks.rows
         tokens, owners = sorted_rows(chosen, _first_rows(totals, blocks.rows), num_rows)
         return rounds(totals), tokens[None], owners[None], totals[None]
 
@@ -241,14 +241,14 @@ def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int
     number = jnp.asarray(number, jnp.int32)
 
     def blocks_to_run(totals: Array, number: Array) -> tuple[Array, Array]:
-        ends, first = jnp.cumsum(-(-totals[0] // blocks.rows)), blocks.room * number
-        numbers = first + jnp.arange(blocks.room, dtype=jnp.int32)
+        ends, first = jnp.cumsum(-(-totals[0] // blocks.rows)), blocks.capacity * number
+        numbers = first + jnp.arange(blocks.capacity, dtype=jnp.int32)
         experts = jnp.sum(numbers[:, None] >= ends[None, :], axis=1)
         experts = jnp.minimum(experts, len(ends) - 1).astype(jnp.int32)
-        return experts[None], jnp.clip(ends[-1:] - first, 0, blocks.room)
+        return experts[None], jnp.clip(ends[-1:] - first, 0, blocks.capacity)
 
     def rows_here(rows: Array, number: Array) -> Array:
-        num_rows = blocks.room * blocks.rows
+        num_rows = blocks.capacity * blocks.rows
         return lax.dynamic_slice_in_dim(rows, num_rows * number, num_rows, axis=1)
 
     def rows_to_send(counts: Array, totals: Array, number: Array) -> tuple[Array, Array]:
@@ -258,9 +258,9 @@ def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int
         of_devices = jnp.reshape(jnp.sum(by_source, axis=0), (-1, own))
         begins = jnp.reshape(_first_rows(of_devices, blocks.rows), -1)
         begins = begins[None] + jnp.cumsum(by_source, axis=0) - by_source
-        start = blocks.room * blocks.rows * number
+        start = blocks.capacity * blocks.rows * number
         before, until = (
-            jnp.clip(at - begins, 0, by_source) for at in (start, start + blocks.room * blocks.rows)
+            jnp.clip(at - begins, 0, by_source) for at in (start, start + blocks.capacity * blocks.rows)
         )
         at_home = jnp.cumsum(by_source, axis=1) - by_source + before
         return jnp.reshape(until - before, counts.shape), jnp.reshape(at_home, counts.shape)
@@ -294,7 +294,7 @@ def in_rounds(run: Callable[..., Array], choices: Any, *arrays: Any) -> Array:
     which the first says how many rounds the worst load takes, and the second how many this one does.
     """
     room, *told = choices
-    if room.rounds == 1:
+    if room.passes == 1:
         return run(choices, 0, *arrays)
     of_kind = partial(type(choices), room)
 
@@ -431,7 +431,7 @@ def _ways_of_rows(
     own = _own_experts(layout, moe)
     num_home = routes.tokens.shape[1]
     # From one device to another at most, and in all.
-    num_in_blocks = blocks.room * blocks.rows
+    num_in_blocks = blocks.capacity * blocks.rows
     most = min(routes.gates.shape[1] * min(moe.experts_per_token, own), num_home, num_in_blocks)
     num_between = min(num_peers * most, num_in_blocks) if routing.rows else num_in_blocks
 

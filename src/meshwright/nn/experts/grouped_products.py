@@ -117,7 +117,7 @@ def biased_rows(y: Array, b: Array, routes: Routes, parts: Axes = ()) -> Array:
 def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -> Array:
     """`compute`, element by element, of the blocks of rows[1, C, M] that there are; of others zero."""
     spec, scope = spec_of(rows[0]), by_even_load(routes.blocks.even)
-    of_count, num_blocks = spec_of(routes.num_blocks), routes.blocks.room
+    of_count, num_blocks = spec_of(routes.num_blocks), routes.blocks.capacity
 
     def in_blocks(rows: tuple[Array, ...]) -> list[Array]:
         return [jnp.reshape(one, (num_blocks, -1, one.shape[-1])) for one in rows]
@@ -196,7 +196,7 @@ def _of_weights(
     Some blocks of an expert are one product, since the sum is read and written for each. The last has fewer.
     """
     rows, d_rows, owners, together = _blocks(x, experts), _blocks(d_y, experts), experts[0], blocks.together
-    is_there = jnp.arange(blocks.room, dtype=jnp.int32) < count[0]
+    is_there = jnp.arange(blocks.capacity, dtype=jnp.int32) < count[0]
     own = owners[:, None] == jnp.arange(len(w), dtype=owners.dtype)[None]
     of_expert = jnp.sum(own & is_there[:, None], axis=0, dtype=jnp.int32)
     ends, products = jnp.cumsum(of_expert), -(-of_expert // together)
@@ -205,7 +205,7 @@ def _of_weights(
     def one(i: Array, d_w: Array) -> Array:
         owner = jnp.minimum(jnp.sum(i >= last), len(w) - 1)
         first = ends[owner] - of_expert[owner] + together * (i - last[owner] + products[owner])
-        at = jnp.minimum(first, blocks.room - together)
+        at = jnp.minimum(first, blocks.capacity - together)
         numbers = at + jnp.arange(together, dtype=jnp.int32)
         is_own = (numbers >= first) & (numbers < ends[owner])
         some = lax.dynamic_slice_in_dim(rows, at, together)

@@ -45,22 +45,22 @@ class Crossings(NamedTuple):
 def crossings_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Crossings:
     """What gates[1, n, E] say of nodes. kept: the name of that, for remat policies."""
     num_tokens, num_nodes = gates.shape[1], _num_peers(layout)
-    room = Crossing(*map(int, crossing_of(num_tokens, moe, num_nodes, one_round=layout.stages_alike)))
+    room = Crossing(*map(int, crossing_of(num_tokens, moe, num_nodes, one_pass=layout.spmd_stages)))
 
     def local(gates: Array) -> tuple[Array, Array]:
         chosen = jnp.reshape(gates[0] > 0, (num_tokens, num_nodes, -1))
         rows = jnp.sum(chosen, axis=2, dtype=jnp.int32)
         goes = rows > 0
         # A token is in the round of its last row.
-        rounds = jnp.where(goes, (jnp.cumsum(rows, axis=0) - 1) // room.room, room.rounds)
+        rounds = jnp.where(goes, (jnp.cumsum(rows, axis=0) - 1) // room.capacity, room.passes)
         numbers, node = (lax.broadcasted_iota(jnp.int32, rows.shape, dim) for dim in (0, 1))
-        before = jnp.sum(rounds[None] < jnp.arange(room.rounds)[:, None, None], axis=1, dtype=jnp.int32)
-        first = jnp.take_along_axis(before, jnp.minimum(rounds, room.rounds - 1), axis=0)
+        before = jnp.sum(rounds[None] < jnp.arange(room.passes)[:, None, None], axis=1, dtype=jnp.int32)
+        first = jnp.take_along_axis(before, jnp.minimum(rounds, room.passes - 1), axis=0)
         place = jnp.cumsum(goes, axis=0, dtype=jnp.int32) - 1 - first
-        tokens = jnp.full((room.rounds, num_nodes, room.tokens), num_tokens, jnp.int32)
+        tokens = jnp.full((room.passes, num_nodes, room.tokens), num_tokens, jnp.int32)
         tokens = tokens.at[rounds, node, place].set(numbers, mode="drop")
         last = jnp.max(jnp.where(goes, rounds, 0)) + 1
-        return last[None], jnp.reshape(tokens, (1, room.rounds, -1))
+        return last[None], jnp.reshape(tokens, (1, room.passes, -1))
 
     first = spec_of(gates).partitions[0]
     taken = PartitionSpec(first), PartitionSpec(first, None, None)

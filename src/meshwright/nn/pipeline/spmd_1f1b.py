@@ -1,4 +1,4 @@
-"""The training step of a pipeline of lanes: one program whose ticks are alike on all stages.
+"""The training step of a pipeline under SPMD 1F1B: one program whose ticks are alike on all stages.
 
 What the stages have is one array with a leading dimension, split over `pipe`: weights [p, n, ...] of n layers
 each, activations [p, B, T, D]. A pass of all stages is the `vmap` of one stage's over that dimension, so
@@ -70,7 +70,7 @@ class _Backward(NamedTuple):
     loss: Array
 
 
-class Lanes:
+class SpmdPipeline:
     """One step's loss and gradients, of a model under a layout whose schedule is `lanes`.
 
     rows[m, B, T + 1]: of the microbatches. share: what the loss of one weighs in that of the step.

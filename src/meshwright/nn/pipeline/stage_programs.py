@@ -146,8 +146,8 @@ class ChunkPrograms:
     """What a stage computes of one chunk; methods are to be traced under the stage's mesh, forward first.
 
     layout: of a stage. share: what a microbatch's loss weighs in that of a step with these rows.
-    router_weights: see `Lanes`. weights: the pytree of the parameters that the chunk reads. totals: sums over
-    the microbatches so far, by path; every program adds to some.
+    router_weights: see `SpmdPipeline`. weights: the pytree of the chunk's parameters. totals: sums over the
+    microbatches so far, by path; every program adds to some.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""The layouts that are tried for inference: a closed list for each number of chips.
+"""The layouts that are tried for inference, by the serving choices of the axes.
 
-Weights are never gathered, so FSDP is none of them. Tensor parallelism goes as far as the heads do: up to K
-devices split the cache by KV heads, those beyond (`kv_replicas`) by sequence of the batch or by position.
-A second tensor axis over D is 2D weight-stationary. Data ranks are replicas, which share out experts where
-there are any.
+Weights are never gathered in generation, so there is no FSDP. Tensor parallelism goes as far as the heads:
+devices beyond the K KV heads (`kv_replicas`) split the cache by sequence of the batch or by position. A
+second tensor axis over D is 2D weight-stationary. Data ranks are replicas, and divide experts if the model
+has any.
 Source: How to Scale Your Model, "Inference"; Pope et al., "Efficiently Scaling Transformer Inference" (2022).
 """
 
@@ -13,67 +13,41 @@ from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.axes import divisors
+from meshwright.layout.axes import DATA, EXPERT, TENSOR2, Ask, ShortForm, chosen_forms
 from meshwright.layout.fit import check_fits
+from meshwright.layout.short import DEFAULTS
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 
-# Tensor devices on one axis, and the second axis of those that have two.
-_WIDEST, _SECOND = 128, (2, 4, 8)
-# Below so many chips one axis always beats two: the reference's bound is 72 for F = 4D.
-_LEAST_IN_2D = 16
+# Choices for generation are the same for all contexts.
+_GENERATE = Workload(1, 1, "generate")
 
 
 def serving_layouts(
     config: ModelConfig, hardware: Hardware, precision: Mapping[str, object], *, replicas: bool
 ) -> list[Layout]:
-    """Every layout tried on `hardware`; replicas: also groups of its chips that hold the same weights.
+    """Every layout tried on `hardware`, with the fewest data ranks first.
 
-    Without replicas only the fewest that are needed for the chips to divide, and those that share experts.
+    replicas: also groups of chips that hold the same weights. Otherwise there are as few as the chips need to
+    divide, or as share experts.
     """
-    found: list[Layout] = []
-    for data in divisors(hardware.num_chips):
-        if found and not replicas and config.moe is None:
+    layouts: list[Layout] = []
+    ask = Ask(config, _GENERATE, hardware.num_chips, isinstance(hardware.chip.network, Torus))
+    for form in sorted(chosen_forms(ask, DEFAULTS), key=lambda form: (form[DATA.name], form[TENSOR2.name])):
+        has_fewer = bool(layouts) and layouts[-1].data < form[DATA.name]
+        if has_fewer and not replicas and config.moe is None:
             break
-        found += _with_data(config, hardware, precision, data)
-    return found
+        try:
+            layout = Layout.of(**{**form, **precision})
+            check_fits(layout, config, padded=True)
+        except LayoutError:
+            continue
+        layouts.append(layout)
+    return layouts
 
 
-def _with_data(
-    config: ModelConfig, hardware: Hardware, precision: Mapping[str, object], data: int
-) -> Iterator[Layout]:
-    torus, chips = isinstance(hardware.chip.network, Torus), hardware.num_chips // data
-    seconds = [n for n in _SECOND if torus and chips >= _LEAST_IN_2D and chips % n == 0]
-    for tensor2 in (1, *seconds):
-        for words in tensor_words(config, chips // tensor2):
-            for expert in _experts(config, data, words["tensor"]):
-                try:
-                    layout = Layout.of(
-                        **{**words, **precision, "data": data, "tensor2": tensor2, "expert": expert}
-                    )
-                    check_fits(layout, config, padded=True)
-                except LayoutError:
-                    continue
-                yield layout
-
-
-def tensor_words(config: ModelConfig, chips: int) -> Iterator[dict[str, object]]:
-    """`tensor`, `kv_replicas` and `cache` of so many chips that split the heads."""
-    if chips > _WIDEST:
-        return
-    heads = config.num_heads if config.mla else config.num_kv_heads
-    if heads % chips == 0:
-        yield {"tensor": chips}
-        if config.mla and chips > 1:
-            yield {"tensor": chips, "cache": "batch"}
-            yield {"tensor": chips, "cache": "sequence"}
-    elif chips % heads == 0:
-        for cache in ("copies", "batch", "sequence"):
-            yield {"tensor": heads, "kv_replicas": chips // heads, "cache": cache}
-
-
-def _experts(config: ModelConfig, data: int, tensor: object) -> list[int]:
-    if config.moe is None:
-        return [1]
-    assert isinstance(tensor, int)
-    tried = dict.fromkeys((1, data, data * tensor))
-    return [expert for expert in tried if config.moe.num_experts % expert == 0]
+def one_replica(config: ModelConfig, num_chips: int) -> Iterator[ShortForm]:
+    """Forms of this number of chips that split one copy of the weights by heads and width."""
+    for form in chosen_forms(Ask(config, _GENERATE, num_chips), DEFAULTS):
+        if form[DATA.name] == form[EXPERT.name] == 1:
+            yield form

@@ -17,21 +17,19 @@ from meshwright.cost.serving_step import Passes, keys_read
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.axes import divisors
+from meshwright.layout.axes import AXES, DATA, KV_REPLICAS, TENSOR, Ask, ShortForm, chosen_forms
 from meshwright.layout.fit import check_fits
 from meshwright.layout.runnable import why_not
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.serve.layouts import tensor_words
 from meshwright.plan.serve.requests import Requests
 
 # Prompts that a replica takes at once, of which the fastest for each prompt counts.
 _PROMPTS = np.array([1.0, 2.0, 4.0])
 # Chunks that are each priced; of more the first, the middle and the last are.
 _EACH_PRICED = 3
-# Fewer positions per device are no rows for a product.
-_LEAST_POSITIONS = 128
-# Axes beside which prompts are not split by position in other ways.
-_ALONE = ("tensor2", "expert", "fsdp", "pipe", "context")
+# Axes whose devices may take parts of a prompt instead.
+_REPLICA = (DATA, TENSOR, KV_REPLICAS)
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,8 @@ def serving_both(layout: Layout, prefill: Layout) -> Layout | None:
     """
     if not prefill.rules.prompt_axes:
         return layout
-    both = layout.replace(data=1, context=prefill.context, context_method=prefill.word("context_method"))
+    method = prefill.word("context_method")
+    both = layout.replace(data=1, context=prefill.num_prompt_shards, context_method=method)
     alike = both.mesh == prefill.mesh and both.rules.stored == prefill.rules.stored
     return both if alike else None
 
@@ -130,30 +129,26 @@ def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iter
 
     Data ranks take parts of one prompt instead of prompts of their own, with the weights that they have.
     Heads may be split over fewer devices too: then the ranks share the weights, and gather them by layers.
-    None for chunks and prompts that begin in a prefix cache, two tensor axes, experts over data ranks,
-    stages, weights that are gathered, layouts that split prompts so already, and what else is not written in
-    the short form.
+    There are none for chunks, for prompts that begin in a prefix cache, and for layouts with other axes than
+    data ranks and tensor devices, or without a short form.
     """
-    if not layout.form or any(layout.degree(axis) > 1 for axis in _ALONE):
+    if not layout.form or any(layout.degree(axis.name) > 1 for axis in AXES if axis not in _REPLICA):
         return
     if requests.chunk is not None or requests.new_prompt_tokens < requests.prompt_tokens:
         return
-    for heads in divisors(layout.tensor * layout.degree("kv_replicas")):
-        context = layout.mesh.num_devices // heads
-        positions, rest = divmod(requests.prompt_tokens, context)
-        if context == 1 or rest or positions < _LEAST_POSITIONS:
+    start = layout.form | {axis.name: 1 for axis in _REPLICA} | {"cache": "copies"}
+    ask = Ask(config, Workload(1, requests.prompt_tokens, "prefill"), layout.mesh.num_devices)
+    for form in sorted(chosen_forms(ask, start), key=_tensor_devices):
+        before, after = _tensor_devices(layout.form), _tensor_devices(form)
+        if before % after or form["zero_context"] != (after < before):
             continue
-        shared = heads < layout.tensor * layout.degree("kv_replicas")
-        words = next(tensor_words(config, heads), None)
-        if words is None:
+        try:
+            split = layout.replace(**form)
+            check_fits(split, config, padded=True)
+        except LayoutError:
             continue
-        words = {"cache": "copies", "kv_replicas": 1, **words}
-        words |= {"data": 1, "context": context}
-        words |= {"zero": 3, "zero_context": True} if shared else {}
-        for method in ("allgather", "ring"):
-            try:
-                found = layout.replace(**words, context_method=method)
-                check_fits(found, config, padded=True)
-            except LayoutError:
-                continue
-            yield found
+        yield split
+
+
+def _tensor_devices(form: ShortForm) -> int:
+    return form[TENSOR.name] * form[KV_REPLICAS.name]

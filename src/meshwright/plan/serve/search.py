@@ -19,6 +19,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
+from meshwright.layout.axes import EXPERT
 from meshwright.layout.fit import num_replicas
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
@@ -220,7 +221,7 @@ class _Sweep:
     def _weights_bytes(self, layout: Layout) -> float:
         """Fewer than any chip can hold: those of an even split."""
         total = count_params(self.config).total * dtype_bytes(layout.precision.weights_dtype)
-        return total / (layout.mesh.num_devices // max(1, layout.data // layout.degree("expert")))
+        return total / (layout.mesh.num_devices // max(1, layout.data // layout.degree(EXPERT.name)))
 
     def _generate(self, layout: Layout, machine: Hardware) -> Passes:
         """The generate steps of all batches."""
@@ -339,10 +340,10 @@ def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
 def _sooner_by_position(point: Point) -> str:
     """The TTFT with prompts split by position, if it is shorter and does not run yet."""
     for way in point.other_prefills:  # the fastest first
-        is_sooner = way.layout.context > 1 and way.ttft_seconds < point.ttft_seconds
+        is_sooner = way.layout.num_prompt_shards > 1 and way.ttft_seconds < point.ttft_seconds
         if is_sooner and not runs_with(point.config, point.layout, way.layout):
             return (
-                f"; with prompts split by position over context={way.layout.context} it would be "
+                f"; with prompts split by position over context={way.layout.num_prompt_shards} it would be "
                 f"{format_seconds(way.ttft_seconds)}, which mw serve does not run yet: --any ranks such "
                 "layouts"
             )

@@ -150,7 +150,7 @@ def scaling_sweep(
 
 def without_schedule(layout: Layout) -> Layout:
     """The layout without its schedule, as a search starts from it."""
-    if layout.stages_alike:
+    if layout.spmd_stages:
         return layout.replace(microbatches=2, remat="none")
     return layout.replace(microbatches=1, schedule="1f1b", interleave=1, remat="none")
 
