@@ -19,7 +19,7 @@ LAYOUT = Layout.of(fsdp=4, tensor=2)
 
 
 def shard(path: str = "layers/w_in", param: Param = W) -> WeightShard:
-    array = LAYOUT.gradient(path.rpartition("/")[2], param.letters)
+    array = LAYOUT.rules.updated.weight(path.rpartition("/")[2], param.letters)
     return WeightShard(path, param, array, SIZES, LAYOUT.mesh)
 
 

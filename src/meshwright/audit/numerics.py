@@ -21,6 +21,7 @@ from typing import Any
 from meshwright.audit.compile.compile import error_line
 from meshwright.errors import AuditError, LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.axes import DEGREES, EXPERT, EXPERT_NODES, FSDP
 from meshwright.layout.fit import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
@@ -30,7 +31,7 @@ from meshwright.plan_file import PLAN_FILE, Plan, load_plan, save_plan
 _TOLERANCE = 1e-5
 # What is this small beside the largest gradient of any tensor is rounding: a bias of keys has none.
 _NEGLIGIBLE = 1e-6
-_DEGREES = ("data", "fsdp", "expert", "context", "tensor", "pipe", "interleave", "microbatches")
+_SHRUNK = (*DEGREES, "interleave", "microbatches")
 _SEQ_LEN, _VOCAB, _D_HEAD, _ROPE_DIM, _LOCAL = 16, 64, 8, 4, 5
 _MOST_SECONDS = 300
 
@@ -70,9 +71,9 @@ def check_numerics(plan: Plan) -> dict[str, Any]:
 
 def tiny_plan(plan: Plan) -> Plan:
     """The plan with a model, a batch and degrees that a laptop runs in seconds."""
-    degrees = {name: min(2, plan.layout.word(name)) for name in _DEGREES}
-    if plan.layout.degree("expert_nodes") > 1:  # two nodes of two devices each
-        degrees |= {"fsdp": 4, "expert": 4, "expert_nodes": 2}
+    degrees = {name: min(2, plan.layout.word(name)) for name in _SHRUNK}
+    if plan.layout.degree(EXPERT_NODES.name) > 1:  # two nodes of two devices each
+        degrees |= {FSDP.name: 4, EXPERT.name: 4}
     layout = plan.layout.replace(
         **degrees,
         weights_dtype="f32",

@@ -18,6 +18,7 @@ from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.remarks import Remark
 from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.catalog import load
+from meshwright.layout.rules import STAGES
 from meshwright.notation.collective import gathered_of_block
 from meshwright.plan_file import Plan
 from meshwright.units import format_bytes
@@ -25,7 +26,7 @@ from meshwright.units import format_bytes
 # The lists of a stage's audit, which that of all stages has one after another, each entry with its stage.
 _LISTS = ("findings", "planned", "emitted", "unplanned", "missing", "rows")
 _TOTALS = ("bytes", "sent", "flops")
-_PIPE = ("pipe",)
+_PIPE = (STAGES,)
 
 
 def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StagePrograms) -> dict:
@@ -42,7 +43,7 @@ def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StageProgr
         hops = [one for one in planned.collectives if (one.op, one.axes) == ("permute", _PIPE)]
         # What is summed over stages as well, as a norm is, the loop adds up.
         own = [
-            replace(one, axes=tuple(axis for axis in one.axes if axis != "pipe"))
+            replace(one, axes=tuple(axis for axis in one.axes if axis != STAGES))
             for one in planned.collectives
         ]
         within = tuple(one for one in own if one.axes)

@@ -16,6 +16,7 @@ from meshwright.cost.passes import Dtypes, work_seconds
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 from meshwright.hardware import catalog
+from meshwright.layout.rules import STAGES
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.train.profiling import HLO
@@ -25,7 +26,7 @@ _CONTAINERS = frozenset({"while", "call", "conditional", "async-start", "async-d
 _PASS = {"forward": "forward", "remat": "recompute", "backward": "backward", "update": "update"}
 # What the plan has as several operations and the program as one scope.
 _WITHIN = {"softmax": "attention"}
-_BETWEEN_STAGES = ("pipe",)
+_BETWEEN_STAGES = (STAGES,)
 OTHER, OPTIMIZER = "other", "optimizer"
 
 _Key = tuple[str, str, str]  # (name, pass, "compute" or "collective")

@@ -10,6 +10,7 @@ import typer
 
 from meshwright.cli.common import JSON, emit, note, progress, show
 from meshwright.cli.parameters import command
+from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR
 from meshwright.options import option
 from meshwright.validate.out_of_sample import out_of_sample
 from meshwright.validate.published import read_rows
@@ -103,8 +104,8 @@ def validation_document(found: list[Prediction], anchor: bool) -> dict:
         "chips": _by(steps, lambda p: p.row.chip),
         "softwares": _by(steps, lambda p: getattr(p.row, "software", None) or "not stated"),
         "degrees": {
-            axis: _by(steps, lambda p, axis=axis: str(getattr(p.row, axis, None) or 1))
-            for axis in ("tensor", "pipe", "context", "expert")
+            axis.name: _by(steps, lambda p, name=axis.name: str(getattr(p.row, name, None) or 1))
+            for axis in (TENSOR, PIPE, CONTEXT, EXPERT)
         },
         "memory": asdict(score_predictions(memory_predictions(found))),
         "verdicts": asdict(verdicts(found)),

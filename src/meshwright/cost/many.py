@@ -48,8 +48,7 @@ from meshwright.cost.step import (
 )
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
-from meshwright.layout.axes.expert import expert_owner
-from meshwright.layout.moves.experts import has_fixed_rows
+from meshwright.layout.axes import AXES, TENSOR
 from meshwright.layout.pipelines import SCHEDULES, StageRoute
 from meshwright.layout.pipelines.depths import stage_routes
 from meshwright.layout.pipelines.pipeline import Alive
@@ -74,41 +73,26 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
     """
     if mesh.form is None or hardware.software.eager or hardware.chip.kind == "cpu":
         return mesh
-    axes = ["context"] if mesh.word("context_method") == "allgather" else []
-    home, cut = expert_owner(mesh.form)
-    beside = {**mesh.form, home: 2 * cut}
-    # Gradients of experts' biases are summed with those of matrices without data ranks, and apart with them.
-    cuts = cut > 1 and config.moe is not None and not config.moe.expert_bias
-    if cuts and mesh.form[home] == cut and expert_owner(beside) == (home, cut):
-        mesh = mesh.with_form(beside)
-    is_sharded = mesh.fsdp > 1 or mesh.rules.zero_stage == 0
-    if is_sharded and (mesh.degree("expert") == 1 or (cuts and home == "fsdp")):
-        axes.append("data")
-    # Experts without a capacity keep what they gather over `tensor` beside what they gather it from.
-    by_token = config.moe is not None and not has_fixed_rows(mesh)
-    heads = mesh.tensor * mesh.degree("kv_replicas")  # of a model with one KV head the replicas alone
-    if mesh.degree("expert") == 1 and heads == 1 and not by_token:
-        wide = _with(mesh, {"tensor": 2, "sequence_parallel": True})
-        mesh = wide if _sums_no_matrix_as_vectors(wide, config) else mesh
-    return _with(mesh, {axis: max(2, mesh.degree(axis)) for axis in axes})
-
-
-def _with(mesh: Layout, words: dict[str, object]) -> Layout:
-    assert mesh.form is not None, "meshes of a search have a short form"
-    return mesh.with_form({**mesh.form, **words})
+    form = mesh.form
+    for axis in reversed(AXES):  # experts before the data ranks that they are cut out of
+        words = axis.free_words(form, config, mesh.schedule)
+        wider = {**form, **words}
+        if axis is not TENSOR or not words or _sums_no_matrix_as_vectors(mesh.with_form(wider), config):
+            form = wider
+    return mesh.with_form(form)
 
 
 def _sums_no_matrix_as_vectors(wide: Layout, config: ModelConfig) -> bool:
     """Whether every matrix is split over `tensor` and data ranks, and so no gradient summed as vectors' are.
 
-    Else some are summed together without `tensor`, and apart with it.
+    Otherwise some are summed together without `tensor`, and apart with it.
     """
     split = (
         wide.rules.updated.weight(path.rpartition("/")[2], param.letters).sharded_axes
         for path, param in parameters(config).items()
         if is_matrix(param.letters)
     )
-    return all("tensor" in axes and not set(axes).isdisjoint(wide.batch_axes) for axes in split)
+    return all(TENSOR.name in axes and not set(axes).isdisjoint(wide.batch_axes) for axes in split)
 
 
 class Saving(NamedTuple):

@@ -48,6 +48,7 @@ from meshwright.layout.moves.experts import (
     tokens_from_experts,
     tokens_to_experts,
 )
+from meshwright.layout.rules import STAGES
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig, Window
 from meshwright.models.count import count_params, read_positions, seen_keys
@@ -767,7 +768,7 @@ class SymbolicOps(Recorder):
     def _of_stage(self, name: str, x: Value, direction: Direction) -> Value:
         """What one stage has, on all: the last's output, or the first's cotangent."""
         sent = Transfer(
-            "activations", "all_reduce", ("pipe",), name, x.bytes_per_device, x.dtype, critical=True
+            "activations", "all_reduce", (STAGES,), name, x.bytes_per_device, x.dtype, critical=True
         )
         node = Node(name, "reduce", (x,), (self.value(x.array, x.dtype),))
         if direction == "forward":

@@ -10,6 +10,7 @@ from meshwright.cost.pipeline.stages import stage_ends, stage_layers
 from meshwright.dtypes import dtype_bytes
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.depths import layers_of_depths, stage_routes
+from meshwright.layout.rules import STAGES
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import state_bytes
 from meshwright.units import whole
@@ -125,7 +126,7 @@ class StageState:
 
     def _to_stages(self, what: Cargo, num_bytes: Any, dtype: str) -> Transfer:
         sent = whole(self.layout.pipe * num_bytes)
-        return Transfer(what, "permute", ("pipe",), what, sent, dtype, critical=True)
+        return Transfer(what, "permute", (STAGES,), what, sent, dtype, critical=True)
 
 
 class _Share(NamedTuple):

@@ -47,6 +47,7 @@ from meshwright.cost.state import StageState
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
+from meshwright.layout.rules import STAGES
 from meshwright.units import format_seconds
 
 # What the terms of transfers between chip and host are bound by.
@@ -305,7 +306,7 @@ def lost_between_stages(transfer: Transfer, placement: Placement, chip: Chip) ->
     """Seconds that hosts take besides to launch a collective (`StepEfficiency.host_stage_seconds`)."""
     if not chip.step.host_stage_seconds or not transfer.critical or transfer.op == "permute":
         return 0.0
-    stages = placement.stretches(("pipe",)) if placement.sizes.get("pipe", 1) > 1 else ()
+    stages = placement.stretches((STAGES,)) if placement.sizes.get(STAGES, 1) > 1 else ()
     if not any(link.is_outer for link in stages):
         return 0.0
     return chip.step.host_stage_seconds * prod(link.size for link in placement.stretches(transfer.axes))
@@ -492,7 +493,7 @@ def hop_transfer(graph: Graph, pipe: int) -> Transfer:
     source = next(segment.source for segment in graph.segments if segment.source)
     sent = source.bytes_per_device * pipe
     name, what = source.array.name, "activations between stages"
-    return Transfer(what, "permute", ("pipe",), name, sent, source.dtype, critical=True)
+    return Transfer(what, "permute", (STAGES,), name, sent, source.dtype, critical=True)
 
 
 class _Sums:

@@ -168,11 +168,6 @@ def check_fields(layout: Layout, config: ModelConfig) -> None:
             f"fits: matmul_dtype = {precision.saved_dtype}"
         )
     OPTIMIZERS[precision.optimizer].check_dtype(precision.optimizer_dtype)
-    if (nodes := layout.degree("expert_nodes")) > 1 and schedule.dispatch != "once":
-        raise LayoutError(
-            f"layout: expert_nodes = {nodes} with dispatch = {schedule.dispatch}, under which rows cross "
-            "nodes one by one; fits: dispatch = once"
-        )
     of_experts = {
         "grouped": "true" if schedule.grouped else None,
         "dispatch": schedule.dispatch if schedule.dispatch != "each" else None,

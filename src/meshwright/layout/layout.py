@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
-from meshwright.layout.axes import PIPE
+from meshwright.layout.axes import CONTEXT, DATA, FSDP, PIPE, TENSOR
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
     Rules,
@@ -216,19 +216,19 @@ class Layout:
 
     @property
     def data(self) -> int:
-        return self.degree("data")
+        return self.degree(DATA.name)
 
     @property
     def fsdp(self) -> int:
-        return self.degree("fsdp")
+        return self.degree(FSDP.name)
 
     @property
     def context(self) -> int:
-        return self.degree("context")
+        return self.degree(CONTEXT.name)
 
     @property
     def tensor(self) -> int:
-        return self.degree("tensor")
+        return self.degree(TENSOR.name)
 
     # What follows from the mesh and the rules
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
-from meshwright.layout.axes import AXES, DATA, DEGREES, OPTIONS, PIPE, Composition, ShortForm
+from meshwright.layout.axes import AXES, DATA, DEGREES, EXPERT, OPTIONS, PIPE, Composition, ShortForm
 from meshwright.layout.axes.expert import expert_owner
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules
@@ -140,7 +140,7 @@ def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
     mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1 or axis in always})
     # The rules follow from these facts: the axes that there are, not their numbers of devices.
     facts = {name: min(form[name], 2) for name in DEGREES} | {name: form[name] for name in OPTIONS}
-    facts |= {"expert_owner": owner, "expert_over_tensor": form["expert"] > cut}
+    facts |= {"expert_owner": owner, "expert_over_tensor": form[EXPERT.name] > cut}
     facts |= {"spmd_stages": schedule.is_spmd}
     present = tuple(axis for axis, size in sizes.items() if size > 1)
     return mesh, _composed(tuple(facts.items()), present)

@@ -18,11 +18,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec, get_abstract_mesh, reshard
 
+from meshwright.layout.rules import STAGES
 from meshwright.notation.array import Axes
 
 # What a remat policy may keep of a kernel, beside its inputs.
 KEPT = "attention"
-_STAGES = "pipe"
 
 
 def each_device(local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
@@ -38,7 +38,7 @@ def each_device(local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Cal
         def of_blocks(*blocks: Array) -> Any:
             return local(*jax.tree.unflatten(structure, blocks))
 
-        mapped = _within_a_stage if get_abstract_mesh().shape.get(_STAGES, 1) > 1 else _mapped
+        mapped = _within_a_stage if get_abstract_mesh().shape.get(STAGES, 1) > 1 else _mapped
         return mapped(of_blocks, given, out_specs)(*arrays)
 
     return run
@@ -97,7 +97,7 @@ def with_gradient(
     sums of their cotangents over devices.
     """
     given = tuple(in_specs)
-    own = PartitionSpec(tuple(axis for axis in get_abstract_mesh().axis_names if axis != _STAGES))
+    own = PartitionSpec(tuple(axis for axis in get_abstract_mesh().axis_names if axis != STAGES))
     # Of what the backward pass reads, what is an argument, the result or a constant.
     known: dict[int, int] = {}
 
@@ -241,4 +241,4 @@ def _mapped(local: Callable[..., Any], given: Sequence[PartitionSpec], taken: An
 
 
 def _over_stages(spec: PartitionSpec) -> PartitionSpec:
-    return PartitionSpec(_STAGES, *spec.partitions, unreduced=spec.unreduced, reduced=spec.reduced)
+    return PartitionSpec(STAGES, *spec.partitions, unreduced=spec.unreduced, reduced=spec.reduced)

@@ -100,7 +100,7 @@ def spread_of(candidate: Candidate) -> Spread | None:
     """The errors of published layouts similar to this one; None if no published row has such chips."""
     hardware, layout = candidate.hardware, candidate.layout
     chips, rows = hardware.num_chips, hardware.software.fitted_on
-    return spread(hardware.chip.kind, rows, chips, layout.word("tensor"), layout.pipe)
+    return spread(hardware.chip.kind, rows, chips, layout.tensor, layout.pipe)
 
 
 def shares(best: Candidate) -> list[tuple[float, Constant]]:

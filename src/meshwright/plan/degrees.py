@@ -5,6 +5,7 @@ from math import prod
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import MULTIPLIED, Layout
+from meshwright.layout.axes import DATA
 
 
 def check_chips(hardware: Hardware, layout: Layout) -> None:
@@ -22,10 +23,10 @@ def check_chips(hardware: Hardware, layout: Layout) -> None:
 def _fitting(num_chips: int, degrees: dict[str, int]) -> list[str]:
     """The degrees with one changed to fit, or with `data` added; `data` only if none fits."""
     fits = []
-    for axis in {"data": 1, **degrees}:
+    for axis in {DATA.name: 1, **degrees}:
         others = prod(degree for name, degree in degrees.items() if name != axis)
         if num_chips % others == 0:
-            changed = {"data": 1, **degrees, axis: num_chips // others}
+            changed = {DATA.name: 1, **degrees, axis: num_chips // others}
             kept = [f"{name}={degree}" for name, degree in changed.items() if degree > 1]
             fits.append(",".join(kept) or "data=1")
     return fits or [f"data={num_chips}"]

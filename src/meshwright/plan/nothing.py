@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import COMPANY, DEGREES, MULTIPLIED, Layout
+from meshwright.layout.axes import RANKS, TENSOR2
 from meshwright.layout.fit import check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
@@ -104,7 +105,7 @@ def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: 
         check_fits(alone, config, None, workload.seq_len, padded=True)
     except LayoutError as error:
         return str(error).partition(";")[0]
-    if one.field in ("data", "fsdp") and isinstance(degree, int) and degree > workload.num_sequences:
+    if one.field in RANKS and isinstance(degree, int) and degree > workload.num_sequences:
         return f"{degree} ranks are more than the {workload.num_sequences} sequences"
     return None
 
@@ -116,8 +117,9 @@ def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload
     meshes = [mesh for space in spaces(enough, 0.0, ()) for mesh in space.meshes()]
     fewest = min(meshes, key=lambda mesh: mesh.num_batch_shards)
     least = fewest.num_batch_shards
+    tensor = fewest.tensor * fewest.degree(TENSOR2.name)
     return (
         f"{workload.num_sequences} sequences of {workload.seq_len} tokens do not divide over {chips} chips; "
-        f"with tensor={fewest.tensor * fewest.degree('tensor2')},context={fewest.context},pipe={fewest.pipe} "
+        f"with tensor={tensor},context={fewest.context},pipe={fewest.pipe} "
         f"it takes {least} sequences; fits: --batch-tokens {least * workload.seq_len}"
     )

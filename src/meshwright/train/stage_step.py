@@ -21,6 +21,7 @@ from meshwright.layout import Layout
 from meshwright.layout.fit import check_fits, check_stacks
 from meshwright.layout.pipelines import pass_table
 from meshwright.layout.pipelines.table import Place
+from meshwright.layout.rules import STAGES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
@@ -409,7 +410,7 @@ def _params(state: State) -> list[Any]:
 
 def stage_meshes(mesh: jax.sharding.Mesh) -> list[jax.sharding.Mesh]:
     """The mesh of every stage of a mesh with the axis `pipe`."""
-    axis = mesh.axis_names.index("pipe")
+    axis = mesh.axis_names.index(STAGES)
     names, types = (
         tuple(one for number, one in enumerate(of_axes) if number != axis)
         for of_axes in (mesh.axis_names, mesh.axis_types)

@@ -150,26 +150,23 @@ def _layouts(
     sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
     counts = _microbatches(row, data * fsdp, pipe, hardware.chip.kind)
     for split, microbatches in product(sequence_parallel, counts):
-        yield Layout.from_dict(
-            {
-                "data": data,
-                "fsdp": fsdp,
-                "tensor": tensor,
-                "pipe": pipe,
-                "context": context,
-                "expert": row.expert or 1,
-                "dispatch": "once" if _dispatches_once(row, config, hardware) else "each",
-                "zero": zero,
-                "zero_context": context > 1 and bool(zero),  # as all frameworks do
-                "sequence_parallel": split and tensor > 1,
-                "microbatches": microbatches,
-                "interleave": _chunks(row, config, pipe, microbatches),
-                "remat": remat,
-                "offload": (row.remat or "").endswith("+offload"),
-                "compute_dtype": compute,
-                "matmul_dtype": matmul,
-                **states,
-            }
+        yield Layout.of(
+            data=data,
+            fsdp=fsdp,
+            tensor=tensor,
+            pipe=pipe,
+            context=context,
+            expert=row.expert or 1,
+            dispatch="once" if _dispatches_once(row, config, hardware) else "each",
+            zero_context=context > 1 and bool(zero),  # as all frameworks do
+            sequence_parallel=split and tensor > 1,
+            microbatches=microbatches,
+            interleave=_chunks(row, config, pipe, microbatches),
+            remat=remat,
+            offload=(row.remat or "").endswith("+offload"),
+            compute_dtype=compute,
+            matmul_dtype=matmul,
+            **{"zero": zero, **states},
         )
 
 

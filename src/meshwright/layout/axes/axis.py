@@ -157,6 +157,10 @@ class Axis:
         """Words to try in inference, in the phase of `ask.workload`."""
         yield {}
 
+    def free_words(self, form: ShortForm, config: ModelConfig, schedule: Schedule) -> dict[str, Any]:
+        """Words that change no price of this form: nothing moves and nothing is split over one device."""
+        return {}
+
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
         """Raise LayoutError if the model lacks dimensions that the axis splits."""
 

@@ -57,6 +57,9 @@ class Context(Axis):
             if not rest and positions >= _MIN_PROMPT_POSITIONS:
                 yield from ({"context": degree, "context_method": method} for method in ("allgather", "ring"))
 
+    def free_words(self, form: ShortForm, config: ModelConfig, schedule: Schedule) -> dict[str, Any]:
+        return {"context": max(2, form["context"])} if form["context_method"] == "allgather" else {}
+
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
         """Raise LayoutError if Ulysses would leave a device without a whole head of keys."""
         if table.attending is None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.layout.axes.axis import Ask, Axis, Composition, ShortForm
+from meshwright.layout.axes.expert import expert_owner, sums_as_matrices
 from meshwright.layout.axes.fsdp import zero_stage
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
@@ -24,6 +25,11 @@ class Data(Axis):
         """Replicas in generation; in prefill all chips work on one prompt."""
         if ask.workload.phase == "generate" or ask.chips == 1:
             yield {"data": ask.chips}
+
+    def free_words(self, form: ShortForm, config: ModelConfig, schedule: Schedule) -> dict[str, Any]:
+        is_apart = form["fsdp"] > 1 or zero_stage(form) == 0
+        has_experts = form["expert"] > 1 and (not sums_as_matrices(config) or expert_owner(form)[0] != "fsdp")
+        return {"data": max(2, form["data"])} if is_apart and not has_experts else {}
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         state = {

@@ -67,6 +67,12 @@ class Expert(Axis):
                 if expert > 1 and ask.config.moe.num_experts % expert == 0:
                     yield {"expert": expert}
 
+    def free_words(self, form: ShortForm, config: ModelConfig, schedule: Schedule) -> dict[str, Any]:
+        owner, cut = expert_owner(form)
+        wider = {owner: 2 * cut}
+        is_free = cut > 1 and sums_as_matrices(config) and form[owner] == cut
+        return wider if is_free and expert_owner({**form, **wider}) == (owner, cut) else {}
+
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
         num_experts = config.moe.num_experts if config.moe else 1
         over = mesh.size(table.axes_of("E"))
@@ -149,6 +155,14 @@ def _nodes(owner: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
         apart *= form["fsdp"] // (cut if owner == "fsdp" else 1)
     num_nodes = cut // gcd(cut, max(1, ask.node // apart))
     return [num_nodes] if num_nodes > 1 else []
+
+
+def sums_as_matrices(config: ModelConfig) -> bool:
+    """Whether all gradients of experts are sums of matrices, with other data ranks or without.
+
+    Gradients of biases are summed with those of matrices without data ranks, and apart from them with some.
+    """
+    return config.moe is not None and not config.moe.expert_bias
 
 
 def expert_owner(form: ShortForm) -> tuple[str, int]:

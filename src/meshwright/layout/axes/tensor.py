@@ -61,6 +61,12 @@ class Tensor(Axis):
             if cached_heads(ask.config) % tensor == 0 and tensor <= MAX_SERVING_TENSOR:
                 yield {"tensor": tensor}
 
+    def free_words(self, form: ShortForm, config: ModelConfig, schedule: Schedule) -> dict[str, Any]:
+        """Sequence parallelism over `tensor`, unless experts without a capacity gather tokens over it."""
+        heads = form["tensor"] * form["kv_replicas"]  # a model with one KV head may have only replicas
+        is_free = form["expert"] == heads == 1 and (config.moe is None or schedule.capacity is not None)
+        return {"tensor": 2, "sequence_parallel": True} if is_free else {}
+
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         summed = (
             "reduce-scattered by tokens and all-gathered before the next matmul (sequence parallelism)"

@@ -34,6 +34,7 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.layout import Layout
 from meshwright.layout.head import BACKWARD
 from meshwright.layout.moves.attention import token_sharding
+from meshwright.layout.rules import STAGES
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import STACK_LETTERS
@@ -45,7 +46,6 @@ from meshwright.nn.start.device_mesh import partition_spec
 
 # (tokens[B, T], targets[B, T], places) of the rows[B, T + 1] of a microbatch.
 Deal = Callable[[Array], tuple[Array, Array, Places]]
-_AXIS = "pipe"
 # The scope of what a forward pass does outside of what JAX differentiates: the audit reads passes off names.
 FORWARD = "forward"
 
@@ -308,17 +308,17 @@ class SpmdPipeline:
         """A stack [L, ...] as [p, L/p, ...]; whether its cotangent is partial is said within a stage."""
         spec = jax.typeof(stacked).sharding.spec
         shape = (self.stages, stacked.shape[0] // self.stages, *stacked.shape[1:])
-        split = PartitionSpec(_AXIS, None, *spec.partitions[1:], unreduced=spec.unreduced)
+        split = PartitionSpec(STAGES, None, *spec.partitions[1:], unreduced=spec.unreduced)
         plain = reshard(stacked, PartitionSpec(*spec.partitions, unreduced=spec.unreduced))
         return jnp.reshape(plain, shape, out_sharding=split)
 
     def _numbers(self) -> Array:
-        return reshard(jnp.arange(self.stages), PartitionSpec(_AXIS))
+        return reshard(jnp.arange(self.stages), PartitionSpec(STAGES))
 
     def _idle(self) -> Array:
         """x[p, B, T, D] of no microbatch."""
         _, batch, length = self.rows.shape
-        spec = PartitionSpec(_AXIS, *partition_spec(self.layout.activation("x", "BTD")).partitions)
+        spec = PartitionSpec(STAGES, *partition_spec(self.layout.activation("x", "BTD")).partitions)
         shape = (self.stages, batch, length - 1, self.config.d_model)
         return jnp.zeros(shape, self.ops.dtype, out_sharding=spec)
 
@@ -388,7 +388,7 @@ def _type_within(stacked: Array) -> PartitionSpec:
 def _on_stages(x: Array) -> Array:
     """What every stage made for itself, split over them; what is alike on all `vmap` leaves whole."""
     spec = jax.typeof(x).sharding.spec
-    return reshard(x, PartitionSpec(_AXIS, *spec.partitions[1:]))
+    return reshard(x, PartitionSpec(STAGES, *spec.partitions[1:]))
 
 
 @custom_vmap
@@ -405,7 +405,7 @@ def _stacked(num_stages: int, mapped: list[bool], gradient: Array, number: Array
     if mapped[0]:
         return gradient, True
     spec = jax.typeof(gradient).sharding.spec
-    split = PartitionSpec(_AXIS, *spec.partitions, unreduced=spec.unreduced)
+    split = PartitionSpec(STAGES, *spec.partitions, unreduced=spec.unreduced)
     shape, dims = (num_stages, *gradient.shape), range(1, gradient.ndim + 1)
     return lax.broadcast_in_dim(gradient, shape, dims, out_sharding=split), True
 
@@ -413,7 +413,7 @@ def _stacked(num_stages: int, mapped: list[bool], gradient: Array, number: Array
 def _joined(x: Array) -> Array:
     """[p, n, ...] as [L, ...]."""
     spec = jax.typeof(x).sharding.spec
-    split = PartitionSpec(_AXIS, *spec.partitions[2:], unreduced=spec.unreduced)
+    split = PartitionSpec(STAGES, *spec.partitions[2:], unreduced=spec.unreduced)
     return jnp.reshape(x, (-1, *x.shape[2:]), out_sharding=split)
 
 
@@ -426,7 +426,7 @@ def _no_slots(x: Array, num_slots: int, waiting: Callable[[Array], Array]) -> Ar
 def _on_all(x: Array, num_stages: int) -> Array:
     """x[n, ...] as [n, p, ...], with all of it on every stage."""
     spec = jax.typeof(x).sharding.spec
-    split = PartitionSpec(spec[0], _AXIS, *spec.partitions[1:])
+    split = PartitionSpec(spec[0], STAGES, *spec.partitions[1:])
     return jnp.broadcast_to(x[:, None], (x.shape[0], num_stages, *x.shape[1:]), out_sharding=split)
 
 
@@ -438,21 +438,21 @@ def _slots(ring: Array, slots: Array) -> Array:
         return lax.dynamic_index_in_dim(ring_local, slot_local[0], 0, keepdims=False)
 
     out = PartitionSpec(*spec.partitions[1:])
-    return jax.shard_map(local, in_specs=(spec, PartitionSpec(_AXIS)), out_specs=out)(ring, slots)
+    return jax.shard_map(local, in_specs=(spec, PartitionSpec(STAGES)), out_specs=out)(ring, slots)
 
 
 def _hop(x: Array) -> Array:
     """x[p, ...] of the stage before; zeros on the first."""
     spec = jax.typeof(x).sharding.spec
     pairs = [(stage, stage + 1) for stage in range(x.shape[0] - 1)]
-    sent = partial(lax.ppermute, axis_name=_AXIS, perm=pairs)
+    sent = partial(lax.ppermute, axis_name=STAGES, perm=pairs)
     with jax.named_scope(FORWARD), jax.named_scope("x"):
         return jax.shard_map(sent, in_specs=spec, out_specs=spec)(x)
 
 
 def _on_first(x: Array, num_stages: int) -> Array:
     """[p, ...] with x on the first stage, and zeros on the others."""
-    split = PartitionSpec(_AXIS, *jax.typeof(x).sharding.spec.partitions)
+    split = PartitionSpec(STAGES, *jax.typeof(x).sharding.spec.partitions)
     with jax.named_scope("enter"):
         wide = jnp.broadcast_to(x[None], (num_stages, *x.shape), out_sharding=split)
         return jnp.where(_stage_of(wide) == 0, wide, 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import REMATS, Layout
+from meshwright.layout.axes import CONTEXT, DATA, FSDP, RANKS, TENSOR
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -99,12 +100,12 @@ def _sharded_further(layout: Layout) -> Iterator[Layout]:
         for stage in (1, 2) if layout.pipe == 1 else (1,):
             if fsdp == 1 and stage > layout.rules.zero_stage:
                 changes.append({"zero": stage})
-        changes.append({"data": 1, "fsdp": data * fsdp, "zero": None})
+        changes.append({DATA.name: 1, FSDP.name: data * fsdp, "zero": None})
     if layout.context > 1 and layout.rules.zero_stage and not layout.word("zero_context"):
         changes.append({"zero_context": True})
     for factor in (2**n for n in range(1, _DOUBLINGS + 1)):
-        for axis in ("context", "tensor"):
-            for ranks in ("data", "fsdp"):
+        for axis in (CONTEXT.name, TENSOR.name):
+            for ranks in RANKS:
                 if layout.word(ranks) % factor == 0:
                     wider = layout.word(axis) * factor
                     changes.append({axis: wider, ranks: layout.word(ranks) // factor})

@@ -136,7 +136,7 @@ def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iter
         return
     if requests.chunk is not None or requests.new_prompt_tokens < requests.prompt_tokens:
         return
-    start = layout.form | {axis.name: 1 for axis in _REPLICA} | {"cache": "copies"}
+    start = {**layout.form, **{axis.name: 1 for axis in _REPLICA}, "cache": "copies"}
     ask = Ask(config, Workload(1, requests.prompt_tokens, "prefill"), layout.mesh.num_devices)
     for form in sorted(chosen_forms(ask, start), key=_tensor_devices):
         before, after = _tensor_devices(layout.form), _tensor_devices(form)

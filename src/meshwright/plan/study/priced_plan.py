@@ -7,6 +7,7 @@ from functools import cached_property
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR, TENSOR2
 from meshwright.layout.runnable import why_not
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.given import NOT_SEARCHED, equal
@@ -18,7 +19,7 @@ from meshwright.progress import Progress
 _TOP = 8  # candidates that are compared
 _SEARCHED = 4  # layouts of a search that are priced at other batch sizes
 # Axes that smaller and larger machines are searched without, if the best layouts here do not use them.
-_OPTIONAL_AXES = ("pipe", "expert", "context", "tensor2", "tensor")
+_OPTIONAL_AXES = tuple(axis.name for axis in (PIPE, EXPERT, CONTEXT, TENSOR2, TENSOR))
 
 
 @dataclass(frozen=True)

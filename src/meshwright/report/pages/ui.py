@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
+from meshwright.layout.axes import CONTEXT, DATA, EXPERT, FSDP, PIPE, TENSOR
 from meshwright.layout.schedule import REMATS
 from meshwright.models.presets import PRESETS
 from meshwright.plan.candidate import Candidate
@@ -42,7 +43,7 @@ DEFAULTS = {
     "layout2": "",
 }
 _DEGREES = tuple(2**n for n in range(14))
-_AXES = ("data", "fsdp", "tensor", "context", "pipe", "expert", "microbatches")
+_AXES = (*(axis.name for axis in (DATA, FSDP, TENSOR, CONTEXT, PIPE, EXPERT)), "microbatches")
 _FIGURES = {
     "step": ("Where the step goes", "The thin bar is communication that overlaps with compute.", step_bars),
     "memory": ("Memory of a chip", "Bytes on one chip at the peak of the step.", memory_bars),
