@@ -14,6 +14,7 @@ from meshwright.audit.audit import audit_plan
 from meshwright.cli.main import main
 from meshwright.hardware.catalog import chip
 from meshwright.layout import Layout
+from meshwright.layout.contractions import contraction_of
 from meshwright.layout.runnable import emulated
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -24,7 +25,7 @@ from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
 LAYOUT = Layout.of(weights_dtype="f32", compute_dtype="f32")
-PLAN = LAYOUT.contraction("wq", "BTD,DNH->BTNH")
+PLAN = contraction_of(LAYOUT, "wq", "BTD,DNH->BTNH")
 BLOCK = 32
 
 

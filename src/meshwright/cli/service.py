@@ -76,7 +76,7 @@ def open_service(checkpoint: Path, settings: EngineSettings, report: Progress) -
     if settings.mode == DISAGGREGATED:
         generator = Engine(runner, prefix_cache=settings.prefix_cache, drafter=drafter)
         report("compiling prefill on its own devices", None)
-        prefill, _ = _runner(folder, replace(settings, num_drafts=0), layout.num_chips)
+        prefill, _ = _runner(folder, replace(settings, num_drafts=0), layout.mesh.num_devices)
         prefill.warm_up()
         made = Engine(prefill, prefix_cache=settings.prefix_cache, forecast=forecast, generator=generator)
     else:
@@ -233,9 +233,9 @@ def _check_hands_over(config: ModelConfig, settings: EngineSettings, layout: Lay
         return
     option = settings.hands_over_by
     check_one_cache(layout, config, option)
-    if settings.mode == DISAGGREGATED and len(jax.devices()) < 2 * layout.num_chips:
+    if settings.mode == DISAGGREGATED and len(jax.devices()) < 2 * layout.mesh.num_devices:
         raise PlanError(
-            f"{option} runs {layout} twice, on {2 * layout.num_chips} devices, and JAX sees "
+            f"{option} runs {layout} twice, on {2 * layout.mesh.num_devices} devices, and JAX sees "
             f"{len(jax.devices())}; fits: a plan for half of them"
         )
 
