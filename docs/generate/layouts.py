@@ -79,7 +79,7 @@ def text() -> str:
 def schedules() -> str:
     """A table of the pipeline schedules."""
     rows = [
-        f"| `{name}` | {one.words} | {'any number' if one.alike else 'one'} |"
+        f"| `{name}` | {one.words} | {'any number' if one.spmd else 'one'} |"
         for name, one in SCHEDULES.items()
     ]
     return "\n".join(["| `schedule=` | order of passes | runs on hosts |", "|---|---|---|", *rows])

@@ -134,7 +134,7 @@ class Recorder:
         if is_static:
             self.home_rows = found.num_nodes * found.rows * size(routing.tokens) / moe.num_experts
         else:
-            found = found._replace(tokens=found.even / found.num_nodes, rounds=1)
+            found = found._replace(tokens=found.even / found.num_nodes, passes=1)
         self.crossing = found
 
     def graph(self) -> Graph:

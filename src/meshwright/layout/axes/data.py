@@ -28,8 +28,9 @@ class Data(Axis):
 
     def free_words(self, form: ShortForm, config: ModelConfig, schedule: Schedule) -> dict[str, Any]:
         is_apart = form["fsdp"] > 1 or zero_stage(form) == 0
-        has_experts = form["expert"] > 1 and (not sums_as_matrices(config) or expert_owner(form)[0] != "fsdp")
-        return {"data": max(2, form["data"])} if is_apart and not has_experts else {}
+        owner, cut = expert_owner(form)
+        is_free = form["expert"] == 1 or (owner == "fsdp" and cut > 1 and sums_as_matrices(config))
+        return {"data": max(2, form["data"])} if is_apart and is_free else {}
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         state = {

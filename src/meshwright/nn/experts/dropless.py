@@ -6,7 +6,7 @@
     y[1, C, D]             what the experts made of them, which travels back the same way
     x[B, T, D]             the sums of each token's rows, which gates weigh here or as they are made
 
-Each device has its own part of these, along a first dimension over all axes of `Layout.routing`. No token is
+Each device has its own part of these, along a first dimension over all axes of `row_routing`. No token is
 dropped: rows for which there is no room wait for another round (`in_rounds`). On TPUs and GPUs only the rows
 that there are travel (`lax.ragged_all_to_all`). XLA for CPU has no such exchange (jax 0.10.2): there as many
 travel as there is room for.
