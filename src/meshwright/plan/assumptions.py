@@ -58,9 +58,9 @@ def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> Ite
     hardware, chip, layout = best.hardware, best.hardware.chip, best.layout
     if warning := step_warning(chip):
         yield warning
-    peak = chip.flops(layout.precision.compute_dtype)
+    dtype = layout.precision.compute_dtype
     yield (
-        f"MFU divides the model's FLOPs by the dense {layout.precision.compute_dtype} peak of {peak:.3g} FLOP/s per "
+        f"MFU divides the model's FLOPs by the dense {dtype} peak of {chip.flops(dtype):.3g} FLOP/s per "
         "chip; the model's FLOPs are 6 per matmul parameter and token, and 6 B T^2 N H per layer for causal "
         "attention"
     )

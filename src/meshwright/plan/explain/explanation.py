@@ -122,9 +122,11 @@ def traffic(candidate: Candidate, axis: str) -> Traffic | None:
 
 def _axes(config: ModelConfig, workload: Workload, best: Candidate) -> Iterator[dict[str, object]]:
     """The axes larger than 1, with their words and their traffic."""
+    layout = best.layout
     for axis in AXES:
-        if (degree := best.layout.degree(axis.name)) > 1:
-            words, moved = axis.words(config, workload, best.layout), traffic(best, axis.name)
+        if (degree := layout.degree(axis.name)) > 1:
+            words = axis.words(config, workload, layout.words, layout.schedule)
+            moved = traffic(best, axis.name)
             is_mesh = axis is not EXPERT
             yield {"name": axis.name, "degree": degree, "words": words, "traffic": moved, "is_mesh": is_mesh}
 
@@ -151,7 +153,7 @@ def _twice_the_batch(
     """The layout at twice the batch, with the same or twice the microbatches; None if neither fits."""
     batch, layout = Workload(2 * workload.num_sequences, workload.seq_len), best.layout
     tried = [
-        price(config, hardware, batch, layout.replace(microbatches=factor * layout.microbatches))
+        price(config, hardware, batch, layout.replace(microbatches=factor * layout.schedule.microbatches))
         for factor in (1, 2)
     ]
     return min((c for c in tried if c.fits), key=lambda c: c.step_seconds, default=None)

@@ -100,7 +100,7 @@ def rejected(config: ModelConfig, hardware: Hardware, found: Search) -> tuple[Re
 
 def _shape(layout: Layout) -> tuple:
     """The mesh, and the ZeRO stage: other settings make no other layout to a reader."""
-    return tuple(layout.mesh.sizes.items()), layout.zero_stage
+    return tuple(layout.mesh.sizes.items()), layout.rules.zero_stage
 
 
 def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterator[tuple[str, Layout]]:

@@ -161,11 +161,11 @@ def thresholds(
         found += _communication(config, hardware, workload, layout, ideal)
     network = hardware.chip.network
     if isinstance(network, Torus) and hardware.num_slices > 1:
-        flops = hardware.chip.flops(layout.matmul_dtype or layout.compute_dtype)
+        flops = hardware.chip.flops(layout.precision.operand_dtype)
         limit = slice_tokens(flops, network.dcn_bytes_per_second)
         value, formula = workload.num_tokens / hardware.num_slices, "B / slices > C / W_dcn"
         found.append(_form("tokens_per_slice", formula, limit, value, "tokens per slice", value > limit))
-    stages, chunks, count = layout.pipe, layout.interleave, layout.microbatches
+    stages, chunks, count = layout.pipe, layout.schedule.interleave, layout.schedule.microbatches
     if stages > 1:
         needed = -(-9 * (stages - 1) // chunks)
         figures = {"stages": stages, "chunks": chunks, "bubble": pipeline_bubble(stages, count, chunks)}

@@ -8,6 +8,8 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.roofs import compute_bound_batch
 from meshwright.layout import Layout
+from meshwright.layout.axes import AXES
+from meshwright.layout.moves.attention import uses_ring
 from meshwright.layout.paged import why_no_paged_kernel
 from meshwright.models.count import count_params, kv_cache_bytes
 from meshwright.plan.serve.point import Point
@@ -44,24 +46,26 @@ class ServeExplanation:
 def explain_serving(point: Point) -> ServeExplanation:
     """The limits of a generate step of `point`, and changes that would shift them."""
     config, layout, hardware, requests = point.config, point.layout, point.hardware, point.requests
-    computes, chip = layout.matmul_dtype or layout.compute_dtype, hardware.chip
+    computes, chip = layout.precision.operand_dtype, hardware.chip
     apart = _num_groups(point)
     sparsity = config.moe.num_experts / config.moe.experts_per_token if config.moe else 1
-    critical = (
-        compute_bound_batch(chip, layout.weights_dtype, computes) * sparsity * apart / (1 + requests.drafts)
-    )
+    weights_dtype = layout.precision.weights_dtype
+    critical = compute_bound_batch(chip, weights_dtype, computes) * sparsity * apart / (1 + requests.drafts)
     cached = kv_cache_bytes(config, requests.mean_context, layout.precision.cache_dtype)
-    crossover = ceil(count_params(config).total * dtype_bytes(layout.precision.weights_dtype) / cached)
+    crossover = ceil(count_params(config).total * dtype_bytes(weights_dtype) / cached)
     gain = point.cost.seconds / _seconds(point, layout.replace(weights_dtype="int8", kv_dtype="int8"))
-    split = next(
-        (w for w in point.other_prefills if w.layout.context > max(1, point.prefill_layout.context)), None
-    )
+    shards = max(1, point.prefill_layout.num_prompt_shards)
+    split = next((way for way in point.other_prefills if way.layout.num_prompt_shards > shards), None)
+    present = [axis for axis in AXES if layout.degree(axis.name) > 1]
+    present.sort(key=lambda axis: (axis.is_ranks, axis.turn))
     text = sections(
         SERVING,
         "explanation",
         point=point,
+        axes=list(filter(None, (axis.serving_words(config, layout.words) for axis in present))),
+        by_ring=uses_ring(point.prefill_layout),
         computes=computes,
-        beta=f"{dtype_bytes(layout.weights_dtype) / 2:g}",
+        beta=f"{dtype_bytes(weights_dtype) / 2:g}",
         critical=critical,
         apart=apart,
         parts=[
