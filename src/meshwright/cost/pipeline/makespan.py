@@ -1,11 +1,11 @@
-"""The makespan of a schedule, exactly, without a simulation of every microbatch.
+"""The exact makespan of a schedule, without a simulation of every microbatch.
 
-A long table repeats itself: with p more microbatches, one for each stage, every row grows by the same passes
-at the same place. So a step runs in rounds of p microbatches. Once all that a round hands to the next - when
-each stage is free, and when each result that is still needed was made - is later by the same time than one
-round before, every round after it takes that time, too, and the end of the step is later by as much. The
-makespan is then that of a short table and so many rounds. Where that does not show in a short table, or
-the whole one is not longer than the three short ones that would have to be compared, the whole is simulated.
+A long table repeats: with p more microbatches, one for each stage, every row grows by the same passes at the
+same place. A step therefore runs in rounds of p microbatches. A round passes on when each stage is free, and
+when each result that is still needed was made. Once all of these times are later by the same amount than in
+the round before, every further round takes this amount, and so does the end of the step. The makespan is then
+that of a short table plus the further rounds. If short tables do not repeat, or if the whole table is not
+longer than the three short ones together, the whole table is simulated.
 """
 
 from functools import lru_cache
@@ -14,25 +14,25 @@ from typing import NamedTuple
 from meshwright.cost.pipeline.order import Order, Ordering, Times
 from meshwright.layout.pipelines import SCHEDULES, PassTable, pipeline_schedule
 
-# Rounds of the short tables that are tried.
+# Rounds of the short tables.
 _SHORT = (2, 4, 8)
-# Tables that show whether they grow by repetition; the second has a round more than the short one.
+# Tables in a comparison, each one round longer than the one before.
 _NUM_COMPARED = 3
-# Rounds are as long as each other if they differ by less than this share of the step.
+# Rounds take equal time if they differ by less than this share of the step.
 _ROUNDING = 1e-12
 # Passes of the longest tables whose orders are kept; an entry has 13 bytes.
 _MOST_KEPT = 100_000
 
 
 def makespan(name: str, stages: int, microbatches: int, chunks: int, times: Times) -> float:
-    """Seconds of one step of the schedule, without the optimizer: those of `simulate`.
+    """Seconds of one step of the schedule without the optimizer, equal to those of `simulate`.
 
-    Raises LayoutError for numbers with which the schedule does not exist.
+    Raises LayoutError for numbers that the schedule does not support.
     """
     return _makespan(name, stages, microbatches, chunks, Times(tuple(times.depths), times.hop_seconds))
 
 
-@lru_cache(maxsize=128)  # what a search ranks is priced again
+@lru_cache(maxsize=128)  # a search prices its ranked plans again
 def _makespan(name: str, stages: int, microbatches: int, chunks: int, times: Times) -> float:
     schedule = pipeline_schedule(name)
     schedule.check(stages, microbatches, chunks)
@@ -40,8 +40,8 @@ def _makespan(name: str, stages: int, microbatches: int, chunks: int, times: Tim
         short = rounds * stages + microbatches % stages
         if microbatches <= _NUM_COMPARED * (short + stages):
             break
-        found = repeating(name, stages, short, chunks)
-        if found and (seconds := found.seconds(microbatches, times)):
+        repeated = repeating(name, stages, short, chunks)
+        if repeated and (seconds := repeated.seconds(microbatches, times)):
             return seconds
     small = stages * microbatches * schedule.chunks(chunks) <= _MOST_KEPT
     order = (_kept_order if small else _order)(name, stages, microbatches, chunks)
@@ -56,10 +56,10 @@ _kept_order = lru_cache(maxsize=64)(_order)
 
 
 class Repeating(NamedTuple):
-    """A short table, from which those with some rounds more follow.
+    """A short table that grows by repetition.
 
-    round: microbatches of one. frontier: for all that one round hands to the next, its entry, and the entry
-    of the same one round later.
+    round: microbatches of one round. frontier: (entry, entry one round later) of everything that a round
+    passes on.
     """
 
     order: Order
@@ -68,10 +68,10 @@ class Repeating(NamedTuple):
     frontier: tuple[tuple[int, int], ...]
 
     def seconds(self, microbatches: int, times: Times) -> float | None:
-        """The makespan of more microbatches; None where the rounds of the short table differ."""
+        """The makespan of more microbatches; None if the short table's rounds differ."""
         ends = self.order.run(times)
         whole = max(ends)
-        rounds = [ends[later] - ends[one] for one, later in self.frontier]
+        rounds = [ends[later] - ends[earlier] for earlier, later in self.frontier]
         if max(rounds) - min(rounds) > _ROUNDING * whole:
             return None
         return whole + (microbatches - self.microbatches) // self.round * rounds[0]
@@ -79,17 +79,17 @@ class Repeating(NamedTuple):
 
 @lru_cache(maxsize=64)
 def repeating(name: str, stages: int, microbatches: int, chunks: int) -> Repeating | None:
-    """The table of one round more than `microbatches`, if tables grow from there by repetition.
+    """The table of one round more than `microbatches`; None if tables do not repeat from there.
 
-    Three tables are compared, each of a round more: the second has to have some passes more than the first in
-    each row, and the third the same again.
+    Three tables are compared, each one round longer. In each row the second must add some passes to the
+    first, and the third must add the same passes again.
     """
     schedule = SCHEDULES[name]
     tables = [
         schedule.table(stages, microbatches + rounds * stages, chunks) for rounds in range(_NUM_COMPARED)
     ]
     ordering = Ordering(tables[1])
-    # Up to here the first two tables are the same, and nothing waits for a pass beyond.
+    # Advance through the part that the first two tables share and that needs no later pass.
     numbered = [_numbered(table) for table in tables]
     ordering.advance([_num_shared(*rows) for rows in zip(*numbered[:2], strict=True)])
     cuts, later = list(ordering.positions), stages // len(tables[1].routes)
@@ -106,7 +106,7 @@ def repeating(name: str, stages: int, microbatches: int, chunks: int) -> Repeati
     return Repeating(ordering.whole(), microbatches + stages, stages, tuple(frontier))
 
 
-# The kind of a pass, its number among the microbatches of its direction, its chunk and whether it is joined.
+# (kind of a pass, number among the microbatches of its direction, chunk, whether it is joined).
 _Numbered = tuple[str, int, int, bool]
 
 
@@ -115,15 +115,18 @@ def _numbered(table: PassTable) -> list[list[_Numbered]]:
     return [[(kind, i % each, chunk, joined) for kind, i, chunk, joined in row] for row in table.rows]
 
 
-def _num_shared(one: list[_Numbered], two: list[_Numbered]) -> int:
-    """How many passes two rows share before the first that differs; a joined pair is kept together."""
-    pairs = enumerate(zip(one, two, strict=False))
-    shared = next((place for place, (a, b) in pairs if a != b), min(len(one), len(two)))
-    return shared - (shared > 0 and one[shared - 1][3])
+def _num_shared(first: list[_Numbered], second: list[_Numbered]) -> int:
+    """Passes of two rows before the first that differs; a joined pair stays together."""
+    pairs = enumerate(zip(first, second, strict=False))
+    shared = next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return shared - (shared > 0 and first[shared - 1][3])
 
 
 def _repeats(rows: tuple[list[_Numbered], ...], cut: int, later: int) -> bool:
-    """Whether each of three rows is the one before with some passes more at `cut`, and what follows later."""
+    """Whether three rows grow by the same passes.
+
+    Each must be the one before with some passes added at `cut`, and the rest `later` microbatches later.
+    """
     short, middle, long = rows
     unit = len(middle) - len(short)
     return (
@@ -134,5 +137,5 @@ def _repeats(rows: tuple[list[_Numbered], ...], cut: int, later: int) -> bool:
 
 
 def _shifted(passes: list[_Numbered], later: int) -> list[_Numbered]:
-    """The same passes of microbatches that come `later`."""
+    """The same passes, `later` microbatches later."""
     return [(kind, number + later, chunk, joined) for kind, number, chunk, joined in passes]

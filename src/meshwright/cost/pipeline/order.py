@@ -1,9 +1,9 @@
-"""The passes of a table in an order in which each comes after all that it waits for, as arrays of numbers.
+"""The passes of a table in an order of their dependencies, as arrays of numbers.
 
-The order depends on the table alone, so one serves any seconds: a simulation is one run through it.
+The order depends only on the table, so it serves any seconds: a simulation is one run through it.
 
-A joined pair of passes starts once the inputs of both are there and ends as one. It is three entries: a
-wait for the first's input, the first pass, which also waits for the second's input, and the second pass.
+A joined pair of passes starts once both inputs have arrived, and ends as one. It is three entries: a wait for
+the first's input, the first pass, which also waits for the second's input, and the second pass.
 """
 
 from array import array
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from meshwright.layout.pipelines import PassTable
 
-# What an entry does: the seconds of depth d stand at 4 d + this.
+# Kinds of entries: the seconds of depth d are at index 4 d + kind of `Times.flat`.
 _FORWARD, _INPUT_GRADIENT, _BACKWARD, _WEIGHT_GRADIENT = range(4)
 _NUM_KINDS = 4
 
@@ -22,8 +22,8 @@ _NUM_KINDS = 4
 class PassSeconds(NamedTuple):
     """Seconds of one microbatch through one chunk.
 
-    backward: the gradient of the input, with what it recomputes. weight: the gradient of the weights.
-    A whole backward pass takes both.
+    backward: the gradient of the input, recomputation included. weight: the gradient of the weights. A whole
+    backward pass takes both.
     """
 
     forward: float
@@ -39,27 +39,27 @@ class Times(NamedTuple):
     """Seconds of the passes and hops of one step.
 
     depths: of a microbatch through the chunk at each depth of the model; the first has the embedding, the
-    last the head. hop_seconds: from the end of a pass until the next stage has its result. The stage that
-    sends computes meanwhile.
+    last the head. hop_seconds: from the end of a pass until the next stage has its result. The sending stage
+    computes meanwhile.
     """
 
     depths: Sequence[PassSeconds]
     hop_seconds: float = 0.0
 
     def flat(self) -> list[float]:
-        """Four by depth, as the kinds of entries stand, and the zero of an entry that only waits."""
-        found: list[float] = []
-        for one in self.depths:
-            found += (one.forward, one.backward, one.backward + one.weight, one.weight)
-        return [*found, 0.0]
+        """Four figures by depth, in the order of kinds, then 0 for an entry that only waits."""
+        figures: list[float] = []
+        for depth in self.depths:
+            figures += (depth.forward, depth.backward, depth.backward + depth.weight, depth.weight)
+        return [*figures, 0.0]
 
 
 @dataclass
 class Order:
     """The entries of a table; entry 0 is the start of the step, which takes no time.
 
-    kinds: where the seconds of the entry stand in `Times.flat`. before: the entry before it on its stage.
-    needs: the entry whose result it waits for, else 0. hops: 1 where that comes from another stage.
+    kinds: index of the entry's seconds in `Times.flat`. before: the entry before it on its stage. needs: the
+    entry whose result it waits for; 0 for none. hops: 1 if that result comes from another stage.
     """
 
     kinds: array = field(default_factory=lambda: array("i", [0]))
@@ -68,7 +68,7 @@ class Order:
     hops: array = field(default_factory=lambda: array("b", [0]))
 
     def add(self, kind: int, before: int, need: int, hop: int) -> int:
-        """The number of a new entry."""
+        """Append an entry; returns its number."""
         self.kinds.append(kind)
         self.before.append(before)
         self.needs.append(need)
@@ -76,7 +76,7 @@ class Order:
         return len(self.kinds) - 1
 
     def run(self, times: Times) -> list[float]:
-        """The end of each entry, which starts once its predecessor is over and its input has arrived."""
+        """The end of each entry, which starts after its predecessor and its input."""
         seconds = times.flat()
         hop = (0.0, times.hop_seconds)
         ends = [0.0]
@@ -90,20 +90,20 @@ class Order:
         return ends
 
 
-# A pass of a row and what ties it to others: the result of another pass that it waits for; 1 where that
-# comes from another stage; its own result; the kind of its entry; whether it is joined with the next.
+# A pass of a row with its dependencies: the result that it waits for; 1 if that comes from another stage; the
+# result that it makes; the kind of its entry; whether it is joined with the next pass.
 _Step = tuple[int, int, int, int, bool]
-# Of a result whose entry the order has not got to.
+# The entry of a result that is not in the order yet.
 _NOT_YET = -1
 
 
 class Ordering:
-    """Makes the order of a table.
+    """Builds the order of a table.
 
-    A result is a number: that of its kind and depth, plus its microbatch's. done: by result, the entry at
-    whose end it is there, else _NOT_YET; the last ones, of no kind, are there from the start. steps: of each
-    row. positions: how many steps of each row are in the order. last: each row's latest entry. spans: by
-    row, the entries with which each pass starts and ends.
+    A result is a number: that of its kind and depth, plus its microbatch's. done: the entry that makes each
+    result, or _NOT_YET; the last results have no kind and exist from the start. steps: of each row.
+    positions: number of steps of each row in the order. last: each row's latest entry. spans: by row, the
+    first and last entry of each pass.
     """
 
     def __init__(self, table: PassTable) -> None:
@@ -117,9 +117,9 @@ class Ordering:
         self._waiting: dict[int, int] = {}
 
     def advance(self, limits: Sequence[int]) -> None:
-        """Takes up so many steps of every row, or as many as can run without those beyond the limits.
+        """Append steps of every row up to `limits`, unless they need a step beyond them.
 
-        A stage stops at a pass whose input is not there; the pass that makes it wakes the stage.
+        A stage stops at a pass whose input is missing; the pass that makes the input wakes the stage.
         """
         awake = list(range(self.table.num_stages))
         while awake:
@@ -133,7 +133,7 @@ class Ordering:
         return self.order
 
     def _advance(self, stage: int, limit: int) -> list[int]:
-        """Takes up steps of one row; the stages that waited for them."""
+        """Append steps of one row; returns the stages that waited for them."""
         steps, position, entry = self.steps[stage], self.positions[stage], self.last[stage]
         done, waiting, spans, add = self.done, self._waiting, self.spans[stage], self.order.add
         waits = _NUM_KINDS * self.table.num_depths
@@ -178,23 +178,23 @@ def _steps(table: PassTable) -> list[list[_Step]]:
 
 
 def _ties(table: PassTable) -> list[dict[tuple[str, int], tuple[int, int, int, int]]]:
-    """For each stage, by kind of pass and chunk, what a step has, of microbatch 0.
+    """For each stage, by kind of pass and chunk, the numbers of a step of microbatch 0.
 
-    "S" is a B that is split: the gradient of the input alone.
+    "S" is a B that is split: only the gradient of the input.
     """
     m, last = table.num_microbatches, table.num_depths - 1
     stages = [place.stage for place in table.routes[0]]
-    apart = [0, *(int(one != two) for one, two in pairwise(stages)), 0]
+    apart = [0, *(int(before != after) for before, after in pairwise(stages)), 0]
     nothing = 3 * m * (last + 1)
-    found: list[dict] = [{} for _ in table.rows]
+    ties: list[dict] = [{} for _ in table.rows]
     for (stage, chunk), depth in table.depths.items():
         forward, entry = m * depth, _NUM_KINDS * depth
         backward, weight = forward + m * (last + 1), forward + 2 * m * (last + 1)
         back = forward if depth == last else backward + m
-        found[stage] |= {
+        ties[stage] |= {
             ("F", chunk): (forward - m if depth else nothing, apart[depth], forward, entry + _FORWARD),
             ("B", chunk): (back, apart[depth + 1], backward, entry + _BACKWARD),
             ("S", chunk): (back, apart[depth + 1], backward, entry + _INPUT_GRADIENT),
-            ("W", chunk): (nothing, 0, weight, entry + _WEIGHT_GRADIENT),  # its B stands before it in the row
+            ("W", chunk): (nothing, 0, weight, entry + _WEIGHT_GRADIENT),  # its B is before it in the row
         }
-    return found
+    return ties

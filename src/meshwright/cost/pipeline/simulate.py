@@ -1,4 +1,4 @@
-"""A simulation of a schedule: the times of every pass, from the seconds of each pass and of a message."""
+"""A simulation of a schedule: the time of every pass, from seconds of passes and messages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from meshwright.layout.pipelines import PassTable
 
 
 class PassEvent(NamedTuple):
-    """A pass and when it ran."""
+    """A pass with its start and end in seconds."""
 
     stage: int
     kind: str
@@ -22,10 +22,11 @@ class PassEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineTimeline:
-    """A schedule in seconds. By stage: busy (computing), and how many microbatch-chunks are alive at most.
+    """A schedule in seconds.
 
-    A microbatch's activations of a chunk are alive from its F to the end of its B, or of its W where
-    that stands apart. peak_at_seconds: when the first such peak is reached.
+    busy_seconds: computing, by stage. peak_in_flight: most microbatch-chunks alive, by stage. A microbatch's
+    activations of a chunk are alive from its F to the end of its B, or of its W if that is split off.
+    peak_at_seconds: time of the first such peak.
     """
 
     table: PassTable
@@ -41,16 +42,16 @@ class PipelineTimeline:
 
     @cached_property
     def bubble_share(self) -> float:
-        """The share of all stages' time in which they idle."""
+        """The idle share of all stages' time."""
         return sum(self.idle_seconds) / (self.makespan_seconds * self.table.num_stages)
 
 
 def simulate(table: PassTable, times: Times) -> PipelineTimeline:
     """Every pass at the earliest time that its row and its dependencies allow.
 
-    F waits for F of the depth before and a hop, B for B of the depth after and a hop (at the last depth
-    for its own F), W for its B, which stands before it in the row. A stage makes one pass at a time,
-    two where they are joined: then both start when both can, and end together.
+    F waits for F of the depth before and a hop, B for B of the depth after and a hop (at the last depth for F
+    of its own microbatch), W for its B, which is before it in the row. A stage runs one pass at a time. A
+    joined pair starts when both can start, and ends together.
     """
     ordering = Ordering(table)
     ends = ordering.whole().run(times)
@@ -79,14 +80,14 @@ def simulate(table: PassTable, times: Times) -> PipelineTimeline:
 def _events(ordering: Ordering, stage: int, ends: list[float], times: Times) -> Iterator[PassEvent]:
     """The passes of one stage in order."""
     order = ordering.order
-    for one, (first, last) in zip(ordering.table.rows[stage], ordering.spans[stage], strict=True):
+    for each, (first, last) in zip(ordering.table.rows[stage], ordering.spans[stage], strict=True):
         came = ends[order.needs[first]] + order.hops[first] * times.hop_seconds
         start = max(ends[order.before[first]], came)
-        yield PassEvent(stage, one.kind, one.microbatch, one.chunk, start, ends[last])
+        yield PassEvent(stage, each.kind, each.microbatch, each.chunk, start, ends[last])
 
 
 def _peak(events: list[PassEvent], split: frozenset[tuple[int, int]]) -> tuple[int, float]:
-    """The most microbatch-chunks that are alive on a stage, whose events come in order, and when."""
+    """(most microbatch-chunks alive on a stage, time of that peak); events are in order."""
     alive, peak, at = 0, 0, 0.0
     for event in events:
         if event.kind == "F":
