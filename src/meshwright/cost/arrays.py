@@ -1,4 +1,4 @@
-"""Arithmetic on figures that are numbers; or arrays, of one number for each of many layouts."""
+"""Arithmetic on numbers, or on arrays with one number for each of many layouts."""
 
 from collections.abc import Callable, Iterable
 from functools import reduce
@@ -7,7 +7,8 @@ from typing import Any
 
 
 def larger(one: Any, other: Any) -> Any:
-    """
+    """The larger of two figures.
+
     >>> larger(2.0, 3.0)
     3.0
     """
@@ -17,7 +18,8 @@ def larger(one: Any, other: Any) -> Any:
 
 
 def smaller(one: Any, other: Any) -> Any:
-    """
+    """The smaller of two figures.
+
     >>> smaller(2.0, 3.0)
     2.0
     """
@@ -27,7 +29,7 @@ def smaller(one: Any, other: Any) -> Any:
 
 
 def largest(figures: Iterable[Any]) -> Any:
-    """0 where there are none.
+    """The largest figure; 0 without any.
 
     >>> largest([2, 3, 1])
     3
@@ -36,7 +38,8 @@ def largest(figures: Iterable[Any]) -> Any:
 
 
 def ceiling(figure: Any) -> Any:
-    """
+    """A figure rounded up.
+
     >>> ceiling(2.1)
     3
     """

@@ -1,4 +1,4 @@
-"""What a collective costs on the links that its mesh axes take.
+"""Seconds of a collective on the links that its mesh axes take.
 
 V below is the gathered array: its bytes divided by the product of the axes that stay sharded.
 """
@@ -22,10 +22,10 @@ OUTER_LINKS = ("dcn", "network")
 
 
 class CollectivePrice(NamedTuple):
-    """Seconds of a collective and what sets them.
+    """Seconds of a collective and their cause.
 
-    bound: what the slower phase waits for. hops: messages in sequence. link: where the slower phase
-    runs; None where one device is alone and nothing moves.
+    bound: limit of the slower phase. hops: messages in sequence. link: links of the slower phase; None for a
+    single device, which moves nothing.
     """
 
     seconds: float
@@ -35,7 +35,7 @@ class CollectivePrice(NamedTuple):
 
     @property
     def resource(self) -> Literal["ici", "dcn"]:
-        """The links that are waited for: inside a slice or NVLink domain, or between them."""
+        """The limiting links: inside a slice or NVLink domain, or between them."""
         return "dcn" if self.link in OUTER_LINKS else "ici"
 
 
@@ -43,7 +43,7 @@ NOTHING = CollectivePrice(0.0, "bandwidth", 0, None)
 
 
 class Protocol(NamedTuple):
-    """How NCCL moves a message over a switch; figures are shares of those of its protocol Simple.
+    """A protocol of NCCL for messages over a switch; figures are shares of those of its protocol Simple.
 
     nvlink_hop, nic_hop: the latency of one step inside a domain and between domains. bandwidth: of the links.
     """
@@ -64,10 +64,10 @@ _AROUND = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 class Copies(NamedTuple):
-    """Rows of an all-to-all that are copies of one, each for another device.
+    """Rows of an all-to-all that are copies of one row, each for another device.
 
-    rows: as many. Those for one slice or domain cross to it as one. groups, met: of groups of devices, those
-    that the copies of one row go to.
+    rows: number of copies. Copies for one slice or domain cross to it once. groups: number of groups of
+    devices. met: groups that the copies of one row go to.
     """
 
     rows: int = 1
@@ -75,7 +75,7 @@ class Copies(NamedTuple):
     met: int = 1
 
     def crossing(self, num_domains: int) -> float:
-        """Share of the rows that cross where those for one of `num_domains` do as one.
+        """Share of the rows that cross if copies for one of `num_domains` cross once.
 
         >>> Copies().crossing(4), round(Copies(8).crossing(4), 3), round(Copies(8, 8, 4).crossing(8), 3)
         (1.0, 0.45, 0.45)
@@ -99,29 +99,30 @@ def collective_seconds(
         torus    t = sum over phases of max(bandwidth, latency)
         switch   t = min over algorithms and protocols of launch + sum of latencies + largest bandwidth
 
-    Links inside a slice or NVLink domain are one phase; between slices or domains (`dcn`, `network`)
-    they are a second one on the array that the first leaves: V over the devices of the first. Where
-    the hardware was calibrated, a phase's bandwidth is the share that its bytes reach. On GPUs the
-    launch of the kernel counts into the latency of the first phase, an all-gather or reduce-scatter is a
-    ring over all n devices, with n - 1 steps of which those between the domains cross the network, and an
-    all-reduce is two rings or a tree, whichever is faster. Both pass blocks over all links at once, so the
-    slowest sets the bandwidth; an all-to-all takes one phase after the other, unless its rows are copied
-    where they arrive: then blocks pass over all links at once, too.
-    copies: of each row of an all-to-all: those for one slice or domain cross to it as one, and are copied
-    there (DeepSeek-V3, 2024, section 3.2.2; DeepEP).
-    gathered_bytes: V. An all-reduce is a reduce-scatter and an all-gather; a reduce-scatter over several
-    dimensions of a torus takes the network's `scatter_passes`.
-    Raises LayoutError for an axis that the mesh does not have.
-    Source: How to Scale Your Model, "Sharded Matrices"; each phase says its own formula; NCCL
-    src/graph/tuning.cc for the steps on a switch.
+    Links inside a slice or NVLink domain are one phase. Links between slices or domains (`dcn`, `network`)
+    are a second phase on the result of the first: V over the devices of the first. On calibrated hardware, a
+    phase's bandwidth is the share that its bytes reach.
+
+    On GPUs the launch of the kernel counts into the latency of the first phase. An all-gather or
+    reduce-scatter is a ring over all n devices, with n - 1 steps; the steps between domains cross the
+    network. An all-reduce is two rings or a tree, whichever is faster. Both pass blocks over all links at
+    once, so the slowest links set the bandwidth. An all-to-all runs one phase after the other, unless its
+    rows are copied on arrival: then its blocks pass over all links at once too.
+
+    gathered_bytes: V. copies: of each row of an all-to-all; copies for one slice or domain cross to it once,
+    and are copied there (DeepSeek-V3, 2024, section 3.2.2; DeepEP). An all-reduce is a reduce-scatter and an
+    all-gather; a reduce-scatter over several dimensions of a torus takes the network's `scatter_passes`.
+
+    Raises LayoutError for an axis that the mesh does not have. Source: How to Scale Your Model, "Sharded
+    Matrices"; each phase has its formula in its function; NCCL src/graph/tuning.cc for the steps on a switch.
     """
     names, network = (axes,) if isinstance(axes, str) else tuple(axes), placement.network
     if isinstance(network, SharedMemory):
         return _host_price(op, gathered_bytes, placement.stretches(names), network.costs[op])
     ways = _ways_to_send(op, placement.stretches(names), network, copies)
     at_once = _at_once(op, network, copies)
-    found = (_way_price(op, gathered_bytes, way, network, at_once=at_once) for way in ways)
-    return min(found, key=lambda price: price.seconds, default=NOTHING)
+    prices = (_way_price(op, gathered_bytes, way, network, at_once=at_once) for way in ways)
+    return min(prices, key=lambda price: price.seconds, default=NOTHING)
 
 
 def _way_price(
@@ -143,7 +144,7 @@ def _way_price(
 
 @lru_cache(maxsize=65536)
 def seconds_by_bytes(op: Op, axes: tuple[str, ...], placement: Placement) -> Callable[[float], float]:
-    """The seconds of `collective_seconds` as a function of V, for those who ask thousands of times."""
+    """`collective_seconds` as a function of V, for thousands of evaluations."""
     network = placement.network
     if isinstance(network, SharedMemory) or network.efficiency:
         return lambda gathered_bytes: collective_seconds(op, gathered_bytes, axes, placement).seconds
@@ -154,7 +155,7 @@ def seconds_by_bytes(op: Op, axes: tuple[str, ...], placement: Placement) -> Cal
 def seconds_of_many(
     op: Op, axes: tuple[str, ...], placements: Sequence[Placement], *, copies: Copies = ALONE
 ) -> Callable[[Any], Any]:
-    """The seconds of `collective_seconds` on each placement, as a function of an array with a V for each."""
+    """`collective_seconds` on each placement, as a function of an array with a V for each."""
     import numpy as np  # a tenth of a second, which the price of a single layout need not take
 
     network = placements[0].network
@@ -171,13 +172,13 @@ def seconds_of_many(
         place: numbers.setdefault(place.stretches(axes), len(numbers)) for place in dict.fromkeys(placements)
     }
     different = np.array([_kept_lines(op, links, network, copies) for links in numbers])
-    # By way, phase and figure: an array with an entry for each placement.
+    # Axes: way, phase, figure, placement.
     lines = np.moveaxis(different[[at[place] for place in placements]], 0, -1)
     adds = isinstance(network, Switch)
     return lambda gathered_bytes: along_lines(op, gathered_bytes, lines, adds=adds)
 
 
-# Of each way to send, of the phase inside and then of the one between: (seconds for a byte of V, latency).
+# (seconds per byte of V, latency) for each way to send, for the inner and then the outer phase.
 Lines = Any
 
 
@@ -195,10 +196,10 @@ def along_lines(op: Op, gathered_bytes: Any, lines: Lines, *, adds: bool) -> Any
 
 
 def lines_of(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Copies) -> Lines:
-    """What `along_lines` takes, over the links of a placement: a line is zero where a phase is not."""
-    found = _ways_to_send(op, links, network, copies) or ((),) * _num_ways(op, network)
+    """The lines of `along_lines` over the links of a placement; zero for an absent phase."""
+    ways = _ways_to_send(op, links, network, copies) or ((),) * _num_ways(op, network)
     lines, at_once = [], _at_once(op, network, copies)
-    for way in found:
+    for way in ways:
         inner = outer = (0.0, 0.0)
         for part in way:
             line = part.bandwidth_seconds(1.0), part.latency
@@ -210,7 +211,10 @@ def lines_of(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: C
 
 
 def _at_once(op: Op, network: Torus | Switch, copies: Copies) -> bool:
-    """Whether blocks pass over all links of a switch at once, so that the slowest sets the bandwidth."""
+    """Whether blocks pass over all links of a switch at once.
+
+    The slowest links set the bandwidth then.
+    """
     return isinstance(network, Switch) and (op in _AROUND or copies.rows > 1)
 
 
@@ -218,9 +222,10 @@ _kept_lines = lru_cache(maxsize=65536)(lines_of)
 
 
 class _Part(NamedTuple):
-    """A phase of a collective, on links of one kind: what a byte of V costs it, and its latency.
+    """A phase of a collective, on links of one kind.
 
-    bytes_of_gathered: the bytes that it handles, over V. passes: how often.
+    bytes_of_gathered: the bytes that it handles, over V. seconds_per_byte: of these bytes. passes: number of
+    runs. latency: seconds of all runs.
     """
 
     bytes_of_gathered: float
@@ -231,7 +236,7 @@ class _Part(NamedTuple):
     link: LinkKind
 
     def bandwidth_seconds(self, gathered_bytes: float) -> float:
-        """Seconds at the whole bandwidth of the links."""
+        """Seconds at the full bandwidth of the links."""
         return self.passes * gathered_bytes * self.bytes_of_gathered * self.seconds_per_byte
 
 
@@ -242,14 +247,14 @@ def _num_ways(op: Op, network: Torus | Switch) -> int:
 def _ways_to_send(
     op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Copies
 ) -> tuple[tuple[_Part, ...], ...]:
-    """The ways in which a collective can run, each its phases: on a torus one, on a switch several."""
+    """The algorithms of a collective as phases: one on a torus, several on a switch."""
     parts = _parts(op, links, network, copies)
     if not parts or not isinstance(network, Switch):
         return (parts,) if parts else ()
     ways = [parts]
     if op in _AROUND:
         tree, ring = _tree_and_ring(links, parts, network)
-        # Inside a domain a tree has no fewer steps that count than a ring of a switch's few devices.
+        # Inside a domain of few devices a tree's steps take no less time than a ring's.
         other = tree if any(part.link in OUTER_LINKS for part in parts) else ring
         ways = [ring, other] if op == "all_reduce" else [ring]
     return tuple(_under(protocol, way, network) for way in ways for protocol in PROTOCOLS)
@@ -260,8 +265,8 @@ def _tree_and_ring(
 ) -> tuple[tuple[_Part, ...], tuple[_Part, ...]]:
     """The phases of a tree and of a ring over all n devices of a switch.
 
-    Each device sends V (n - 1)/n to the next, over NVLink or, with all others of its domain, over the cards:
-    V (n - 1)/n over what the domain's cards carry. Of a ring's n - 1 steps domains - 1 cross the network.
+    Each device sends V (n - 1)/n to the next one: over NVLink, or over the domain's network cards, which all
+    its devices share. Of a ring's n - 1 steps, domains - 1 cross the network.
     """
     size = prod(link.size for link in links)
     domains = prod(link.size for link in links if link.is_outer)
@@ -277,21 +282,21 @@ def _tree_and_ring(
 
 
 def _under(protocol: Protocol, way: tuple[_Part, ...], network: Switch) -> tuple[_Part, ...]:
-    """`way`, made of the latencies of Simple, under another protocol. The launch stays."""
-    found = []
+    """`way`, with the latencies of Simple, under another protocol. The launch does not change."""
+    parts = []
     for place, part in enumerate(way):
         launch = network.collective_launch_seconds if place == 0 else 0.0
         factor = protocol.nic_hop if part.link in OUTER_LINKS else protocol.nvlink_hop
         rate = part.seconds_per_byte / protocol.bandwidth
         latency = launch + (part.latency - launch) * factor
-        found.append(part._replace(latency=latency, seconds_per_byte=rate))
-    return tuple(found)
+        parts.append(part._replace(latency=latency, seconds_per_byte=rate))
+    return tuple(parts)
 
 
 def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Copies) -> tuple[_Part, ...]:
-    """The phases of a collective: that inside slices or domains, and that between them.
+    """The phases of a collective: inside slices or domains, and between them.
 
-    Of a permute they run at once: a block takes the links of one of them.
+    A permute's phases run at once: a block takes the links of one of them.
     """
     inner = tuple(link for link in links if not link.is_outer)
     outer = tuple(link for link in links if link.is_outer)
@@ -300,7 +305,7 @@ def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Cop
     if op == "permute":
         share = 1 / (num_inner * num_outer)
         return tuple(_part(op, part, share, launch, 1) for part in (inner, outer) if part)
-    # An all-to-all within one slice moves only what its own devices hold: 1 / num_outer of the array.
+    # An all-to-all within one slice moves only its own devices' part: 1 / num_outer of the array.
     inner_share = 1 / num_outer if op == "all_to_all" else 1.0
     passes = 2 if op == "all_reduce" else 1
     spread = len({link.dim for link in inner}) > 1
@@ -333,14 +338,14 @@ def _part_price(op: Op, gathered_bytes: float, part: _Part, network: Torus | Swi
 
 
 def _share(network: Torus | Switch, kind: LinkKind, op: Op, num_bytes: float) -> float:
-    """The share of the links' bandwidth that calibration found for a collective of so many bytes."""
+    """The calibrated share of the links' bandwidth for a collective of `num_bytes`."""
     if kind not in network.efficiency:
         return 1.0
     return share_at(network.efficiency[kind].get(op, ()), num_bytes)
 
 
 def _geometry(op: Op, links: tuple[Link, ...]) -> tuple[float, int, float]:
-    """(bandwidth seconds a byte that the phase handles, hops, seconds of those hops)."""
+    """(bandwidth seconds per byte of the phase, hops, seconds of the hops)."""
     if op == "permute":
         return _shift(links)
     per_byte = _all_to_all_per_byte(links) if op == "all_to_all" else _all_gather_per_byte(links)
@@ -355,9 +360,9 @@ def _all_gather_per_byte(links: tuple[Link, ...]) -> float:
         line          t = V (n - 1)/n / sum(w)  the end of a line receives from one side only
         switch        t = V (n - 1)/n / w
 
-    w: one-way bytes/s of a chip; a stride divides it, since the chips between use the same links.
-    n: devices in all. The ring's (n - 1)/n is left out, as in the source; one ring among the links
-    is enough to leave it out. Several axes add their bandwidths.
+    w: one-way bytes/s of a chip, divided by the stride, since the chips between use the same links. n:
+    devices in all. The ring's (n - 1)/n is left out, as in the source; one ring among the links is enough to
+    leave it out. Several axes add their bandwidths.
     """
     inbound = sum(link.one_way_bytes_per_second / link.stride * (2 if _closes(link) else 1) for link in links)
     size = prod(link.size for link in links)
@@ -371,18 +376,18 @@ def _closes(link: Link) -> bool:
 
 
 def _all_to_all_per_byte(links: tuple[Link, ...]) -> float:
-    """Seconds a byte of V that an all-to-all keeps its busiest link.
+    """Seconds of the busiest link in an all-to-all, per byte of V.
 
-    Every pair of n devices exchanges V / n^2. Along a dimension of a devices, each of n / a parallel
-    lines carries:
+    Every pair of n devices exchanges V / n^2. Along a dimension of a devices, each of n / a parallel lines
+    carries:
 
         ring          t = V (a/n) / (8 w)                 mean way a/4, over 2 a directed links
         one-way ring  t = V (a/n) (a - 1)/a / (2 w)       mean way (a - 1)/2, over a links
         line          t = V (a/n) floor(a/2) ceil(a/2)/a^2 / w    all pairs across the middle link
-        switch        t = V (a - 1)/a / n / w             what each device sends
+        switch        t = V (a - 1)/a / n / w             each device's sent bytes
 
-    On one ring (a = n) this is V / (4 W), a quarter of an all-gather, and a half if it goes one way.
-    w: one-way bytes/s, by stride.
+    On one ring (a = n) this is V / (4 W), a quarter of an all-gather, and half of one if the ring is one-way.
+    w: one-way bytes/s, divided by the stride.
     """
     size = prod(link.size for link in links)
     return max(
@@ -391,7 +396,7 @@ def _all_to_all_per_byte(links: tuple[Link, ...]) -> float:
 
 
 def _link_load(link: Link) -> float:
-    """Share of V that crosses the busiest link in an all-to-all over this stretch alone."""
+    """Share of V that crosses the busiest link in an all-to-all over only this stretch."""
     if link.kind != "ici":
         return (link.size - 1) / link.size**2
     if link.ring:
@@ -400,10 +405,10 @@ def _link_load(link: Link) -> float:
 
 
 def _hops(link: Link) -> int:
-    """Messages in sequence until the farthest device has been reached.
+    """Messages in sequence until the farthest device is reached.
 
-    n - 1 along a line or one way round a ring, half of that both ways, times the stride. Through a
-    switch ceil(log2 n), as by a tree; `_as_ring` has the steps of a ring there.
+    n - 1 along a line or one-way ring, half of that in both directions, times the stride. Through a switch
+    ceil(log2 n), as by a tree; `_tree_and_ring` has the steps of a ring there.
     """
     if link.kind != "ici":
         return (link.size - 1).bit_length()
@@ -416,9 +421,9 @@ def _shift(links: tuple[Link, ...]) -> tuple[float, int, float]:
         torus    t = max(block . load / w, hops . t_hop)
         switch   t = max(block / w, t_hop)
 
-    load: blocks over the busiest link, every group of devices shifting at once. Messages take one
-    dimension of a torus after another, in which the devices are in order too. The last one of a stretch
-    goes back to its start and hands the shift on to the next; the last of all does so in every dimension.
+    load: blocks over the busiest link if every group of devices shifts at once. Messages take one dimension
+    of a torus after another; devices are in the order of these dimensions too. The last device of a stretch
+    sends to the stretch's start in the next stretch; the last of all does so in every dimension.
     """
     w, hop_seconds = links[0].one_way_bytes_per_second, links[0].hop_seconds
     if links[0].kind != "ici":
@@ -426,13 +431,13 @@ def _shift(links: tuple[Link, ...]) -> tuple[float, int, float]:
     by_dim: dict[int, list[Link]] = {}
     for link in links:
         by_dim.setdefault(link.dim, []).append(link)
-    found = [_shift_along(sorted(stretches, key=lambda link: link.stride)) for stretches in by_dim.values()]
-    hops = sum(hops for _, hops in found)
-    return max(load for load, _ in found) / w, hops, hops * hop_seconds
+    shifts = [_shift_along(sorted(stretches, key=lambda link: link.stride)) for stretches in by_dim.values()]
+    hops = sum(hops for _, hops in shifts)
+    return max(load for load, _ in shifts) / w, hops, hops * hop_seconds
 
 
 def _shift_along(stretches: list[Link]) -> tuple[float, int]:
-    """(load, hops of the longest way) in one dimension, by a count of what each of its links carries."""
+    """(load of the busiest link, hops of the longest way) in one dimension, by counting."""
     extent = stretches[-1].stride * stretches[-1].size
     loads = [[0.0] * extent, [0.0] * extent]
     longest = 0
@@ -456,7 +461,7 @@ def _shifted(place: int, stretches: list[Link]) -> int:
 
 
 def _ways(distance: int, extent: int, outermost: Link) -> list[int]:
-    """The shortest ways along a dimension, ahead or back; two that are as long are both used."""
+    """The shortest ways along a dimension, ahead or back; both if they are equally long."""
     if not outermost.ring:
         return [distance]
     ahead = distance % extent
@@ -466,7 +471,7 @@ def _ways(distance: int, extent: int, outermost: Link) -> list[int]:
 
 
 def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: LinearCost) -> CollectivePrice:
-    """t = latency + bytes / bandwidth as measured; see LinearCost for what the bytes are."""
+    """t = latency + bytes / bandwidth as measured; see LinearCost for the bytes."""
     if not links:
         return NOTHING
     num_devices = prod(link.size for link in links)
@@ -477,6 +482,6 @@ def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: Li
 
 
 def forget_prices() -> None:
-    """Empties the caches of prices, which are kept by placement and by links."""
+    """Empty the caches of prices."""
     for cached in (seconds_by_bytes, _kept_lines):
         cached.cache_clear()

@@ -1,4 +1,4 @@
-"""What the steps of a forward and a backward pass cost, one by one and together."""
+"""Seconds of the steps of a forward and a backward pass, each and together."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class PricedSteps:
     """The steps of a pass in order.
 
     seconds             sum of all, one after another
-    seconds_overlapped  max(local, ahead + deferred) + critical: what need not wait hides all it can
+    seconds_overlapped  max(local, ahead + deferred) + critical: steps that need not wait overlap fully
     """
 
     lines: tuple[PricedLine, ...]
@@ -57,7 +57,7 @@ class PricedSteps:
         return sum(line.seconds for line in self.lines if isinstance(line.step.action, Local))
 
     def seconds_comms(self, *timings: StepTiming) -> float:
-        """Seconds of the collectives of these timings, of all if none is given."""
+        """Seconds of the collectives with these timings; of all without any."""
         return sum(
             line.seconds
             for line in self.lines
@@ -70,8 +70,8 @@ class PricedSteps:
 
     @property
     def seconds_overlapped(self) -> float:
-        beside = self.seconds_comms("ahead", "deferred")
-        return max(self.seconds_compute, beside) + self.seconds_comms("critical")
+        overlapping = self.seconds_comms("ahead", "deferred")
+        return max(self.seconds_compute, overlapping) + self.seconds_comms("critical")
 
     def to_dict(self) -> dict:
         return {
@@ -92,9 +92,9 @@ def priced_steps(
 
         contraction         t = max(FLOPs / peak, HBM bytes / bandwidth)
         any other function  t = HBM bytes / bandwidth: operands read and the result written, nothing fused
-        split, merge, rename, a slice    nothing
+        split, merge, rename, a slice    0
 
-    Raises NotationError where a dimension has no size or does not divide, or an axis is unknown.
+    Raises NotationError if a dimension has no size or does not divide, or if an axis is unknown.
     """
     price, chip = step_price(hardware.place(mesh)), hardware.chip
     lines = []
@@ -126,7 +126,10 @@ def _flops(arrays: Iterable[ShardedArray], mesh: Mesh, sizes: Mapping[str, int])
 
 
 def algorithm_of(strategy: Strategy) -> Algorithm:
-    """Both passes of a strategy, its arrays moved as it moves them; windows are written as whole steps."""
+    """Both passes of a strategy, with its collectives.
+
+    A window is one whole step.
+    """
     plan = strategy.contraction
     rhs = plan.rhs if plan.rhs.name != plan.lhs.name else plan.rhs.replace(name=f"{plan.rhs.name}2")
     bare = [_bare(array) for array in (plan.lhs, rhs, plan.out)]

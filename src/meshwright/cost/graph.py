@@ -1,9 +1,9 @@
 """The recorded forward pass: nodes with their work and transfers, forward and backward.
 
-A node says which values its backward pass reads (`needs`). From that and the values that a remat
-policy saves follows what is recomputed, and so every collective and FLOP of the backward pass.
+A node lists the values that its backward pass reads (`needs`). These and the values that a remat policy saves
+determine the recomputed nodes, and with them every collective and FLOP of the backward pass.
 
-Bytes, FLOPs and the like are numbers; or arrays of numbers, where many layouts were recorded at once.
+Figures such as bytes and FLOPs are numbers, or arrays of numbers if many layouts are recorded at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,8 +16,8 @@ from meshwright.models.parameters import is_latent
 from meshwright.notation.array import ShardedArray
 
 Direction = Literal["forward", "recompute", "backward", "update"]
-# What a collective carries. "tokens" travel to and from experts; what goes back in the backward pass are the
-# cotangents of the same arrays.
+# Kinds of arrays in collectives. "tokens" go to and from experts. The backward pass sends the cotangents
+# of the same arrays.
 Cargo = Literal[
     "weights",
     "gradients",
@@ -35,8 +35,8 @@ Cargo = Literal[
     "logits",
     "loss",
 ]
-# Where the weights of one part of a model lie in a pipeline: dealt over its stages, with the embedding on
-# the first, with the head on the last, or with both (a tied table).
+# Stages with the weights of one part of a model: dealt over all, with the embedding on the first, with the
+# head on the last, or with both (a tied table).
 WeightsPlace = Literal["layers", "first", "last", "first and last"]
 
 
@@ -44,9 +44,9 @@ WeightsPlace = Literal["layers", "first", "last", "first and last"]
 class Value:
     """An activation or weight: its sharding, dtype and bytes on one device.
 
-    frozen: a weight that is not trained, of which there is no gradient. is_copy: whether it is an array of
-    its own beside what it was made from; of many layouts those in which something moves for it.
-    padding_bytes: what the tiles of a kernel add to it in memory.
+    frozen: a weight that is not trained and has no gradient. is_copy: whether it has memory separate from its
+    source; for many layouts, the layouts in which it moves. padding_bytes: added in memory by a kernel's
+    tiles.
     """
 
     array: ShardedArray
@@ -67,12 +67,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A recorded collective on one tensor, not priced yet; its node says in which direction it runs.
+    """A recorded collective on one tensor, without a price; its node gives the direction.
 
-    what: the kind of array that travels. gathered_bytes: V, as cost/collectives.py prices it. critical:
-    compute waits for it; the others (weights gathered, gradients reduced) may hide under compute. once: of
-    a step, not of every microbatch, as gradients that accumulate where they are made are reduced. repeat:
-    times in a row, as the blocks of a ring. copies: of each row, which cross to a node as one.
+    what: the kind of array. gathered_bytes: V, as in cost/collectives.py. critical: compute waits for it;
+    others (weights gathered, gradients reduced) may hide under compute. once: runs once a step, not in every
+    microbatch; for example the sum of gradients that are accumulated before it. repeat: runs in sequence, as
+    for the blocks of a ring. copies: of each row, which cross to a node once.
     """
 
     what: Cargo
@@ -91,10 +91,10 @@ class Transfer:
 class Work:
     """Compute on one device: FLOPs, bytes of HBM traffic, and the kernels that do it.
 
-    shape: (rows, contracted, columns) of the product, where it is one, and (queries, head dimension, keys)
-    of attention. batch: such products at once. routed: whether their rows are what a router gave experts.
-    unfused_bytes: the traffic besides where no kernel fuses the steps of the operation. widened: whether its
-    weights are stored narrower than they are multiplied.
+    shape: (rows, contracted, columns) of a product, (queries, head dimension, keys) of attention; None for
+    other work. batch: products of this shape at once. routed: the rows are those that a router gave to
+    experts. unfused_bytes: extra traffic if no kernel fuses the steps of the operation. widened: the weights
+    are stored in a narrower type than they are multiplied in.
     """
 
     flops: float = 0.0
@@ -111,16 +111,18 @@ class Work:
 class Node:
     """One operation on one device.
 
-    kind groups nodes in a breakdown: "matmul", "attention", "elementwise", "cast", "embed", "loss"
-    compute; "gather" (a weight), "move" (an activation), "exchange" (tokens to and from
-    experts) and "reduce" (a partial sum) only communicate.
-    recompute_transfers: of its forward pass when that is repeated, where they are others; None: the same.
-    forward, backward: its pieces of work, one after another. weight_gradient: the piece of the backward
-    pass that nothing in it waits for, which a zero-bubble schedule puts off.
-    update_transfers: of the weight, after the optimizer (ZeRO 1 and 2 gather what they updated).
-    unfused_bytes: what its steps keep for the backward pass besides `needs`, where nothing fuses them; steps:
-    whose ("norms", "gates", "keys": see `Software.fused`). Of a loss ("logits") what the logits of the whole
-    vocabulary take.
+    kind: groups nodes in a breakdown. "matmul", "attention", "elementwise", "cast", "embed" and "loss"
+    compute. "gather" (a weight), "move" (an activation), "exchange" (tokens to and from experts) and "reduce"
+    (a partial sum) only communicate.
+
+    forward, backward: pieces of work in sequence. weight_gradient: the piece of the backward pass that
+    nothing in it waits for; a zero-bubble schedule defers it. recompute_transfers: collectives of a repeated
+    forward pass; None if they are those of the forward pass. update_transfers: of the weight after the
+    optimizer (ZeRO 1 and 2 gather the updated weights).
+
+    unfused_bytes: kept for the backward pass in addition to `needs` if nothing fuses the operation's steps;
+    for a loss ("logits") the bytes of the logits of the whole vocabulary. steps: kind of these steps
+    ("norms", "gates", "keys": see `Software.fused`).
     """
 
     name: str
@@ -139,7 +141,7 @@ class Node:
     steps: str = ""
 
     def transfers(self, direction: Direction) -> tuple[Transfer, ...]:
-        """What it sends in a pass of this direction."""
+        """Its collectives in a pass of this direction."""
         if direction == "backward":
             return self.backward_transfers
         if direction == "recompute" and self.recompute_transfers is not None:
@@ -151,12 +153,11 @@ class Node:
 class Segment:
     """Nodes that run `count` times: the embedding, one layer, the head.
 
-    source: the input that a layer's rematerialisation starts from; None where nothing is recomputed:
-    such a segment is on the first stage of a pipeline, or after the layers on the last. handed_on: what
-    layers after it read besides, and keep for their backward passes; shared: what it reads of a layer
-    before. narrowed: bytes of the values that are kept narrower than they are made, by the id of each.
-    recomputed_early: whether a compiler may recompute it long before its backward pass, so that what it makes
-    waits.
+    source: the input that a layer's rematerialisation starts from. None without recomputation: such a segment
+    is on the first stage of a pipeline, or after the layers on the last. handed_on: further values that later
+    layers read, and keep for their backward passes. shared: values of an earlier layer that it reads.
+    narrowed: bytes of values that are kept in a narrower type, by id. recomputed_early: a compiler may
+    recompute it long before its backward pass, so that recomputed values wait in memory.
     """
 
     name: str
@@ -176,14 +177,14 @@ class Segment:
 
 
 class StoredWeights(NamedTuple):
-    """The weights of one part of the model on one device, all of its layers together, in elements.
+    """The weights of one part of the model on one device, in elements.
 
-    layers: whose weights they are; none of those outside the layers. stored: as they lie between steps, in
-    stored_bytes, their scales among them.
-    accumulated: of their gradients, while microbatches add to them. updated: as the optimizer has them, and
-    their gradients once summed. optimizer: its state, and optimizer_blocks of it. update_flops: of an update.
-    exchanged: what an update sends, of all layers at once. summed: of a table that is read twice, how the
-    gradient of the second use is, where it is not added to that of the first before.
+    Figures are for all of its layers together. layers: layers with these weights; empty outside the layers.
+    stored, stored_bytes: between steps, scales included. accumulated: gradients while microbatches add to
+    them. updated: in the optimizer's sharding, which summed gradients also have. optimizer, optimizer_blocks:
+    its state, and the blocks of it. update_flops: of an update. exchanged: an update's collectives for all
+    layers. summed: collectives for the gradient of a tied table's second use, if that is not added to the
+    first use's before.
     """
 
     place: WeightsPlace
@@ -201,15 +202,15 @@ class StoredWeights(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The recorded passes of one microbatch, in order, and what lies in memory between them.
+    """The recorded passes of one microbatch, in order, and the values in memory between them.
 
-    layers: for every layer in order, the index of its segment. directions: in which each segment runs; in
-    prefill and generate forward alone.
-    caches: the keys and values (or latents) that generation keeps. head_layers: the head's parameters over a
-    layer's, where stages are filled by them (`Software.counts_head`); else 0. head_waits: whether the
-    gradient of the head's weight may be put off until the layers' backward passes are done, and so keep its
-    operands, as XLA for GPU does to hide collectives; XLA for TPU computes it first. fused: the names of
-    operations that are no nodes of their own, such as biases. Graphs are compared by identity.
+    layers: index of the segment of every layer, in order. directions: passes in which each segment runs; only
+    forward in prefill and generate. caches: the keys and values (or latents) that generation keeps.
+    head_layers: the head's parameters divided by a layer's if stages are filled by them
+    (`Software.counts_head`); otherwise 0. head_waits: the gradient of the head's weight may be deferred until
+    the layers' backward passes are done, and keep its operands. XLA for GPU does so to hide collectives; XLA
+    for TPU computes it first. fused: names of operations without a node, such as biases. Graphs are compared
+    by identity.
     """
 
     segments: tuple[Segment, ...]
@@ -238,7 +239,7 @@ _Owner = TypeVar("_Owner", "Segment", "Graph")
 
 
 def kept_with(function: Callable[Concatenate[_Owner, _P], _R]) -> Callable[Concatenate[_Owner, _P], _R]:
-    """`function` of a segment or graph, which keeps the results, so that they live as long as it does."""
+    """`function` of a segment or graph, with its results cached for the owner's lifetime."""
 
     @wraps(function)
     def ask(owner: _Owner, *rest: _P.args, **named: _P.kwargs) -> _R:
@@ -256,13 +257,12 @@ _KEPT_AS_MATMULS = ("matmul", "attention", "reduce", "exchange")
 
 @kept_with
 def saved_values(segment: Segment, remat: str) -> list[Value]:
-    """What the backward pass of one run of `segment` finds in memory.
+    """Values in memory for the backward pass of one run of `segment`.
 
-    none: everything it reads but gathered arrays, which are gathered again. attention: all of that but
-    the scores between its products. matmuls: the results of matmuls, of attention and of exchanges.
-    latents: of these not what is made of latents. alternate: the results of matmuls but for the second,
-    the fourth, ... of the products. full: only the segment's input. A value that nothing needs is not
-    counted.
+    none: all values that it reads, except gathered arrays, which are gathered again. attention: these without
+    the scores between attention's products. matmuls: results of matmuls, attention and exchanges. latents:
+    these without the values computed from latents. alternate: results of matmuls without every second
+    product's. full: only the segment's input. Values without a reader do not count.
     """
     kept = {id(segment.source)}
     for node in segment.nodes:

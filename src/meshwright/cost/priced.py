@@ -1,4 +1,4 @@
-"""A collective of a step with its price: what the breakdown, explanations, audits and reports tell of it."""
+"""A collective of a step with its price, for breakdowns, explanations, audits and reports."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from meshwright.notation.array import Axes
 class PricedCollective:
     """A collective on one tensor, in one direction of a step, on the busiest chip.
 
-    what: the kind of array that travels. gathered_bytes: V of one run, in `dtype`. count: runs a step.
-    seconds: of one run. exposed_seconds: of all runs, what does not hide under compute. bound: "ici" inside
-    a slice or NVLink domain, "dcn" between them.
+    what: the kind of array. gathered_bytes: V of one run, in `dtype`. count: runs per step. seconds: of one
+    run. exposed_seconds: of all runs, not hidden under compute. bound: "ici" inside a slice or NVLink domain,
+    "dcn" between them.
     """
 
     what: Cargo
@@ -30,7 +30,7 @@ class PricedCollective:
 
     @property
     def name(self) -> str:
-        """What travels, and over which axes: `gradients over data·fsdp`."""
+        """The kind of array and the axes: `gradients over data·fsdp`."""
         return f"{self.what} over {'·'.join(self.axes)}"
 
     @property
@@ -49,11 +49,11 @@ class PricedCollective:
 
     @property
     def exposed(self) -> float:
-        """The share of its time that does not hide."""
+        """The share of its time that is not hidden."""
         return self.exposed_seconds / self.step_seconds if self.step_seconds else 0.0
 
     def to_dict(self) -> dict:
-        """The keys of `planned[]` in `mw audit`: bytes and seconds are those of one run."""
+        """The keys of `planned[]` in `mw audit`; bytes and seconds of one run."""
         return {
             "op": self.op,
             "axes": list(self.axes),

@@ -1,4 +1,4 @@
-"""What a reshard costs on a machine: seconds of each step, bytes that it sends and holds."""
+"""Seconds of a reshard's steps on a machine, with the bytes that it sends and holds."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -19,9 +19,9 @@ def step_price(placement: Placement) -> Price:
 
         permute  t = max(shift, all_to_all)
 
-    A permute that hands I_XY to I_YX sends blocks all over the group, not to the next device alone.
-    On a switch that takes as long as a shift; on a torus its mean way is that of an all-to-all of
-    blocks as large, a quarter of every ring, so it is priced by whichever is longer. A slice is free.
+    A permute from I_XY to I_YX sends blocks all over the group, not only to the next device. On a switch that
+    takes the time of a shift. On a torus its mean way is that of an all-to-all of equal blocks, a quarter of
+    every ring, so the longer of both is the price. A slice is free.
     """
 
     def price(op: ReshardOp, axes: Axes, gathered_bytes: int) -> float:
@@ -38,8 +38,8 @@ def step_price(placement: Placement) -> Price:
 class PricedReshard(NamedTuple):
     """The steps of a reshard with their seconds.
 
-    block_bytes: what one device holds before the first step and after each. sent_bytes: by one device.
-    by_rules: whether they are those of `notation.collective.reshard`.
+    block_bytes: on one device before the first step and after each. sent_bytes: by one device. by_rules: the
+    steps are those of `notation.collective.reshard`.
     """
 
     steps: tuple[Collective, ...]
@@ -61,16 +61,16 @@ class PricedReshard(NamedTuple):
 
     @property
     def busy_axes(self) -> Axes:
-        """The axes of every step that communicates, in order."""
+        """The axes of all communicating steps, in order."""
         return tuple([axis for step in self.steps if step.op != "slice" for axis in step.axes])
 
     @property
     def result_bytes(self) -> float:
-        """Bytes of the result beside the array as given; 0 where nothing is resharded."""
+        """Bytes of the result in addition to the given array; 0 without steps."""
         return self.block_bytes[-1] if self.steps else 0.0
 
     def peak_bytes(self, first: int = 0, last: int | None = None) -> float:
-        """Most bytes held during the steps from `first` to `last`, beside the array as given."""
+        """Most bytes in the steps from `first` to `last`, in addition to the given array."""
         blocks = (0.0, *self.block_bytes[1:])  # a step holds its operand and its result
         return max([a + b for a, b in pairwise(blocks)][first:last], default=0.0)
 
@@ -78,7 +78,7 @@ class PricedReshard(NamedTuple):
 def priced_reshard(
     steps: Iterable[Collective], block_bytes: float, placement: Placement, *, by_rules: bool = True
 ) -> PricedReshard:
-    """`steps` priced for an array of which each device holds `block_bytes` at first."""
+    """`steps` priced for an array with `block_bytes` per device before the first step."""
     price, steps = step_price(placement), tuple(steps)
     times, blocks, sent = [], [block_bytes], 0.0
     for step in steps:
@@ -92,7 +92,7 @@ def priced_reshard(
 
 
 def sent_bytes(op: ReshardOp, gathered: float, num_devices: int) -> float:
-    """Bytes that one of n devices sends, where each passes on what it has not yet passed on.
+    """Bytes that one of n devices sends, if each forwards every received block once.
 
         all_gather, reduce_scatter   V (n - 1)/n
         all_reduce                   twice that
@@ -100,7 +100,7 @@ def sent_bytes(op: ReshardOp, gathered: float, num_devices: int) -> float:
         permute                      V/n
         slice                        0
 
-    V: the gathered bytes. On a torus an all-to-all crosses more links than the one it leaves by.
+    V: the gathered bytes. On a torus the blocks of an all-to-all cross further links on their way.
     """
     n = num_devices
     if op == "slice":

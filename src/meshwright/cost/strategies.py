@@ -1,22 +1,21 @@
 """Every way to multiply two sharded arrays, priced: time, FLOPs, bytes moved and memory.
 
-A strategy is a choice of roles (notation/einsum.py), of how each array is resharded, of what becomes of
-partial sums where the output is left open, and of at most one transfer that runs under the product in
-steps:
+A strategy is a choice of roles (notation/einsum.py), of the reshard of each array, of the treatment of
+partial sums if the output is open, and of at most one transfer that runs in steps under the product:
 
     in sequence   t = sum of collectives + product
     windowed      t = the other collectives + max(product, transfer + product / n)
 
-The ring of n devices hands on a block a step. A gathered block is multiplied while the next one
-arrives; a scattered one is handed on while the next is multiplied. Of n block products, n - 1 run
-beside the n - 1 transfers, so one is added where the transfer is the slower. Hardware that overlaps
-in part saves that part of the difference.
+A ring of n devices passes one block a step. A gathered block is multiplied while the next one arrives; a
+scattered block is sent while the next one is multiplied. n - 1 of the n block products overlap the n - 1
+transfers, so one product is added if the transfer is slower. Hardware with partial overlap saves that share
+of the difference.
 
     product       t = max(FLOPs / peak, HBM bytes / bandwidth)   operands read once, product written
 
-All choices of roles are ordered by the least that they can take and priced until none that is left can be
-listed. An array is resharded along the shortest path (notation/resharding.py); with the roles that a
-textbook would try also by the rules (`notation.collective.reshard`), which may leave more to a window.
+Choices of roles are sorted by a lower bound of their time and priced until no other one can be listed. An
+array is resharded along the shortest path (notation/resharding.py). Roles that a textbook would try are also
+priced with reshards by the rules (`notation.collective.reshard`), which may leave more to a window.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,11 +37,11 @@ from meshwright.notation.resharding import Reshards, is_searchable
 from meshwright.notation.roles import axis_orders, textbook_roles
 from meshwright.units import format_bytes
 
-# strategies() lists what may take up to so many times as long as the cheapest.
+# strategies() lists strategies up to this many times as slow as the cheapest.
 REACH = 1.5
 MAX_COMBINATIONS = 1 << 14
 
-AxisRoles = tuple[str | None, ...]  # a letter, or none, for each axis
+AxisRoles = tuple[str | None, ...]  # a letter, or None, for each axis
 
 
 def strategies(
@@ -51,17 +50,18 @@ def strategies(
     memory_limit_bytes: float | None = None,
     objective: Objective = "latency",
 ) -> list[Strategy]:
-    """The strategies worth a look, the cheapest first; those over the memory limit come last.
+    """The strategies worth considering, the cheapest first; any over the memory limit come last.
 
-    These are: all that take at most REACH times as long as the cheapest, but for those that another
-    beats or equals in time, product, collectives and memory at once; and, beaten or not, the
-    textbook's, in which an axis takes part in one collective at most.
-    Where the output is left open, each end of a partial sum is a strategy, and one that leaves it
-    partial sorts behind those that finish it: whoever reads it pays.
-    objective: "latency" is one run on its own, "throughput" one of many that overlap.
-    Raises NotationError where a dimension does not divide or a wanted partial sum cannot be.
+    These take at most REACH times the seconds of the cheapest, and no other strategy is as good or better in
+    time, product, collectives and memory at once. The textbook's strategies, with at most one collective per
+    axis, are always listed. If the output is open, each end of a partial sum is a strategy. A strategy that
+    leaves the sum partial sorts after those that finish it, since a reader of the result has to finish it.
+
+    objective: "latency" is one run by itself, "throughput" one of many that overlap.
+
+    Raises NotationError if a dimension does not divide or a wanted partial sum is impossible.
     """
-    return _priced(question, _Found(objective, memory_limit_bytes, REACH))
+    return _priced(question, _Candidates(objective, memory_limit_bytes, REACH))
 
 
 def cheapest(
@@ -70,32 +70,33 @@ def cheapest(
     memory_limit_bytes: float | None = None,
     objective: Objective = "latency",
 ) -> Strategy:
-    """The first of `strategies`, found without those that are slower.
+    """The first of `strategies`, without a search for slower ones.
 
-    Raises NotationError as there, and LayoutError where no strategy fits the memory.
+    Raises NotationError as `strategies`, and LayoutError if no strategy fits the memory.
     """
-    found = _priced(question, _Found(objective, memory_limit_bytes, 1.0))
-    if not found[0].fits(memory_limit_bytes):
+    ranked = _priced(question, _Candidates(objective, memory_limit_bytes, 1.0))
+    if not ranked[0].fits(memory_limit_bytes):
         raise LayoutError(
             f"no strategy fits {format_bytes(memory_limit_bytes or 0)} a device; the leanest needs "
-            f"{format_bytes(min(one.bytes_per_device for one in found))}: shard an operand further or "
+            f"{format_bytes(min(one.bytes_per_device for one in ranked))}: shard an operand further or "
             "use more devices"
         )
-    return found[0]
+    return ranked[0]
 
 
-def _priced(question: ContractionQuestion, found: "_Found") -> list[Strategy]:
-    """What is to be listed, in order."""
+def _priced(question: ContractionQuestion, candidates: "_Candidates") -> list[Strategy]:
+    """The listed strategies, in order."""
     _check(question)
     pricing = Pricing(question)
     textbook = set(_combinations(pricing, exhaustive=False))
-    for bound, roles in sorted(_bounds(pricing, found.objective, textbook), key=lambda one: one[0]):
-        if bound <= found.limit or (roles in textbook and found.keeps_textbook):
-            found.add(pricing.strategies(roles, found.limit, textbook=roles in textbook), roles in textbook)
-    listed = found.listed()
+    for bound, roles in sorted(_bounds(pricing, candidates.objective, textbook), key=lambda pair: pair[0]):
+        in_textbook = roles in textbook
+        if bound <= candidates.limit or (in_textbook and candidates.keeps_textbook):
+            candidates.add(pricing.strategies(roles, candidates.limit, textbook=in_textbook), in_textbook)
+    listed = candidates.listed()
     if not listed:
         raise NotationError(f"{question.out}: no role of the mesh axes leads to it with blocks of equal size")
-    return sorted(listed, key=found.rank)
+    return sorted(listed, key=candidates.rank)
 
 
 def _check(q: ContractionQuestion) -> None:
@@ -106,13 +107,13 @@ def _check(q: ContractionQuestion) -> None:
         if array.dims != tuple(letters):
             raise NotationError(f"{array} does not have the dimensions {letters} of {str(q.einsum)!r}")
         q.mesh.size(array.unreduced)  # raises for an axis that the mesh does not have
-        array.local_shape(q.mesh, q.sizes)  # raises where a size is missing or does not divide
+        array.local_shape(q.mesh, q.sizes)  # raises if a size is missing or does not divide
     if q.out is not None and q.out.unreduced and not q.einsum.contracted:
         raise NotationError(f"{q.out}: {str(q.einsum)!r} contracts nothing, so it leaves no partial sum")
 
 
 def _combinations(pricing: "Pricing", *, exhaustive: bool) -> list[AxisRoles]:
-    """Every choice of a role for each axis, or the textbook's alone where those are too many."""
+    """Every choice of a role for each axis; only the textbook's if these are too many."""
     q = pricing.question
     partial = q.out.unreduced if q.out is not None else ()
     every = [tuple(q.einsum.contracted) if a in partial else (*q.einsum.letters, None) for a in pricing.axes]
@@ -129,17 +130,17 @@ def _combinations(pricing: "Pricing", *, exhaustive: bool) -> list[AxisRoles]:
 def _bounds(
     pricing: "Pricing", objective: Objective, textbook: set[AxisRoles]
 ) -> Iterator[tuple[float, AxisRoles]]:
-    """The choices of roles that divide, each with the least seconds that it can take."""
+    """The choices of roles that divide, each with a lower bound of its seconds."""
     for roles in dict.fromkeys([*textbook, *_combinations(pricing, exhaustive=True)]):
         least = pricing.least_seconds(roles, objective)
         if least is not None:
             yield least, roles
 
 
-class _Found:
-    """The strategies so far, as those of one objective and memory limit.
+class _Candidates:
+    """The priced strategies for one objective and memory limit.
 
-    limit: seconds that a strategy may take to be listed, `reach` times those of the cheapest.
+    limit: most seconds of a listed strategy, `reach` times those of the cheapest.
     """
 
     def __init__(self, objective: Objective, memory_limit: float | None, reach: float) -> None:
@@ -150,45 +151,45 @@ class _Found:
         self._textbook: list[Strategy] = []
         self.limit = inf
 
-    def add(self, found: Iterator[Strategy], in_textbook: bool) -> None:
-        for one in found:
-            seconds = one.objective_seconds(self.objective)
-            if self.keeps_textbook and in_textbook and one.window is None and _is_textbook(one):
-                self._textbook.append(one)
+    def add(self, strategies: Iterator[Strategy], in_textbook: bool) -> None:
+        for strategy in strategies:
+            seconds = strategy.objective_seconds(self.objective)
+            if self.keeps_textbook and in_textbook and strategy.window is None and _is_textbook(strategy):
+                self._textbook.append(strategy)
             if seconds <= self.limit:
-                self._all.append(one)
-                if one.fits(self._memory_limit) and not one.leaves_partial_sum:
+                self._all.append(strategy)
+                if strategy.fits(self._memory_limit) and not strategy.leaves_partial_sum:
                     self.limit = min(self.limit, self._reach * seconds)
 
     def listed(self) -> list[Strategy]:
-        """The unbeaten within reach and the textbook's."""
-        unbeaten: dict[tuple, list[Strategy]] = {}  # by where they end
+        """Strategies on the Pareto front within the limit, plus the textbook's."""
+        unbeaten: dict[tuple, list[Strategy]] = {}  # by the sharding of the result
         within_reach = (one for one in self._all if one.objective_seconds(self.objective) <= self.limit)
-        for one in sorted(within_reach, key=_figures):  # so that none beats an earlier one
-            rivals = unbeaten.setdefault((one.out.axes, one.out.unreduced), [])
-            if not any(_beats(rival, one) for rival in rivals):
-                rivals.append(one)
+        for strategy in sorted(within_reach, key=_figures):  # so that none beats an earlier one
+            rivals = unbeaten.setdefault((strategy.out.axes, strategy.out.unreduced), [])
+            if not any(_beats(rival, strategy) for rival in rivals):
+                rivals.append(strategy)
         best = [one for rivals in unbeaten.values() for one in rivals]
         return [*best, *(one for one in self._textbook if not any(one is other for other in best))]
 
-    def rank(self, one: Strategy) -> tuple:
-        fits, seconds = one.fits(self._memory_limit), one.objective_seconds(self.objective)
-        return not fits, one.leaves_partial_sum, seconds, one.seconds, one.bytes_per_device
+    def rank(self, strategy: Strategy) -> tuple:
+        fits, seconds = strategy.fits(self._memory_limit), strategy.objective_seconds(self.objective)
+        return not fits, strategy.leaves_partial_sum, seconds, strategy.seconds, strategy.bytes_per_device
 
 
-def _is_textbook(one: Strategy) -> bool:
-    """Whether all is by the rules and an axis takes part in one collective at most."""
-    axes = [axis for priced in one.reshards for axis in priced.busy_axes]
-    return all(priced.by_rules for priced in one.reshards) and len(set(axes)) == len(axes)
+def _is_textbook(strategy: Strategy) -> bool:
+    """Whether all reshards are by the rules, with at most one collective per axis."""
+    axes = [axis for priced in strategy.reshards for axis in priced.busy_axes]
+    return all(priced.by_rules for priced in strategy.reshards) and len(set(axes)) == len(axes)
 
 
-def _figures(one: Strategy) -> tuple[float, float, float, int]:
-    return one.seconds, one.seconds_compute, one.seconds_comms, one.bytes_per_device
+def _figures(strategy: Strategy) -> tuple[float, float, float, int]:
+    return strategy.seconds, strategy.seconds_compute, strategy.seconds_comms, strategy.bytes_per_device
 
 
-def _beats(rival: Strategy, one: Strategy) -> bool:
+def _beats(rival: Strategy, strategy: Strategy) -> bool:
     """Whether `rival` is no worse in any figure."""
-    return all(theirs <= mine for theirs, mine in zip(_figures(rival), _figures(one), strict=True))
+    return all(theirs <= mine for theirs, mine in zip(_figures(rival), _figures(strategy), strict=True))
 
 
 class _Placed(NamedTuple):
@@ -199,7 +200,10 @@ class _Placed(NamedTuple):
 
 
 class _Ending(NamedTuple):
-    """What becomes of a product: where it ends, what it passes through, how it is resharded."""
+    """The treatment of a product: its final sharding and the reshard to it.
+
+    via: an intermediate sharding; None for none.
+    """
 
     out: ShardedArray
     via: ShardedArray | None
@@ -207,7 +211,7 @@ class _Ending(NamedTuple):
 
 
 class Pricing:
-    """The strategies of one question by the roles of its `axes`; reshards are found as roles ask for them."""
+    """The strategies of one question by the roles of its `axes`; reshards are priced on demand."""
 
     def __init__(self, question: ContractionQuestion) -> None:
         self.question = q = question
@@ -222,9 +226,10 @@ class Pricing:
         self._made = _Product(q, q.out or ShardedArray("C", dims, ((),) * len(dims)), self.axes, orders)
 
     def least_seconds(self, roles: AxisRoles, objective: Objective = "latency") -> float | None:
-        """Least seconds with these roles; None where a dimension does not divide.
+        """Lower bound of the seconds with these roles; None if a dimension does not divide.
 
-        The product may hide one transfer, so at most the reshard of one array. Of many runs all overlaps.
+        The product may hide one transfer, so at most the reshard of one array. With objective "throughput" it
+        hides all.
         """
         placed = self._place(roles)
         if placed is None:
@@ -243,9 +248,9 @@ class Pricing:
     def strategies(
         self, roles: AxisRoles, limit: float = inf, *, textbook: bool = False
     ) -> Iterator[Strategy]:
-        """The strategies with these roles, sequential and windowed, that can take at most `limit` seconds.
+        """The strategies with these roles, sequential and windowed, of at most `limit` seconds.
 
-        textbook: those in sequence by the rules too, however long they take.
+        textbook: also the sequential ones by the rules, regardless of `limit`.
         """
         placed = self._place(roles)
         assert placed is not None, f"{roles} do not divide"
@@ -268,7 +273,7 @@ class Pricing:
                 yield Strategy(q, named, end.out, end.via, chosen, window, *figures)
 
     def _place(self, roles: AxisRoles) -> tuple[_Placed, _Placed, _Placed] | None:
-        """The operands and the product with these roles."""
+        """The operands and the product with these roles; None if a dimension does not divide."""
         if roles not in self._placed:
             lhs, rhs, made = (one.placed(roles) for one in (self._lhs, self._rhs, self._made))
             self._placed[roles] = (lhs, rhs, made) if lhs and rhs and made else None
@@ -285,7 +290,7 @@ class Pricing:
 
 
 class _Array:
-    """An operand of a contraction: where roles put it, and how it is resharded to there."""
+    """An operand of a contraction: its sharding by roles, and the reshards to it."""
 
     _is_product = False
 
@@ -298,17 +303,20 @@ class _Array:
         self._reshards: dict[tuple[ShardedArray, bool], list[PricedReshard]] = {}
 
     def placed(self, roles: AxisRoles) -> _Placed | None:
-        """The array with these roles, a product partial over contracted ones; None if it does not divide."""
+        """The array with these roles; None if a dimension does not divide.
+
+        A product is partial over contracted axes.
+        """
         dims, other = self._end.dims, "" if self._is_product else None
-        own = tuple([role if role is None or role in dims else other for role in roles])
-        if own not in self._placed:
-            role_of = dict(zip(self._axes, own, strict=True))
+        key = tuple([role if role is None or role in dims else other for role in roles])
+        if key not in self._placed:
+            role_of = dict(zip(self._axes, key, strict=True))
             split = tuple([tuple([a for a in self._orders[dim] if role_of[a] == dim]) for dim in dims])
             partial = tuple([axis for axis, role in role_of.items() if role == ""])
             array = ShardedArray(self._end.name, dims, split, partial)
             divides = self._divides(array)
-            self._placed[own] = _Placed(array, self._block_bytes(array)) if divides else None
-        return self._placed[own]
+            self._placed[key] = _Placed(array, self._block_bytes(array)) if divides else None
+        return self._placed[key]
 
     def _divides(self, array: ShardedArray) -> bool:
         sizes, mesh = self._question.sizes, self._question.mesh
@@ -325,7 +333,7 @@ class _Array:
         return min([one.seconds for one in self.reshards(placed, textbook=False)])
 
     def reshards(self, placed: _Placed, textbook: bool) -> list[PricedReshard]:
-        """The shortest path; for the textbook's roles the reshard by the rules too, if it is another."""
+        """The shortest path; for the textbook's roles also the reshard by the rules if it differs."""
         key = placed.array, textbook
         if key not in self._reshards:
             self._reshards[key] = list(self._find(placed.array, textbook))
@@ -349,7 +357,7 @@ class _Array:
 
     @cached_property
     def _shortest(self) -> Reshards | None:
-        """The shortest paths from an operand, or to the output; None on meshes too large to search."""
+        """The shortest paths from an operand, or to the output; None if the mesh is too large."""
         q, partial = self._question, self._axes if self._is_product else self._end.unreduced
         if q.has_single_axes or not is_searchable(q.mesh, len(self._end.dims), partial):
             return None
@@ -358,30 +366,36 @@ class _Array:
 
 
 class _Product(_Array):
-    """The product: its ends, which are the wanted output or, where that is open, all of a partial sum."""
+    """The product.
+
+    It ends in the wanted output or, if that is open, in every completion of a partial sum.
+    """
 
     _is_product = True
 
     def least_seconds(self, placed: _Placed) -> float:
-        """Seconds of the cheapest reshard; nothing where a sum may stay partial."""
+        """Seconds of the cheapest reshard; 0 if a sum may stay partial."""
         return 0.0 if self._question.out is None else super().least_seconds(placed)
 
     def endings(self, placed: _Placed, textbook: bool) -> list[_Ending]:
-        """Its ends; an AllReduce can be had in two, of which the first can run under the product."""
+        """Its possible ends.
+
+        An AllReduce is also split in two steps, the first of which can run under the product.
+        """
         product = placed.array
         if self._question.out is None:
-            found = [
+            ends = [
                 _Ending(target, None, self._priced(product, reshard(product, target)))
                 for target in self._open_targets(product)
             ]
         else:
-            found = [_Ending(self._end, None, one) for one in self.reshards(placed, textbook)]
-        for out, _, whole in list(found):
+            ends = [_Ending(self._end, None, one) for one in self.reshards(placed, textbook)]
+        for out, _, whole in list(ends):
             if [step.op for step in whole.steps] == ["all_reduce"]:
                 for via in islice(self._scattered(product, out.unreduced), 1):
                     steps = (*reshard(product, via), *reshard(via, out))
-                    found.append(_Ending(out, via, self._priced(product, steps)))
-        return found
+                    ends.append(_Ending(out, via, self._priced(product, steps)))
+        return ends
 
     def _open_targets(self, product: ShardedArray) -> list[ShardedArray]:
         if not product.unreduced:
@@ -389,19 +403,19 @@ class _Product(_Array):
         return [product, product.replace(unreduced=()), *self._scattered(product, ())]
 
     def _scattered(self, product: ShardedArray, left: Axes) -> Iterator[ShardedArray]:
-        """The sum over all axes but `left` scattered over each dimension that these divide further."""
+        """The sum over all axes but `left`, scattered over each dimension that they divide."""
         summed = tuple([axis for axis in product.unreduced if axis not in left])
         for dim in product.dims:
-            found = product.replace(axes={dim: product.axes_of(dim) + summed}, unreduced=left)
-            if self._divides(found):
-                yield found
+            scattered = product.replace(axes={dim: product.axes_of(dim) + summed}, unreduced=left)
+            if self._divides(scattered):
+                yield scattered
 
 
 Reshardings = tuple[PricedReshard, PricedReshard, PricedReshard]  # of the operands and the product
 
 
 def _windows(reshards: Reshardings, mesh: Mesh) -> Iterator[tuple[EinsumSide | None, float, int]]:
-    """(array, seconds, steps) of the transfers that can run under the product; first, of none."""
+    """(array, seconds, steps) of transfers that can run under the product; first without one."""
     lhs, rhs, end = reshards
     yield None, 0.0, 1
     if lhs.last_gather:
@@ -415,7 +429,7 @@ def _windows(reshards: Reshardings, mesh: Mesh) -> Iterator[tuple[EinsumSide | N
 def _peak_bytes(window: EinsumSide | None, steps: int, reshards: Reshardings) -> float:
     """Most bytes at any time: while an operand moves, at the product, while the product moves.
 
-    In steps, two blocks are held of what would be whole: the one in use and the one under way.
+    A windowed array has two blocks instead of the whole: the one in use and the one in transfer.
     """
     lhs, rhs, end = reshards
     lhs_held, rhs_held, product = lhs.result_bytes, rhs.result_bytes, end.block_bytes[0]

@@ -1,4 +1,4 @@
-"""A strategy of a contraction: what it costs, and its collectives in the notation."""
+"""A strategy of a contraction: its price, and its collectives in the notation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,9 +27,9 @@ Objective = Literal["latency", "throughput"]
 
 @dataclass(frozen=True, eq=False)
 class ContractionQuestion:
-    """A contraction whose strategy is asked for. out: the wanted sharding, None for any.
+    """A contraction to find strategies for.
 
-    dtype: of the operands, the product and every transfer.
+    out: the wanted sharding; None for any. dtype: of the operands, the product and every transfer.
     """
 
     einsum: Einsum
@@ -47,7 +47,7 @@ class ContractionQuestion:
 
     @property
     def has_single_axes(self) -> bool:
-        """Whether an axis of one device is written in some array: a search leaves such axes out."""
+        """Whether an array names an axis of one device, which a search leaves out."""
         arrays = [array for array in (self.lhs, self.rhs, self.out) if array is not None]
         used = {axis for array in arrays for axis in (*array.sharded_axes, *array.unreduced)}
         return any(self.mesh.size(axis) == 1 for axis in used)
@@ -55,7 +55,10 @@ class ContractionQuestion:
 
 @dataclass(frozen=True)
 class PricedStep:
-    """A collective with V in bytes and its seconds; a slice takes none. windowed: under the product."""
+    """A collective with V in bytes and its seconds; 0 for a slice.
+
+    windowed: it runs under the product.
+    """
 
     collective: Collective
     num_bytes: int
@@ -93,10 +96,10 @@ def priced_step(
 class Strategy(NamedTuple):
     """One way to compute a contraction.
 
-    out: the sharding it ends in. via: one that the sum passes through, scattered before gathered.
-    reshards: of the left operand, of the right one and of the product. window: the array whose transfer
-    runs under the product. seconds: of one run on its own. bytes_per_device: most memory at any time; the
-    operands as given stay.
+    out: the sharding of the result. via: an intermediate sharding of the sum, scattered before it is
+    gathered; None for none. reshards: of the left operand, the right operand and the product. window: the
+    array whose transfer runs under the product. seconds: of one run by itself. bytes_per_device: most memory
+    at any time, the given operands included.
     """
 
     question: ContractionQuestion
@@ -113,7 +116,7 @@ class Strategy(NamedTuple):
 
     @property
     def seconds_pipelined(self) -> float:
-        """Seconds of one of many independent runs: one's collectives hide under another's product."""
+        """Seconds per run of many independent runs, which overlap collectives and products."""
         return max(self.seconds_compute, self.seconds_comms)
 
     def objective_seconds(self, objective: Objective) -> float:
@@ -124,7 +127,7 @@ class Strategy(NamedTuple):
 
     @property
     def leaves_partial_sum(self) -> bool:
-        """Whether it defers a reduction that was not asked to be deferred."""
+        """Whether it leaves a reduction undone that the question does not leave open."""
         return self.question.out is None and bool(self.out.unreduced)
 
     @property
@@ -134,7 +137,7 @@ class Strategy(NamedTuple):
 
     @property
     def contraction(self) -> Contraction:
-        """The contraction with the steps that each array takes, and its cotangent backward."""
+        """The contraction with each array's steps, and those of its cotangent."""
         q = self.question
         plan = contraction(str(q.einsum), q.lhs, q.rhs, self.out, dict(self.roles))
         lhs, rhs, out = (
@@ -163,7 +166,7 @@ class Strategy(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What moves, in a few words: `gather A over X`, `contract over X, ReduceScatter into K`."""
+        """A summary of its steps: `gather A over X`, `contract over X, ReduceScatter into K`."""
         plan = self.contraction
         partial, moved = plan.product.unreduced, len(plan.lhs_steps) + len(plan.rhs_steps)
         words = [f"split {letter} over {axis}" for axis, letter in self._spread()]
@@ -174,7 +177,7 @@ class Strategy(NamedTuple):
         return ", ".join(word for word in words if word) or "multiply in place"
 
     def _spread(self) -> list[tuple[str, str]]:
-        """Axes that split neither operand as given, and the letter of the output that they split."""
+        """(axis, letter) of axes that split the output but no given operand."""
         q = self.question
         busy = (*q.lhs.sharded_axes, *q.rhs.sharded_axes)
         return [(axis, x) for axis, x in self.roles if x and axis not in busy and x in q.einsum.out]
@@ -196,18 +199,18 @@ class Strategy(NamedTuple):
 
 
 def _backward_steps(reshard: Reshard, q: ContractionQuestion) -> tuple[Collective, ...] | None:
-    """The cheapest steps of the cotangent where they take less time than those of the rules, else None."""
-    home = cotangent(reshard.given)
+    """The cheapest steps of the cotangent; None if those of the rules are as fast."""
+    target = cotangent(reshard.given)
     block = reshard.yielded.bytes_per_device(q.mesh, q.sizes, q.dtype)
     by_rules = priced_reshard(reshard.backward, block, q.placement)
     if not by_rules.seconds or q.has_single_axes:
         return None
-    found = cheapest_reshard(reshard.yielded, home, q.mesh, q.sizes, step_price(q.placement), q.dtype)
-    return tuple(found) if priced_reshard(found, block, q.placement).seconds < by_rules.seconds else None
+    steps = cheapest_reshard(reshard.yielded, target, q.mesh, q.sizes, step_price(q.placement), q.dtype)
+    return tuple(steps) if priced_reshard(steps, block, q.placement).seconds < by_rules.seconds else None
 
 
 def _words(step: Collective, windowed: bool, out: str) -> str:
-    """What a step does; nothing of a slice."""
+    """A step in words; "" for a slice."""
     if step.op == "slice":
         return ""
     over, name = "·".join(step.axes), step.operand.name
