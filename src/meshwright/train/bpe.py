@@ -10,15 +10,15 @@ from meshwright.models.chat import json_object, special_tokens
 
 END_OF_TEXT = "<|endoftext|>"
 
-# What tokenizers on the hub call the token that ends a document, ours first.
+# Names that tokenizers on the hub give the token that ends a document, ours first.
 _END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _NUM_BYTES = 256
-# What a checkpoint says of its tokenizer besides: special tokens, and how conversations are written.
+# Other files of a tokenizer in a checkpoint: special tokens, and the format of conversations.
 BESIDE_TOKENIZER = ("tokenizer_config.json", "chat_template.jinja")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE: lossless on any text, since every byte is a token of its own."""
+    """A byte-level BPE, lossless on any text, since each byte is a token."""
     check_vocab_size(vocab_size)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -34,7 +34,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raises DataError where a byte-level BPE has more ids than the model."""
+    """Raise DataError if the model has fewer ids than a byte-level BPE."""
     if vocab_size <= _NUM_BYTES:
         raise DataError(
             f"tokenizer: a byte-level BPE needs V >= {_NUM_BYTES + 1} ids (256 bytes and {END_OF_TEXT}),"
@@ -43,13 +43,13 @@ def check_vocab_size(vocab_size: int) -> None:
 
 
 def tokenizer_file(given: str) -> Path:
-    """The tokenizer.json that `given` names, itself or by its folder, such as a Hugging Face model's."""
+    """The tokenizer.json of a path to it or to its folder, such as a Hugging Face model's."""
     path = Path(given)
     return path / "tokenizer.json" if path.is_dir() else path
 
 
 def load_bpe(path: Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json; DataError where it is none."""
+    """The tokenizer of a tokenizer.json. Raises DataError if it is not one."""
     if not path.is_file():
         raise DataError(f"tokenizer {path}: no such file; give a tokenizer.json")
     try:
@@ -59,9 +59,10 @@ def load_bpe(path: Path) -> Tokenizer:
 
 
 def end_of_text_id(bpe: Tokenizer, path: Path | None) -> int:
-    """The id of the token that ends a document; DataError where the tokenizer has none we know.
+    """The id of the token that ends a document.
 
-    It is the `eos_token` of the tokenizer_config.json beside `path`, if there is one.
+    It is the `eos_token` of the tokenizer_config.json in the folder of `path`, if there is one. Raises
+    DataError if the tokenizer has no known end token.
     """
     described = special_tokens(json_object(path.parent / "tokenizer_config.json")) if path else {}
     for token in (described.get("eos_token", ""), *_END_TOKENS):

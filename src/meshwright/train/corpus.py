@@ -1,12 +1,12 @@
 """A packed corpus on disk: text in, fixed-length rows of token ids out, and batches of them.
 
 data/
-  corpus.json        what is in here (the fields of Corpus)
-  tokenizer.json     the byte-level BPE the rows were made with
-  train.npy          [num_rows, seq_len + 1] uint16, or uint32 above 65,536 ids or with flags (`rows`)
-  train.1.npy, ...   the same of the other sources of a mixture
-  validation.npy     the same for the held-out documents of all of them
-  eval.NAME.npy      the same for a further evaluation set
+  corpus.json        the fields of Corpus
+  tokenizer.json     the byte-level BPE of the rows
+  train.npy          [num_rows, seq_len + 1] uint16, or uint32 above 65,536 ids or with flags (`row_codes`)
+  train.1.npy, ...   the same for the other sources of a mixture
+  validation.npy     the same for the held-out documents of all sources
+  eval.NAME.npy      the same for another evaluation set
 """
 
 import hashlib
@@ -43,8 +43,8 @@ from meshwright.train.documents import (
 from meshwright.train.row_codes import BEGINS, UNCOUNTED, ids, is_counted
 
 _REPACK = "delete that folder, and it is prepared again from its text"
-_FORMAT = 2  # part of the fingerprint: raise it when the files' meaning changes
-# Bounds of memory: documents and characters encoded at once, ids counted at once, text a BPE learns from.
+_FORMAT = 2  # part of the fingerprint: increase it if the meaning of the files changes
+# Bounds of memory: documents and characters encoded at once, ids counted at once, text for training a BPE.
 _ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 1 << 18
 _COUNTED_AT_ONCE = 1 << 22
 _TOKENIZER_CHARACTERS = 20_000_000
@@ -58,16 +58,16 @@ VALIDATION = "validation"
 class Corpus:
     """A packed corpus.
 
-    num_train_tokens, num_validation_tokens: tokens in the packed rows; what does not fill the
-    last row of a split is left out. vocab_size: the tokenizer's. num_bytes: UTF-8 bytes of all
-    documents. sha256: of each split's file. unigram_entropy: nats per validation token of a model
-    that knows only how often each token occurs in the training rows,
+    num_train_tokens, num_validation_tokens: tokens in the packed rows, without an incomplete last row.
+    vocab_size: the tokenizer's. num_bytes: UTF-8 bytes of all documents. sha256: of each split's file.
+    unigram_entropy: nats per validation token of a model that knows only the frequencies of tokens in the
+    training rows,
 
         H = -mean_v log((count_train(v) + 1) / (num_train_tokens + vocab_size))
 
-    over the predicted tokens v of the validation rows that the loss counts (all but each row's first).
-    masked: whether rows have the flags of `rows`. weights: of the sources of a mixture, by which they share
-    the examples; none where there is one source. evaluations: what each further evaluation set was read from.
+    over the predicted tokens v of the validation rows that count in the loss (all but each row's first).
+    masked: whether rows have the flags of `row_codes`. weights: the relative shares of a mixture's sources in
+    the examples; empty for a single source. evaluations: the source of each other evaluation set, by name.
     """
 
     directory: Path
@@ -89,7 +89,7 @@ class Corpus:
 
     @classmethod
     def load(cls, directory: Path) -> "Corpus":
-        """The corpus in `directory`; DataError where there is none or a bit of its rows has changed."""
+        """The corpus in `directory`. Raises DataError if there is none or its rows have changed."""
         try:
             record = json.loads((directory / "corpus.json").read_text())
             corpus = cls(directory=directory, **record)
@@ -107,7 +107,7 @@ class Corpus:
         return corpus
 
     def rows(self, split: str) -> np.ndarray:
-        """The packed rows [num_rows, seq_len + 1] of a split, mapped from disk, not read."""
+        """The packed rows [num_rows, seq_len + 1] of a split, memory-mapped."""
         return self._rows[split]
 
     @cached_property
@@ -116,7 +116,7 @@ class Corpus:
 
     @property
     def parts(self) -> list[str]:
-        """The splits to train on, one for each source."""
+        """The training splits, one for each source."""
         return [part_of(number) for number in range(max(1, len(self.weights)))]
 
     @property
@@ -125,7 +125,7 @@ class Corpus:
 
 
 def part_of(source: int) -> str:
-    """The split to train on of the source with this number."""
+    """The training split of the source with this number."""
     return f"train.{source}" if source else "train"
 
 
@@ -145,21 +145,21 @@ def prepare_corpus(
     evaluations: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
-    """The corpus of `source` packed into `directory`; reused where the same one already lies there.
+    """The corpus of `source`, packed into `directory` unless the same corpus is already there.
 
     source, bad_data: see `read_documents` and, for a mixture, `parse_sources`; the text is read several
-    times, and never held. evaluations: sources of further evaluation sets by name. vocab_size:
-    ids the model has; the BPE is trained (on the first 20M characters to train on) to at most as many.
-    tokenizer: a tokenizer.json to use instead; the chat template beside it writes conversations.
-    mask_documents: whether attention is to stay within a document; within a conversation it always does.
-    Raises DataError for a source without text, a tokenizer with more ids than the model, and text
-    that does not fill one row of each split. `directory` is replaced as a whole or not touched.
+    times, and never held in memory. evaluations: sources of other evaluation sets by name. vocab_size: ids of
+    the model, the maximum for the BPE, which is trained on the first 20M characters of the training split.
+    tokenizer: a tokenizer.json to use instead; conversations have the format of the chat template in its
+    folder. mask_documents: keep attention within each document, as within conversations in any case.
+    Raises DataError for a source without text, a tokenizer with more ids than the model, and text that does
+    not fill a row of each split. `directory` is replaced as a whole or not changed.
     """
     report = progress or (lambda what, fraction: None)
     report("reading", 0.0)
     chat = load_chat_template(tokenizer.parent) if tokenizer else ChatTemplate()
     sources, evaluations = parse_sources(source), dict(evaluations or {})
-    weights = [one.weight for one in sources] if len(sources) > 1 else []
+    weights = [part.weight for part in sources] if len(sources) > 1 else []
     ingredients = [vocab_size, seq_len, mask_documents, weights, evaluations]
     survey = _survey(sources, bad_data, tokenizer, ingredients, chat)
     existing = _existing(directory)
@@ -168,7 +168,7 @@ def prepare_corpus(
 
     def read() -> Iterator[Document]:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is left out was named by the survey
+            warnings.simplefilter("ignore")  # the survey has already warned
             yield from read_mixture(sources, bad_data, chat)
 
     division = divide(read, survey.num_characters)
@@ -203,10 +203,10 @@ def prepare_corpus(
         for name, split in extra.items():
             texts = ((document, split) for document in read_documents(evaluations[name], bad_data, chat))
             _pack(texts, bpe, end_id, packers, survey, report)
-        where = ", ".join(one.path for one in sources)
+        where = ", ".join(part.path for part in sources)
         num_tokens = {split: packer.finish(split, where) for split, packer in packers.items()}
         rows = {split: np.load(partial / f"{split}.npy", mmap_mode="r") for split in packers}
-        bpe.encode_special_tokens = False  # saved as a server wants it: special tokens are special
+        bpe.encode_special_tokens = False  # a server reads special tokens in the text as such
         bpe.save(str(partial / "tokenizer.json"))
         corpus = Corpus(
             directory=directory,
@@ -235,13 +235,12 @@ def prepare_corpus(
 
 
 class Batches:
-    """Batches int32[n, T+1] to train on by the global index of their first example.
+    """Training batches int32[n, T+1] by the global index of their first example.
 
-    The examples are one sequence without end, shuffled anew each epoch, that depends on the seed alone. Of a
-    mixture each source has its own epochs, and its share of any stretch of the sequence.
-    The batch at index i holds examples i to i + B of it, so the position of a run is one integer,
-    whatever the batch size or the number of processes. rows: the numbers of a batch's examples that this
-    process takes, n of B; all where None.
+    The examples are one endless sequence, shuffled again in each epoch, that depends only on the seed. In a
+    mixture each source has its own epochs, and its share of any part of the sequence. The batch at index i
+    has examples i to i + B, so the position of a run is one integer for any batch size and number of
+    processes. rows: the numbers of the batch's examples that this process takes, n of B; None for all.
     """
 
     def __init__(
@@ -264,9 +263,10 @@ class Batches:
 
 
 def _endless(rows: np.ndarray, seed: int) -> grain.MapDataset[np.ndarray]:
-    """The rows again and again, shuffled anew each time.
+    """The rows repeated, each time in another order.
 
-    As good as without end: grain 0.2 overflows on an endless dataset of 2^63 - 1.
+    The number of examples is only practically endless, since grain 0.2 overflows on an endless dataset of
+    2^63 - 1.
     """
     source: Any = rows
     num_epochs = max(1, _NUM_EXAMPLES // len(rows))
@@ -274,27 +274,28 @@ def _endless(rows: np.ndarray, seed: int) -> grain.MapDataset[np.ndarray]:
 
 
 def unigram_entropy(train_parts: Sequence[np.ndarray], validation_rows: np.ndarray, vocab_size: int) -> float:
-    """Nats per validation token under the training frequencies; the formula stands at Corpus."""
+    """Nats per validation token under the training frequencies; see Corpus for the formula."""
     train_counts = np.sum([_counts(rows, vocab_size) for rows in train_parts], axis=0)
-    validation_counts = _counts(validation_rows[:, 1:], vocab_size, counted_alone=True)
+    validation_counts = _counts(validation_rows[:, 1:], vocab_size, only_counted=True)
     num_tokens = sum(rows.size for rows in train_parts)
     log_probabilities = np.log((train_counts + 1) / (num_tokens + vocab_size))
     return float(-(validation_counts @ log_probabilities) / validation_counts.sum())
 
 
-def _counts(rows: np.ndarray, vocab_size: int, *, counted_alone: bool = False) -> np.ndarray:
-    """How often each id occurs; a part of the rows at a time, since counting copies them as int64."""
+def _counts(rows: np.ndarray, vocab_size: int, *, only_counted: bool = False) -> np.ndarray:
+    """The number of times that each id occurs, of all tokens or only of those in the loss."""
+    # In parts, since counting copies rows as int64.
     counts, at_once = np.zeros(vocab_size, np.int64), max(1, _COUNTED_AT_ONCE // max(rows.shape[1], 1))
     for start in range(0, len(rows), at_once):
         part = rows[start : start + at_once].ravel()
-        part = part[is_counted(part)] if counted_alone else part
+        part = part[is_counted(part)] if only_counted else part
         counts += np.bincount(ids(part), minlength=vocab_size)
-        _let_go(rows)
+        _release(rows)
     return counts
 
 
-def _let_go(rows: np.ndarray) -> None:
-    """Gives back the memory of what was read of mapped rows, which else stays until others need it."""
+def _release(rows: np.ndarray) -> None:
+    """Release the memory of rows that were read from a map, which otherwise stay in memory."""
     mapped = getattr(rows, "_mmap", None)
     if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
@@ -302,9 +303,10 @@ def _let_go(rows: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class _Survey:
-    """What one reading of the documents finds. fingerprint: of everything that decides the packed rows.
+    """The result of a first reading of the documents.
 
-    masked: whether documents are to be masked, or some are conversations.
+    fingerprint: a hash of all inputs of the packed rows. masked: whether documents are masked, or some are
+    conversations.
     """
 
     fingerprint: str
@@ -320,7 +322,7 @@ def _survey(
     ingredients: Sequence[Any],
     chat: ChatTemplate,
 ) -> _Survey:
-    """ingredients: vocab_size, seq_len, and what else decides the rows."""
+    """ingredients: vocab_size, seq_len, mask_documents, and other inputs of the rows."""
     vocab_size, seq_len, mask_documents, *others = ingredients
     given = tokenizer.read_bytes() if tokenizer and tokenizer.is_file() else b""
     digest = hashlib.sha256(repr((_FORMAT, vocab_size, seq_len, hashlib.sha256(given).hexdigest())).encode())
@@ -340,7 +342,7 @@ def _survey(
 
 
 def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
-    """The first texts, of so many characters at least, or all."""
+    """The first texts, up to at least `num_characters`."""
     taken = 0
     for text in texts:
         if taken >= num_characters:
@@ -350,7 +352,7 @@ def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
 
 
 class Packer:
-    """Writes token ids to a .npy of rows [num_rows, seq_len + 1] as they come, holding none of them.
+    """A writer of token ids to a .npy of rows [num_rows, seq_len + 1], without holding them.
 
     num_cut: conversations that were longer than a row.
     """
@@ -368,7 +370,7 @@ class Packer:
         self._ends_padded = False
 
     def add_whole(self, ids: np.ndarray) -> None:
-        """Adds a conversation within one row: a new one where it does not fit, cut where none holds it."""
+        """Add a conversation within one row: in a new row if it does not fit, cut if longer than a row."""
         width = self._seq_len + 1
         if self._num_tokens % width + len(ids) > width:
             self._pad()
@@ -377,7 +379,7 @@ class Packer:
         self._ends_padded = True
 
     def _pad(self) -> None:
-        """Fills the row at hand with end tokens that nothing sees and no loss counts."""
+        """Fill the current row with end tokens that no token attends to and that do not count in the loss."""
         missing = -self._num_tokens % (self._seq_len + 1)
         if missing:
             padding = np.full(missing, self._end_id | UNCOUNTED, np.uint32)
@@ -388,7 +390,7 @@ class Packer:
         self._file.close()
 
     def finish(self, split: str, source: str) -> int:
-        """The tokens in whole rows; what is over is dropped. DataError where they fill no row."""
+        """Drop an incomplete last row, and return the number of tokens. Raises DataError without a row."""
         width = self._seq_len + 1
         if self._ends_padded:
             self._pad()
@@ -415,22 +417,22 @@ def _pack(
     survey: _Survey,
     report: Progress,
 ) -> dict[str, int]:
-    """How many documents of each split were written: their tokens, each closed by the end token."""
+    """Write the tokens of documents, each with an end token; returns the documents of each split."""
     bpe.no_truncation()
     bpe.no_padding()
     num_documents, done = dict.fromkeys(packers, 0), 0
     for batch in _batched(pieces):
         report("packing", min(done / max(survey.num_characters, 1), 1.0))
         plain = [pair for pair in batch if pair[0].answers is None]
-        bpe.encode_special_tokens = True  # a document that spells out the end token does not end there
+        bpe.encode_special_tokens = True  # the text of an end token within a document does not end it
         encodings = bpe.encode_batch_fast([piece.text for piece, _ in plain], add_special_tokens=False)
         for (_, split), encoding in zip(plain, encodings, strict=True):
             document = np.asarray([*encoding.ids, end_id], np.uint32)
             document[0] |= BEGINS if survey.masked else 0
             packers[split].add(document)
         chats = [pair for pair in batch if pair[0].answers is not None]
-        bpe.encode_special_tokens = False  # their template spells special tokens out
-        # Not the fast form, which does not tell where in the text a token is.
+        bpe.encode_special_tokens = False  # their template writes special tokens as text
+        # Not `encode_batch_fast`, which has no positions of tokens in the text.
         encodings = bpe.encode_batch([piece.text for piece, _ in chats], add_special_tokens=False)
         for (piece, split), encoding in zip(chats, encodings, strict=True):
             packers[split].add_whole(_of_conversation(encoding, piece, end_id))
@@ -443,25 +445,25 @@ def _pack(
 
 
 def _of_conversation(encoding: Encoding, piece: Document, end_id: int) -> np.ndarray:
-    """The conversation's tokens, of which only the answers' are counted.
+    """The codes of a conversation's tokens; only tokens of answers count in the loss.
 
-    Where its template writes no end token, one closes it, and belongs to the last answer.
+    If its template writes no end token, one is added as a part of the last answer.
     """
     assert piece.answers is not None
-    found = np.asarray(encoding.ids, np.uint32)
+    codes = np.asarray(encoding.ids, np.uint32)
     starts = np.asarray([start for start, _ in encoding.offsets])
-    answered = np.zeros(len(found), bool)
+    answered = np.zeros(len(codes), bool)
     for begin, end in piece.answers:
         answered |= (begin <= starts) & (starts < end)
     if end_id not in encoding.ids:
-        found, answered = np.append(found, np.uint32(end_id)), np.append(answered, answered[-1:])
-    found[~answered] |= UNCOUNTED
-    found[0] |= BEGINS
-    return found
+        codes, answered = np.append(codes, np.uint32(end_id)), np.append(answered, answered[-1:])
+    codes[~answered] |= UNCOUNTED
+    codes[0] |= BEGINS
+    return codes
 
 
 def _batched(pieces: Iterator[tuple[Document, str]]) -> Iterator[list[tuple[Document, str]]]:
-    """Batches to encode at once, of many documents or many characters."""
+    """Batches to encode, limited in documents and characters."""
     batch: list[tuple[Document, str]] = []
     for piece in pieces:
         batch.append(piece)
@@ -473,9 +475,9 @@ def _batched(pieces: Iterator[tuple[Document, str]]) -> Iterator[list[tuple[Docu
 
 
 def _existing(directory: Path) -> Corpus | None:
-    """The corpus already in `directory`, None where there is none or it is damaged and to be remade.
+    """The corpus already in `directory`, None if there is none or it is damaged.
 
-    A folder that holds anything but a corpus is refused, since it would be replaced.
+    Raises DataError for a folder with other files, since the folder will be replaced.
     """
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return None
@@ -489,7 +491,7 @@ def _existing(directory: Path) -> Corpus | None:
 
 @contextmanager
 def _replacing(directory: Path) -> Iterator[Path]:
-    """A folder beside `directory` that takes its place on success and vanishes on failure."""
+    """A folder that replaces `directory` on success and is removed on failure."""
     partial = directory.parent / f".{directory.name}.partial-{os.getpid()}"
     retired = directory.parent / f".{directory.name}.retired-{os.getpid()}"
     partial.mkdir(parents=True, exist_ok=True)

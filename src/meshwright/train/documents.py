@@ -1,7 +1,7 @@
-"""Documents of a corpus: from the standard library, a folder, text, JSONL or parquet; and their split.
+"""Documents of a corpus, from the standard library, a folder, text, JSONL or parquet; and their split.
 
-A document is one file, one JSONL or parquet record, or a piece of one that is long. Documents are read
-one by one, as often as they are needed, so that a corpus need not fit in memory.
+A document is a file, a JSONL or parquet record, or a piece of a long one. Documents are read one at a time,
+and again for each pass, so that a corpus need not fit in memory.
 """
 
 import codecs
@@ -23,10 +23,10 @@ from meshwright.models.chat import ChatTemplate
 STDLIB = "stdlib"
 _KINDS = "'stdlib', a folder, or a .txt, .py, .jsonl or .parquet file"
 
-# What is done about a file or line that is no text: the run stops before it starts, or goes without.
+# For a file or line that is not text: the run does not start, or the file or line is left out.
 BadData = Literal["skip", "stop"]
 
-# A longer text is cut at line ends into documents of at most so many characters.
+# A longer text is cut at line ends into documents of at most this number of characters.
 _LONGEST = 1 << 18
 _CHUNK_BYTES = 1 << 20
 
@@ -36,17 +36,17 @@ _STDLIB_SKIPPED = frozenset(
     | {"encodings", "idlelib", "lib2to3", "pydoc_data", "turtledemo"}
 )
 
-# No unit of the split is longer than this fraction of the corpus, so that the validation split,
-# filled unit by unit up to the same fraction, ends between one and two times it.
+# No unit of the split is longer than this fraction of the corpus. The validation split is filled unit by unit
+# to at least this fraction, so it has less than twice this fraction.
 _VALIDATION_FRACTION = 0.05
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text and the name it is split and reported by.
+    """A text and its name, which decides its split and is used in reports.
 
-    answers: of a conversation, the spans of the text that its assistant wrote; it is never cut. source: the
-    number of the source that it is from.
+    answers: for a conversation, the spans of the assistant's text; a conversation is never cut. source: the
+    number of the document's source.
     """
 
     name: str
@@ -58,16 +58,15 @@ class Document:
 def read_documents(
     source: str, bad_data: BadData = "stop", chat: ChatTemplate | None = None
 ) -> Iterator[Document]:
-    """The documents of `source` in a fixed order, blank ones left out.
+    """The documents of `source` in a fixed order, without blank ones.
 
-    source: "stdlib" (the running interpreter's own *.py files), a folder (every UTF-8 file in it,
-    hidden ones excepted), one text file, a .jsonl (field "text" of each line, or "messages", which are
-    written as `chat` has it) or a .parquet (column "text"; needs pyarrow). bad_data: "skip" leaves out a
-    damaged file, or line of a .jsonl, with a warning that names it. Raises DataError for one otherwise, and
-    where there is no text.
+    source: "stdlib" (the *.py files of the running interpreter), a folder (all UTF-8 files in it that are not
+    hidden), a text file, a .jsonl (field "text" of each line, or "messages", in the format of `chat`) or a
+    .parquet (column "text"; needs pyarrow). bad_data: "skip" leaves out a damaged file, or line of a .jsonl,
+    with a warning that names it; "stop" raises DataError for it. Raises DataError if there is no text.
     """
     check_source(source)
-    path, found = Path(source), False
+    path, has_text = Path(source), False
     if source == STDLIB:
         documents = _read_stdlib()
     elif path.is_dir():
@@ -77,22 +76,22 @@ def read_documents(
     for document in documents:
         for piece in cut(document, _LONGEST):
             if piece.text.strip():
-                found = True
+                has_text = True
                 yield piece
-    if not found:
+    if not has_text:
         raise DataError(f"corpus {source}: holds no text; give {_KINDS}")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One source of a mixture, and its share of the examples where there are several."""
+    """A source of a mixture. weight: its share of the examples, relative to the other weights."""
 
     path: str
     weight: float = 1.0
 
 
 def parse_sources(written: str | Sequence[str]) -> tuple[Source, ...]:
-    """The sources of `PATH`, or of several `PATH:WEIGHT`, whose shares are their weights over their sum.
+    """The sources of `PATH` or of several `PATH:WEIGHT`, with weight 1 by default.
 
     >>> parse_sources(("a.jsonl:3", "b.txt"))
     (Source(path='a.jsonl', weight=3.0), Source(path='b.txt', weight=1.0))
@@ -118,16 +117,16 @@ def _parse_source(written: str) -> Source:
 def read_mixture(
     sources: Sequence[Source], bad_data: BadData = "stop", chat: ChatTemplate | None = None
 ) -> Iterator[Document]:
-    """The documents of all sources, one source after another, as `read_documents` has them."""
+    """The documents of all sources, one source after another; see `read_documents`."""
     for number, source in enumerate(sources):
         for document in read_documents(source.path, bad_data, chat):
-            # Of the first source as without others; names are to differ.
+            # Names must differ; those of the first source are the same as without other sources.
             named = f"{number}/{document.name}" if number else document.name
             yield replace(document, name=named, source=number)
 
 
 def check_source(source: str) -> None:
-    """Raises DataError where `source` names nothing to read; no text is read."""
+    """Raise DataError if there is no file to read at `source`; no text is read."""
     path = Path(source)
     if source != STDLIB and not path.exists():
         raise DataError(f"corpus {source}: no such file or folder; give {_KINDS}")
@@ -142,8 +141,8 @@ class Division:
     """The division of documents into training and validation, 5 to 10% of the characters.
 
     A document longer than 5% of the corpus is cut at line ends into pieces of at most `longest`
-    characters. Pieces are ranked by the SHA-256 of their names, so neither the order of reading nor a
-    change of text moves one; those up to `last_key` are validation.
+    characters. Pieces are ranked by the SHA-256 of their names, so the rank depends neither on the order of
+    reading nor on the text; pieces up to `last_key` are validation.
     """
 
     longest: int
@@ -157,9 +156,9 @@ class Division:
 
 
 def divide(read: Callable[[], Iterable[Document]], num_characters: int) -> Division:
-    """The division of the documents that `read` gives, which together have so many characters."""
+    """The division of the documents of `read`, which have `num_characters` in all."""
     target = max(1, int(num_characters * _VALIDATION_FRACTION))
-    # 16 bytes a document, whatever its length.
+    # 16 bytes per document of any length.
     keys, lengths = array("Q"), array("Q")
     for document in read():
         for piece in cut(document, target):
@@ -178,7 +177,7 @@ def _key(document: Document) -> int:
 
 
 def cut(document: Document, limit: int) -> Iterator[Document]:
-    """The document, or its pieces of at most `limit` characters, cut at line ends where there are any."""
+    """The document, or its pieces of at most `limit` characters, cut at line ends if it has any."""
     text, start, index = document.text, 0, 0
     if len(text) <= limit or document.answers is not None:
         yield document
@@ -192,32 +191,32 @@ def cut(document: Document, limit: int) -> Iterator[Document]:
 
 
 def _read_stdlib() -> Iterator[Document]:
-    root, found = Path(sysconfig.get_paths()["stdlib"]), False
+    root, has_files = Path(sysconfig.get_paths()["stdlib"]), False
     for path in _walk(root, _STDLIB_SKIPPED):
-        # _sysconfigdata holds the flags and paths of one build, not source that anyone wrote.
+        # _sysconfigdata is generated: it holds the flags and paths of one build.
         if path.suffix != ".py" or path.name.startswith("_sysconfigdata") or not _is_text(path):
             continue
-        found = True
+        has_files = True
         yield from _read_text(path, path.relative_to(root).as_posix())
-    if not found:
+    if not has_files:
         raise DataError(f"corpus stdlib: {root} holds no .py source; give a folder of text instead")
 
 
 def _read_folder(root: Path, bad_data: BadData, chat: ChatTemplate | None) -> Iterator[Document]:
-    num_files, found = 0, False
+    num_files, has_text = 0, False
     for path in _walk(root, frozenset({"__pycache__"})):
         num_files += 1
         if path.suffix in (".jsonl", ".parquet") or _is_text(path):
-            found = True
+            has_text = True
             yield from _read_file(path, path.relative_to(root).as_posix(), bad_data, chat)
-    if not found:
+    if not has_text:
         raise DataError(
             f"corpus {root}: none of its {num_files} files is text; put UTF-8 text, .jsonl or .parquet in it"
         )
 
 
 def _walk(root: Path, skipped: frozenset[str]) -> Iterator[Path]:
-    """Files below `root` in sorted order, without hidden ones and the skipped folders."""
+    """Files below `root` in sorted order, without hidden files and skipped folders."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in skipped and not name.startswith("."))
         for name in sorted(names):
@@ -233,21 +232,21 @@ def _read_file(path: Path, name: str, bad_data: BadData, chat: ChatTemplate | No
         try:
             yield from _read_parquet(path, name)
         except DataError as error:
-            _go_without(error, bad_data)
+            _leave_out(error, bad_data)
     elif _is_text(path):
         yield from _read_text(path, name)
     else:
         raise DataError(f"corpus {path}: is not UTF-8 text; give {_KINDS}")
 
 
-def _go_without(error: DataError, bad_data: BadData) -> None:
+def _leave_out(error: DataError, bad_data: BadData) -> None:
     if bad_data == "stop":
         raise error
     warnings.warn(f"{error}; it is left out", stacklevel=2)
 
 
 def _is_text(path: Path) -> bool:
-    """Whether the file is UTF-8 without NUL bytes, which binary files that happen to decode have."""
+    """Whether the file is UTF-8 without NUL bytes, since some binary files are valid UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with path.open("rb") as file:
@@ -262,7 +261,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _read_text(path: Path, name: str) -> Iterator[Document]:
-    """The file, in pieces where it is long: as `cut` would, without holding all of it."""
+    """The file, in pieces if it is long: as by `cut`, without holding all of it in memory."""
     with path.open(encoding="utf-8", newline="") as file:
         text, index = file.read(_LONGEST + 1), 0
         if len(text) <= _LONGEST:
@@ -282,7 +281,7 @@ def _read_jsonl(path: Path, name: str, bad_data: BadData, chat: ChatTemplate) ->
                 try:
                     document = _of_record(line, f"{name}:{number}", f"corpus {path} line {number}", chat)
                 except DataError as error:
-                    _go_without(error, bad_data)
+                    _leave_out(error, bad_data)
                 else:
                     yield document
 
@@ -300,9 +299,9 @@ def _of_record(line: bytes, name: str, where: str, chat: ChatTemplate) -> Docume
 
 
 def _conversation(messages: object, name: str, where: str, chat: ChatTemplate) -> Document:
-    """The conversation as the template writes it, and where its assistant's answers are.
+    """The conversation in the template's format, with the spans of its assistant's answers.
 
-    An answer is what a message adds to the prompt that asks for it.
+    An answer is the text that its message adds to the prompt before it.
     """
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
         raise DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")

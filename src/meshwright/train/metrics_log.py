@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a logged step, and the reporter that fetches, times and writes them."""
+"""metrics.jsonl, with a JSON object for each logged step, and the reporter that writes it."""
 
 import json
 import os
@@ -19,9 +19,9 @@ _MAKE_ROOM = "make room, then go on from the last checkpoint with --resume"
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of a metrics.jsonl in order; a last one without its line end is left out.
+    """The lines of a metrics.jsonl in order, without a last line that is incomplete.
 
-    Another line that is not a JSON object with a step is left out too, with a warning that names it.
+    A line that is not a JSON object with a step is also left out, with a warning that names it.
     """
     if not path.is_file():
         return []
@@ -45,15 +45,15 @@ def _parsed(text: str) -> Line | None:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Drops the lines past `step`, which a run resumed from there writes again."""
+    """Drop the lines after `step`, which a run resumed from there writes again."""
     kept = [line for line in read_lines(path) if line["step"] <= step]
     write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def append(path: Path, line: Line) -> None:
-    """Adds one line with a single write to the end of the file, so no reader sees half of it.
+    """Append a line with a single write, so that no reader sees a part of it.
 
-    Raises OutputError where it cannot be written, such as on a full disk.
+    Raises OutputError if it cannot be written, for example on a full disk.
     """
     text = (json.dumps(line) + "\n").encode()
     try:
@@ -69,12 +69,12 @@ def append(path: Path, line: Line) -> None:
 
 
 class Reporter:
-    """Reports each step once the next is dispatched, so that fetching its numbers stalls no device.
+    """A reporter of each step after the next is dispatched, so that fetching numbers stalls no device.
 
     path: the metrics.jsonl. num_tokens, flops: of one step. peak_flops_per_second: of the whole
-    machine. check: raises for numbers that no state may be kept of; it is asked before they are written.
-    A step's wall time is that between its numbers' arrival and those of the step before;
-    the first of a process has none before it, which leaves compilation out.
+    machine. check: called before numbers are written; raises for numbers whose state must not be kept.
+    The wall time of a step is the time between the arrival of its numbers and of the previous numbers. The
+    first step of a process has no wall time, so compilation is not included.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Reporter:
         self._window: list[float] = []
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Takes a dispatched step's numbers, still on their way, and reports the step before."""
+        """Take the pending numbers of a dispatched step, and report the previous step."""
         if self._pending is not None:
             self.wait()
             self.report()
         self._pending = (step, metrics)
 
     def wait(self) -> None:
-        """Fetches the numbers of the step pushed last into `line`, once they are checked."""
+        """Fetch and check the numbers of the last pushed step, and put them into `line`."""
         assert self._pending is not None, "wait follows push"
         step, metrics = self._pending
         self._pending = None
@@ -116,7 +116,7 @@ class Reporter:
         self.line = {"step": step, **values, **self._speed(), **self._more}
 
     def report(self, *, always: bool = False, found: Line | None = None) -> None:
-        """Hands `line`, with what was `found` besides, to on_step; writes it where due or `always`."""
+        """Pass `line`, with the numbers `found` added, to on_step; write it if due or if `always`."""
         self.line |= found or {}
         if always or self.line["step"] % self._log_every == 0:
             if jax.process_index() == 0:
@@ -126,11 +126,11 @@ class Reporter:
             self._on_step(self.line)
 
     def restart_clock(self) -> None:
-        """Leaves what was done since the last step out of the next one's time."""
+        """Exclude the time since the last step from the wall time of the next step."""
         self._arrived = time.perf_counter()
 
     def begin(self, more: Line) -> None:
-        """Begins anew, without the step under way; every line from here on holds `more` too."""
+        """Restart without the pending step; all lines after this include `more`."""
         self._more, self._pending = more, None
         self._arrived = None
         self._window.clear()

@@ -1,8 +1,8 @@
-"""A trace of some steps by JAX's profiler, and what is needed to read it.
+"""A trace of some steps by JAX's profiler, and the compiled programs for reading it.
 
-run/profile/NAME.hlo   the compiled step, which names the operations of the trace: step.hlo, or in a pipeline
-                       each program of a stage
-run/profile/plugins/profile/<time>/*.xplane.pb   the trace, for XProf and TensorBoard too
+run/profile/NAME.hlo   the compiled step, with the names of the operations in the trace: step.hlo, or in a
+                       pipeline each program of a stage
+run/profile/plugins/profile/<time>/*.xplane.pb   the trace, also for XProf and TensorBoard
 """
 
 import shutil
@@ -19,9 +19,9 @@ FOLDER, HLO = "profile", "*.hlo"
 
 
 class Profiler:
-    """Traces the steps from `first` to `last` into the folder; nothing where they are None.
+    """A profiler of some steps, from the first to the last; of none if `steps` is None.
 
-    num_traced: how many steps were; fewer where the run began later or ended before.
+    num_traced: the number of traced steps so far.
     """
 
     def __init__(self, folder: Path, steps: tuple[int, int] | None) -> None:
@@ -34,7 +34,7 @@ class Profiler:
         jax.block_until_ready(state)
         shutil.rmtree(self._folder, ignore_errors=True)
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # events of Python drown those of the device
+        options.python_tracer_level = 0  # Python has too many events in comparison with the device
         jax.profiler.start_trace(str(self._folder), profiler_options=options)
         self._running = True
 
@@ -53,15 +53,15 @@ class Profiler:
 
 
 def save_hlo(texts: Mapping[str, str], folder: Path) -> None:
-    """Writes the programs of a step beside its trace, by their names."""
+    """Write the programs of a step to the folder of its trace, by name."""
     for name, text in texts.items():
         write_whole(folder / HLO.replace("*", name), text)
 
 
 class ProgramTexts:
-    """An executor that compiles every program once and runs none. texts: their HLO by name.
+    """An executor that compiles each program once and runs none.
 
-    A program of several types of arguments has its name once, and a number after it.
+    texts: HLO by the program's name and a number, since a program may have several types of arguments.
     """
 
     def __init__(self) -> None:
@@ -83,8 +83,7 @@ class ProgramTexts:
         return self._made[key]
 
     def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any:
-        def one(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            there = NamedSharding(mesh, x.sharding.spec)
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
+        def on_mesh(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec))
 
-        return jax.tree.map(one, tree)
+        return jax.tree.map(on_mesh, tree)

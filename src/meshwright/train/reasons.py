@@ -1,23 +1,23 @@
-"""Why the measured step time is not the planned one."""
+"""Causes of a measured step time that differs from the planned time."""
 
 import os
 from dataclasses import dataclass
 
 from meshwright.units import format_seconds
 
-# Less of a difference is within what a plan promises.
+# Smaller relative differences are within the accuracy of a plan.
 _FAR = 0.2
-# A cause is named from this share of the measured time on.
+# A cause is named if it is more than this share of the measured time.
 _MUCH = 0.05
 
 
 @dataclass(frozen=True)
 class Waits:
-    """What was seen of a run's steps besides their time, in seconds a step.
+    """Possible causes of waiting in a run's steps, in seconds per step.
 
-    input: the devices were idle, since the next batch was not there. num_compiled: programs of the step that
-    were compiled; one is expected. collectives: in collectives, of a profile; None where there is none.
-    load: processes that wanted a core of the machine meanwhile, and its cores; None where that is unknown.
+    input: the devices were idle, since the next batch was not ready. num_compiled: compiled programs of the
+    step; one is expected. collectives: time in collectives by a profile; None without a profile. load: mean
+    number of runnable processes on the machine, and its cores; None if unknown.
     """
 
     input: float = 0.0
@@ -37,10 +37,10 @@ def machine_load() -> tuple[float, int] | None:
 def why_not_as_planned(
     measured: float, planned: float, waits: Waits, planned_collectives: float | None = None
 ) -> str | None:
-    """One sentence on what makes a step take 20% more or less than planned; None where it does not.
+    """A sentence on the causes if a step takes 20% more or less than planned, otherwise None.
 
-    Seconds a step. planned_collectives: what of the plan's step waits for collectives. The largest cause that
-    was seen comes first; where none was, what would show it.
+    measured, planned: seconds of a step. planned_collectives: seconds that the planned step waits for
+    collectives. The largest cause comes first; without a cause the sentence names the option that shows it.
     """
     ratio = measured / planned
     if 1 - _FAR <= ratio <= 1 + _FAR:
@@ -55,17 +55,17 @@ def why_not_as_planned(
 
 
 def _causes(measured: float, waits: Waits, planned_collectives: float | None) -> list[str]:
-    found: list[tuple[float, str]] = []
+    causes: list[tuple[float, str]] = []
     if waits.input > _MUCH * measured:
-        found.append((waits.input, f"input: {format_seconds(waits.input)} of it wait for the next batch"))
+        causes.append((waits.input, f"input: {format_seconds(waits.input)} of it wait for the next batch"))
     if waits.collectives is not None and planned_collectives is not None:
         more = waits.collectives - planned_collectives
         if more > _MUCH * measured:
             text = f"collectives: {format_seconds(waits.collectives)} of it, "
-            found.append((more, text + f"{format_seconds(planned_collectives)} planned"))
+            causes.append((more, text + f"{format_seconds(planned_collectives)} planned"))
     if waits.num_compiled > 1:
-        found.append((measured, f"compile: the step was compiled {waits.num_compiled} times"))
+        causes.append((measured, f"compile: the step was compiled {waits.num_compiled} times"))
     if waits.load is not None and waits.load[0] > 1.5 * waits.load[1]:
         load, cores = waits.load
-        found.append((0.0, f"clock: {load:.0f} processes share {cores} cores"))
-    return [text for _, text in sorted(found, reverse=True)]
+        causes.append((0.0, f"clock: {load:.0f} processes share {cores} cores"))
+    return [text for _, text in sorted(causes, reverse=True)]

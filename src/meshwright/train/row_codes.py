@@ -1,13 +1,13 @@
-"""What one number of a packed row says: a token's id, and in the bits above it what is made of the token.
+"""Codes of packed rows: a token's id, with flags of the token in the bits above it.
 
-A corpus of plain text packed without masks has ids alone. Where documents are masked, or only answers
-count, rows are uint32 with two flags, so that they are still one array [num_rows, T + 1].
+A corpus of plain text packed without masks has only ids. If documents are masked, or only answers are
+counted, rows are uint32 with two flags, so that a corpus is one array [num_rows, T + 1] in any case.
 """
 
 import numpy as np
 
 BEGINS = 1 << 30  # the token is the first of a document
-UNCOUNTED = 1 << 29  # the token is context: the loss does not count how well it is predicted
+UNCOUNTED = 1 << 29  # the token is only context: its prediction does not count in the loss
 ID_BITS = UNCOUNTED - 1
 
 
@@ -17,7 +17,7 @@ def ids(rows: np.ndarray) -> np.ndarray:
 
 
 def is_counted(targets: np.ndarray) -> np.ndarray:
-    """Whether the loss counts each of these targets; never one that begins a document."""
+    """Whether each target counts in the loss; the first token of a document does not."""
     if targets.dtype.itemsize <= 2:
         return np.ones(targets.shape, bool)
     return (targets & targets.dtype.type(BEGINS | UNCOUNTED)) == 0

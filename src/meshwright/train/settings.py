@@ -1,4 +1,4 @@
-"""The settings of a training run, which its folder keeps in settings.json for a later --resume."""
+"""The settings of a training run, stored in settings.json of its folder for --resume."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from meshwright.train.documents import BadData
 from meshwright.units import parse_count
 
 SETTINGS = "settings.json"
-# Another value of these would be another run: they decide its parameters or its data.
+# A resumed run cannot change these, since they determine its parameters or its data.
 _FIXED = ("data", "eval", "tokenizer", "from_", "mask_documents", "seed", "optimizer")
 ScheduleName = Literal["cosine", "wsd", "constant"]
 OnSpike = Literal["skip", "stop"]
@@ -24,11 +24,11 @@ OnSpike = Literal["skip", "stop"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run. A resumed run may change any but those in `_FIXED`.
+    """The settings of a run. A resumed run may change any that is not in `_FIXED`.
 
-    steps: a number once the corpus is packed. schedule_steps: None is `steps` as the run began, so that a
-    later and larger `steps` does not change the rate of earlier ones. checkpoint_every: 0 for checkpoints
-    only by time, after the best validation, and at the end.
+    steps: None until the corpus is packed. schedule_steps: None for the `steps` at the start of the run, so
+    that a later increase of `steps` does not change the learning rate of earlier steps. checkpoint_every: 0
+    for checkpoints only by time, after the best validation, and at the end.
     """
 
     data: str | tuple[str, ...] = option(
@@ -120,7 +120,7 @@ def _written(value: object) -> object:
 
 
 def evaluation_sets(written: Sequence[str]) -> dict[str, str]:
-    """The sources that `NAME=PATH` name, by name. Raises DataError for another form or a repeated name."""
+    """The paths of texts `NAME=PATH`, by name. Raises DataError for another form or a repeated name."""
     sources: dict[str, str] = {}
     for text in written:
         name, equals, path = text.partition("=")
@@ -157,5 +157,5 @@ def load_settings(run: Path) -> Settings | None:
 
 
 def save_settings(settings: Settings, run: Path) -> None:
-    """Write settings.json whole or not at all."""
+    """Write settings.json atomically."""
     write_whole(run / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n")

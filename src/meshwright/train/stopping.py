@@ -1,4 +1,4 @@
-"""The decisions when to stop and when to save, the same on all processes."""
+"""Decisions to stop and to save, the same on all processes."""
 
 import signal
 import threading
@@ -10,16 +10,16 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-# Several processes agree about this often, so that a signal to one is heard well within a grace time.
+# Interval between agreements of several processes, well within the grace time after a signal to one.
 _AGREE_SECONDS = 1.0
 
 
 class Agreement:
-    """What all processes do after a step: stop because one was told to, save because it is time.
+    """The common decision of all processes after a step: to stop, and to save a checkpoint.
 
-    stop: set once this process is told to stop. save_seconds: between checkpoints, by the clock of
-    process 0. One process decides for itself after every step. Several exchange their wishes after
-    steps that all of them know: how many steps on that is follows from the step time of process 0.
+    stop: set when this process receives a signal to stop. save_seconds: time between checkpoints, by the
+    clock of process 0. A single process decides after every step. Several processes exchange their wishes
+    after certain steps; each exchange determines the next such step from the step time of process 0.
     """
 
     def __init__(self, stop: threading.Event, save_seconds: float) -> None:
@@ -28,7 +28,7 @@ class Agreement:
         self._agreed_step, self._next = 0, 0
 
     def anew(self) -> "Agreement":
-        """Another about the same wish to stop, of steps that are counted by themselves."""
+        """A new agreement with the same wish to stop and its own count of steps."""
         return Agreement(self._stop, self._save_seconds)
 
     def after(self, step: int) -> tuple[bool, bool]:
@@ -46,15 +46,15 @@ class Agreement:
         return stop, save
 
     def saved(self) -> None:
-        """Takes note that a checkpoint was begun just now."""
+        """Note that a checkpoint has begun."""
         self._saved = time.monotonic()
 
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second acts as it always did.
+    """An event that the first SIGINT or SIGTERM sets; a second signal has its usual effect.
 
-    Off the main thread, where Python allows no handlers, it is never set.
+    It is never set outside the main thread, where Python allows no handlers.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError
 
-if TYPE_CHECKING:  # which loads JAX, and `check_board` is asked before that
+if TYPE_CHECKING:  # it imports JAX, and `check_board` is called before that
     from meshwright.train.metrics_log import Line
 
 FOLDER = "tensorboard"
 
 
 def check_board() -> None:
-    """Raises MeshwrightError where what writes TensorBoard's files is not installed."""
+    """Raise MeshwrightError if tensorboardX is not installed."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise MeshwrightError("--tensorboard needs tensorboardX; pip install 'meshwright[tensorboard]'")
 
 
 class Board:
-    """Writes the numbers of metrics lines as scalars into run/tensorboard/.
+    """The numbers of metrics lines as scalars in run/tensorboard/.
 
-    step: that which the run goes on from; what was written of later ones before is dropped.
+    step: the step from which the run continues; earlier scalars of later steps are dropped.
     """
 
     def __init__(self, run: Path, step: int) -> None:

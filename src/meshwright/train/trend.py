@@ -1,12 +1,12 @@
-"""The trend of the training loss, and when a loss is a spike above it."""
+"""The trend of the training loss, and the test for a spike above it."""
 
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# The mean looks back about 50 steps; before as many have been seen, only what is not finite is a spike.
+# The mean is over about 50 steps. In the first 50 steps only a value that is not finite is a spike.
 _DECAY, _FEWEST = 0.98, 50
-# A spike is this many standard deviations above the mean, and this share of the mean at least.
+# A spike is above the mean by this number of standard deviations, and by at least this share of the mean.
 _DEVIATIONS, _SHARE = 8.0, 0.2
 
 
@@ -16,7 +16,7 @@ class LossTrend:
 
         d = loss - m;   m <- m + (1 - b) d;   v <- b (v + (1 - b) d^2)
 
-    b = 0.98. A checkpoint keeps it, so that a resumed run finds the same spikes.
+    b = 0.98. A checkpoint includes it, so that a resumed run finds the same spikes.
     """
 
     count: int = 0
@@ -32,7 +32,7 @@ class LossTrend:
         return LossTrend(self.count + 1, mean, _DECAY * (self.variance + (1 - _DECAY) * above**2))
 
     def fault(self, loss: float, grad_norm: float) -> str | None:
-        """What is wrong with the numbers of the next step, None where nothing is."""
+        """The fault in the numbers of the next step, None if there is none."""
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             if not math.isfinite(value):
                 return f"{name} is {value}"

@@ -23,7 +23,7 @@ __all__ = [
     "learning_rate", "make_optimizer",
 ]  # fmt: skip
 
-# By the record's name; Muon asks the model which dimensions a matrix has.
+# By the record's name. Muon needs the model for the dimensions of matrices.
 OPTAX: Mapping[str, Callable[[OptimizerConfig, ModelConfig | None], optax.GradientTransformationExtraArgs]]
 OPTAX = MappingProxyType({"adamw": adamw, "adafactor": adafactor, "lion": lion, "muon": muon})
 
@@ -38,10 +38,10 @@ def make_optimizer(
         g  <- g * min(1, clip / |g|)
 
     Its update takes that norm as `norm` if the caller has it (`gradient_norm`); Adafactor's also takes
-    `whole`. Weight decay applies to matrices only (`decay_mask`), and not with Adafactor. moments_dtype: of
-    the moments between two updates, which compute in float32. "bf16" has 8 bits: it drops changes below
-    1/256, as v's are with b2 above 0.996. Types with scales: in blocks (nn/moments.py), not of
-    Adafactor.
+    `whole`. Weight decay applies to matrices only (`decay_mask`), and not with Adafactor. moments_dtype: type
+    of the moments between updates, which compute in float32. "bf16" has 8 significant bits, so it loses
+    relative changes below 1/256, such as those of v with b2 above 0.996. Types with scales are stored in
+    blocks (nn/moments.py), and not available with Adafactor.
     """
     chosen = OPTAX[config.optimizer](config, model)
     if moments_dtype in PACKED_DTYPES:
@@ -63,7 +63,7 @@ def by_quotient(g: jax.Array, norm: jax.Array, clip_norm: float) -> jax.Array:
 def by_factor(g: jax.Array, norm: jax.Array, clip_norm: float) -> jax.Array:
     """g * min(1, clip_norm / norm) without a division of each number.
 
-    XLA keeps quotients in memory; a product it takes again for each of its readers.
+    XLA keeps quotients in memory, but computes a product again for each reader.
     """
     return g * jnp.where(norm < clip_norm, 1.0, clip_norm / norm)
 
@@ -71,9 +71,10 @@ def by_factor(g: jax.Array, norm: jax.Array, clip_norm: float) -> jax.Array:
 def clipped(
     clip_norm: float, clip: Callable[[jax.Array, jax.Array, float], jax.Array] = by_quotient
 ) -> optax.GradientTransformationExtraArgs:
-    """g * min(1, clip_norm / |g|), by the norm that the caller gives, or by one that it takes.
+    """g * min(1, clip_norm / |g|), with the caller's norm if given.
 
-    optax's own always takes a norm: a step that reports it then has two, each with its sums over devices.
+    optax's clipping always computes a norm. A step that reports the norm would then compute it twice, each
+    time with sums over devices.
     """
 
     def update(updates: Any, state: Any, params: Any = None, *, norm: Any = None, **_: Any) -> Any:

@@ -16,8 +16,8 @@ from meshwright.train.optimizers.config import OptimizerConfig, learning_rate
 
 # For each weight, [2]: the mean squares of its update and of itself.
 MeanSquares = Any
-# Adafactor's constants (Shazeer & Stern, arXiv:1804.04235, section 6): the least size of a weight by which
-# its update is scaled, and the size to which the update is clipped before.
+# Adafactor's constants (Shazeer & Stern, arXiv:1804.04235, section 6): the minimum of the weight's size that
+# scales its update, and the size to which the update is clipped before.
 _LEAST_SIZE, _CLIPPED_TO = 1e-3, 1.0
 
 
@@ -27,8 +27,8 @@ def adafactor(config: OptimizerConfig, model: ModelConfig | None) -> optax.Gradi
         w  <- w - lr max(rms(w), 0.001) u / max(1, rms(u)),   u = g / sqrt(v)
 
     v: the product of a row and a column. rms: over a whole weight, so over all layers of a stack. The update
-    takes `whole`, a function from the mean squares of parts of weights to the whole weights'; by default
-    parts are whole. optax.adafactor takes the size of a weight twice; its state is the same.
+    takes `whole`, a function from the mean squares of parts of weights to those of whole weights; by default
+    each part is a whole weight. optax.adafactor computes the size of a weight twice; its state is the same.
     """
     chain = optax.chain(
         _by_rows_and_columns(),
@@ -41,7 +41,7 @@ def adafactor(config: OptimizerConfig, model: ModelConfig | None) -> optax.Gradi
 
 
 def _placed(inner: optax.GradientTransformationExtraArgs, params: Any) -> Any:
-    """The first state of `inner`, on the shards where an update leaves it."""
+    """The initial state of `inner`, with the shardings that an update gives it."""
     state = inner.init(params)
     if all(jax.typeof(leaf).sharding.mesh.empty for leaf in jax.tree.leaves(params)):
         return state
@@ -50,7 +50,7 @@ def _placed(inner: optax.GradientTransformationExtraArgs, params: Any) -> Any:
 
 
 def _by_rows_and_columns() -> optax.GradientTransformation:
-    """u = g / sqrt(v); a weight's sums over devices have its name."""
+    """u = g / sqrt(v), with each weight's sums over devices named after it."""
     of_all = optax.scale_by_factored_rms(min_dim_size_to_factor=FACTORED_FROM)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
@@ -99,7 +99,7 @@ def _mean_square(x: Array) -> Array:
 def mean_squares(
     optimizer: optax.GradientTransformationExtraArgs, gradients: Any, state: Any, params: Any, norm: Array
 ) -> MeanSquares:
-    """The mean squares that `adafactor` takes in an update of (parts of) weights."""
+    """The mean squares of an update of (parts of) weights by `adafactor`."""
     taken = []
 
     def keep(squares: MeanSquares) -> MeanSquares:

@@ -15,11 +15,11 @@ from meshwright.train.settings import ScheduleName
 class OptimizerConfig:
     """The constants of an optimizer, with GPT-3's decay rates and clip (Brown et al. 2020, appendix B).
 
-    peak_learning_rate is reached after warmup_steps and falls to final_fraction of itself at
-    total_steps: along a cosine, or under "wsd" in a straight line over the last decay_fraction of the
-    steps, or under "constant" not at all. clip_norm: bound of the gradients' global norm. z_loss: see
-    `JaxOps`. balance_loss, router_z_loss: weights of the losses of each layer's router (nn/experts/).
-    b1, b2, eps: AdamW's; Lion's decay rates are its authors'. optimizer: a name in `OPTIMIZERS`.
+    The learning rate rises to peak_learning_rate over warmup_steps and falls to final_fraction of it at
+    total_steps: with "cosine" along a cosine, with "wsd" linearly over the last decay_fraction of the steps,
+    and with "constant" not at all. clip_norm: bound of the gradients' global norm. z_loss: see `JaxOps`.
+    balance_loss, router_z_loss: weights of the losses of each layer's router (nn/experts/). b1, b2, eps:
+    AdamW's; Lion has the decay rates of its paper. optimizer: a name in `OPTIMIZERS`.
     """
 
     peak_learning_rate: float
@@ -56,8 +56,8 @@ def learning_rate(config: OptimizerConfig) -> Callable[[jax.typing.ArrayLike], j
         wsd:         peak (f + (1 - f) min(1, (total - i) / (d total)))
         constant:    peak
 
-    f: final_fraction, d: decay_fraction. The + 1 lets the first update move; from `total` on the rate
-    is constant. Source of wsd: Hu et al., arXiv:2404.06395.
+    f: final_fraction, d: decay_fraction. With the + 1 the first update is not 0. After `total` updates the
+    rate is constant. Source of wsd: Hu et al., arXiv:2404.06395.
     """
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
@@ -77,9 +77,9 @@ def learning_rate(config: OptimizerConfig) -> Callable[[jax.typing.ArrayLike], j
 
 
 def decay_mask(params: Any) -> Any:
-    """True for each parameter that decays: of rank 2 or more, and no norm or bias.
+    """True for each parameter that decays: of rank 2 or more, except norms and biases.
 
-    Rank is not enough: the norms of all layers, stacked for the scan, are a matrix [L, D].
+    Rank is not enough, since the norms of all layers, stacked for the scan, are a matrix [L, D].
     """
 
     def decays(path: tuple[Any, ...], value: Any) -> bool:

@@ -15,7 +15,7 @@ def lion(config: OptimizerConfig, model: ModelConfig | None) -> optax.GradientTr
         w  <- w - lr (sign(b1 m + (1 - b1) g) + decay w)
         m  <- b2 m + (1 - b2) g
 
-    It wants a learning rate three to ten times below AdamW's, and a decay that is higher by the same factor.
+    It needs a learning rate three to ten times below AdamW's, and a decay that is higher by the same factor.
     """
     rate = learning_rate(config)
     return optax.lion(rate, b1=_B1, b2=_B2, weight_decay=config.weight_decay, mask=decay_mask)

@@ -1,4 +1,4 @@
-"""Muon on Optax; for its iterations each device has whole matrices."""
+"""Muon on Optax, with iterations on whole matrices, each on one device."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,20 +21,20 @@ from meshwright.optimizers.muon import NEWTON_SCHULZ_STEPS, is_of_matrix, is_ort
 from meshwright.train.optimizers.config import OptimizerConfig, decay_mask, learning_rate
 
 _BETA = 0.95
-# Times sqrt(max(rows, columns)), the root mean square of an update; 0.2 is AdamW's usual one
+# The root mean square of an update after multiplying by sqrt(max(rows, columns)); 0.2 is usual for AdamW
 # (Liu et al., arXiv:2502.16982, section 2.2).
 _RMS = 0.2
 
 
 def muon(config: OptimizerConfig, model: ModelConfig | None) -> optax.GradientTransformationExtraArgs:
-    """Muon (Jordan et al. 2024; Liu et al., arXiv:2502.16982) of layers' matrices, AdamW of the rest.
+    """Muon (Jordan et al. 2024; Liu et al., arXiv:2502.16982) for layers' matrices, otherwise AdamW.
 
         m  <- b m + g,   w  <- w - lr (0.2 sqrt(max(rows, columns)) U V^T + decay w)
 
-    U V^T: m's orthogonal factor, about, by Newton and Schulz; AdamW's learning rate fits. AdamW has Nesterov
-    momentum here.
+    U V^T: approximate orthogonal factor of m, by Newton-Schulz iterations. AdamW's learning rate is suitable.
+    AdamW has Nesterov momentum here.
     """
-    assert model is not None, "Muon asks the model which dimensions a matrix has"
+    assert model is not None, "Muon needs the model for the dimensions of matrices"
     of_matrices = optax.chain(optax.trace(_BETA, nesterov=True), _orthogonalised(model))
     of_others = optax.scale_by_adam(config.b1, config.b2, config.eps, nesterov=True)
     return optax.chain(
@@ -45,10 +45,10 @@ def muon(config: OptimizerConfig, model: ModelConfig | None) -> optax.GradientTr
 
 
 def _orthogonalised(model: ModelConfig) -> optax.GradientTransformation:
-    """0.2 sqrt(max(rows, columns)) U V^T, about, of each update U S V^T.
+    """Approximately 0.2 sqrt(max(rows, columns)) U V^T of each update U S V^T.
 
-    Layers are dealt to the n devices that split a matrix, in an all-to-all for each dimension that is split;
-    the results return the same way. Each device computes 1/n of the layers, rounded up.
+    An all-to-all for each split dimension distributes the layers over the n devices that split a matrix, and
+    another brings back the results. Each device computes 1/n of the layers, rounded up.
     """
 
     def of_weight(path: str, param: Param, x: Array) -> Array:
@@ -62,7 +62,7 @@ def _orthogonalised(model: ModelConfig) -> optax.GradientTransformation:
 
 
 def _labels(model: ModelConfig, tree: Any) -> Any:
-    """ "muon" of each parameter that Muon takes, "adam" of the others."""
+    """ "muon" for each parameter that Muon updates, "adam" for the others."""
     return _of_each(model, lambda path, param, _: "muon" if is_orthogonalised(path, param) else "adam", tree)
 
 
