@@ -1,23 +1,24 @@
-"""Bytes on one chip at the peak of a step that a framework runs operation by operation, as PyTorch does.
+"""Bytes on one chip at the peak of a step that runs operation by operation, as in PyTorch.
 
-XLA plans the memory of a step as a whole (memory.py). Without that
+XLA plans the memory of a step as a whole (memory.py). Without such a plan
 
-    activations  have what the steps of an operation keep besides (`Node.unfused_bytes`): a norm's input in
-                 float32 and over its size, the activated gate, keys and values for each head of the queries
-    the loss     has the logits, and three arrays as large in float32: the logarithms of probabilities, their
-                 cotangents and those of the logits. Where the vocabulary is split the exponentials are a
-                 fourth. A program without anything in float32 has them in the type of its activations.
-                 Megatron's, which works in place, has two; a fused one the cotangents alone
-    weights      of the embedding and the head stay gathered until the backward pass has used them, beside
-                 the flat array that they arrived in; of layers there are the last and the next
-    gradients    that are scattered layer by layer come from the memory of another stream of kernels, which
-                 an allocator never gives to this one. Others take the room that activations leave
-    blocks       that a layer's forward pass left are too small for an array of the loss, and stay beside
+    activations  include the values that the steps of an operation keep (`Node.unfused_bytes`): a norm's input
+                 in float32 and over its size, the activated gate, keys and values for each head of the
+                 queries
+    the loss     has the logits, and three float32 arrays of their size: the logarithms of probabilities,
+                 their cotangents and the logits' cotangents. If the vocabulary is split, the exponentials are
+                 a fourth. A program without float32 has these arrays in the type of its activations.
+                 Megatron's loss works in place and has two, a fused loss only the cotangents
+    weights      of the embedding and the head stay gathered until the backward pass has used them, in
+                 addition to the flat array of the gather; of layers, the last and the next one are gathered
+    gradients    that are scattered layer by layer come from the memory of another stream of kernels, which an
+                 allocator never reuses for this stream. Other gradients take memory that activations free
+    blocks       freed by a layer's forward pass are too small for an array of the loss, and stay allocated
     buckets      of DistributedDataParallel are copies of the gradients in the type of the weights
 
-What an allocator reports is more where there is room (`reported_bytes`): the input of a reduce-scatter of
-activations is not given to anything else until the stream that sends it is done, and the host launches up to
-a whole forward pass ahead of it. Where there is no room the allocator waits, and flushes its blocks.
+An allocator with free memory reports more (`reported_bytes`): it does not reuse the input of a reduce-scatter
+of activations until the stream that sends it is done, and the host launches up to a whole forward pass ahead
+of that. Without free memory the allocator waits, and flushes its blocks.
 
 Sources: PyTorch, torch/distributed/tensor/parallel/loss.py (the split loss), pytorch/pytorch#129721 (the
 memory of FSDP's streams), torch/distributed/fsdp (the root's weights are not resharded after the forward
@@ -46,22 +47,22 @@ from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.programs.program import STEPS, TrainingProgram
 from meshwright.units import whole
 
-# Arrays as large as the logits, besides them, where the vocabulary is whole and where it is split.
+# Arrays of the logits' size in addition to the logits, with a whole and with a split vocabulary.
 _WHOLE_LOSS, _SPLIT_LOSS = 3, 4
-# A host runs so many layers ahead of the device: CUDA queues 1,024 launches, and a layer's forward pass in
+# Layers that a host runs ahead of the device: CUDA queues 1,024 launches, and a layer's forward pass in
 # PyTorch is some 45 kernels, copies and events.
 _LAYERS_AHEAD = 23
-# Policies under which no norm, activation or attention runs again, so that what its steps keep stays.
+# Policies that never repeat a norm, activation or attention, so that the values of its steps are kept.
 _RUN_ONCE = ("none", "attention")
 
 
 def step_memory(graph: Graph, layout: Layout, software: TrainingProgram) -> Memory:
-    """The peak of a step as its software has it: of a program that is planned, or operation by operation."""
+    """The peak of a step of this software: of a planned program, or operation by operation."""
     return eager_memory(graph, layout, software) if software.eager else train_memory(graph, layout)
 
 
 def eager_memory(graph: Graph, layout: Layout, software: TrainingProgram) -> Memory:
-    """The peak of a step whose microbatch is `graph`, on the stage that has most."""
+    """The peak of a step with microbatch `graph`, on the stage with the most bytes."""
     return peak_of(_stage_memory(graph, layout, software, stage) for stage in stages_of_kinds(graph, layout))
 
 
@@ -69,15 +70,16 @@ def _stage_memory(graph: Graph, layout: Layout, software: TrainingProgram, stage
     state = StageState(graph, layout, stage.number)
     states = state.device_bytes(reduced_at_once=False)
     alive = whole_microbatches(stage.alive)
-    found = peak_of(eager_phases(graph, stage.counts, states, alive, layout, software))
-    return replace(found, host=found.host + state.host_bytes)
+    memory = peak_of(eager_phases(graph, stage.counts, states, alive, layout, software))
+    return replace(memory, host=memory.host + state.host_bytes)
 
 
 def reported_bytes(graph: Graph, layout: Layout, software: TrainingProgram, room: float) -> float:
-    """What the software says that a step takes: of the rank that it asks, and with what its allocator holds.
+    """Bytes of a step that the software reports.
 
-    room: bytes that a program may have. What is held is at most what is left of them. With stages half of
-    the published runs hold something, and the others nothing, which is what is counted.
+    They are those of its reporting rank, with the blocks that its allocator holds. room: bytes that a program
+    may have; held blocks take at most the rest of them. In pipelines, half of the published runs hold some
+    blocks and the others none; none are counted.
     """
     if not software.eager:
         return train_memory(graph, layout).total
@@ -89,12 +91,12 @@ def reported_bytes(graph: Graph, layout: Layout, software: TrainingProgram, room
 
 
 def flushes(graph: Graph, layout: Layout, software: TrainingProgram, room: float) -> float:
-    """How often an allocator of `room` bytes runs out in a step.
+    """Times per step that an allocator of `room` bytes runs out.
 
-    It does where what is needed and what is still being sent are more than there is. Then it waits for the
-    device, gives all free blocks back and asks for them anew, before it would fail: once a microbatch, or,
-    where a pass is longer than a host runs ahead, each time that the host is so far ahead again.
-    Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp (`num_alloc_retries`).
+    It runs out if the needed bytes and the bytes still being sent exceed `room`. Before it would fail, it
+    waits for the device, frees all unused blocks and allocates again: once a microbatch or, if a pass is
+    longer than a host runs ahead, each time that the host is as far ahead again. Source: PyTorch,
+    c10/cuda/CUDACachingAllocator.cpp (`num_alloc_retries`).
     """
     if not software.eager:
         return 0.0
@@ -105,9 +107,9 @@ def flushes(graph: Graph, layout: Layout, software: TrainingProgram, room: float
 
 
 def _held_while_sent(graph: Graph, layout: Layout) -> float:
-    """Bytes of what reduce-scatters of activations send in the layers that a host runs ahead.
+    """Bytes of the inputs of reduce-scatters of activations in the layers that a host runs ahead.
 
-    Those are of one forward pass of a stage: before the next the host waits for a message.
+    At most a stage's layers of one forward pass count: before the next one the host waits for a message.
     """
     sent = sum(
         segment.count * transfer.gathered_bytes
@@ -126,7 +128,7 @@ def _num_layers(graph: Graph) -> float:
 
 
 def whole_microbatches(alive: Iterable[Alive]) -> Any:
-    """Microbatches of which all is kept, also where gradients of weights alone are to come."""
+    """Microbatches with kept activations, also if only gradients of weights are left."""
     return largest(one.saved + one.left for one in alive)
 
 
@@ -140,23 +142,23 @@ def eager_phases(
 ) -> tuple[Memory, ...]:
     """The loss, the backward pass of the last layer and that of the first, on one stage.
 
-    states: as `peak` of memory.py has them. alive: as of `whole_microbatches`. Arrays where
-    the graph was recorded for many layouts.
+    states: as for `memory.peak`. alive: as from `whole_microbatches`. Figures are arrays if the graph was
+    recorded for many layouts.
     """
     weights, gradients, optimizer = states
     scattered = layout.rules.zero_stage >= 2
     made_in = dtype_bytes(layout.precision.weights_dtype)
     kept_in = dtype_bytes(layout.precision.gradients_dtype or layout.precision.weights_dtype)
-    # Gradients that are not as autograd makes them have arrays of their own, which stay.
+    # Gradients in another form than autograd's have separate arrays, which stay.
     accumulated = scattered or layout.schedule.microbatches > 1 or made_in != kept_in
-    early = gradients if accumulated else 0  # before any of this step is made
+    early = gradients if accumulated else 0  # before the first of this step
     if software.buckets and not scattered and layout.num_batch_shards > 1:
         buckets = whole(gradients / kept_in * made_in)
         early, gradients = early + buckets, gradients + buckets
     held = held_bytes(graph, counts, layout.schedule.remat)
-    here = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
-    layers = [(segment, count) for segment, count in here if segment.source]
-    ends = [segment for segment, _ in here if not segment.source]
+    present = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
+    layers = [(segment, count) for segment, count in present if segment.source]
+    ends = [segment for segment, _ in present if not segment.source]
 
     saved = alive * held.a_microbatch + held.once + sum(_unfused(segment, software) for segment in ends)
     if layout.schedule.remat in _RUN_ONCE:
@@ -178,7 +180,10 @@ def eager_phases(
 
 @kept_with
 def _working_set(segment: Segment, remat: str) -> Any:
-    """Gathered weights of two layers, what the backward pass recomputed, a cotangent as large as it all."""
+    """Bytes of the backward pass of a layer in addition to saved values.
+
+    Gathered weights of two layers, recomputed values, and cotangents of the size of all values.
+    """
     everything = {id(v): v for node in segment.nodes for v in node.outputs if node.kind != "gather"}
     saved = {id(v): v for v in saved_values(segment, remat) if id(v) in everything or v is segment.source}
     recomputed = sum(v.bytes_per_device * v.is_copy for v in everything.values())
@@ -193,7 +198,7 @@ def _unfused(segment: Segment, software: TrainingProgram) -> Any:
 
 @kept_with
 def _forward_peak(segment: Segment, remat: str) -> Any:
-    """The most bytes that one forward pass has at once, besides weights and what it saves."""
+    """Peak bytes of one forward pass in addition to weights and saved values."""
     saved = {id(value) for value in saved_values(segment, remat)}
     last_use = {id(value): place for place, node in enumerate(segment.nodes) for value in node.inputs}
     alive: dict[int, Any] = {}
@@ -209,17 +214,17 @@ def _forward_peak(segment: Segment, remat: str) -> Any:
 
 
 def _loss_bytes(segment: Segment, layout: Layout, software: TrainingProgram) -> Any:
-    """Bytes of the arrays that a loss has besides the logits."""
+    """Bytes of a loss's arrays in addition to the logits."""
     precision = layout.precision
     wide = "f32" in (precision.weights_dtype, precision.optimizer_dtype) or precision.master_weights
     dtype = "f32" if wide else precision.compute_dtype
-    found = 0
+    total = 0
     for node in (node for node in segment.nodes if node.kind == "loss"):
         logits = node.inputs[0]
         split = logits.array.axes_of("V") and not software.whole_logits
-        own = software.split_loss_arrays if split else software.loss_arrays
-        arrays = own or (_SPLIT_LOSS if split else _WHOLE_LOSS)
+        stated = software.split_loss_arrays if split else software.loss_arrays
+        arrays = stated or (_SPLIT_LOSS if split else _WHOLE_LOSS)
         size = node.unfused_bytes if software.whole_logits else logits.bytes_per_device
         wide_size = whole(size / dtype_bytes(logits.dtype) * dtype_bytes(dtype))
-        found += size if software.fused_loss else arrays * wide_size
-    return found
+        total += size if software.fused_loss else arrays * wide_size
+    return total

@@ -1,30 +1,29 @@
 """Bytes on one chip at the peak of a training step, itemised.
 
-    weights      stored shards, and a float32 master copy where the layout keeps one
-    gradients    as they accumulate: sharded from ZeRO 2 on, and from ZeRO 1 on if there is one microbatch
-    optimizer    its state, such as Adam's two moments: sharded from ZeRO 1 on; none where it waits on the
-                 host, with the master copy
-    activations  what the layers of this stage save for the backward pass, for every microbatch that is
-                 in flight, what a split backward pass leaves for gradients of weights, and the head's inputs
+    weights      stored shards, and a float32 master copy if the layout keeps one
+    gradients    as accumulated: sharded from ZeRO 2 on, and from ZeRO 1 on if there is one microbatch
+    optimizer    its state, such as Adam's two moments: sharded from ZeRO 1 on; 0 if it is offloaded to the
+                 host, together with the master copy
+    activations  values saved for the backward pass by the layers of this stage, for every microbatch in
+                 flight; values that a split backward pass keeps for gradients of weights; the head's inputs
                  and logits
-    buffers      what else the largest of three phases has at once
+    buffers      further values in the largest of three phases
 
 The phases:
 
-    head         its gathered weight and that weight's gradient, before it is reduced
-    layers       what the backward pass of a layer has alive: its gathered weights, what it recomputes, the
-                 cotangents, and the gradient of a weight before it is reduced. The head's weight gradient
-                 waits to be reduced; where a compiler may put it off (`Graph.head_waits`) its operands wait
-                 instead, if they are larger. The gradients of a microbatch come now; where there are several
-                 they lie beside their sum until they are added to it. In a pipeline they are taken to be
-                 added as they are made, unless the schedule is SPMD 1F1B
+    head         its gathered weight and that weight's gradient before its reduction
+    layers       live values in the backward pass of a layer: gathered weights, recomputed values, cotangents,
+                 and a weight's gradient before its reduction. The head's weight gradient waits for its
+                 reduction. If a compiler may defer that gradient (`Graph.head_waits`), its operands wait
+                 instead, provided that they are larger. A microbatch's gradients are new arrays until they
+                 are added to the sum, if there are several microbatches. In a pipeline they are assumed to be
+                 added at once, except under SPMD 1F1B
     embedding    the gradient of its table, as scattered and as reduced, and the head's
 
-Of the stages of a pipeline, the first of those that have the same layers is asked: it has the most
-microbatches alive.
+For each set of stages with the same layers only the first is computed: it has the most microbatches alive.
 
-This is the memory of a program that XLA plans as a whole; eager.py has that of one run operation by
-operation.
+This is the memory of a program that XLA plans as a whole; eager.py has that of a program that runs operation
+by operation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,9 +46,9 @@ from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.units import whole
 
-# Layers whose activations are on the chip while the others' wait on the host.
+# Layers with activations on the chip while those of other layers are on the host.
 _LAYERS_NOT_OFFLOADED = 2
-# Microbatches outside the ring under SPMD 1F1B: one that a forward pass saves, one for a backward pass.
+# Microbatches outside the ring under SPMD 1F1B: one of a forward pass, one of a backward pass.
 _OFF_RING = Alive(2)
 
 
@@ -57,7 +56,7 @@ _OFF_RING = Alive(2)
 class Memory:
     """Bytes on one chip by cause.
 
-    host: what waits in the host's memory for this chip; not part of the total.
+    host: in the host's memory for this chip; not part of the total.
     """
 
     weights: int
@@ -73,12 +72,12 @@ class Memory:
 
     @property
     def largest(self) -> tuple[str, int]:
-        """(name, bytes) of what takes most of the chip's."""
+        """(name, bytes) of the largest cause on the chip."""
         parts = {name: size for name, size in asdict(self).items() if name != "host"}
         return max(parts.items(), key=lambda part: part[1])
 
     def to_dict(self) -> dict[str, int]:
-        """The keys of contract.md, and `host` where something is offloaded."""
+        """The keys of contract.md, and `host` if something is offloaded."""
         items = asdict(self)
         if not self.host:
             del items["host"]
@@ -86,12 +85,12 @@ class Memory:
 
 
 def train_memory(graph: Graph, layout: Layout) -> Memory:
-    """The peak of a step whose microbatch is `graph`, on the stage that has most."""
+    """The peak of a step with microbatch `graph`, on the stage with the most bytes."""
     return peak_of(stage_memory(graph, layout, stage) for stage in stages_of_kinds(graph, layout))
 
 
 def peak_of(found: Iterable[Memory]) -> Memory:
-    """The one with the largest total, and the most that any has in the host's memory."""
+    """The memory with the largest total, and the largest `host` of all."""
     of_all = list(found)
     largest = max(of_all, key=lambda memory: memory.total)
     return replace(largest, host=max(memory.host for memory in of_all))
@@ -102,8 +101,8 @@ def stage_memory(graph: Graph, layout: Layout, stage: Stage) -> Memory:
     held = held_bytes(graph, stage.counts, layout.schedule.remat)
     state = StageState(graph, layout, stage.number)
     states = state.device_bytes(reduced_at_once=layout.schedule.microbatches == 1)
-    found = peak(states, held, stage.alive, layout.schedule.microbatches, layout)
-    return replace(found, host=found.host + state.host_bytes)
+    memory = peak(states, held, stage.alive, layout.schedule.microbatches, layout)
+    return replace(memory, host=memory.host + state.host_bytes)
 
 
 def peak(
@@ -113,13 +112,13 @@ def peak(
     microbatches: Any,
     layout: Layout,
 ) -> Memory:
-    """Peak memory of one stage with `alive` microbatches; arguments may be arrays, one entry per layout."""
+    """Peak memory of one stage with `alive` microbatches; arguments may be arrays by layout."""
     weights, gradients, optimizer = states
     saved = held.saved(alive)
     on_chip = held.saved([_OFF_RING]) if layout.spmd_stages else held.on_chip
     kept = smaller(saved, on_chip) if layout.schedule.offload else saved
     buffers = held.buffers(gradients, microbatches, kept, layout.pipe == 1 or layout.schedule.is_spmd)
-    over = smaller(buffers, 0)  # of the logits, where they have made way for the gradients at the peak
+    over = smaller(buffers, 0)  # the logits' bytes, if these are freed before the peak
     return Memory(
         weights, gradients, optimizer, whole(kept + over), whole(buffers - over), whole(saved - kept)
     )
@@ -128,13 +127,14 @@ def peak(
 class HeldBytes(NamedTuple):
     """Bytes that the passes of one stage hold.
 
-    a_microbatch: that its layers save for one microbatch. left: that their split backward pass keeps for the
-    gradients of weights. once: that the embedding and the head save, which run one at a time, and the last
-    layer's output. on_chip: the part of all that stays on the chip where the rest is offloaded. layer: alive
-    in the backward pass of a layer. head: beside what it saves. waits: of the head while the layers run,
-    beyond what it saves; less than 0 where that is gone. head_gradient: of the head's weight, before it is
-    reduced. table: of the embedding, gathered.
-    Arrays of bytes where the graph was recorded for many layouts.
+    a_microbatch: saved by its layers for one microbatch. left: kept by their split backward pass for the
+    gradients of weights. once: saved by the embedding and the head, which run one at a time, and the last
+    layer's output. on_chip: the part of all these on the chip if the rest is offloaded. layer: alive in the
+    backward pass of a layer. head: beyond its saved values. waits: of the head while the layers run, beyond
+    its saved values; negative if these are freed by then. head_gradient: of the head's weight before its
+    reduction. table: of the gathered embedding.
+
+    Figures are arrays if the graph was recorded for many layouts.
     """
 
     a_microbatch: Any
@@ -148,29 +148,29 @@ class HeldBytes(NamedTuple):
     table: Any
 
     def saved(self, alive: Iterable[Alive]) -> Any:
-        """Bytes of saved activations, when there are most."""
-        each = (one.saved * self.a_microbatch + one.left * self.left for one in alive)
-        return largest(each) + self.once
+        """Bytes of saved activations at their maximum."""
+        totals = (each.saved * self.a_microbatch + each.left * self.left for each in alive)
+        return largest(totals) + self.once
 
     def buffers(self, gradients: Any, microbatches: Any, kept: Any, apart: bool) -> Any:
-        """Bytes beside states, gradients and the saved activations `kept` in the largest phase.
+        """Bytes of the largest phase beyond states, gradients and the saved activations `kept`.
 
-        apart: whether the gradients of a microbatch lie beside their sum before they are added to it. They
-        are not there yet when the head runs. Those of a single microbatch are counted as the step's.
+        apart: the gradients of a microbatch are separate arrays until they are added to the sum. They do not
+        exist yet while the head runs. The gradients of a single microbatch count as the step's.
         """
-        alone = microbatches == 1
-        own = gradients * (alone | apart)
+        single = microbatches == 1
+        new = gradients * (single | apart)
         tables = 2 * self.table + self.head_gradient - kept
-        return larger(larger(self.layer + self.waits + own, self.head), tables + own) - own * alone
+        return larger(larger(self.layer + self.waits + new, self.head), tables + new) - new * single
 
 
 @kept_with
 def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
-    """What the passes of a stage with these counts hold under one remat policy."""
-    here = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
-    layers = [(segment, count) for segment, count in here if segment.source]
-    ends = [segment for segment, _ in here if not segment.source]
-    last = layers[-1][0].source if layers else None  # a stage may hold the embedding or the head alone
+    """Bytes that a stage with these counts holds under one remat policy."""
+    present = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
+    layers = [(segment, count) for segment, count in present if segment.source]
+    ends = [segment for segment, _ in present if not segment.source]
+    last = layers[-1][0].source if layers else None  # a stage may hold only the embedding or the head
     once = sum(segment.count * saved_bytes(segment, remat) for segment in ends)
     once += last.memory_bytes if last else 0
     head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
@@ -181,7 +181,7 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
         once=once,
         on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
         layer=largest(_alive_in_backward(segment, remat) for segment, _ in layers),
-        head=largest(map(_beside_saved, ends)),
+        head=largest(map(_beyond_saved, ends)),
         waits=larger(waits, 0) if graph.head_waits else waits,
         head_gradient=head_gradient,
         table=largest(_table(segment) for segment in ends),
@@ -189,16 +189,19 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
 
 
 def _kept_bytes(segment: Segment, remat: str) -> int:
-    """Bytes that one run keeps: all that its backward pass reads, where that is recomputed too early."""
+    """Bytes that one run keeps.
+
+    All values that its backward pass reads count if they are recomputed too early.
+    """
     return saved_bytes(segment, "none" if segment.recomputed_early else remat)
 
 
 @kept_with
 def left_bytes(segment: Segment) -> int:
-    """Bytes of x and of dy of every product y = x W whose dW is put off.
+    """Bytes of x and of dy of every product y = x W with a deferred dW.
 
-    Of each by itself, also where several read one x or it is saved: JAX's loops over layers give arrays of
-    their own. Experts' gradients are not put off (nn/pipeline/stage_programs.py).
+    Each x counts separately, also if several products read it or it is saved: JAX's loops over layers use
+    separate arrays. Experts' gradients are not deferred (nn/pipeline/stage_programs.py).
     """
     products = (node for node in segment.nodes if node.kind == "matmul" and node.weight_gradient)
     parted = (node for node in products if not any(work.routed for work in node.weight_gradient))
@@ -209,8 +212,8 @@ def left_bytes(segment: Segment) -> int:
 def saved_bytes(segment: Segment, remat: str) -> int:
     """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer.
 
-    What products and gates read may be kept narrower than it is made (DeepSeek-V3, 2024, section 3.3.3), with
-    its scales. What layers after it read is kept by them as an array of their own.
+    Operands of products and gates may be kept in a narrower type (DeepSeek-V3, 2024, section 3.3.3), with its
+    scales. Values for later layers are kept by these as separate arrays.
     """
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
     values = [value for value in saved_values(segment, remat) if id(value) not in weights]
@@ -220,12 +223,12 @@ def saved_bytes(segment: Segment, remat: str) -> int:
 
 @kept_with
 def _alive_in_backward(segment: Segment, remat: str) -> Any:
-    """The most bytes that the backward pass of one run has at once, besides what was saved.
+    """Peak bytes of the backward pass of one run in addition to saved values.
 
-    Weights are gathered and values recomputed in order, before the first cotangent. Each is alive until
-    it is read for the last time, a cotangent from the first that adds to it until its producer has run. What
-    several products add to one cotangent are arrays of their own until all are there. What is computed
-    element by element takes the place of what it reads last, but for rows of experts.
+    Weights are gathered and values recomputed in order, before the first cotangent. A value is alive until
+    its last reader, a cotangent from its first term until its producer has run. Terms of several products in
+    one cotangent are separate arrays until all exist. Elementwise results reuse the memory of their last-read
+    inputs, except for rows of experts.
     """
     saved = {id(value) for value in saved_values(segment, remat)}
     made = {id(value) for node in segment.nodes if node.kind != "gather" for value in node.outputs}
@@ -239,10 +242,10 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
         if in_place:
             _end_of_use(values, segment, last, place)
         if recomputes:
-            for value in _made_anew(node):
+            for value in _new_arrays(node):
                 values.add(value, value.memory_bytes * copied if id(value) not in saved else 0)
         else:
-            # Of layouts in which nothing moves, the cotangent of the result is that of what it was made of.
+            # In layouts without a move, the cotangents of result and input are one array.
             passed = [cotangents.end(value) for value in node.outputs]
             waits = 0 if in_place else sum(passed) * copied
             for value in node.inputs:
@@ -256,9 +259,9 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
 
 @kept_with
 def alive_in_inference(segment: Segment) -> Any:
-    """The most bytes that one run has at once where nothing is saved, of what it is given and makes.
+    """Peak bytes of one run that saves nothing: its input and the values that it makes.
 
-    Each value is alive until it is read for the last time. Weights count where they are gathered.
+    A value is alive until its last reader. Weights count if they are gathered.
     """
     last = {id(value): place for place, node in enumerate(segment.nodes) for value in node.inputs}
     values = _Alive()
@@ -268,7 +271,7 @@ def alive_in_inference(segment: Segment) -> Any:
     for place, node in enumerate(segment.nodes):
         if _is_in_place(node):
             _end_of_use(values, segment, last, place)
-        for value in _made_anew(node):
+        for value in _new_arrays(node):
             values.add(value, value.memory_bytes * value.is_copy)
         most = larger(most, values.total)
         _end_of_use(values, segment, last, place)
@@ -276,12 +279,15 @@ def alive_in_inference(segment: Segment) -> Any:
 
 
 def _is_in_place(node: Node) -> bool:
-    """Whether results take the place of inputs; those of rows of experts do not, made by loops or kernels."""
+    """Whether results reuse the memory of inputs.
+
+    Rows of experts do not, since loops or kernels make them.
+    """
     return node.kind == "elementwise" and "C" not in node.outputs[0].array.dims
 
 
 class _Alive:
-    """Bytes of the values that are alive, and of all of them."""
+    """Bytes of each live value, and their total."""
 
     def __init__(self) -> None:
         self.of: dict[int, Any] = {}
@@ -292,14 +298,18 @@ class _Alive:
         self.total = self.total + num_bytes
 
     def end(self, value: Value) -> Any:
-        """The bytes that the value had."""
+        """Remove a value; returns its bytes."""
         num_bytes = self.of.pop(id(value), 0)
         self.total = self.total - num_bytes
         return num_bytes
 
 
 def _end_of_use(values: _Alive, segment: Segment, last: Mapping[int, int], place: int) -> None:
-    """Ends the values that no later step reads; of layouts in which nothing moves their copies are they."""
+    """Remove the values that no later step reads.
+
+    In layouts without a move, the value's copies are the same array: its bytes go on to a copy that is still
+    read.
+    """
     for node in segment.nodes:
         for value in node.inputs:
             if id(value) in values.of and last.get(id(value), -1) <= place:
@@ -307,17 +317,22 @@ def _end_of_use(values: _Alive, segment: Segment, last: Mapping[int, int], place
                 for copy in _copies(segment, value):
                     if id(copy) in values.of and last.get(id(copy), -1) > place:
                         values.add(copy, left * (1 - copy.is_copy))
-                        left = left * copy.is_copy  # of layouts in which this one moves the next may not
+                        left = (
+                            left * copy.is_copy
+                        )  # in layouts that move this copy, the next one may not move
 
 
 def _copies(segment: Segment, value: Value) -> Iterator[Value]:
-    """What a node only moves the value into."""
+    """The results of nodes that only move a value."""
     made = (node.outputs[0] for node in segment.nodes if node.inputs and node.inputs[0] is value)
     return (copy for copy in made if copy.is_copy is not True)
 
 
 class _BackwardStep(NamedTuple):
-    """A node that the backward pass of a layer computes again, or differentiates; reads: values of then."""
+    """A node that the backward pass of a layer recomputes or differentiates.
+
+    reads: the values that it reads then.
+    """
 
     node: Node
     recomputes: bool
@@ -325,9 +340,10 @@ class _BackwardStep(NamedTuple):
 
 
 def _end_of(steps: Sequence[_BackwardStep], place: int) -> int:
-    """The step until which what a step reads is there.
+    """The last step that needs the values of a step.
 
-    XLA makes the gradient of experts' second weight, a loop over rows, once those that it reads have theirs.
+    XLA computes the gradient of experts' second weight, a loop over rows, after the gradients of its
+    operands.
     """
     node, recomputes, _ = steps[place]
     if recomputes or not node.weight_gradient or not {"C", "M"} <= set(node.inputs[0].array.dims):
@@ -340,20 +356,20 @@ def _backward_steps(segment: Segment, remat: str) -> list[_BackwardStep]:
     return again + [_BackwardStep(node, False, node.needs) for node in reversed(segment.nodes)]
 
 
-def _made_anew(node: Node) -> Iterator[Value]:
-    """The outputs of a node that are arrays of their own; a weight that stays where it is stored is not."""
+def _new_arrays(node: Node) -> Iterator[Value]:
+    """The outputs of a node that are new arrays; not a weight that stays where it is stored."""
     moves = node.kind != "gather" or node.forward_transfers or node.outputs[0].dtype != node.inputs[0].dtype
     return (value for value in node.outputs if moves and all(value is not given for given in node.inputs))
 
 
 def _weight_gradient(node: Node) -> Any:
-    """Bytes of the gradient that a product makes of its weight: as large as that is used, not reduced yet."""
+    """Bytes of a product's weight gradient before its reduction, in the gathered size."""
     return node.inputs[1].memory_bytes if node.weight_gradient else 0
 
 
 @kept_with
-def _beside_saved(segment: Segment) -> Any:
-    """What the embedding or the head has at once besides what it saves."""
+def _beyond_saved(segment: Segment) -> Any:
+    """Peak bytes of the embedding or the head in addition to saved values."""
     copies = sum(
         value.memory_bytes for node in segment.nodes if node.kind == "loss" for value in node.outputs
     )
@@ -363,13 +379,13 @@ def _beside_saved(segment: Segment) -> Any:
 
 @kept_with
 def _table(segment: Segment) -> Any:
-    """Bytes of the rows that a look-up reads; its table as one device has it then."""
+    """Bytes of the table that a look-up reads, as one device has it."""
     return largest(node.inputs[1].memory_bytes for node in segment.nodes if node.kind == "embed")
 
 
 def gathered_weights_bytes(segment: Segment) -> int:
-    """Bytes of gathered weights and of casts; other weights are read where they are stored."""
-    made = [value for node in segment.nodes if node.kind == "gather" for value in _made_anew(node)]
+    """Bytes of gathered and cast weights; others are read where they are stored."""
+    made = [value for node in segment.nodes if node.kind == "gather" for value in _new_arrays(node)]
     return sum({id(value): value.memory_bytes * value.is_copy for value in made}.values())
 
 

@@ -2,8 +2,8 @@
 
     seconds of a piece of work = max(FLOPs / rate, bytes / HBM rate) + kernels . seconds of a kernel
 
-Rates are what the chip's `[step]` says whole steps reach. These prices depend on the graph and the chip
-alone, so layouts that differ in what lies between the chips share them.
+Rates are those of whole steps in the chip's `[step]` table. These prices depend only on the graph and the
+chip, so layouts that differ only between chips share them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,13 +18,13 @@ from meshwright.hardware.chip import Chip
 from meshwright.layout import Layout
 from meshwright.points import share_at
 
-# Kinds of work whose bytes one kernel reads and writes as they are counted, and that have FLOPs.
+# Kinds of work with FLOPs whose counted bytes one kernel reads and writes.
 _STREAMED = ("matmul", "attention", "update")
 
 
 @dataclass(frozen=True)
 class Dtypes:
-    """What a pass computes in: activations, and the operands of its matmuls."""
+    """The types of a pass: of activations, and of the operands of its matmuls."""
 
     compute: str
     matmul: str
@@ -38,11 +38,10 @@ class Dtypes:
 class SegmentPass:
     """One direction of one run of a segment.
 
-    seconds: of its work. streamed: of that the seconds in which products wait for their weights; idle: in
-    which kernels begin and end, and nothing need be read. put_off: of that the weight gradients, which a
-    zero-bubble schedule may run later. transfers: also those of a step, which the first forward pass (an
-    update's) or the last backward pass (gradients') hides. Seconds are arrays where the segment was recorded
-    for many layouts.
+    seconds: of its work. streamed: of these, waiting for products' weights. idle: of these, at the start and
+    end of kernels, when memory is free. put_off: of these, weight gradients, which a zero-bubble schedule may
+    run later. transfers: also those of a whole step, which the first forward pass (an update's) or the last
+    backward pass (gradients') hides. Seconds are arrays if the segment was recorded for many layouts.
     """
 
     direction: Direction
@@ -57,17 +56,17 @@ class SegmentPass:
 
     @cached_property
     def terms(self) -> tuple[tuple[str, str, float], ...]:
-        """(name, bound, seconds) of its compute, by kind; of one layout."""
-        found: dict[tuple[str, str], float] = {}
+        """(name, bound, seconds) of its compute, by kind; for one layout."""
+        by_kind: dict[tuple[str, str], float] = {}
         for kind, work, _ in _pieces(self.direction, self.nodes):
             seconds, bound = work_seconds(work, kind, self.dtypes, self.chip)
             key = f"{kind} ({self.direction})", bound
-            found[key] = found.get(key, 0.0) + seconds
-        return tuple((name, bound, seconds) for (name, bound), seconds in found.items() if seconds)
+            by_kind[key] = by_kind.get(key, 0.0) + seconds
+        return tuple((name, bound, seconds) for (name, bound), seconds in by_kind.items() if seconds)
 
     @cached_property
     def launches(self) -> int:
-        """Operations that a host launches one by one, where no compiler has made a program of them."""
+        """Operations that a host launches one by one if no compiler fuses them."""
         return sum(1 for _ in _pieces(self.direction, self.nodes))
 
     @cached_property
@@ -78,9 +77,10 @@ class SegmentPass:
 def passes(
     segment: Segment, directions: Iterable[Direction], remat: str, dtypes: Dtypes, chip: Chip
 ) -> list[SegmentPass]:
-    """One run of `segment` in each of these directions; only what is recomputed depends on the policy."""
+    """One run of `segment` in each direction; only `recompute` depends on the remat policy."""
     return [
-        _segment_pass(segment, one, remat if one == "recompute" else "", dtypes, chip) for one in directions
+        _segment_pass(segment, direction, remat if direction == "recompute" else "", dtypes, chip)
+        for direction in directions
     ]
 
 
@@ -104,7 +104,7 @@ def _segment_pass(
 
 
 def _pieces(direction: Direction, nodes: tuple[Node, ...]) -> Iterator[tuple[str, Work, bool]]:
-    """(kind of the node, piece of its work, whether it may be put off)."""
+    """(kind of the node, piece of its work, whether it may be deferred)."""
     for node in nodes:
         for work in node.backward if direction == "backward" else node.forward:
             yield node.kind, work, False
@@ -113,22 +113,22 @@ def _pieces(direction: Direction, nodes: tuple[Node, ...]) -> Iterator[tuple[str
 
 
 def _transfers(direction: Direction, nodes: tuple[Node, ...]) -> tuple[Transfer, ...]:
-    found: list[Transfer] = []
+    transfers: list[Transfer] = []
     for node in nodes:
-        found += node.transfers(direction)
-        found += node.update_transfers if direction == "forward" else ()
-    return tuple(found)
+        transfers += node.transfers(direction)
+        transfers += node.update_transfers if direction == "forward" else ()
+    return tuple(transfers)
 
 
 def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, str]:
-    """(seconds, "compute" or "hbm", whichever takes longer)."""
+    """(seconds, bound); bound: "compute" or "hbm", whichever takes longer."""
     compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
     seconds = _roofline(compute, hbm, chip) + _overhead(work, chip) + _routing(work, kind, chip)
     return seconds, "compute" if compute >= hbm else "hbm"
 
 
 def seconds_of(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> Any:
-    """The seconds of `work_seconds`, of work of many layouts."""
+    """The seconds of `work_seconds` for many layouts."""
     busy = _roofline(*_compute_and_hbm(work, kind, dtypes, chip), chip)
     return busy + _overhead(work, chip) + _routing(work, kind, chip)
 
@@ -137,7 +137,7 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
     """Seconds of the FLOPs and of the bytes."""
     moved = work.hbm_bytes + (work.unfused_bytes if chip.step.unfused_norms else 0.0)
     hbm = moved / chip.memory_bytes_per_second(dtypes.compute)
-    if kind not in (*_STREAMED, "softmax"):  # whose crossings of memory are counted one by one
+    if kind not in (*_STREAMED, "softmax"):  # softmax counts each pass over memory
         hbm /= chip.step.elementwise
     elif kind == "attention":
         hbm /= chip.step.cache
@@ -149,7 +149,7 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
 
 
 def _roofline(compute: Any, hbm: Any, chip: Chip) -> Any:
-    """Seconds of work whose FLOPs and bytes take so long (`StepEfficiency.roofline`)."""
+    """Seconds of work from those of its FLOPs and bytes (`StepEfficiency.roofline`)."""
     longer, overlap = larger(compute, hbm), chip.step.roofline
     return longer if overlap == 1 else longer + (1 - overlap) * smaller(compute, hbm)
 
@@ -159,16 +159,16 @@ def _overhead(work: Work, chip: Chip) -> float:
 
 
 def _routing(work: Work, kind: str, chip: Chip) -> Any:
-    """Seconds in which tokens are brought to the experts of a product."""
+    """Seconds to bring tokens to the experts of a product."""
     if kind != "matmul" or not work.routed:
         return 0.0
     return chip.step.experts_seconds
 
 
 def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
-    """Seconds of the FLOPs alone: matmuls in their own type, attention in the type of activations.
+    """Seconds of only the FLOPs: matmuls in their type, attention in the type of activations.
 
-    Where the chip was calibrated, a product runs at the rate measured for its size.
+    On a calibrated chip, a product runs at the measured rate of its size.
     """
     if kind not in _STREAMED:
         return 0.0

@@ -1,4 +1,4 @@
-"""What one chip of a stage stores between steps, and what the optimizer does with it once a step."""
+"""Stored parameters and the optimizer's work on one chip of a stage."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -18,10 +18,10 @@ from meshwright.units import whole
 
 @dataclass(frozen=True)
 class Stored:
-    """Parameters on one chip of a stage: as stored, as gradients accumulate, as the optimizer has them.
+    """Parameters on one chip of a stage: as stored, as accumulated gradients, and in the optimizer.
 
-    weight_bytes: as stored, with scales. optimizer: elements of its state; optimizer_blocks: of those, where
-    each has a scale. update_flops: of an update.
+    weight_bytes: of stored weights, with scales. optimizer: elements of the state. optimizer_blocks: blocks
+    of these with a scale. update_flops: of an update.
     """
 
     weights: int
@@ -34,10 +34,10 @@ class Stored:
 
 
 class StageState:
-    """Weights, gradients and the optimizer of one chip of a stage; figures of many layouts are arrays.
+    """Weights, gradients and the optimizer of one chip of a stage; arrays for many layouts.
 
-    stored: the parameters of its layers, and of what the schedule's ends have besides. Of what several stages
-    read, the first to do so has the optimizer's state.
+    stored: the parameters of the stage's layers, and of the embedding and the head if the schedule puts them
+    there. The optimizer's state of weights that several stages read is on the first of these.
     """
 
     def __init__(self, graph: Graph, layout: Layout, stage: int = 0) -> None:
@@ -46,10 +46,10 @@ class StageState:
         for part, share in self._parts:
             read = (share.read * count for count in (part.stored, part.stored_bytes, part.accumulated))
             state = part.optimizer, part.optimizer_blocks
-            own = (share.own * count for count in (part.updated, *state, part.update_flops))
-            totals = [total + count for total, count in zip(totals, (*read, *own), strict=True)]
+            updated = (share.own * count for count in (part.updated, *state, part.update_flops))
+            totals = [total + count for total, count in zip(totals, (*read, *updated), strict=True)]
         self.stored = Stored(*map(ceiling, totals))
-        # Float32 weights beside those that are multiplied, and the optimizer's own state.
+        # A float32 copy of the weights, and the optimizer's state.
         self._master = self.stored.updated * dtype_bytes("f32") if layout.precision.master_weights else 0
         of_state = self.stored.optimizer, self.stored.optimizer_blocks
         self._optimizer = state_bytes(layout.precision.optimizer_dtype, *of_state)
@@ -57,7 +57,7 @@ class StageState:
     def device_bytes(self, *, reduced_at_once: bool) -> tuple[Any, Any, Any]:
         """Bytes of (weights, gradients, optimizer) on the chip.
 
-        reduced_at_once: whether gradients are reduced where they are made, to the shards of the optimizer.
+        reduced_at_once: gradients are reduced to the optimizer's shards as soon as they are made.
         """
         stored, precision = self.stored, self.layout.precision
         offloads = self.layout.schedule.offload_optimizer
@@ -70,13 +70,14 @@ class StageState:
 
     @property
     def host_bytes(self) -> Any:
-        """Bytes that the optimizer has in the host's memory for the chip."""
+        """Bytes of the optimizer in the host's memory for the chip."""
         return whole(self._master + self._optimizer) if self.layout.schedule.offload_optimizer else 0
 
     def update_work(self) -> Work:
         """The optimizer on the chip's shard.
 
-        Weight, gradient and state are read, all but the gradient written; but for Muon memory decides.
+        It reads weight, gradient and state, and writes all but the gradient. Memory is the limit, except for
+        Muon.
         """
         layout, stored = self.layout, self.stored
         master = 2 * dtype_bytes("f32") if layout.precision.master_weights else 0
@@ -84,26 +85,26 @@ class StageState:
         return Work(stored.update_flops, stored.updated * weights + 2 * self._optimizer)
 
     def update_transfers(self, microbatches: Any) -> list[tuple[Transfer, Any]]:
-        """What an update sends, and how often: sums of norms, and what each weight needs.
+        """(transfer, times a step) of an update: sums of norms, and each weight's collectives.
 
-        What other stages read as well goes there when a step begins, and its gradients, once they are summed,
-        come back.
+        Weights that other stages also read are sent to these when a step begins; their gradients are returned
+        once they are summed.
         """
         axes = self.layout.weight_axes
         norm = Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
-        found = [(norm, float(OPTIMIZERS[self.layout.precision.optimizer].num_sums))] if axes else []
-        found += [
-            (one, share.own * self._num_updates(part))
+        transfers = [(norm, float(OPTIMIZERS[self.layout.precision.optimizer].num_sums))] if axes else []
+        transfers += [
+            (transfer, share.own * self._num_updates(part))
             for part, share in self._parts
-            for one in part.exchanged
+            for transfer in part.exchanged
         ]
-        found += [
-            (one, share.second_once if one.once else share.second * microbatches)
+        transfers += [
+            (transfer, share.second_once if transfer.once else share.second * microbatches)
             for part, share in self._parts
-            for one in part.summed
-            if (share.second_once if one.once else share.second)
+            for transfer in part.summed
+            if (share.second_once if transfer.once else share.second)
         ]
-        return found + [(one, 1.0) for one in self._between_stages()]
+        return transfers + [(transfer, 1.0) for transfer in self._between_stages()]
 
     def _num_updates(self, part: StoredWeights) -> int:
         """Updates of the part in a step.
@@ -114,7 +115,7 @@ class StageState:
         return 2 if is_sized and part.place == "layers" else 1
 
     def _between_stages(self) -> Iterator[Transfer]:
-        """The weights that other stages read, and gradients of what is theirs."""
+        """The weights sent to other stages, and the gradients returned to their stage."""
         layout = self.layout
         dtype = layout.precision.gradients_dtype or layout.precision.weights_dtype
         if any(share.lent for _, share in self._parts):
@@ -130,11 +131,12 @@ class StageState:
 
 
 class _Share(NamedTuple):
-    """What a stage has of a part of the weights: read there, updated there, and times sent to other stages.
+    """A stage's share of a part of the weights.
 
-    borrowed: what it reads of what others update. second: the share of the microbatches whose second use of
-    the part is there, by a program of its own; second_once: 1 where the stage has no first use of it, to
-    whose gradients those of the second are added before they are summed.
+    read, own: shares that it reads and that it updates. lent: copies sent to other stages. borrowed: the
+    share that it reads and another stage updates. second: the share of the microbatches whose second use of
+    the part is here, in a separate program. second_once: 1 if the stage has no first use of it, to whose
+    gradients the second's are added before the sum.
     """
 
     read: float
@@ -151,31 +153,35 @@ def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tupl
     A tied table is where the embedding is and where the head is.
     """
     pipe, schedule = layout.pipe, layout.schedule.pipeline
-    own = stage_layers(
+    layers = stage_layers(
         len(graph.layers), schedule, pipe, layout.schedule.interleave, stage, graph.head_layers
     )
     first, last = stage_ends(schedule, pipe, stage)
-    here = {"first": first, "last": last, "first and last": first or last}
+    ends = {"first": first, "last": last, "first and last": first or last}
     for part in graph.weights:
         if part.place == "layers" and layout.spmd_stages:
             share = 1.0  # recorded as its stage's rows: L is split over pipe
         elif part.place == "layers":
-            share = sum(layer in part.layers for layer in own) / len(part.layers)
+            share = sum(layer in part.layers for layer in layers) / len(part.layers)
         else:
-            share = here[part.place]
+            share = ends[part.place]
         is_shared = layout.stage_programs
         yield part, _shared(graph, layout, stage, part, share) if is_shared else _Share(share, share)
 
 
 def _shared(graph: Graph, layout: Layout, stage: int, part: StoredWeights, read: float) -> _Share:
-    """A stage's share of a part that chunks on several stages may read: it is sent to each of them once."""
+    """A stage's share of a part that chunks on several stages may read.
+
+    The part is sent to each of them once.
+    """
     schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.schedule.interleave
     routes = stage_routes(schedule, pipe, interleave)
     by_depth = layers_of_depths(len(graph.layers), schedule, pipe, interleave, graph.head_layers)
-    # Shares of it, each with the depths that read that, of which the first updates it.
+    # (share of the part, depths that read it); the first of the depths updates it.
     if part.place == "layers":
         shares = [
-            (len(part.layers.intersection(own)) / len(part.layers), (d,)) for d, own in enumerate(by_depth)
+            (len(part.layers.intersection(layers)) / len(part.layers), (depth,))
+            for depth, layers in enumerate(by_depth)
         ]
     else:
         shares = [(1.0, _ENDS[part.place])]
@@ -192,5 +198,5 @@ def _shared(graph: Graph, layout: Layout, stage: int, part: StoredWeights, read:
     return _Share(read, updated, lent, borrowed, last, float(last > 0 and not first))
 
 
-# The depths that read what lies outside of the layers, the one that updates it first.
+# The depths that read the weights outside of the layers; the first of them updates the weights.
 _ENDS = {"first": (0,), "last": (-1,), "first and last": (0, -1)}

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline send each other in one step."""
+"""Activations and cotangents between the stages of a pipeline in one step."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,9 +12,9 @@ from meshwright.layout.pipelines import pipeline_schedule
 class Hops:
     """The hops of one step, on one stage.
 
-    forward: activations that it sends to the next depth. backward: cotangents that it sends to the one
-    before. seconds: of one. exposed_seconds: by how much all hops lengthen the step. makespan_seconds: of
-    the step with them.
+    forward: activations sent to the next depth. backward: cotangents sent to the depth before. seconds: of
+    one hop. exposed_seconds: time that all hops add to the step. makespan_seconds: of the step, hops
+    included.
     """
 
     forward: int
@@ -31,25 +31,25 @@ class Hops:
 def hops(
     schedule: str, stages: int, microbatches: int, chunks: int, times: Times, stage: int | None = None
 ) -> Hops:
-    """The hops of one step, exposed by what a simulation without them is shorter.
+    """The hops of one step; the exposed time is the difference to a simulation without them.
 
-    stage: that sends them; by default the one that sends most.
-    Raises LayoutError for numbers with which the schedule does not exist.
+    stage: the sender; by default the stage that sends most. Raises LayoutError for numbers that the schedule
+    does not support.
     """
     whole = makespan(schedule, stages, microbatches, chunks, times)
-    alone = makespan(schedule, stages, microbatches, chunks, Times(times.depths))
+    without_hops = makespan(schedule, stages, microbatches, chunks, Times(times.depths))
     sent = sent_hops(schedule, stages, microbatches, chunks)
     forward, backward = max(sent, key=sum) if stage is None else sent[stage]
-    return Hops(forward, backward, times.hop_seconds, whole - alone, whole)
+    return Hops(forward, backward, times.hop_seconds, whole - without_hops, whole)
 
 
 def sent_hops(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> list[tuple[int, int]]:
     """(activations, cotangents) that each stage sends to others in a step.
 
+    Equal SPMD stages send in every tick, also at the ends of the pipeline.
+
     >>> sent_hops("1f1b", 4, 8)
     [(8, 0), (8, 8), (8, 8), (0, 8)]
-
-    Stages that are alike send in every tick, at the ends to nobody.
     """
     record = pipeline_schedule(schedule)
     if record.spmd:
@@ -58,8 +58,8 @@ def sent_hops(schedule: str, stages: int, microbatches: int, chunks: int = 1) ->
     routes = record.routes(stages, record.chunks(chunks))
     forward, backward = [0] * stages, [0] * stages
     for route in routes:
-        for one, two in pairwise(route):
-            if one.stage != two.stage:
-                forward[one.stage] += microbatches // len(routes)
-                backward[two.stage] += microbatches // len(routes)
+        for before, after in pairwise(route):
+            if before.stage != after.stage:
+                forward[before.stage] += microbatches // len(routes)
+                backward[after.stage] += microbatches // len(routes)
     return list(zip(forward, backward, strict=True))

@@ -1,6 +1,6 @@
-"""What a stage of the pipeline has: its layers, and the embedding and the head where the schedule puts them.
+"""Contents of a pipeline's stages: layers, and the embedding and the head by schedule.
 
-A schedule cuts the model into depths: chunks of layers in order, of which every stage has one or more
+A schedule cuts the model into depths: chunks of consecutive layers. Every stage has one or more depths
 (layout/pipelines/depths.py).
 """
 
@@ -15,7 +15,7 @@ from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.pipelines.depths import layers_of_depths, stage_routes
 from meshwright.layout.pipelines.pipeline import Alive
 
-# How often one microbatch runs each segment of the graph.
+# Runs of each segment of the graph per microbatch.
 SegmentRuns = tuple[float, ...]
 # Whether a stage has the embedding, and whether it has the head.
 Ends = tuple[bool, bool]
@@ -23,16 +23,16 @@ Ends = tuple[bool, bool]
 
 @lru_cache(maxsize=1024)
 def stage_depths(schedule: str, pipe: int, interleave: int) -> tuple[tuple[int, ...], ...]:
-    """The depths that every stage has; of a schedule with two directions, those of both."""
-    own: list[list[int]] = [[] for _ in range(pipe)]
+    """The depths of every stage; those of both directions if the schedule has two."""
+    by_stage: list[list[int]] = [[] for _ in range(pipe)]
     for route in stage_routes(schedule, pipe, interleave):
         for depth, place in enumerate(route):
-            own[place.stage].append(depth)
-    return tuple(map(tuple, own))
+            by_stage[place.stage].append(depth)
+    return tuple(map(tuple, by_stage))
 
 
 def joins_passes(schedule: str, pipe: int, interleave: int) -> bool:
-    """Whether a stage runs the forward pass of one microbatch beside the backward pass of another.
+    """Whether a stage overlaps one microbatch's forward pass with another's backward pass.
 
     >>> joins_passes("dualpipe", 4, 1), joins_passes("1f1b", 4, 1)
     (True, False)
@@ -43,7 +43,7 @@ def joins_passes(schedule: str, pipe: int, interleave: int) -> bool:
 def stage_layers(
     num_layers: int, schedule: str, pipe: int, interleave: int, stage: int, head_layers: float = 0.0
 ) -> list[int]:
-    """The layers whose weights lie on a stage; twice those that both directions pass there.
+    """The layers with weights on a stage; twice if both directions run them there.
 
     >>> stage_layers(8, "interleaved", 4, 2, stage=0)
     [0, 4]
@@ -54,25 +54,24 @@ def stage_layers(
 
 
 def depth_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[SegmentRuns, ...]:
-    """How often one microbatch runs each segment of the graph at every depth.
+    """Runs of each segment of the graph per microbatch, at every depth.
 
-    The first depth has what comes before the layers, the last what comes after; or every depth its share of
-    both, where stages are alike.
+    The first depth has the segments before the layers, the last the segments after them. Under an SPMD
+    schedule every depth has both.
     """
     return _depth_counts(_outline(graph), schedule, pipe, interleave)
 
 
 def stage_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[SegmentRuns, ...]:
-    """How often a microbatch runs each segment of the graph on every stage.
+    """Runs of each segment of the graph per microbatch, on every stage.
 
-    Where half of the microbatches go in each direction it is the mean of both.
+    The mean of both directions if half of the microbatches run in each.
     """
     return _stage_counts(_outline(graph), schedule, pipe, interleave)
 
 
-# Of a graph, all that its cut into stages depends on: runs of each segment outside the layers (0 of those in
-# them), the segment of each layer in order, and the head's work in layers where it counts. Graphs of many
-# layouts have the same.
+# The parts of a graph that determine its cut into stages: runs of each segment outside the layers (0 for
+# others), the segment of each layer in order, and the head's work in layers if it counts.
 _Outline = tuple[tuple[int, ...], tuple[int, ...], float]
 
 
@@ -86,15 +85,15 @@ def _depth_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) 
     outside, layers, head_layers = outline
     by_depth = layers_of_depths(len(layers), schedule, pipe, interleave, head_layers)
     last, first_segment = len(by_depth) - 1, min(layers)
-    found: list[SegmentRuns] = []
-    alike = SCHEDULES[schedule].spmd and pipe > 1
-    for depth, own in enumerate(by_depth):
-        counts = Counter(layers[layer] for layer in own)
+    by_depth_runs: list[SegmentRuns] = []
+    is_spmd = SCHEDULES[schedule].spmd and pipe > 1
+    for depth, numbers in enumerate(by_depth):
+        counts = Counter(layers[number] for number in numbers)
         for segment, runs in enumerate(outside):
-            if runs and (alike or depth == (0 if segment < first_segment else last)):
+            if runs and (is_spmd or depth == (0 if segment < first_segment else last)):
                 counts[segment] = runs
-        found.append(tuple(counts[segment] for segment in range(len(outside))))
-    return tuple(found)
+        by_depth_runs.append(tuple(counts[segment] for segment in range(len(outside))))
+    return tuple(by_depth_runs)
 
 
 @lru_cache(maxsize=512)
@@ -102,15 +101,15 @@ def _stage_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) 
     by_depth = _depth_counts(outline, schedule, pipe, interleave)
     directions = len(stage_routes(schedule, pipe, interleave))
     return tuple(
-        tuple(sum(counts) / directions for counts in zip(*(by_depth[depth] for depth in own), strict=True))
-        for own in stage_depths(schedule, pipe, interleave)
+        tuple(sum(counts) / directions for counts in zip(*(by_depth[depth] for depth in depths), strict=True))
+        for depths in stage_depths(schedule, pipe, interleave)
     )
 
 
 class PerStep(NamedTuple):
-    """How often a stage updates the weights of each segment in a step, and how often it sums their gradients.
+    """Updates of each segment's weights on a stage in a step, and sums of their gradients.
 
-    Both stages that have a depth under DualPipe sum its gradients; the one of the first direction updates it.
+    Under DualPipe both stages of a depth sum its gradients; the stage of the first direction updates it.
     """
 
     updated: SegmentRuns
@@ -118,7 +117,7 @@ class PerStep(NamedTuple):
 
 
 def stage_updates(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[PerStep, ...]:
-    """What every stage does once a step."""
+    """Updates and sums of every stage in a step."""
     return _stage_updates(_outline(graph), schedule, pipe, interleave)
 
 
@@ -133,15 +132,16 @@ def _stage_updates(outline: _Outline, schedule: str, pipe: int, interleave: int)
 
     first, *_ = stage_routes(schedule, pipe, interleave)
     return tuple(
-        PerStep(total(depth for depth, place in enumerate(first) if place.stage == stage), total(own))
-        for stage, own in enumerate(stage_depths(schedule, pipe, interleave))
+        PerStep(total(depth for depth, place in enumerate(first) if place.stage == stage), total(depths))
+        for stage, depths in enumerate(stage_depths(schedule, pipe, interleave))
     )
 
 
 def idle_runs(graph: Graph, layout: Layout, segment: int) -> float:
-    """Runs of a segment for each that has a microbatch, idle ones included.
+    """Runs of a segment, idle ones included, per run with a microbatch.
 
-    Of stages that are alike all but the head, which runs where a microbatch leaves, run without one, too.
+    Under an SPMD schedule all segments have idle runs but the head, which runs only at the end of a
+    microbatch.
     """
     is_head = segment > max(graph.layers)
     if layout.pipe == 1 or is_head:
@@ -150,9 +150,9 @@ def idle_runs(graph: Graph, layout: Layout, segment: int) -> float:
 
 
 def mean_runs(graph: Graph, layout: Layout, stage: int | None = None) -> SegmentRuns:
-    """How often the mean chip runs each segment of the graph in a step, idle runs included.
+    """Runs of each segment in a step on the mean chip, idle runs included.
 
-    stage: of the pipeline, whose chips alone are meant.
+    stage: only the chips of this stage; None for all.
     """
     of_stages = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.schedule.interleave)
     of_stages = of_stages if stage is None else (of_stages[stage],)
@@ -163,22 +163,22 @@ def mean_runs(graph: Graph, layout: Layout, stage: int | None = None) -> Segment
 
 
 def different_stages(graph: Graph, schedule: str, pipe: int, interleave: int) -> list[int]:
-    """The first stage of each kind: of those with the same layers it has the most microbatches alive.
+    """The first stage of each kind: the one with the most microbatches alive among equal layers.
 
-    And the last of each, where gradients of weights may be put off: there they may be for longer.
+    The last stage of each kind too if gradients of weights may be deferred, since they may wait longer there.
     """
     counts = stage_counts(graph, schedule, pipe, interleave)
-    found = {counts.index(one): None for one in dict.fromkeys(counts)}
+    stages = {counts.index(kind): None for kind in dict.fromkeys(counts)}
     if SCHEDULES[schedule].splits_backward:
-        found |= dict.fromkeys(pipe - 1 - counts[::-1].index(one) for one in dict.fromkeys(counts))
-    return list(found)
+        stages |= dict.fromkeys(pipe - 1 - counts[::-1].index(kind) for kind in dict.fromkeys(counts))
+    return list(stages)
 
 
 class Stage(NamedTuple):
-    """What a stage runs and holds.
+    """A stage's number, runs and live microbatches.
 
-    counts: how often a microbatch runs each segment of the graph there. alive: microbatches at once, when
-    there may be most.
+    counts: runs of each segment of the graph per microbatch. alive: microbatches at once, at each possible
+    peak.
     """
 
     number: int
@@ -187,7 +187,7 @@ class Stage(NamedTuple):
 
 
 def stages_of_kinds(graph: Graph, layout: Layout) -> list[Stage]:
-    """The first stage of each kind, as of `different_stages`."""
+    """The stages of `different_stages`."""
     cut = layout.schedule.pipeline, layout.pipe, layout.schedule.interleave
     return [stage_of(graph, layout, number) for number in different_stages(graph, *cut)]
 
@@ -202,9 +202,9 @@ def stage_of(graph: Graph, layout: Layout, number: int) -> Stage:
 
 @lru_cache(maxsize=4096)
 def stage_ends(schedule: str, pipe: int, stage: int) -> Ends:
-    """What lies on a stage where a schedule puts it.
+    """Whether a stage has the embedding, and whether it has the head.
 
-    A V turns at the last stage and ends on the first; of two directions each begins where the other ends.
+    A V turns at the last stage and ends on the first. Each of two directions begins where the other ends.
 
     >>> [stage_ends("1f1b", 4, s) for s in (0, 3)], [stage_ends("zb-v", 4, s) for s in (0, 3)]
     ([(True, False), (False, True)], [(True, True), (False, False)])
@@ -219,10 +219,13 @@ def stage_ends(schedule: str, pipe: int, stage: int) -> Ends:
 def alive_microbatches(
     schedule: str, pipe: int, microbatches: int, interleave: int, stage: int
 ) -> tuple[Alive, ...]:
-    """Microbatches of which a stage holds activations, when it may hold most; a chunk is a part of one."""
+    """Microbatches with activations on a stage, at each possible peak.
+
+    A chunk counts as a part of a microbatch.
+    """
     if pipe == 1:
         return (Alive(1),)
     record = SCHEDULES[schedule]
     chunks = record.chunks(interleave)
-    found = record.alive(pipe, microbatches, interleave, stage)
-    return tuple(Alive(*(count / chunks for count in one)) for one in found)
+    peaks = record.alive(pipe, microbatches, interleave, stage)
+    return tuple(Alive(*(count / chunks for count in peak)) for peak in peaks)
