@@ -1,9 +1,9 @@
-"""Whether a layout computes what one device computes: loss and every gradient of a tiny model.
+"""Comparison of a layout's loss and gradients with one device's, on a tiny model.
 
-The model has the shape of the planned one (its norms, positions, heads a KV head, windows, biases, experts,
-latents) and small dimensions; the layout keeps its options, and each of its degrees above one becomes two.
-Numbers are float32, in which a layout changes nothing but the order of sums. It runs on virtual CPU devices,
-in a process of its own, since their number is fixed when JAX starts.
+The model has the features of the planned one (norms, positions, heads per KV head, windows, biases, experts,
+latents) and small dimensions. The layout keeps its options; each of its degrees above one becomes two.
+Numbers are float32, in which a layout changes only the order of sums. It runs on virtual CPU devices in a
+separate process, since their number is fixed when JAX starts.
 """
 
 import json
@@ -29,7 +29,7 @@ from meshwright.plan_file import PLAN_FILE, Plan, load_plan, save_plan
 
 # Relative to a tensor's largest entry. Sums of some hundred terms differ by about ten roundings of 1.2e-7.
 _TOLERANCE = 1e-5
-# What is this small beside the largest gradient of any tensor is rounding: a bias of keys has none.
+# Gradients below this share of the largest tensor's are rounding: the bias of keys has no gradient.
 _NEGLIGIBLE = 1e-6
 _SHRUNK = (*DEGREES, "interleave", "microbatches")
 _SEQ_LEN, _VOCAB, _D_HEAD, _ROPE_DIM, _LOCAL = 16, 64, 8, 4, 5
@@ -37,10 +37,10 @@ _MOST_SECONDS = 300
 
 
 def check_numerics(plan: Plan) -> dict[str, Any]:
-    """loss and gradients[] of the plan's layout beside one device's, their differences, and `agrees`.
+    """loss and gradients[] under the plan's layout and on one device, their differences, and `agrees`.
 
-    difference: relative to the tensor's largest entry; None where a number is not finite. Raises
-    AuditError where the small model does not run under the layout.
+    difference: relative to the tensor's largest entry; None if a number is not finite. Raises AuditError if
+    the small model does not run under the layout.
     """
     small = tiny_plan(plan)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count="
@@ -88,16 +88,16 @@ def tiny_plan(plan: Plan) -> Plan:
 
 
 def _of_stages(plan: Plan, layout: Layout, model: ModelConfig) -> tuple[Layout, ModelConfig]:
-    """The fewest microbatches and layers with which the schedule is one and every stage has its layers.
+    """The fewest microbatches and layers that the schedule and all stages accept.
 
-    As they are where none are enough: the step says why.
+    Both unchanged if no numbers up to the plan's do; the step then raises the reason.
     """
     for microbatches in range(layout.schedule.microbatches, plan.layout.schedule.microbatches + 1):
         for num_layers in range(model.num_layers, plan.model.num_layers + 1):
-            found = layout.replace(microbatches=microbatches), replace(model, num_layers=num_layers)
+            candidate = layout.replace(microbatches=microbatches), replace(model, num_layers=num_layers)
             with suppress(LayoutError):
-                check_fits(found[0], found[1])
-                return found
+                check_fits(candidate[0], candidate[1])
+                return candidate
     return layout, model
 
 
@@ -135,7 +135,7 @@ def tiny_model(config: ModelConfig) -> ModelConfig:
 
 
 def _fewest_layers(config: ModelConfig) -> int:
-    """So many of the model's layers that every kind is among them, in their order."""
+    """Number of the model's first layers that include every kind."""
     of_experts = min(1, config.moe.num_dense_layers) + 2 * config.moe.every if config.moe else 2
     each = config.layers_per_cache
     periods = (config.global_every + 1, config.nope_every + 1, 2 * each if each > 1 else 2)
@@ -143,7 +143,7 @@ def _fewest_layers(config: ModelConfig) -> int:
 
 
 def _tiny_experts(moe: MoE) -> MoE:
-    """Eight experts at most, in groups of two at least, and one dense layer before them."""
+    """At most eight experts, in groups of at least two, after at most one dense layer."""
     return replace(
         moe,
         num_experts=min(8, moe.num_experts),
@@ -157,7 +157,7 @@ def _tiny_experts(moe: MoE) -> MoE:
 
 
 def _first_factors(scaling: RopeScaling, num_pairs: int) -> RopeScaling:
-    """LongRoPE's factors of so many pairs, of those that turn fastest."""
+    """LongRoPE's first `num_pairs` factors, of the pairs that turn fastest."""
     return replace(
         scaling,
         short_factor=scaling.short_factor and scaling.short_factor[:num_pairs],
@@ -188,7 +188,7 @@ def numerics_report(
 
 
 def _finite(value: float) -> float | None:
-    """A number that JSON can hold; None for inf and nan."""
+    """A number for JSON; None for inf and nan."""
     return float(value) if isfinite(value) else None
 
 
@@ -197,10 +197,10 @@ def _or_infinite(value: float | None) -> float:
 
 
 def _compare_here(folder: Path) -> dict[str, Any]:
-    """What the process does: both runs, one after the other."""
+    """Both runs, one after the other, in this process."""
     plan = load_plan(folder / PLAN_FILE)
-    alone = Layout.of(weights_dtype="f32", compute_dtype="f32")
-    report = numerics_report(*_run(plan, plan.layout), *_run(plan, alone))
+    one_device = Layout.of(weights_dtype="f32", compute_dtype="f32")
+    report = numerics_report(*_run(plan, plan.layout), *_run(plan, one_device))
     return {"layout": str(plan.layout), "devices": plan.layout.mesh.num_devices, **report}
 
 
@@ -216,12 +216,13 @@ def _run(plan: Plan, layout: Layout) -> tuple[float, dict[str, Any]]:
 
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
     step = training_step(plan.model, layout, plan.workload, optimizer, chip_flops_per_second=1.0)
-    one = Layout.of(weights_dtype="f32", compute_dtype="f32")
-    whole = jax.tree.map(np.asarray, init_params(plan.model, one, device_mesh(one), seed=0))
+    one_device = Layout.of(weights_dtype="f32", compute_dtype="f32")
+    params = init_params(plan.model, one_device, device_mesh(one_device), seed=0)
+    whole = jax.tree.map(np.asarray, params)
     shape = (plan.workload.num_sequences, plan.workload.seq_len + 1)
     tokens = np.random.default_rng(0).integers(0, plan.model.vocab_size, shape, dtype=np.int32)
     loss, gradients = step.whole_gradients(whole, tokens)
-    return loss, {path: np.asarray(one, np.float32) for path, one in gradients.items()}
+    return loss, {path: np.asarray(array, np.float32) for path, array in gradients.items()}
 
 
 if __name__ == "__main__":

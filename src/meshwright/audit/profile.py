@@ -1,4 +1,4 @@
-"""Seconds of each operation in traced steps, beside the planned ones."""
+"""Measured and planned seconds of each operation in traced steps."""
 
 import warnings
 from collections import defaultdict
@@ -21,10 +21,10 @@ from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.train.profiling import HLO
 
-# Instructions that run others, whose time is theirs.
+# Instructions that run others: their time is counted at these.
 _CONTAINERS = frozenset({"while", "call", "conditional", "async-start", "async-done"})
 _PASS = {"forward": "forward", "remat": "recompute", "backward": "backward", "update": "update"}
-# What the plan has as several operations and the program as one scope.
+# Operations of the plan that are in the scope of another in the program.
 _WITHIN = {"softmax": "attention"}
 _BETWEEN_STAGES = (STAGES,)
 OTHER, OPTIMIZER = "other", "optimizer"
@@ -36,8 +36,8 @@ _Key = tuple[str, str, str]  # (name, pass, "compute" or "collective")
 class OperationTime:
     """One operation in one pass of a step: seconds on the mean device, measured and planned.
 
-    name: the weight or operation as the forward pass has it; "other" is what the compiler gave no such name.
-    planned_seconds is None where the plan has nothing of that name.
+    name: the weight or operation of the forward pass; "other" for instructions without such a name.
+    planned_seconds: None if the plan has no operation of that name.
     """
 
     name: str
@@ -52,9 +52,9 @@ class OperationTime:
 
 
 def operation_times(folder: Path, plan: Plan) -> list[OperationTime]:
-    """The operations of the traced steps, by how much longer they took than planned.
+    """The operations of the traced steps, sorted by measured minus planned seconds.
 
-    folder: as `train.profiling` writes it. Raises AuditError where no operation of the step is in the trace.
+    folder: as `train.profiling` writes it. Raises AuditError if the trace has no operation of the step.
     """
     planned = planned_seconds(plan)
     programs = [parse_hlo(read_text(file, AuditError)) for file in sorted(folder.glob(HLO))]
@@ -67,11 +67,14 @@ def operation_times(folder: Path, plan: Plan) -> list[OperationTime]:
 
 
 def planned_seconds(plan: Plan) -> dict[_Key, float]:
-    """Seconds of a step by operation, pass and kind, on the mean chip; collectives whether hidden or not."""
+    """Seconds of a step by operation, pass and kind, on the mean chip.
+
+    Collectives count whether they are hidden or not.
+    """
     hardware, layout = catalog.load(plan.hardware), plan.layout
     candidate = price(plan.model, hardware, plan.workload, layout)
     cost, graph = candidate.cost, candidate.graph
-    found: dict[_Key, float] = defaultdict(float)
+    planned: dict[_Key, float] = defaultdict(float)
     chip, dtypes = hardware.chip, Dtypes.of(layout)
     for segment in graph.segments:
         runs = segment.count * layout.schedule.microbatches / layout.pipe * chip.step.slowdown
@@ -84,15 +87,17 @@ def planned_seconds(plan: Plan) -> dict[_Key, float]:
                     work_seconds(work, node.kind, dtypes, chip)[0] for work in _work(node, direction)
                 )
                 if seconds:
-                    found[_WITHIN.get(node.name, node.name), direction, "compute"] += seconds * runs
-    for one in cost.collectives:
-        if layout.stage_programs and one.axes == _BETWEEN_STAGES:
-            continue  # sent by no program, so that no operation of the trace is of it
-        found[_WITHIN.get(one.tensor, one.tensor), one.direction, "collective"] += one.step_seconds
+                    planned[_WITHIN.get(node.name, node.name), direction, "compute"] += seconds * runs
+    for priced in cost.collectives:
+        if layout.stage_programs and priced.axes == _BETWEEN_STAGES:
+            continue  # outside of all programs, so the trace has no operation for it
+        planned[_WITHIN.get(priced.tensor, priced.tensor), priced.direction, "collective"] += (
+            priced.step_seconds
+        )
     for term in cost.terms:
         if term.name == OPTIMIZER:
-            found[OPTIMIZER, "update", "compute"] += term.seconds
-    return dict(found)
+            planned[OPTIMIZER, "update", "compute"] += term.seconds
+    return dict(planned)
 
 
 def _work(node: Node, direction: str) -> tuple[Any, ...]:
@@ -102,9 +107,10 @@ def _work(node: Node, direction: str) -> tuple[Any, ...]:
 def _measured(
     folder: Path, programs: Sequence[Program], names: set[str], num_devices: int
 ) -> dict[_Key, float]:
-    """Seconds of a step by operation: those of all devices and traced steps, over the number of either.
+    """Seconds of a step by operation, as a mean over devices and traced steps.
 
-    A step runs each program of a pipeline once or more often: there were as many as the runs of the rarest.
+    A step runs each program of a pipeline at least once, so the number of steps is that of the rarest
+    program's runs.
     """
     instructions = {
         (program.name, name): (program, instruction)
@@ -113,7 +119,7 @@ def _measured(
         for name, instruction in computation.instructions.items()
     }
     differentiated = any(map(is_differentiated, programs))
-    found: dict[_Key, float] = defaultdict(float)
+    measured: dict[_Key, float] = defaultdict(float)
     runs: dict[object, set[object]] = defaultdict(set)
     for stats, seconds in _events(folder):
         known = instructions.get((str(stats.get("hlo_module")), str(stats.get("hlo_op"))))
@@ -126,9 +132,9 @@ def _measured(
         op_name = _op_name(program, instruction)
         direction = _PASS[phase_of(op_name, differentiated)] if op_name else OTHER
         kind = "collective" if op_of(instruction) else "compute"
-        found[_name(op_name, names, direction), direction, kind] += seconds
+        measured[_name(op_name, names, direction), direction, kind] += seconds
     num_steps = min(map(len, runs.values()), default=1)
-    return {key: seconds / (num_steps * num_devices) for key, seconds in found.items()}
+    return {key: seconds / (num_steps * num_devices) for key, seconds in measured.items()}
 
 
 def _events(folder: Path) -> Iterator[tuple[Mapping[str, object], float]]:
@@ -144,8 +150,8 @@ def _events(folder: Path) -> Iterator[tuple[Mapping[str, object], float]]:
 def _events_on(line: Any) -> list[tuple[Mapping[str, object], float]]:
     """The operations of one line of a trace, with their seconds.
 
-    From Python 3.13 on, jaxlib's type of an event's stats warns when it is first made: it names no module.
-    Nobody but jaxlib can change that, and where warnings are errors its C++ ends the process.
+    From Python 3.13 on, jaxlib's type of an event's stats warns when it is first created, since it names no
+    module. If warnings are errors, jaxlib's C++ ends the process, and only jaxlib can change that.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)
@@ -154,7 +160,7 @@ def _events_on(line: Any) -> list[tuple[Mapping[str, object], float]]:
 
 
 def _op_name(program: Program, instruction: Instruction) -> str:
-    """JAX's name of an instruction; of a fusion without one, that of what it ends with."""
+    """JAX's name of an instruction; for a fusion without one, the name of its root."""
     if instruction.op_name or instruction.opcode != "fusion":
         return split_op_name(instruction.op_name)[0] if instruction.op_name else ""
     fused: Computation | None = program.computations.get(instruction.attributes.get("calls", "").lstrip("%"))
@@ -162,7 +168,7 @@ def _op_name(program: Program, instruction: Instruction) -> str:
 
 
 def _name(op_name: str, names: set[str], direction: str) -> str:
-    """The innermost scope that the plan has an operation of."""
+    """The innermost scope that is an operation of the plan."""
     scopes = [_WITHIN.get(scope, scope) for scope in scope_of(op_name)] if op_name else []
     known = [scope for scope in scopes if scope in names]
     if known:
