@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshwright.api import price as price
     from meshwright.api import smallest as smallest
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Serve", "Train", "audit", "hardware", "model", "plan", "price", "smallest"]
 
 # Functions of the library that have the name of a package: the package can be called.

@@ -95,7 +95,7 @@ def plan_document() -> dict:
         "hardware": {"spec": "cpu:8", "num_chips": 8, "chip": "cpu (calibrated)", "hbm_bytes": 1_050_000_000},
         "workload": {"batch_tokens": 8192, "seq_len": 256},
         "environment": {
-            "meshwright": "0.1.0",
+            "meshwright": "0.2.0",
             "jax": "0.10.2",
             "python": "3.11.2",
             "platform": "Linux, 2 cores",
