@@ -1,4 +1,4 @@
-"""mw calibrate: this machine, measured, as hardware to plan for."""
+"""mw calibrate: a hardware file of this machine from measurements."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def calibrate(
 
 
 def _measured(hardware: str, processes: int) -> Hardware:
-    """The measurement, in this process or over several that reach each other through gloo."""
+    """The measurement, in this process or in several that communicate through gloo."""
     with progress() as report:
         if processes > 1:
             from meshwright.bench.local_processes import calibrate_in_processes
@@ -52,5 +52,5 @@ def _measured(hardware: str, processes: int) -> Hardware:
         from meshwright.bench import calibrate as bench
         from meshwright.nn.start.compiled_cache import keep_compiled
 
-        keep_compiled()  # of the steps of a server, most of the time
+        keep_compiled()  # compiling the steps of a server takes most of the time
         return bench.calibrate(hardware, progress=lambda what: report(what, None))

@@ -55,7 +55,7 @@ def collective(
     parsed_mesh, sizes = parse_mesh(mesh), parse_sizes(dims)
     move = parse_collective(written, parsed_mesh)
     for array in (move.operand, move.result):
-        array.local_shape(parsed_mesh, sizes)  # raises where a size is missing or does not divide
+        array.local_shape(parsed_mesh, sizes)  # raises if a size is missing or does not divide
     moved_bytes = move.gathered_bytes(parsed_mesh, sizes, dtype)
     placement = catalog.load(hardware).place(parsed_mesh)
     if one_way:
@@ -68,7 +68,7 @@ def collective(
 
 
 def parse_collective(text: str, mesh: Mesh) -> Collective:
-    """The collective that `text` writes. Raises NotationError pointing at what does not fit.
+    """The collective of an expression. Raises NotationError with the character or part at fault.
 
     >>> print(parse_collective("ReduceScatter_{X,J}([I, J]{U_X})", Mesh({"X": 4})))
     ReduceScatter_{X} [I, J]{U_X} -> [I, J_X]
@@ -94,7 +94,7 @@ def parse_collective(text: str, mesh: Mesh) -> Collective:
 
 
 def _stuck(text: str) -> int:
-    """The character up to which `text` reads like a collective."""
+    """The number of the first character that does not read as a part of a collective."""
     readable = re.match(r"\s*(?:[A-Za-z]+(?:_(?:\{[^}]*\}?|[A-Za-z0-9]+)(?:\s*(?:\(.*\)?)?)?)?)?", text)
     return (readable.end() if readable else 0) + 1
 
@@ -113,7 +113,7 @@ def _subscript(text: str) -> tuple[str, ...]:
 def _result(
     op: _Op, array: ShardedArray, axes: tuple[str, ...], dims: tuple[str, ...], text: str
 ) -> ShardedArray:
-    """What the collective leaves, where the text does not say."""
+    """The result of the collective, if the text does not give it."""
     if op == "all_to_all":
         raise NotationError(f"{text!r} does not name its result; write AllToAll_X([B_X, D] -> [B, D_X])")
     if op == "all_gather":
@@ -131,7 +131,7 @@ def _result(
 
 
 def _checked(move: Collective, text: str) -> Collective:
-    """`move`, once it is certain that its operand becomes its result by this operation alone.
+    """`move`, checked to be the only step from its operand to its result.
 
     One all-gather may gather several dimensions at once: AllGather_XY([B_X, D_Y]).
     """

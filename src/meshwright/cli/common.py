@@ -1,6 +1,6 @@
-"""What the commands share: types of options, output on stdout, notes on stderr, progress.
+"""Common parts of the commands: options, output on stdout, notes on stderr, progress.
 
-stdout carries the result alone (a table, or with --json one document), so that it can be piped.
+stdout has only the result (a table, or with --json one document), so that it can be piped.
 """
 
 import json
@@ -23,11 +23,11 @@ from meshwright.models.presets import load_model
 from meshwright.options import REQUIRED, option
 from meshwright.progress import Progress
 
-# Wide enough for the tables where the output is piped and there is no terminal to ask.
+# Width of piped output, enough for the tables.
 _PIPED_WIDTH = 140
-# A terminal shows what is waited for after this long.
+# Delay before a terminal shows progress.
 _PATIENCE_SECONDS = 1.0
-# Where there is no terminal, a line of progress for each of these shares of the work.
+# Number of lines of progress for a kind of work, without a terminal.
 _PIPED_SHARES = 5
 
 
@@ -54,35 +54,35 @@ OUTPUT: Path | None = option(
 
 
 def refuse_beside(given: Mapping[str, object], why: str, *, otherwise: str = "") -> None:
-    """Raises PlanError that says why, where one of these options has a value but None and False."""
+    """Raise PlanError with the reason `why` if one of these options has a value other than None and False."""
     if clashing := [option for option, value in given.items() if value is not None and value is not False]:
         raise PlanError(f"{why}; leave out {', '.join(clashing)}{otherwise}")
 
 
 def emit(document: Mapping[str, Any], *, as_line: bool = False) -> None:
-    """Prints the one JSON document of a command. as_line: as one line, as those of metrics.jsonl are."""
+    """Print the JSON document of a command. as_line: on one line, as in metrics.jsonl."""
     print(json.dumps(document, indent=None if as_line else 2, allow_nan=False))
 
 
 def show(*renderables: Any) -> None:
-    """Prints tables and text on stdout, as wide as the terminal, or as COLUMNS says."""
+    """Print tables and text on stdout, in the width of the terminal or of COLUMNS."""
     from rich.console import Console
 
     from meshwright.report.terminal.fitted import fitted
 
-    asked = os.environ.get("COLUMNS", "").isdecimal()  # which rich reads by itself
+    asked = os.environ.get("COLUMNS", "").isdecimal()  # rich reads it by itself
     console = Console(width=None if asked or sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     for renderable in renderables:
         console.print(fitted(renderable, console.width), markup=False)
 
 
 def note(text: str) -> None:
-    """Prints a line for people on stderr."""
+    """Print a line for the user on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def load_hardware(spec: str) -> Hardware:
-    """The hardware that `spec` names, with a warning on stderr where its file lacks what a step reaches."""
+    """The hardware of a spec, with a warning on stderr if its file lacks the efficiency of steps."""
     machine = catalog.load(spec)
     for warning in (catalog.step_warning(machine.chip), catalog.slice_warning(machine)):
         if warning:
@@ -91,9 +91,9 @@ def load_hardware(spec: str) -> Hardware:
 
 
 def load_model_with(model: str, changes: str | None) -> ModelConfig:
-    """The model that `model` names, with the fields changed that `--set` names.
+    """The model of a spec, with fields changed by `--set`.
 
-    Raises ModelError for a field that no model has, or a value that is none.
+    Raises ModelError for an unknown field or an invalid value.
     """
     config = load_model(model)
     if not changes:
@@ -110,7 +110,7 @@ def load_model_with(model: str, changes: str | None) -> ModelConfig:
 
 
 def warn_of_long_context(config: ModelConfig, context: int) -> None:
-    """Says so where sequences are longer than the model's context."""
+    """Warn if sequences are longer than the model's context."""
     if context > config.max_seq_len:
         note(
             f"mw: warning: {context:,} positions exceed {config.name}'s context of {config.max_seq_len:,}; "
@@ -123,7 +123,7 @@ _FLAGS = {"true": True, "false": False}
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A function that shows how far the work is: a bar on a terminal, a few lines elsewhere."""
+    """A function that shows progress: a bar on a terminal, otherwise a few lines."""
     if not sys.stderr.isatty():
         yield _Lines().update
         return
@@ -146,7 +146,7 @@ def progress() -> Iterator[Progress]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Shows `what` and the elapsed time on a terminal while the work inside takes over a second."""
+    """Show `what` and the elapsed time on a terminal if the work inside takes over a second."""
     if not sys.stderr.isatty():
         yield
         return
@@ -168,18 +168,18 @@ def waiting(what: str) -> Iterator[None]:
 
 
 class _Lines:
-    """Progress as lines: one when another kind of work begins, then one for each share done."""
+    """Progress as lines: one at the beginning of each kind of work, then one for each share done."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self._last: tuple[str, int] | None = None
-        self._said = ""
+        self._shown = ""
 
     def update(self, what: str, fraction: float | None) -> None:
         # "step 3, loss 2.1" and "step 4, loss 2.0" are one kind of work.
         kind, share = what.split(" ", 1)[0], int((fraction or 0) * _PIPED_SHARES)
         if (kind, share) != self._last:
             self._last = (kind, share)
-            done = f", {fraction:.0%}" if fraction is not None and what == self._said else ""
-            self._said = what
+            done = f", {fraction:.0%}" if fraction is not None and what == self._shown else ""
+            self._shown = what
             note(f"  {time.perf_counter() - self._started:5.1f} s  {what}{done}")

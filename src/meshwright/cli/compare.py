@@ -54,35 +54,35 @@ def compare(
         with waiting(f"planning {name}"):
             planned.append(_planned(name, batch_tokens, seq_len))
     machines = prices.of([load_hardware(plan.hardware) for plan in planned])
-    found = [
+    documents = [
         {"plan": name, **compared(plan, machine)}
         for name, plan, machine in zip(plans, planned, machines, strict=True)
     ]
-    show_compared(found, as_json=as_json)
+    show_compared(documents, as_json=as_json)
 
 
-def show_compared(found: Sequence[dict], *, as_json: bool) -> None:
-    """Prints what `compared` says of some plans, each under its `plan`. Exits 1 if one does not fit."""
+def show_compared(plans: Sequence[dict], *, as_json: bool) -> None:
+    """Print the documents of `compared`, each with its name as `plan`. Exits 1 if a plan does not fit."""
     if as_json:
-        emit({"plans": list(found)})
+        emit({"plans": list(plans)})
     else:
-        show(_table(found))
-        if any(plan["phase"] == "generate" for plan in found):
+        show(_table(plans))
+        if any(plan["phase"] == "generate" for plan in plans):
             note(
                 "Of a plan that serves, this is one generate step behind whole contexts, without prefill; "
                 "mw plan serve prices requests of their lengths."
             )
-    if not all(plan["fits"] for plan in found):
+    if not all(plan["fits"] for plan in plans):
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def plan_to_compare(one: PricedLayout) -> Plan:
+def plan_to_compare(priced: PricedLayout) -> Plan:
     """The plan of a layout, also of one that does not fit."""
-    return plan_of(one.model, one.hardware, one.workload, one.candidate)
+    return plan_of(priced.model, priced.hardware, priced.workload, priced.candidate)
 
 
 def _planned(name: str, batch_tokens: int | None, seq_len: int | None) -> Plan:
-    """The plan of a file, or of MODEL@HARDWARE[@LAYOUT]. Raises PlanError for what is neither."""
+    """The plan of a file, or of MODEL@HARDWARE[@LAYOUT]. Raises PlanError for other text."""
     model, *rest = name.split("@")
     if not rest:
         path = Path(name)
@@ -100,7 +100,7 @@ def _planned(name: str, batch_tokens: int | None, seq_len: int | None) -> Plan:
 
 
 def _table(plans: Sequence[dict]) -> object:
-    """One column a plan."""
+    """A table with a column for each plan."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -125,7 +125,7 @@ def _table(plans: Sequence[dict]) -> object:
             "unavailable" if p["joules"] is None else format_joules(p["joules"])
         ),
     }
-    # Files by their names alone, where these tell them apart.
+    # Files without their folders, if these names differ.
     names = [name if "@" in name else Path(name).name for name in (plan["plan"] for plan in plans)]
     if len(set(names)) < len(names):
         names = [plan["plan"] for plan in plans]

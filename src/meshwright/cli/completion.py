@@ -1,4 +1,4 @@
-"""The demo's question to its server: `mw serve` in its own process, asked with openai's client."""
+"""The demo's request to `mw serve` in another process, by openai's client."""
 
 import json
 import subprocess
@@ -20,9 +20,9 @@ _START_SECONDS, _STOP_SECONDS = 180, 30
 
 
 def complete(run: Path) -> dict:
-    """What the model in `run` makes of the prompt: prompt, text, model, ttft_seconds, tpot_seconds.
+    """The completion of the prompt by the model in `run`: prompt, text, model, ttft_seconds, tpot_seconds.
 
-    Raises DeviceError where the server does not answer.
+    Raises DeviceError if the server does not answer.
     """
     with _server(run) as (address, model):
         with urlopen(f"{address}/health", timeout=_STOP_SECONDS) as answer:
@@ -67,7 +67,7 @@ def _ask(address: str, model: str) -> dict:
 
 @contextmanager
 def _server(run: Path) -> Iterator[tuple[str, str]]:
-    """(address, model's name) of a server on a free port, which is told to stop at the end."""
+    """(address, model's name) of a server on a free port, which is stopped at the end."""
     arguments = ["serve", "--checkpoint", str(run), "--port", "0", "--slots", "4"]
     note(f"      $ mw {' '.join(arguments)}")
     command = [sys.executable, "-m", "meshwright.cli.main", *arguments, "--json"]
@@ -92,7 +92,7 @@ def _server(run: Path) -> Iterator[tuple[str, str]]:
 
 
 def _ended(code: int) -> None:
-    """Raises what a server that never answered ended with; it has said why on stderr."""
+    """Raise the exit code of a server that never answered; its message is on stderr."""
     if code > 0:
         raise typer.Exit(code)
     raise DeviceError(f"mw serve did not answer within {_START_SECONDS} s")

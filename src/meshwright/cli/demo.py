@@ -1,7 +1,7 @@
-"""mw demo: the whole job on this machine, in the commands that anyone would type.
+"""mw demo: all stages on this machine, by the usual commands.
 
-calibrate -> corpus -> plan -> train -> audit -> serve -> report. Each stage that needs JAX is a process
-of its own, since the number of devices is fixed when JAX starts.
+calibrate -> corpus -> plan -> train -> audit -> serve -> report. Each stage that needs JAX is another
+process, since the number of devices is fixed when JAX starts.
 """
 
 import json
@@ -28,12 +28,12 @@ from meshwright.units import format_bytes, format_count, format_seconds
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 HARDWARE, MODEL, CORPUS = "cpu:8", "demo", "stdlib"
-# Small batches make many updates, which is what a model that has seen little text lacks most.
+# Small batches, since a model that has seen little text needs many updates.
 SEQ_LEN, NUM_SEQUENCES, LEARNING_RATE = 256, 8, 4e-3
-# How long the steps are to take by the plan. Validation, checkpoint and compiling come on top.
+# Planned time of all steps, without validation, checkpoints and compiling.
 TRAIN_SECONDS, FAST_TRAIN_SECONDS = 90, 20
 _MIN_STEPS, _MAX_STEPS = 30, 600
-# What a demo writes, and so may remove.
+# The files that a demo writes, and may remove.
 _OWN = ("machine.toml", "plan.toml", "plan.json", "config.json", "tokenizer.json", "checkpoints")
 _OWN += ("settings.json", "metrics.jsonl", "audit.json", "completion.json", "report.html", "data")
 _FOUND_A_PROBLEM = 1
@@ -41,7 +41,7 @@ _FOUND_A_PROBLEM = 1
 
 @dataclass
 class Demo:
-    """One demo in its folder. quiet: print no tables, since stdout is for the document."""
+    """A demo in its folder. quiet: print no tables, since stdout is for the document."""
 
     run: Path
     train_seconds: float
@@ -81,9 +81,9 @@ def demo(
 
 
 def _clear(run: Path) -> None:
-    """Removes an earlier demo but for its corpus, which is found again if nothing changed.
+    """Remove an earlier demo, except its corpus, which is used again if nothing has changed.
 
-    Raises PlanError for a folder that holds anything else.
+    Raises PlanError for a folder with other files.
     """
     present = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
     if foreign := [name for name in present if name not in _OWN]:
@@ -183,9 +183,9 @@ STAGES: tuple[tuple[str, Callable[[Demo], None]], ...] = (
 
 
 def mw(*arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
-    """The document of one command of ours; its messages and progress go where ours do.
+    """The document of one `mw` command, with its messages and progress on stderr.
 
-    Ends the demo with the command's exit code where that is none of `codes`.
+    Ends the demo with the command's exit code if that is not in `codes`.
     """
     note(f"      $ mw {' '.join(arguments)}")
     command = [sys.executable, "-m", "meshwright.cli.main", *arguments, "--json"]
@@ -195,7 +195,7 @@ def mw(*arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
     try:
         return json.loads(done.stdout)
     except json.JSONDecodeError:
-        raise typer.Exit(_FOUND_A_PROBLEM) from None  # it has said why on stderr
+        raise typer.Exit(_FOUND_A_PROBLEM) from None  # the command's message is on stderr
 
 
 def _finish(job: Demo, seconds: float) -> None:

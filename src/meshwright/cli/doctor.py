@@ -1,4 +1,4 @@
-"""mw doctor: what this installation can do, what is wrong, and the one command that mends it."""
+"""mw doctor: checks of this installation, each with the command that fixes it."""
 
 import os
 import platform
@@ -37,7 +37,7 @@ _ASK_JAX = "import jax; d = jax.devices(); print(len(d), d[0].platform, d[0].dev
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. mend: the command that puts it right; None where all is well."""
+    """One check and its result. mend: the command that fixes a problem; None without one."""
 
     name: str
     found: str
@@ -66,7 +66,7 @@ def doctor(as_json: bool = JSON) -> None:
 
 
 def check_all() -> Iterator[Check]:
-    """Every check, the cheap ones first."""
+    """All checks, the fast ones first."""
     yield Check("meshwright", __version__, ok=True)
     yield _python()
     yield from packages()
@@ -84,7 +84,7 @@ def _python() -> Check:
 
 
 def packages() -> Iterator[Check]:
-    """The core dependencies: each is there or not; versions are the installer's business."""
+    """Whether each core dependency is installed; the installer has checked versions."""
     for requirement in requires("meshwright") or []:
         if "extra ==" in requirement:
             continue
@@ -96,7 +96,7 @@ def packages() -> Iterator[Check]:
 
 
 def devices() -> Check:
-    """What JAX sees, asked in a process of its own: a broken driver may end it or hang."""
+    """The devices that JAX sees, from another process, which a broken driver may end or block."""
     if find_spec("jax") is None:
         return Check("devices", "not asked: JAX is not installed, and planning needs none", ok=True)
     answer, failure = _asked(_ASK_JAX)
@@ -108,22 +108,22 @@ def devices() -> Check:
 
 
 def native() -> Check:
-    """Whether CPUs generate with the C++ extension, which is built now where it was not yet, or why not."""
+    """Whether CPUs generate with the C++ extension, which is built if needed, or the reason why not."""
     if find_spec("jax") is None:
         return Check("on CPUs", "not asked: JAX is not installed", ok=True)
     answer, failure = _asked(_ASK_NATIVE)
     if failure is not None:
-        found = f"the native extension ends the process: {failure}"
-        return Check("on CPUs", found, ok=False, mend=f"rm -r {cache_folder() / 'native'}")
+        problem = f"the native extension ends the process: {failure}"
+        return Check("on CPUs", problem, ok=False, mend=f"rm -r {cache_folder() / 'native'}")
     reason, _, instructions = answer.strip().rpartition("|")
-    found = f"native extension, in C++, with {instructions}"
+    state = f"native extension, in C++, with {instructions}"
     if reason:
-        found = f"XLA alone; no native extension: {reason}"
-    return Check("on CPUs", found, ok=True)
+        state = f"XLA alone; no native extension: {reason}"
+    return Check("on CPUs", state, ok=True)
 
 
 def _asked(code: str) -> tuple[str, str | None]:
-    """What a process of its own prints that runs `code`, and how it failed; None where it did not."""
+    """The output of another process that runs `code`, and its failure or None."""
     command = [sys.executable, "-c", code]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
@@ -136,25 +136,25 @@ def _asked(code: str) -> tuple[str, str | None]:
 
 def _extras() -> Iterator[Check]:
     for extra in EXTRAS:
-        there = extra.is_installed
-        found = "installed" if there else f"not installed; only for {extra.purpose}"
-        yield Check(f"[{extra.name}]", found, ok=True, mend=None if there else extra.install)
+        installed = extra.is_installed
+        state = "installed" if installed else f"not installed; only for {extra.purpose}"
+        yield Check(f"[{extra.name}]", state, ok=True, mend=None if installed else extra.install)
 
 
 def _locks() -> Iterator[Check]:
-    """The TPU's lock: libtpu locks the file while it lives, and leaves it behind where it is killed."""
+    """The TPU's lock: libtpu locks the file while it runs, and does not remove it if it is killed."""
     if not _TPU_LOCK.exists():
         yield Check("locks", "none", ok=True)
     elif holder := holder_of(_TPU_LOCK):
         yield Check("locks", f"{_TPU_LOCK}: {holder} uses the TPU's driver; wait for it", ok=True)
     else:
-        found = f"{_TPU_LOCK} was left behind by a process that is gone"
-        yield Check("locks", found, ok=False, mend=f"rm {_TPU_LOCK}")
+        problem = f"{_TPU_LOCK} was left behind by a process that is gone"
+        yield Check("locks", problem, ok=False, mend=f"rm {_TPU_LOCK}")
 
 
 def holder_of(lock: Path) -> str:
-    """The live process that has the file open or locked, such as "process 17"; "" where there is none."""
-    import fcntl  # where libtpu runs there is one
+    """The live process that has the file open or locked, such as "process 17"; "" if there is none."""
+    import fcntl  # only on Unix, as libtpu
 
     target = lock.resolve()
     for folder in Path("/proc").glob("[0-9]*/fd"):
@@ -170,9 +170,9 @@ def holder_of(lock: Path) -> str:
 
 
 def _opens(descriptors: Path, target: Path) -> bool:
-    """Whether one of a process's open files is `target`; False where it may not be asked."""
+    """Whether `target` is an open file of a process; False without permission to see them."""
     try:
-        return any(one.resolve() == target for one in descriptors.iterdir())
+        return any(file.resolve() == target for file in descriptors.iterdir())
     except OSError:
         return False
 

@@ -1,4 +1,4 @@
-"""The extras: what each brings, what it is for, and the line that installs it. Planning needs none."""
+"""The extras of the package: modules, purpose and the command that installs them. Planning needs none."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from meshwright.errors import DeviceError
 class Extra:
     """One extra of the package.
 
-    modules: those that it brings, the first of which tells whether it is installed. purpose: who needs it.
+    modules: its modules; the extra counts as installed if the first is. purpose: uses that need the extra.
     """
 
     name: str
@@ -21,7 +21,7 @@ class Extra:
     def is_installed(self) -> bool:
         try:
             return find_spec(self.modules[0]) is not None
-        except ModuleNotFoundError:  # nor is the package that it is in
+        except ModuleNotFoundError:  # the package of the module is not installed either
             return False
 
     @property
@@ -34,11 +34,11 @@ class Extra:
         return f"pip install 'meshwright[{self.name}]'"
 
     def missing(self, module: str) -> str:
-        """What to say to who needs it."""
+        """The message for a use that needs the extra."""
         return f"this needs the extra [{self.name}] ({module} is not installed): {self.install}"
 
 
-# Those that bring others come after them, so that the smallest is named for a module.
+# Extras that include others come after them, so that the smallest is found for a module.
 EXTRAS = (
     Extra(
         "run",
@@ -72,16 +72,16 @@ EXTRAS = (
 
 
 def require(name: str) -> None:
-    """Raises DeviceError with the line that installs the extra, where it is missing.
+    """Raise DeviceError with the command that installs the extra, if it is missing.
 
-    For commands that start another process, which would find out.
+    For commands that would otherwise notice only in another process.
     """
-    extra = next(one for one in EXTRAS if one.name == name)
+    extra = next(extra for extra in EXTRAS if extra.name == name)
     if not extra.is_installed:
         raise DeviceError(extra.missing(extra.modules[0]))
 
 
 def bringing(module: str) -> Extra | None:
-    """The extra that brings a module, `jax.numpy` as well as `jax`; None where none does."""
+    """The extra that has a module, `jax.numpy` as well as `jax`; None if none does."""
     top = module.partition(".")[0]
     return next((extra for extra in EXTRAS if top in extra.modules), None)

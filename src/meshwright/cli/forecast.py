@@ -1,4 +1,4 @@
-"""What the steps of a server should take and move, by its plan's prices and its model's sizes."""
+"""Predicted seconds and bytes of a server's steps."""
 
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
@@ -11,9 +11,9 @@ from meshwright.serve.engine.limits import Limits
 
 
 class StepForecast:
-    """Seconds and bytes of any step; seconds are of the program that the server runs it in.
+    """Seconds and bytes of any step, with padding as in the server's programs.
 
-    layout: that is served. plan: whose layout and machine the seconds are of; None prices none.
+    layout: the layout of the server. plan: gives the layout and machine for seconds; None for no seconds.
     """
 
     def __init__(
@@ -29,6 +29,6 @@ class StepForecast:
         return None if self._seconds is None else self._seconds.seconds(*batch.figures)
 
     def bytes(self, batch: Batch) -> dict[str, int]:
-        """Bytes of weights and of the cache that a chip reads, in a mean over the chips."""
+        """Bytes of weights and of the cache that a chip reads, as a mean over the chips."""
         ends = (work.start + len(work.tokens) for work in batch.works)
         return {"weights": self._bytes.weights, "cache": round(sum(map(self._bytes.cache, ends)))}

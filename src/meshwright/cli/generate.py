@@ -1,4 +1,4 @@
-"""mw generate: continues one prompt."""
+"""mw generate: the continuation of a prompt."""
 
 import asyncio
 import sys
@@ -62,8 +62,8 @@ def generate(
 
     folder = load_model_folder(checkpoint)
     tokens, longest = folder.tokenizer().encode(prompt), context_of(settings, folder.config)
-    room = longest - len(tokens)
-    if room < 1:  # before anything is compiled
+    most = longest - len(tokens)
+    if most < 1:  # checked before compiling
         raise RequestError(
             f"the prompt has {len(tokens)} tokens, but the context holds {longest}; "
             f"give at most {longest - 1}, or a longer --context"
@@ -72,7 +72,7 @@ def generate(
         with progress() as report:
             service = stack.enter_context(open_service(checkpoint, settings, report))
         sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
-        request = Request(tokens, min(max_tokens, room), sampling, service.tokenizer.eos_ids)
+        request = Request(tokens, min(max_tokens, most), sampling, service.tokenizer.eos_ids)
         document = asyncio.run(_answer(service, request, stop, None if as_json else prompt))
     if as_json:
         emit(document)
@@ -81,7 +81,7 @@ def generate(
 
 
 async def _answer(service: "Service", request: "Request", stops: Sequence[str], echo: str | None) -> dict:
-    """The keys of `mw generate` in contract.md; echo: print the text as it comes, behind this."""
+    """The keys of `mw generate` in contract.md. echo: None, or a text to print before the answer's pieces."""
     from meshwright.serve.text.generation import Generation
 
     started = time.perf_counter()

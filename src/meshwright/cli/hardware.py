@@ -71,7 +71,7 @@ def hardware(
 
 
 def _machine(name: str) -> Hardware | None:
-    """The machine that `name` is; None for a chip of the catalog."""
+    """The machine of a spec or file; None for a chip of the catalog."""
     return load_hardware(name) if ":" in name or name.endswith(".toml") else None
 
 
@@ -115,7 +115,7 @@ def network_document(network: Network) -> dict:
 
 
 def critical_batches(chip: Chip) -> dict[str, float]:
-    """B_crit by the type of (weights, products): from how many tokens on a pass is bound by FLOPs."""
+    """B_crit by the type of (weights, products): tokens of a pass from which FLOPs limit it."""
     pairs = (("bf16", "bf16"), ("int8", "bf16"), ("int8", "int8"))
     return {
         f"{weights}/{products}": compute_bound_batch(chip, weights, products) for weights, products in pairs
@@ -137,7 +137,7 @@ def hardware_document(machine: Hardware) -> dict:
 
 
 def detail(machine: Hardware) -> list[object]:
-    """What to print of one machine: its shape in words, its roofs, every figure with its source."""
+    """Output for one machine: its shape in words, its roofs, and its figures with their sources."""
     batches = ", ".join(f"{count:,.0f} {types}" for types, count in critical_batches(machine.chip).items())
     critical = (
         f"B_crit, tokens per step from which matmuls are compute-bound (weights/activations): {batches}"

@@ -1,4 +1,4 @@
-"""mw launch: a command as many processes, here, under SLURM or on Kubernetes."""
+"""mw launch: a command as several processes, on this machine, under SLURM or on Kubernetes."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from meshwright.launch.slurm import slurm_script
 from meshwright.options import REQUIRED, option
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-# What follows `--` is the command, options and all.
+# The command with its options follows `--`.
 _COMMAND = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="mw train plan.toml ...")]

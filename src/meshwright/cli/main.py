@@ -1,8 +1,8 @@
-"""The command line `mw`: which commands there are, and how each way to fail ends.
+"""The command line `mw`: its commands and exit codes.
 
     0    done
     1    ran and found a problem (does not fit, the audit differs)
-    2    bad input: one line on stderr that says what to change
+    2    bad input: one line on stderr with the change that is needed
     130  interrupted
 
 A command's module is imported when the command runs, so help and plans answer at once.
@@ -28,9 +28,9 @@ from meshwright.nn.start.processes import COORDINATOR
 from meshwright.notation.array import shorten
 
 BAD_INPUT, INTERRUPTED = 2, 130
-# What the parser says of `mw plan` alone.
+# The parser's message for a group without a command, such as `mw plan`.
 _NO_COMMAND = "Missing command."
-# Of a path or a layout that a message repeats.
+# Maximum length of a path or a layout in a message.
 _LONGEST_WORD = 160
 
 # Module of cli/ and the line that `mw --help` shows.
@@ -61,13 +61,13 @@ COMMANDS = {
 
 
 class _LazyGroup(TyperGroup):
-    """The commands by name; a module is imported once its command is to run."""
+    """The commands by name; a command's module is imported only to run it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in with the short help, which is all that listing the commands needs."""
+        """A placeholder with the short help, for the list of commands."""
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -83,9 +83,9 @@ class _LazyGroup(TyperGroup):
 
 
 def _refuse_empty(args: list[str]) -> None:
-    """Raises MeshwrightError for an argument without text, which a path would take for the working folder."""
-    own = args[: args.index("--")] if "--" in args else args  # the rest is another command's
-    for before, arg in pairwise(own):
+    """Raise MeshwrightError for an empty argument, since an empty path would be the working folder."""
+    ours = args[: args.index("--")] if "--" in args else args  # the rest is another command's
+    for before, arg in pairwise(ours):
         if arg == "" or (arg.startswith("--") and arg.endswith("=")):
             which = arg.rstrip("=") or (
                 before if before.startswith("-") else f"the argument after {before!r}"
@@ -94,7 +94,7 @@ def _refuse_empty(args: list[str]) -> None:
 
 
 def named_values(command: Any) -> Any:
-    """The command, whose help shows the values of options as PATH or MODEL, and not as types of Python."""
+    """The command, with values of options as PATH or MODEL in its help instead of Python's types."""
     for inner in getattr(command, "commands", {}).values():
         named_values(inner)
     for param in command.params:
@@ -110,7 +110,7 @@ def named_values(command: Any) -> Any:
 
 
 def _usage(argument: Any, ctx: Any) -> list[str]:
-    """The argument as the usage line shows it: `RUN`, `[PLAN.toml]`, `FILE.csv...`."""
+    """The argument in the usage line: `RUN`, `[PLAN.toml]`, `FILE.csv...`."""
     name = argument.metavar.strip("[]")
     text = name if argument.required else f"[{name}]"
     return [text if argument.nargs == 1 or name.endswith("...") else f"{text}..."]
@@ -144,7 +144,7 @@ def meshwright(
 
 
 def main(args: Sequence[str]) -> int:
-    """The exit code of `mw` with these arguments."""
+    """Run `mw` with these arguments; returns its exit code."""
     warnings.showwarning = _show_warning
     try:
         result = to_command(app).main(args=list(args) or ["--help"], prog_name="mw", standalone_mode=False)
@@ -156,9 +156,9 @@ def main(args: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         extra = bringing(error.name or "")
         if extra is None or extra.is_installed:
-            raise  # ours, or of an installation that is broken
+            raise  # a module of this package, or of a broken installation
         return _fail(extra.missing(str(error.name)))
-    except BrokenPipeError:  # the reader, such as `head`, has had enough
+    except BrokenPipeError:  # the reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -172,19 +172,19 @@ def run() -> None:
     """The entry point of `mw` and `meshwright`."""
     code = main(sys.argv[1:])
     if code == BAD_INPUT and COORDINATOR in os.environ:
-        # Leaving in good order would wait for the others, which wait for this process.
+        # An orderly exit would wait for the other processes, which wait for this one.
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
 
 
 def _usage_fault(error: typer.TyperException) -> str:
-    """The parser's message; of a group without a command, the commands to name."""
+    """The parser's message, or for a group without a command the list of its commands."""
     context = getattr(error, "ctx", None)
     names = getattr(context.command, "commands", None) if context else None
     if context and names and error.message == _NO_COMMAND:
         return f"name a command of {context.command_path}: {', '.join(names)}"
-    # The parser of choices passes on a validator's words with their kind in front.
+    # The parser of choices puts the kind of error before a validator's message.
     return getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
 
 
@@ -195,7 +195,7 @@ def _fail(message: str) -> int:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
-    """Ours in one line; those that libraries address to programmers are not for the user."""
+    """Print warnings of this package in one line; warnings of libraries are not for the user."""
     if issubclass(category, UserWarning):
         print(f"mw: warning: {message}", file=sys.stderr)
 

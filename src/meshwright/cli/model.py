@@ -70,7 +70,7 @@ def count(
 
 
 def _explain(path: Path, *, as_json: bool) -> None:
-    """Prints the meaning of every key; exits 1 if no model can be read from the file."""
+    """Print the meaning of each key. Exits 1 if no model can be read from the file."""
     file = path / "config.json" if path.is_dir() else path
     if file.suffix != ".json":
         raise ModelError(f"{file}: --explain-config takes a config.json or its folder")
@@ -130,7 +130,7 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
 
 
 def _without_gqa(config: ModelConfig) -> ModelConfig:
-    """The model with keys and values of every query head, and no latents."""
+    """The model with keys and values for each query head, without latents."""
     d_head = config.d_head
     return replace(config, mla=None, num_kv_heads=config.num_heads, d_head=d_head + d_head % 2)
 
@@ -142,7 +142,7 @@ def _intensities(config: ModelConfig, num_tokens: int, scores: float) -> dict[st
 
 
 def _shape(config: ModelConfig) -> str:
-    """The model in a few lines: its dimensions, and what differs from LLaMA."""
+    """The model in a few lines: its dimensions, and differences from LLaMA."""
     lines = [
         f"{config.name}: layers L = {config.num_layers}, D = {config.d_model:,}, F = {config.d_ff:,}, "
         f"query heads N = {config.num_heads}, KV heads K = {config.num_kv_heads}, H = {config.d_head}, "

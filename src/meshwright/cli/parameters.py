@@ -22,9 +22,9 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 @dataclass(frozen=True)
 class OptionsOf:
-    """Marks a parameter that is a dict of the options of `owner`.
+    """The mark of a parameter that is a dict of the options of `owner`.
 
-    only: the names of these fields; () for all. given: only the options that the user gave.
+    only: the names of the fields to include; () for all. given: include only the options that the user gave.
     """
 
     owner: type
@@ -76,8 +76,8 @@ def _with_options(function: Callable[..., object]) -> Callable[..., object]:
 
     def run(**values: Any) -> object:
         for name, (of, is_instance) in owners.items():
-            own = values_of(of, values)
-            values[name] = of.owner(**own) if is_instance else own
+            fields = values_of(of, values)
+            values[name] = of.owner(**fields) if is_instance else fields
             for field in of.options:
                 del values[field]
         return function(**values | _collected(single, values))
@@ -89,9 +89,11 @@ def _with_options(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def values_of(of: OptionsOf, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the options of a dataclass, from those of Typer's parameters."""
-    own = _collected(of.options, values)
-    return {name: value for name, value in own.items() if not of.given or (value is not None and value != ())}
+    """The values of a dataclass's options, from the values of Typer's parameters."""
+    every = _collected(of.options, values)
+    return {
+        name: value for name, value in every.items() if not of.given or (value is not None and value != ())
+    }
 
 
 def _collected(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def _collected(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict
 
 
 def _parameter(option: Option, *, optional: bool) -> Parameter:
-    """The option as Typer's parameter. optional: with None as default; the help shows the option's own."""
+    """The option as Typer's parameter. optional: its default is None, and the help shows the option's."""
     kind, default, text = option.kind, option.default, option.help
     if option.unset:
         text += f" [default: {option.unset}]"
@@ -114,7 +116,7 @@ def _parameter(option: Option, *, optional: bool) -> Parameter:
         flags = [f"{option.flag}/--no-{option.flag.removeprefix('--')}"]
     if _collection(kind):
         kind = list[get_args(kind)[0]]
-    elif optional and option.choices:  # which the dataclass checks
+    elif optional and option.choices:  # the dataclass checks them
         kind, metavar = str, "|".join(option.choices)
     declared = typer.Option(
         *flags,

@@ -197,7 +197,7 @@ def _check_single(search: SearchOptions) -> None:
         "--any": search.runnable is False,
         "--given": search.given != "",
     }
-    refuse_beside(given, "--layout prices that layout alone")
+    refuse_beside(given, "--layout prices only that layout")
 
 
 def _check_smallest(layout: str | None, anchor: tuple[Path, ...], software: str) -> None:

@@ -1,4 +1,4 @@
-"""What `mw plan train` shows on a terminal, and the files that -o writes."""
+"""The terminal output of `mw plan train`, and the files of -o."""
 
 from pathlib import Path
 
@@ -11,18 +11,18 @@ from meshwright.plan.train import Search
 from meshwright.plan_file import Plan
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
-# Lines of prose longer than this tire the eye, however wide the terminal.
+# Longer lines of prose are hard to read on any terminal.
 _PROSE_WIDTH = 100
 
 
 def write_plan_files(path: Path, written: Plan, document: dict) -> None:
-    """Writes both files and says so."""
-    beside = documents.write_plan(path, written, document)
-    note(f"wrote {path} and {beside}")
+    """Write the plan and its document, and note their paths."""
+    figures = documents.write_plan(path, written, document)
+    note(f"wrote {path} and {figures}")
 
 
 def shortage_words(found: Search, change: Change | None) -> str:
-    """The bytes that the best layout lacks, and the cheapest change with which it fits."""
+    """The missing memory of the best layout, and the cheapest change that makes it fit."""
     best, lack = found.best, found.best.shortage
     which = "nothing fits; the nearest is" if found.considered > 1 else "does not fit:"
     return (
@@ -34,34 +34,36 @@ def shortage_words(found: Search, change: Change | None) -> str:
 
 def show_plan(
     document: dict,
-    found: Search,
-    said: Explanation | None,
+    search: Search,
+    explanation: Explanation | None,
     *,
     in_words: bool,
     sizing: Smallest | None,
 ) -> None:
-    """The ranked layouts, where the best one's step goes, and what was asked for besides."""
+    """Print the ranked layouts, the step time of the best by cause, and requested sections."""
     from meshwright.report.terminal.tables import breakdown_table, plan_table
 
-    sections = [s for s in said.sections if in_words or s.title in _asked(said)] if said else []
+    sections = (
+        [s for s in explanation.sections if in_words or s.title in _asked(explanation)] if explanation else []
+    )
     show(
-        *found.notices,
-        documents.heading(document, found.best.layout),
+        *search.notices,
+        documents.heading(document, search.best.layout),
         *([_sizes(sizing)] if sizing else []),
         "",
         plan_table(document),
-        *([found.faster_words, ""] if found.faster_words else []),
+        *([search.faster_words, ""] if search.faster_words else []),
         *map(_opinion, document.get("audit", [])),
         *([] if in_words else [breakdown_table(document["best"])]),
         *(prose(section.title, section.paragraphs) for section in sections),
         prose("Assumptions", tuple(document["assumptions"])),
-        f"{format_number_of(found.considered, 'layout')} considered in {format_seconds(found.seconds)}"
+        f"{format_number_of(search.considered, 'layout')} considered in {format_seconds(search.seconds)}"
         + ("" if in_words else "; --explain says why in words"),
     )
 
 
 def _opinion(opinion: dict) -> str:
-    """The compiler's memory of a layout beside the planned one."""
+    """A comparison of a layout's memory by the compiler with the planned memory."""
     compiled, planned = opinion["compiled_bytes"], opinion["planned_bytes"]
     start = f"audited {opinion['layout']}: "
     if compiled is None:
@@ -76,13 +78,14 @@ def _opinion(opinion: dict) -> str:
     )
 
 
-def _asked(said: Explanation) -> tuple[str, ...]:
-    """The sections that options asked for without --explain."""
-    return (*(("Batch",) if said.critical_batch else ()), *(("Budget",) if said.budget else ()))
+def _asked(explanation: Explanation) -> tuple[str, ...]:
+    """The sections that options request without --explain."""
+    batch, budget = explanation.critical_batch, explanation.budget
+    return (*(("Batch",) if batch else ()), *(("Budget",) if budget else ()))
 
 
 def _sizes(sizing: Smallest) -> str:
-    """The sizes tried before the answer."""
+    """The sizes that were tried."""
     others = [tried for tried in sizing.tried if tried.why_not]
     text = f"the smallest of {len(sizing.tried)} sizes tried"
     if others:
@@ -94,7 +97,7 @@ def _sizes(sizing: Smallest) -> str:
 
 
 def prose(title: str, paragraphs: tuple[str, ...]) -> object:
-    """A heading and its points, no wider than reads well."""
+    """A heading and its points, at a width that is easy to read."""
     from rich.console import Group
     from rich.constrain import Constrain
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""mw quantize: a checkpoint with narrower weights, and what they cost."""
+"""mw quantize: a checkpoint with narrower weights, and their effect on perplexity."""
 
 from pathlib import Path
 from typing import Annotated, Literal

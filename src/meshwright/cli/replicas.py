@@ -11,7 +11,7 @@ from meshwright.serve.settings import Replicas, Server
 
 
 def application(arguments: Mapping[str, Sequence[str]]) -> serve.Application:
-    """The servers of a RayService. `command` of its arguments: the words after `mw serve`."""
+    """The servers of a RayService. arguments: `command` has the words after `mw serve`."""
     made: list[serve.Application] = []
 
     def deploy(server: Server, replicas: Replicas) -> None:

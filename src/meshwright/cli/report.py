@@ -56,30 +56,30 @@ def report(
         _finish(path, write_figures([frontier_figure(served)], plots) if plots else [], as_json)
         return
     with progress() as update:
-        found = read_report(run, _describe, update)
-    if plots and not found.figures:
-        raise PlanError(f"{run}: {found.missing or 'it holds no plan.toml'}, so there is nothing for --plots")
-    path = write_whole(output, report_html(found))
-    _finish(path, write_figures(found.figures, plots) if plots else [], as_json)
+        read = read_report(run, _describe, update)
+    if plots and not read.figures:
+        raise PlanError(f"{run}: {read.missing or 'it holds no plan.toml'}, so there is nothing for --plots")
+    path = write_whole(output, report_html(read))
+    _finish(path, write_figures(read.figures, plots) if plots else [], as_json)
 
 
-def _finish(page: Path, drawn: list[Path], as_json: bool) -> None:
-    """Says what was written."""
+def _finish(page: Path, plots: list[Path], as_json: bool) -> None:
+    """Print the paths of the written files."""
     if as_json:
-        emit({"path": str(page)} | ({"plots": [str(one) for one in drawn]} if drawn else {}))
+        emit({"path": str(page)} | ({"plots": [str(plot) for plot in plots]} if plots else {}))
     else:
-        print(page, *drawn, sep="\n")
+        print(page, *plots, sep="\n")
 
 
 def _describe(priced: "PricedPlan") -> dict:
-    """What `mw plan train --json` would have said of a plan that has no .json beside it."""
+    """The document of `mw plan train --json` for a plan without a .json file."""
     from meshwright.api.document import plan_document
     from meshwright.plan.explain.explanation import explain
 
-    plan, found = priced.plan, priced.found
-    said = explain(plan.model, priced.hardware, found)
+    plan, search = priced.plan, priced.found
+    explanation = explain(plan.model, priced.hardware, search)
     document = plan_document(
-        plan.model, priced.hardware, plan.workload.num_tokens, found, _NUM_CANDIDATES, said
+        plan.model, priced.hardware, plan.workload.num_tokens, search, _NUM_CANDIDATES, explanation
     )
-    # By rank: a plan edited by hand need not be the best.
+    # By rank, since a plan edited by hand may not be the best.
     return document | {"candidates": [candidate.to_dict() for candidate in priced.top]}

@@ -1,4 +1,4 @@
-"""mw serve: a checkpoint behind OpenAI's API."""
+"""mw serve: a server of a checkpoint with OpenAI's API."""
 
 import json
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""mw shard: what a product of sharded arrays, or a reshard of one, costs in every way it can be done."""
+"""mw shard: prices of all ways to multiply sharded arrays, and of reshards."""
 
 import re
 from collections.abc import Mapping
@@ -108,20 +108,21 @@ def shard(
     question = ContractionQuestion(_einsum(lhs, rhs, out), lhs, rhs, out, parsed_mesh, sizes, machine, dtype)
     limit = memory_limit or machine.chip.hbm_bytes
     with waiting("searching strategies"):
-        found = strategies(question, memory_limit_bytes=limit, objective=objective)
+        ranked = strategies(question, memory_limit_bytes=limit, objective=objective)
+    best = ranked[0]
     if svg:
-        write_whole(svg, contraction_svg(found[0]))
+        write_whole(svg, contraction_svg(best))
         note(f"wrote {svg}")
-    ran = _ran(found[0], gradients=backward) if run else {}
-    passes = _passes(algorithm_of(found[0]), parsed_mesh, sizes, dtype, machine) if backward else {}
+    ran = _ran(best, gradients=backward) if run else {}
+    passes = _passes(algorithm_of(best), parsed_mesh, sizes, dtype, machine) if backward else {}
     if as_json:
-        steps = {title: one.to_dict() for title, one in passes.items()}
-        emit(_document(found, objective, limit) | steps | ran)
+        steps = {title: priced.to_dict() for title, priced in passes.items()}
+        emit(_document(ranked, objective, limit) | steps | ran)
     else:
-        lines = contraction_lines(question, found, objective, limit)
+        lines = contraction_lines(question, ranked, objective, limit)
         more = pass_lines("backward", passes["backward"]) if backward else ()
         print(*lines, *([""] if backward else []), *more, *run_lines(ran), sep="\n")
-    if not found[0].fits(limit):
+    if not best.fits(limit):
         raise typer.Exit(1)
 
 
@@ -137,8 +138,8 @@ def _reshard(
     as_json: bool,
 ) -> None:
     placement = machine.place(mesh)
-    found = cheapest_reshard(array, target, mesh, sizes, step_price(placement), dtype)
-    steps = [priced_step(step, mesh, sizes, dtype, placement) for step in found]
+    collectives = cheapest_reshard(array, target, mesh, sizes, step_price(placement), dtype)
+    steps = [priced_step(step, mesh, sizes, dtype, placement) for step in collectives]
     if svg:
         write_whole(svg, reshard_svg(array, target, steps, mesh))
         note(f"wrote {svg}")
@@ -147,7 +148,7 @@ def _reshard(
         from meshwright.audit.shard.on_devices import run_reshard
 
         with waiting("running on virtual devices"):
-            ran = run_reshard(found, mesh, sizes, dtype)
+            ran = run_reshard(collectives, mesh, sizes, dtype)
     if as_json:
         emit(_reshard_document(array, steps, mesh, sizes, dtype) | ran)
     else:
@@ -170,12 +171,12 @@ def _chain(
     backward: bool,
     as_json: bool,
 ) -> None:
-    """The algorithm that the shardings of a chain make, each step with its price."""
+    """Print the algorithm of a chain with its shardings, and the price of each step."""
     passes = _passes(derive(*parse_written(written)), mesh, sizes, dtype, machine)
     if not backward:
         del passes["backward"]
     if as_json:
-        emit({"hardware": machine.spec} | {title: one.to_dict() for title, one in passes.items()})
+        emit({"hardware": machine.spec} | {title: priced.to_dict() for title, priced in passes.items()})
         return
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
     given = ", ".join(f"{dim}={size:,}" for dim, size in sizes.items())
@@ -192,7 +193,7 @@ def _passes(
 
 
 def parse_shard(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
-    """(the one or two operands, the wanted output or None) that `text` writes.
+    """(the one or two operands, the wanted output or None) of an expression.
 
     >>> operands, out = parse_shard("A[I, J_X] . B[J_X, K] -> C[I, K]{U_X}")
     >>> print(*operands, out)
@@ -207,12 +208,12 @@ def parse_shard(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
 
 
 def _named(array: ShardedArray, name: str) -> ShardedArray:
-    """The array under `name`, if it has none: a step says what it moves."""
+    """The array, with `name` if it has none, since steps show names."""
     return array if array.name else array.replace(name=name)
 
 
 def _wanted(text: str) -> ShardedArray:
-    """The output; what breaks the notation's rules is said to be impossible, and why."""
+    """The output. Raises NotationError with the reason if it cannot exist."""
     try:
         return parse_array(text.strip())
     except NotationError as error:
@@ -224,7 +225,7 @@ def _wanted(text: str) -> ShardedArray:
 
 
 def _einsum(lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray | None) -> Einsum:
-    """The letters of the product; without an output, those in both operands are summed."""
+    """The einsum of the product; without an output, letters in both operands are summed."""
     for array in (lhs, rhs, out):
         for dim in array.dims if array else ():
             if len(dim) > 1:
@@ -248,27 +249,27 @@ def default_hardware(mesh: Mesh) -> Hardware:
     return _rated(catalog.load(f"{DEFAULT_CHIP}:{'x'.join(map(str, shape))}"))
 
 
-def _document(found: list[Strategy], objective: str, limit: int) -> dict:
-    """The keys of `mw shard` in contract.md; best is null where no strategy fits the memory."""
-    question = found[0].question
+def _document(ranked: list[Strategy], objective: str, limit: int) -> dict:
+    """The keys of `mw shard` in contract.md; best is null if no strategy fits the memory."""
+    question = ranked[0].question
     return {
-        "best": 0 if found[0].fits(limit) else None,
+        "best": 0 if ranked[0].fits(limit) else None,
         "objective": objective,
         "memory_limit_bytes": limit,
         "hardware": question.hardware.spec,
         "cases": {
             axis: case_of(question.einsum, question.lhs, question.rhs, axis).number for axis in question.mesh
         },
-        "strategies": [strategy.to_dict() for strategy in found],
+        "strategies": [strategy.to_dict() for strategy in ranked],
     }
 
 
 def _reshard_document(
     array: ShardedArray, steps: list[PricedStep], mesh: Mesh, sizes: Mapping[str, int], dtype: str
 ) -> dict:
-    """The same keys for one array: its cheapest reshard is the one strategy, without FLOPs."""
+    """The same keys for one array: its cheapest reshard is the only strategy, without FLOPs."""
     held = [array, *(step.collective.result for step in steps)]
-    block_bytes = [one.bytes_per_device(mesh, sizes, dtype) for one in held]
+    block_bytes = [block.bytes_per_device(mesh, sizes, dtype) for block in held]
     seconds = sum(step.seconds for step in steps)
     strategy = {
         "name": ", then ".join(step.collective.title for step in steps) or "nothing moves",
@@ -284,5 +285,5 @@ def _reshard_document(
 
 
 def _rated(machine: Hardware) -> Hardware:
-    """A machine at its ratings, as textbooks price one product; a calibrated one as it was measured."""
+    """The machine at its ratings, as in textbooks, unless it is calibrated."""
     return machine if machine.chip.matmul_rates else machine.ideal()

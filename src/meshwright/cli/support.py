@@ -1,4 +1,4 @@
-"""mw support: which layouts a model runs under, in training and in inference."""
+"""mw support: the layouts that a model runs under, in training and in inference."""
 
 from typing import Annotated
 
@@ -34,7 +34,7 @@ def support(
 
 
 def support_document(config: ModelConfig) -> dict:
-    """The document of `mw support`: per layout and phase whether it `runs`, and the `reason` where not."""
+    """The document of `mw support`: per layout and phase whether it `runs`, and the `reason` if not."""
     rows = [
         {
             "feature": feature,
@@ -57,7 +57,7 @@ def _table(document: dict) -> object:
         table.add_column(name)
     for row in document["layouts"]:
         phases = row["phases"].values()
-        # A reason that all phases share stands once.
+        # A reason that phases share is shown once.
         reasons = dict.fromkeys(phase["reason"] for phase in phases if not phase["runs"])
         cells = ("runs" if phase["runs"] else "no" for phase in phases)
         table.add_row(row["layout"], *cells, "; ".join(reasons))

@@ -1,4 +1,4 @@
-"""mw train: runs a plan."""
+"""mw train: training with a plan."""
 
 import os
 import sys
@@ -80,7 +80,7 @@ def train(
 
 
 def _operations(job: TrainingJob) -> list["OperationTime"]:
-    """The times of the operations of the traced steps; none where the run had none of those steps."""
+    """The times of the operations of the traced steps; none if the run did not reach them."""
     from meshwright.audit.profile import operation_times
     from meshwright.train.profiling import FOLDER
 
@@ -100,7 +100,7 @@ def _collectives(rows: list["OperationTime"]) -> tuple[float | None, float | Non
 
 
 def _carry_out(job: TrainingJob) -> tuple["TrainingResult", bool]:
-    """The outcome, and whether this process is the one that prints it."""
+    """The result, and whether this process prints it."""
     use_devices_of(catalog.load(job.plan.hardware))
     import jax
 
@@ -118,7 +118,7 @@ def _carry_out(job: TrainingJob) -> tuple["TrainingResult", bool]:
 
 @contextmanager
 def _own_stdout() -> Iterator[None]:
-    """Keeps stdout for the result: gloo (jaxlib 0.10) prints there, from C++, when processes connect."""
+    """Keep stdout for the result: gloo (jaxlib 0.10) prints to it, from C++, when processes connect."""
     if num_processes() == 1:
         yield
         return
@@ -133,6 +133,6 @@ def _own_stdout() -> Iterator[None]:
 
 
 def _figures(plan_path: Path | None) -> str | None:
-    """The text of plan.json beside the plan, which a report reads."""
-    beside = plan_path.with_suffix(".json") if plan_path is not None else None
-    return beside.read_text(encoding="utf-8") if beside is not None and beside.is_file() else None
+    """The text of the plan's .json file, which a report reads."""
+    path = plan_path.with_suffix(".json") if plan_path is not None else None
+    return path.read_text(encoding="utf-8") if path is not None and path.is_file() else None

@@ -1,4 +1,4 @@
-"""mw tune: what changes of a plan give, by compiling for its hardware."""
+"""mw tune: variants of a plan, ranked by compiling them for its hardware."""
 
 from pathlib import Path
 from typing import Annotated
@@ -41,23 +41,23 @@ def tune(
     mw tune plan.toml --target tpu --trials 5 -o tuned.toml
     """
     require("run")
-    asked = load_plan(plan)
+    original = load_plan(plan)
     check_writable(output or plan)
     from meshwright.audit.tune import tune as tuned
 
     with progress() as update:
-        found = tuned(
-            asked, target, lambda what: update(what, None), num_trials=trials, use_cache=not no_cache
+        tuning = tuned(
+            original, target, lambda what: update(what, None), num_trials=trials, use_cache=not no_cache
         )
-    document = found.to_dict()
+    document = tuning.to_dict()
     if as_json:
         emit(document)
     else:
         from meshwright.report.terminal.tuned import tune_table
 
         show(tune_table(document))
-    if not found.best.fits:
-        note(f"mw: none of the {len(found.trials)} trials fits; {plan} is as it was")
+    if not tuning.best.fits:
+        note(f"mw: none of the {len(tuning.trials)} trials fits; {plan} is as it was")
         raise typer.Exit(_DOES_NOT_FIT)
-    save_plan(found.plan, output or plan)
-    note(f"wrote {output or plan}: {found.best.change}")
+    save_plan(tuning.plan, output or plan)
+    note(f"wrote {output or plan}: {tuning.best.change}")

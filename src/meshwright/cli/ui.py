@@ -1,4 +1,4 @@
-"""mw ui: layouts, priced while controls move, in a local page."""
+"""mw ui: a local page that prices layouts as controls move."""
 
 import json
 import subprocess
@@ -84,22 +84,22 @@ def _model(spec: str) -> Any:
 
 
 def price_of(state: Mapping[str, str]) -> Any:
-    """The layout that the controls say, priced. Raises MeshwrightError for what does not divide."""
+    """The layout of the controls with its price. Raises MeshwrightError if it does not divide."""
     import meshwright as mw
     from meshwright.layout.fit import remats_of
     from meshwright.report.pages.ui import ShownLayout
 
     model, work = _model(state["model"]), mw.Train(state["batch"], state["seq"])
-    one = mw.price(model, _hardware(state["hardware"]), work, state["layout"])
+    priced = mw.price(model, _hardware(state["hardware"]), work, state["layout"])
 
     def saved(name: str) -> str:
         with TemporaryDirectory() as folder:
-            one.save(Path(folder) / "plan.toml")
+            priced.save(Path(folder) / "plan.toml")
             return (Path(folder) / name).read_text(encoding="utf-8")
 
     return ShownLayout(
-        one.candidate,
-        one.search.notices,
+        priced.candidate,
+        priced.search.notices,
         remats_of(model),
         lambda: saved("plan.toml"),
         lambda: saved("plan.json"),
@@ -107,9 +107,9 @@ def price_of(state: Mapping[str, str]) -> Any:
 
 
 class _Searches:
-    """Rankings by what was asked, each by a process of its own: a search must not slow the prices.
+    """Rankings by the controls' values, each by another process, so that a search does not delay prices.
 
-    One runs at a time. A new question ends the one before it.
+    One search runs at a time. A new one ends the previous.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class _Searches:
         self._lock = threading.Lock()
 
     def find(self, state: Mapping[str, str]) -> dict | None:
-        """The document of the search; None while it runs. Raises PlanError with why there is none."""
+        """The document of the search, None while it runs. Raises PlanError with the reason if it failed."""
         asked = tuple(state[name] for name in ("model", "hardware", "batch", "seq"))
         with self._lock:
             if asked not in self._found and (self._running is None or self._running[0] != asked):
@@ -143,7 +143,7 @@ class _Searches:
     def _wait(self, asked: tuple[str, ...], process: "subprocess.Popen[str]") -> None:
         text, problem = process.communicate()
         with self._lock:
-            if process.returncode >= 0:  # else it was ended
+            if process.returncode >= 0:  # otherwise `_end` has killed it
                 self._found[asked] = (process.returncode, text, problem)
                 while len(self._found) > _KEPT:
                     self._found.popitem(last=False)
