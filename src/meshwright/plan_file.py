@@ -1,6 +1,6 @@
-"""A Plan: model, hardware, workload and Layout in one short TOML that a person can edit.
+"""A Plan: model, hardware, workload and Layout in a short TOML that a user can edit.
 
-It is the only thing that passes between planning, training, serving and the audit.
+Planning, training, serving and the audit exchange nothing else.
 """
 
 import os
@@ -28,10 +28,11 @@ PLAN_FILE = "plan.toml"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train, on what, and how; `planned` holds the figures the planner expects.
+    """A model with its workload, hardware and layout.
 
-    hardware: as on the command line (`v5p:16x16x16`, `cpu:8`, or the path of a machine's TOML).
-    compiler: XLA's options for the training step, by name. tuned: the trials of `mw tune`, for people.
+    hardware: as on the command line (`v5p:16x16x16`, `cpu:8`, or the path of a machine's TOML). planned: the
+    planner's figures. compiler: XLA's options for the training step, by name. tuned: the trials of `mw tune`,
+    for the reader.
     """
 
     model: ModelConfig
@@ -58,7 +59,7 @@ class Plan:
 
     @property
     def is_of_server(self) -> bool:
-        """Whether it is of a server, which also prefills; a plan of one generate step has no such time."""
+        """Whether the plan is for a server, which also prefills, and not only for a generate step."""
         return self.workload.phase == "generate" and "ttft_seconds" in self.planned
 
     @property
@@ -67,7 +68,7 @@ class Plan:
 
 
 def written_shardings(config: ModelConfig, layout: Layout) -> dict[str, dict[str, str]]:
-    """Every weight and the main activations in the notation, for people and reports."""
+    """All weights and the main activations in the notation, for readers and reports."""
     activations = {"x": "BTD", "q": "BTNH", "k": "BTKH", "h": "BTF", "logits": "BTV"}
     return {
         "weights": {
@@ -79,14 +80,14 @@ def written_shardings(config: ModelConfig, layout: Layout) -> dict[str, dict[str
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Writes plan.toml whole or not at all; a hardware file is named relative to it."""
+    """Write plan.toml atomically, with a hardware file named relative to it."""
     document = tomlkit.document()
     document.add(tomlkit.comment(f"{plan.model.name} on {plan.hardware}: {plan.layout}"))
     document.add("meshwright", tomlkit.item(meshwright.__version__))
     document.add("hardware", tomlkit.item(_relative(plan.hardware, path)))
     workload = asdict(plan.workload)
     if plan.workload.phase == "train":
-        del workload["phase"]  # as plans are that nobody wrote for serving
+        del workload["phase"]  # training is the default
     document.add("workload", tomlkit.item(workload))
     document.add("layout", _layout_item(plan.layout))
     document.add("model", tomlkit.item(_without_none(asdict(plan.model))))
@@ -103,7 +104,7 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def _layout_item(layout: Layout) -> Table:
-    """[layout.mesh], [layout.schedule] and [layout.precision], and a line for each table of rules."""
+    """[layout.mesh], [layout.schedule], [layout.precision], and a line for each table of rules."""
     tables = layout.to_dict()
     item, rules = tomlkit.table(is_super_table=True), tomlkit.table()
     for name in ("mesh", "schedule", "precision"):
@@ -117,7 +118,7 @@ def _layout_item(layout: Layout) -> Table:
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan that a plan.toml holds. Raises PlanError naming the file and what is wrong in it."""
+    """The plan of a plan.toml. Raises PlanError with the file and its fault."""
     try:
         data = parse_toml(read_text(path, PlanError))
     except ValueError as error:
@@ -150,7 +151,7 @@ def _from_dict(data: dict, path: Path) -> Plan:
 
 
 def _options(table: object) -> dict[str, bool | int | str]:
-    """[compiler]. Raises PlanError for what is no option of XLA's."""
+    """The table [compiler]. Raises PlanError for an entry that is not an option of XLA."""
     if not isinstance(table, dict):
         raise PlanError(f"compiler = {table!r} must be a table [compiler]")
     for name, value in table.items():
@@ -162,7 +163,7 @@ def _options(table: object) -> dict[str, bool | int | str]:
 
 
 def _checked(kind: type, values: Mapping, where: str, optional: set[str] | None = None) -> dict:
-    """`values` if they are exactly the fields of `kind`."""
+    """`values`, checked to be the fields of `kind`."""
     known = [f.name for f in fields(kind)]
     for key in values:
         if key not in known:
@@ -181,7 +182,7 @@ def _resolved(hardware: str, path: Path) -> str:
 
 
 def _without_none(values: Mapping) -> dict:
-    """`values` and the tables in it without what is None, which TOML cannot say."""
+    """`values` and the tables in it without None, which TOML does not have."""
     return {
         key: _without_none(value) if isinstance(value, dict) else value
         for key, value in values.items()

@@ -9,8 +9,8 @@
     smallest   the fewest chips that suffice
     audit      the collectives of your own jitted function
 
-Models, machines and numbers may be given as the text that the command line takes. Mistakes raise subclasses
-of `errors.MeshwrightError`, with one line that says what would fit.
+Models, machines and numbers may be given as on the command line. Mistakes raise subclasses of
+`errors.MeshwrightError`, with a line that names the values that fit.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ __all__ = [
 
 
 def model(spec: str | Path | ModelConfig, **overrides: Any) -> ModelConfig:
-    """The model that `spec` names: a preset, a config.json, a checkpoint folder, or a TOML.
+    """The model of a preset, a config.json, a checkpoint folder, or a TOML.
 
     overrides: fields of ModelConfig to change. Raises ModelError for an unknown preset or field.
 
@@ -68,11 +68,11 @@ def model(spec: str | Path | ModelConfig, **overrides: Any) -> ModelConfig:
 def hardware(
     spec: str | Path | Hardware, *, software: str | None = None, anchors: Sequence[str | Path] = ()
 ) -> Hardware:
-    """The machine that `spec` names: chips and topology, or your own TOML.
+    """The machine of a spec with chips and topology, or of your own TOML.
 
-    software: the training software to price, by default xla. anchors: your measured runs, by which its
-    figures are corrected; each is a metrics.jsonl with plan.toml next to it, or a CSV. Raises HardwareError
-    for an unknown chip, topology or software, PlanError for a run on other chips.
+    software: the training software to price, by default xla. anchors: measured runs that correct its figures;
+    each is a metrics.jsonl with plan.toml next to it, or a CSV. Raises HardwareError for an unknown chip,
+    topology or software, PlanError for a run on other chips.
 
     >>> hardware("v5p:16x16x16")
     Hardware(v5p:16x16x16: 4,096 v5p of 96 GB)
@@ -129,7 +129,7 @@ def plan(
     splits prompts by position, which `mw serve` does not run yet.
 
     given: conditions for every layout, as in `mw plan train --given`. runnable: rank the layouts that run,
-    or all layouts; by default those that run, if any do. weights_dtype, compute_dtype: by default bf16; on
+    or all layouts; by default the former, if any run. weights_dtype, compute_dtype: by default bf16; on
     CPUs f32 and the faster of both. progress: called with the number of layouts considered. Raises PlanError
     if no layout divides.
 
@@ -189,7 +189,7 @@ def smallest(
     tokens: int | str | None = None,
     progress: Progress | None = None,
 ) -> Plans:
-    """The layouts of the fewest chips on which the model trains, or trains fast enough.
+    """The layouts of the smallest machine that trains the model, or trains it fast enough.
 
     chip: `v5p`, or a machine (`v5p:16x20x28`) that bounds the sizes to try. max_seconds: the longest step
     allowed. days: the longest run allowed, of `tokens` tokens. given, top, runnable, weights_dtype,
@@ -227,9 +227,9 @@ def price(
     weights_dtype: str | None = None,
     compute_dtype: str | None = None,
 ) -> PricedLayout:
-    """One layout with its price; dtypes that its text leaves open are those of `plan`.
+    """One layout with its price; dtypes that its text does not give are as in `plan`.
 
-    Raises LayoutError if it does not divide, or if its devices are not as many as the machine's chips.
+    Raises LayoutError if it does not divide, or if its devices and the machine's chips differ in number.
 
     >>> price("llama-3-8b", "v5e:4x4", Train("1Mi", "4k"), "fsdp=16,remat=full,microbatches=8")
     PricedLayout(fsdp=16,microbatches=8,remat=full: ...)

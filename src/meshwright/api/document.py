@@ -1,4 +1,4 @@
-"""The document of `mw plan train`: what --json prints and what lies beside plan.toml as plan.json."""
+"""The document of `mw plan train`, for --json and for the plan.json next to plan.toml."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu")
 
 
 def _interval(candidate: Candidate, least: float) -> dict:
-    """How sure its step time is, and whether it may be as fast as the best, whose step takes `least`."""
+    """The interval of its step time, and whether it may be as fast as the best, with `least` seconds."""
     known = spread_of(candidate)
     if known is None:
         return {"step_seconds_interval": None, "as_fast_within_interval": None}
@@ -43,30 +43,30 @@ def plan_document(
     config: ModelConfig,
     hardware: Hardware,
     batch_tokens: int,
-    found: Search,
+    search: Search,
     num_candidates: int,
-    said: Explanation | None,
+    explanation: Explanation | None,
     sizing: Smallest | None = None,
     opinions: Sequence[Opinion] = (),
 ) -> dict:
-    """The keys of contract.md (best, candidates, assumptions, search), then why, then what they are about.
+    """The keys of contract.md: best, candidates, assumptions and search, explanation, then inputs.
 
-    batch_tokens: those that were asked for.
+    batch_tokens: the requested tokens of a batch.
     """
-    workload = found.workload
-    least = found.best.step_seconds
+    workload = search.workload
+    least = search.best.step_seconds
     candidates = [
-        one.to_dict() | {"tie": found.is_tie(one)} | _interval(one, least)
-        for one in found.candidates[:num_candidates]
+        candidate.to_dict() | {"tie": search.is_tie(candidate)} | _interval(candidate, least)
+        for candidate in search.candidates[:num_candidates]
     ]
     return {
-        "notices": list(found.notices),
+        "notices": list(search.notices),
         "best": candidates[0],
         "candidates": candidates,
-        "faster": found.faster.to_dict() if found.faster else None,
-        "assumptions": list(found.assumptions),
-        "search": {"considered": found.considered, "seconds": found.seconds},
-        **(said.to_dict() if said else {}),
+        "faster": search.faster.to_dict() if search.faster else None,
+        "assumptions": list(search.assumptions),
+        "search": {"considered": search.considered, "seconds": search.seconds},
+        **(explanation.to_dict() if explanation else {}),
         **({"smallest": sizing.to_dict()} if sizing else {}),
         **({"audit": [opinion.to_dict() for opinion in opinions]} if opinions else {}),
         "model": asdict(config) | {"params": count_params(config).total},
@@ -85,13 +85,13 @@ def plan_document(
             "num_sequences": workload.num_sequences,
             "asked_batch_tokens": batch_tokens,
         },
-        "shardings": written_shardings(config, found.best.layout),
+        "shardings": written_shardings(config, search.best.layout),
         "environment": versions(),
     }
 
 
 def heading(document: dict, layout: Layout) -> str:
-    """What a document's table of layouts is about; layout: one of them, for its dtypes."""
+    """The heading of a document's table of layouts. layout: one of these, for its dtypes."""
     model, hardware, workload = (document[key] for key in ("model", "hardware", "workload"))
     tokens, asked = workload["batch_tokens"], workload["asked_batch_tokens"]
     besides = f"; {asked:,} asked for" if asked != tokens else ""
@@ -104,14 +104,14 @@ def heading(document: dict, layout: Layout) -> str:
 
 
 def write_plan(path: Path, plan: Plan, document: dict) -> Path:
-    """plan.toml and, whole or not at all, its plan.json, which is returned."""
+    """Write plan.toml and plan.json, each atomically; returns the path of the latter."""
     check_output(path)
     save_plan(plan, path)
     return write_whole(path.with_suffix(".json"), json.dumps(document, indent=1))
 
 
 def check_output(path: Path) -> None:
-    """Raises PlanError where its figures would overwrite the plan, OutputError where it cannot be written."""
+    """Raise PlanError if figures would overwrite the plan, OutputError if it cannot be written."""
     if path.suffix == ".json":
         raise PlanError(
             f"-o {path}: the plan is TOML, and the .json beside it holds its figures; name a .toml"
@@ -120,11 +120,11 @@ def check_output(path: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions and the machine, as far as they can be had without importing JAX."""
-    found = {"meshwright": __version__, "python": platform.python_version()}
+    """Versions and the machine, without importing JAX."""
+    known = {"meshwright": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            known[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found | {"platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}
+    return known | {"platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}

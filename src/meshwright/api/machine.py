@@ -1,4 +1,4 @@
-"""Machines as earlier runs on them were measured."""
+"""Machines corrected by measured runs."""
 
 from collections.abc import Sequence
 from pathlib import Path

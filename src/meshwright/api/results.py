@@ -1,4 +1,4 @@
-"""What the library answers with: ranked layouts, and one of them to look into, save, audit or train with."""
+"""Results of the library: ranked layouts, and single layouts to explain, save, audit or train with."""
 
 import json
 import warnings
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class PricedLayout:
-    """A layout to train `model` with on `hardware`, and its price. search: the one whose best it is.
+    """A layout to train `model` with on `hardware`, and its price. search: this layout is its best.
 
     >>> import meshwright as mw
-    >>> one = mw.price("llama-3-8b", "v5e:4x4", mw.Train("1Mi", "4k"), "fsdp=16,microbatches=8,remat=full")
-    >>> one.fits, one.bound, round(one.mfu, 1)
+    >>> fsdp = mw.price("llama-3-8b", "v5e:4x4", mw.Train("1Mi", "4k"), "fsdp=16,microbatches=8,remat=full")
+    >>> fsdp.fits, fsdp.bound, round(fsdp.mfu, 1)
     (True, 'compute', 0.5)
     """
 
@@ -52,17 +52,17 @@ class PricedLayout:
 
     @property
     def candidate(self) -> Candidate:
-        """All that the price is made of."""
+        """The layout with all parts of its price."""
         return self.search.best
 
     @property
     def layout(self) -> Layout:
-        """What splits what, and the schedule."""
+        """The splits of all arrays, and the schedule."""
         return self.candidate.layout
 
     @property
     def step_seconds(self) -> float:
-        """The time of one optimizer step over the whole batch."""
+        """Seconds of an optimizer step over the whole batch."""
         return self.candidate.step_seconds
 
     @property
@@ -72,32 +72,32 @@ class PricedLayout:
 
     @property
     def fits(self) -> bool:
-        """Whether a chip's memory holds its share."""
+        """Whether the layout fits the memory of a chip."""
         return self.candidate.fits
 
     @property
     def bound(self) -> str:
-        """The resource that takes the largest share of the step: compute, hbm, ici, dcn, bubble or launch."""
+        """The resource with the largest share of the step: compute, hbm, ici, dcn, bubble or launch."""
         return self.candidate.cost.bound
 
     @property
     def bytes_per_chip(self) -> dict[str, int]:
-        """Bytes of one chip at the peak, by cause, and their "total"."""
+        """Bytes of a chip at the peak, by cause, and their "total"."""
         return self.candidate.memory.to_dict()
 
     def __repr__(self) -> str:
         return f"PricedLayout({self.candidate})"
 
     def to_dict(self) -> dict:
-        """The keys of a candidate of `mw plan train --json`, but for `tie`, which a ranking alone has."""
+        """The keys of a candidate of `mw plan train --json`, without `tie`, which only rankings have."""
         return self.candidate.to_dict()
 
     def explain(
         self, *, tokens: int | str | None = None, critical_batch: int | str | None = None
     ) -> Explanation:
-        """The layout in words: what it splits, where the time goes, why not another, what next.
+        """The layout in words: its splits, its step time by cause, alternatives and possible changes.
 
-        tokens: of the whole run, for its days and price. critical_batch: tokens, to say where it is crossed.
+        tokens: of the whole run, for its days and price. critical_batch: tokens, compared with the batch.
         """
         return explain(
             self.model,
@@ -108,35 +108,35 @@ class PricedLayout:
         )
 
     def cheapest_fit(self) -> Change | None:
-        """The cheapest change with which it fits; None where none does."""
+        """The cheapest change that makes the layout fit; None if there is none."""
         return cheapest_fit(self.model, self.hardware, self.workload, self.candidate)
 
     @cached_property
     def plan(self) -> Plan:
-        """What is saved, trained and audited. Raises PlanError where the layout does not fit."""
+        """The plan to save, train and audit. Raises PlanError if the layout does not fit."""
         if not self.fits:
             raise PlanError(f"{self.model.name} on {self.hardware.spec}: {self.candidate}")
         return plan_of(self.model, self.hardware, self.workload, self.candidate)
 
     @property
     def alone(self) -> "Plans":
-        """The ranking of this layout alone."""
+        """A ranking with only this layout."""
         return Plans(self.model, self.hardware, self.work, self.search, 1)
 
     def save(self, path: str | Path) -> Path:
-        """Writes plan.toml, for `mw train`, `mw audit` and `mw report`, and its figures as .json beside it.
+        """Write plan.toml for `mw train`, `mw audit` and `mw report`, and its figures as .json next to it.
 
-        Raises PlanError where the layout does not fit or the path is of another kind of file.
+        Raises PlanError if the layout does not fit, or the path is not for a TOML.
         """
         return self.alone.save(path)
 
     def audit(
         self, target: str | None = None, *, numerics: bool = False, progress: Progress | None = None
     ) -> dict:
-        """The compiled step beside the plan: the keys of `mw audit --json`, `verdict` first.
+        """A comparison of the compiled step with the plan: the keys of `mw audit --json`, `verdict` first.
 
-        target: whose compiler, "tpu", "gpu" or "cpu"; by default that of the hardware where it is installed.
-        numerics: also compare a tiny model's loss and gradients with one device's. No chip need be attached.
+        target: the compiler, "tpu", "gpu" or "cpu"; by default the hardware's if it is installed. No chip
+        needs to be attached. numerics: also compare a tiny model's loss and gradients with one device's.
         """
         from meshwright.audit.audit import audit_plan
 
@@ -154,12 +154,12 @@ class PricedLayout:
         seed: int | None = None,
         progress: Progress | None = None,
     ) -> "TrainingResult":
-        """The outcome of training with this layout, in this process, as `mw train` does.
+        """Train with this layout in this process, as `mw train` does.
 
-        data: a folder, a .txt, .py, .jsonl or .parquet file, or "stdlib"; a resumed run has its own. run:
-        the run's folder (runs/MODEL). steps: up to this one (one epoch). None is the run's setting, or the
-        command's default. JAX must see the layout's devices, so on a CPU call it before JAX has started.
-        Raises DeviceError where it does not see them.
+        data: a folder, a .txt, .py, .jsonl or .parquet file, or "stdlib"; a resumed run keeps its data. run:
+        the run's folder, by default runs/MODEL. steps: the last step, by default one epoch. None is the run's
+        setting, or the command's default. JAX must see the layout's devices, so on a CPU call this before JAX
+        has started. Raises DeviceError if JAX does not see them.
         """
         from meshwright.nn.start.devices import use_devices_of
         from meshwright.train.job import RunOptions, prepare_job
@@ -184,8 +184,8 @@ class PricedLayout:
 class Plans:
     """The layouts of one search, best first; its repr is the table.
 
-    top: how many rows that has. sizing: the sizes tried, of `smallest`. opinions: what the hardware's own
-    compiler said of the best, of `audited`.
+    top: number of rows of the table. sizing: the sizes that `smallest` tried. opinions: the compiler's memory
+    and schedule of the best layouts, from `audited`.
 
     >>> import meshwright as mw
     >>> plans = mw.plan("llama-3-8b", "v5e:4x4", mw.Train("1Mi", "4k"), given="fsdp=16")
@@ -203,7 +203,7 @@ class Plans:
 
     @property
     def best(self) -> PricedLayout:
-        """The fastest of those that fit; what comes nearest to fitting where none does."""
+        """The fastest layout that fits, or the nearest to fitting if none does."""
         return PricedLayout(self.model, self.hardware, self.work, self.search)
 
     def __len__(self) -> int:
@@ -221,28 +221,28 @@ class Plans:
     def explain(
         self, *, tokens: int | str | None = None, critical_batch: int | str | None = None
     ) -> Explanation:
-        """The best layout in words, and why it is not another; as `PricedLayout.explain`."""
+        """The best layout in words, and its alternatives; see `PricedLayout.explain`."""
         return self.best.explain(tokens=tokens, critical_batch=critical_batch)
 
     def audited(self, progress: Progress | None = None) -> "Plans":
-        """These layouts, the best ranked anew by the memory and the schedule that the compiler gives them.
+        """These layouts, with the best ranked again by the compiler's memory and schedule.
 
-        Raises AuditError where the compiler of the hardware's chips is not installed.
+        Raises AuditError if the compiler of the hardware's chips is not installed.
         """
         from meshwright.audit.second_opinion import second_opinion
 
         say = progress or _silent
-        found, opinions = second_opinion(
+        search, opinions = second_opinion(
             self.model, self.hardware, self.search, progress=lambda what: say(what, None)
         )
-        return replace(self, search=found, opinions=opinions)
+        return replace(self, search=search, opinions=opinions)
 
     def to_dict(self) -> dict:
         """The keys of `mw plan train --json`."""
         return self.document(self.explain())
 
     def save(self, path: str | Path) -> Path:
-        """Writes the best as plan.toml, and its figures as .json beside it; see `PricedLayout.save`."""
+        """Write the best as plan.toml, and its figures as .json next to it; see `PricedLayout.save`."""
         write_plan(Path(path), self.best.plan, self.to_dict())
         return Path(path)
 
@@ -251,15 +251,15 @@ class Plans:
         """The batch that is planned: of whole sequences, the nearest to `work` that divides."""
         return self.search.workload
 
-    def document(self, said: Explanation | None) -> dict:
-        """The keys of `to_dict`, with an explanation that was made before, or none."""
+    def document(self, explanation: Explanation | None) -> dict:
+        """The keys of `to_dict`, with the given explanation or without one."""
         return plan_document(
             self.model,
             self.hardware,
             self.work.batch_tokens,
             self.search,
             self.top,
-            said,
+            explanation,
             self.sizing,
             self.opinions,
         )
@@ -267,10 +267,10 @@ class Plans:
     def __repr__(self) -> str:
         from meshwright.report.terminal.tables import plain_text, plan_table
 
-        document, found = self.document(None), self.search
-        below = [found.faster_words] if found.faster_words else []
-        return plain_text(*found.notices, heading(document, self.best.layout), plan_table(document), *below)
+        document, search = self.document(None), self.search
+        below = [search.faster_words] if search.faster_words else []
+        return plain_text(*search.notices, heading(document, self.best.layout), plan_table(document), *below)
 
 
 def _silent(what: str, fraction: float | None) -> None:
-    """The progress of who asked for none."""
+    """Show no progress."""

@@ -1,4 +1,4 @@
-"""What the library answers with where something is to be served."""
+"""Results of the library for serving."""
 
 import json
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ class ServedLayout:
     """One way to serve `model`: machine, layout and batch.
 
     >>> import meshwright as mw
-    >>> one = mw.plan("llama-3-8b", "v5e:2x2", mw.Serve("1k", 128, tpot=0.03)).best
-    >>> one.layout.mesh.num_devices, one.fits, one.tpot_seconds < 0.03
+    >>> best = mw.plan("llama-3-8b", "v5e:2x2", mw.Serve("1k", 128, tpot=0.03)).best
+    >>> best.layout.mesh.num_devices, best.fits, best.tpot_seconds < 0.03
     (4, True, True)
     """
 
@@ -40,22 +40,22 @@ class ServedLayout:
 
     @property
     def layout(self) -> Layout:
-        """What splits what."""
+        """The splits of all arrays."""
         return self.point.layout
 
     @property
     def batch(self) -> int:
-        """Sequences that generate at once."""
+        """Sequences of a generate step."""
         return self.point.batch
 
     @property
     def step_seconds(self) -> float:
-        """The time of one generate step."""
+        """Seconds of a generate step."""
         return self.point.cost.seconds
 
     @property
     def tpot_seconds(self) -> float:
-        """Seconds of one more token of a request."""
+        """Seconds per further token of a request."""
         return self.point.tpot_seconds
 
     @property
@@ -65,7 +65,7 @@ class ServedLayout:
 
     @property
     def tokens_per_second_per_chip(self) -> float:
-        """New tokens, while the chips generate."""
+        """New tokens a second of a chip, while it generates."""
         return self.point.tokens_per_second_per_chip
 
     @property
@@ -75,19 +75,19 @@ class ServedLayout:
 
     @property
     def fits(self) -> bool:
-        """Whether a chip's memory holds its share, which a ranked layout's does."""
+        """Whether the layout fits the memory of a chip, as all ranked layouts do."""
         return self.point.memory.total <= self.hardware.chip.program_bytes
 
     @property
     def plan(self) -> Plan:
-        """What is saved, served and audited. Raises LayoutError where it needs padding."""
+        """The plan to save, serve and audit. Raises LayoutError if the layout needs padding."""
         return plan_of_point(self.point)
 
     def __repr__(self) -> str:
         return f"ServedLayout({self.point})"
 
     def explain(self) -> ServeExplanation:
-        """An explanation in words: what limits a step, from which batch on, and what int8 would change."""
+        """An explanation in words: the limit of a step, the batch at which it changes, and int8's effect."""
         return explain_serving(self.point)
 
     def to_dict(self) -> dict:
@@ -95,22 +95,22 @@ class ServedLayout:
         return self.point.to_dict()
 
     def audit(self, target: str | None = None, *, progress: Progress | None = None) -> dict:
-        """The compiled generate step beside the plan, under `prefill` a prefill step: as `mw audit --json`.
+        """A comparison of the compiled generate step with the plan, as `mw audit --json`.
 
-        target: as of `PricedLayout.audit`.
+        The key `prefill` has the same for a prefill step. target: as in `PricedLayout.audit`.
         """
         from meshwright.audit.audit import audit_phases
 
         return audit_phases(self.plan, target, lambda what: progress and progress(what, None))
 
     def save(self, path: str | Path) -> Path:
-        """Writes plan.toml, for `mw serve` and `mw audit`, and its figures as .json beside it."""
+        """Write plan.toml for `mw serve` and `mw audit`, and its figures as .json next to it."""
         return write_serve_plan(Path(path), self.plan, self.to_dict())
 
 
 @dataclass(frozen=True, repr=False)
 class ServedLayouts:
-    """The frontier of one search, by time per token; `best` meets the targets. Its repr is the table."""
+    """The frontier of a search, by time per token; `best` meets the targets. Its repr is the table."""
 
     model: ModelConfig
     work: Serve
@@ -118,7 +118,7 @@ class ServedLayouts:
 
     @property
     def best(self) -> ServedLayout:
-        """The most tokens a second a chip, or the cheapest where all chips have prices (`ServePlan.best`)."""
+        """The point with most tokens a second per chip, or the cheapest if all chips have prices."""
         return ServedLayout(self.model, self.found.best)
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class ServedLayouts:
         return (self[place] for place in range(len(self)))
 
     def explain(self) -> ServeExplanation:
-        """The best in words."""
+        """The best point in words."""
         return self.best.explain()
 
     @cached_property
@@ -150,7 +150,7 @@ class ServedLayouts:
 
 
 def serve_document(config: ModelConfig, work: Serve, found: ServePlan) -> dict:
-    """The keys of `mw plan serve` in contract.md, then each kind's own frontier, and what it is about."""
+    """The keys of `mw plan serve` in contract.md, then each chip's frontier and the inputs."""
     best = found.best
     return {
         "frontier": [point.to_dict() for point in found.frontier],
@@ -159,7 +159,7 @@ def serve_document(config: ModelConfig, work: Serve, found: ServePlan) -> dict:
         "prefill_to_generate_ratio": best.prefill_to_generate_ratio,
         "max_batch": best.max_batch,
         "by_chip": {kind: [point.to_dict() for point in points] for kind, points in found.by_chip.items()},
-        "smallest": [asdict(one) for one in found.smallest],
+        "smallest": [asdict(size) for size in found.smallest],
         "search": {"considered": found.considered, "seconds": found.seconds},
         "model": {"name": config.name, "params": count_params(config).total},
         "requests": asdict(work.requests),
@@ -169,7 +169,7 @@ def serve_document(config: ModelConfig, work: Serve, found: ServePlan) -> dict:
 
 
 def write_serve_plan(path: Path, plan: Plan, document: dict) -> Path:
-    """The path of plan.toml, which is written whole or not at all, and its figures as .json beside it."""
+    """Write plan.toml atomically, and its figures as .json next to it; returns `path`."""
     check_output(path)
     save_plan(plan, path)
     write_whole(path.with_suffix(".json"), json.dumps(document, indent=1))

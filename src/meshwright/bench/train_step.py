@@ -1,11 +1,11 @@
-"""The memory bandwidth that training gets, from a small training step and its price.
+"""The effective memory bandwidth of training, from the time of a small training step.
 
-XLA on CPU runs each reduction, exponential and transposed copy as a program of its own, bound by the
-core rather than by memory: on the machine where this was written softmax, norm and SwiGLU reach
-between a third and all of the streaming rate, and copies that transpose a fused gradient a tenth.
-No single stream tells what the mixture gets, so the mixture itself is timed: the bandwidth is the one
-at which the cost model's price of the float32 step, with FLOPs and collectives as measured, is its
-time; what another dtype gets of it is step.memory_by_dtype.
+XLA on CPU runs each reduction, exponential and transposed copy as a separate program, which the core limits
+and not the memory. On one machine softmax, norm and SwiGLU reached between a third and all of the
+streaming rate, and copies that transpose a fused gradient a tenth. A single stream does not show the rate of
+this mixture. So a step is timed, and the bandwidth is fitted so that the cost model's price of the float32
+step, with measured FLOPs and collectives, equals its time. step.memory_by_dtype has the shares of other
+dtypes.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def sample_model() -> ModelConfig:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """The time of the step of `config` on every device, data parallel."""
+    """The time of a data-parallel step of `config` on all devices."""
 
     config: ModelConfig
     layout: Layout
@@ -56,7 +56,7 @@ class MeasuredStep:
     timing: Timing
 
     def price(self, hardware: Hardware) -> float:
-        """Seconds that the cost model expects of this step."""
+        """The cost model's seconds of this step."""
         shape = Shape.of_microbatch(self.workload, self.layout)
         graph = record_training(self.config, hardware, self.layout, shape)
         return StepPricer(graph, self.layout, hardware).cost().seconds
@@ -96,19 +96,19 @@ def _program(config: ModelConfig, layout: Layout, workload: Workload) -> TimedCa
 
 
 def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
-    """The time of a step does not depend on the values, and zeros need no program of their own."""
+    # The time of a step does not depend on the values, and zeros need no program to compute them.
     assert leaf.sharding is not None
     local = np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
     return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda _: local)
 
 
 def with_effective_memory(measured: Sequence[MeasuredStep], hardware: Hardware) -> Hardware:
-    """`hardware` with the memory bandwidth of the float32 step, and what the other dtypes get of it.
+    """`hardware` with the memory bandwidth of the float32 step, and shares for the other dtypes.
 
-    hardware: all figures but this one as measured, its bandwidth the streaming rate, which bounds the
-    fit. A step that is faster than its price at that rate shows no bandwidth of its own.
+    hardware: with all other figures measured, and the streaming rate as its bandwidth, which is the maximum
+    of the fit. A step that is faster than its price at that rate has that rate.
     """
-    rates = {one.layout.precision.compute_dtype: _fit(one, hardware) for one in measured}
+    rates = {step.layout.precision.compute_dtype: _fit(step, hardware) for step in measured}
     base = rates["f32"]
     shares = {dtype: min(1.0, rate / base) for dtype, rate in rates.items() if dtype != "f32"}
     efficiency = replace(hardware.chip.step, memory_by_dtype=shares)
@@ -117,7 +117,7 @@ def with_effective_memory(measured: Sequence[MeasuredStep], hardware: Hardware) 
 
 
 def _fit(measured: MeasuredStep, hardware: Hardware) -> float:
-    """The bandwidth at which the price is the time."""
+    """The bandwidth at which the price equals the measured time."""
 
     def price(bandwidth: float) -> float:
         return measured.price(_with_bandwidth(hardware, bandwidth))

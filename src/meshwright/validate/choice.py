@@ -1,8 +1,8 @@
-"""The choice among the layouts that a published row may mean, by the memory that each needs.
+"""The choice among the possible layouts of a published row, by their memory.
 
-A policy that saves more than fits is mixed with full rematerialisation: so many layers keep what it
-saves as there is room for on the chip, and on the host where activations are offloaded. Where PyTorch's
-own loss has no room, a fused one is taken before anything is given up.
+A policy that saves more than fits is mixed with full rematerialisation: the policy applies to the layers that
+fit on the chip and, if activations are offloaded, on the host. If PyTorch's loss does not fit, a fused loss
+is tried first.
 """
 
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ from meshwright.plan.candidate import Candidate
 from meshwright.plan.train import price
 from meshwright.validate.reproduce import Case
 
-# A layout is asked for its memory with each loss and in mixes, and then for its time.
+# The same layout is priced for its memory with each loss and in mixes, and then for its time.
 _kept_record = lru_cache(maxsize=32)(record_training)
-# The share of the layers is counted in so many parts, down.
+# The share of the layers is rounded down to a multiple of 1 / this.
 _PARTS = 1000
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Layouts that differ in remat alone, each for a share of the layers. The first is what was asked for.
+    """Layouts that differ only in remat, each for a share of the layers; the row's layout is first.
 
     hardware: with the software that runs them.
     """
@@ -51,7 +51,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class PricedMix:
-    """A mix with its prices. bytes_per_chip: what it needs. reported_bytes: what its software tells of."""
+    """A mix with its prices. bytes_per_chip: memory of the program. reported_bytes: by its software."""
 
     mix: Mix
     candidates: tuple[Candidate, ...]
@@ -67,13 +67,13 @@ class PricedMix:
 
 
 def choose(case: Case) -> PricedMix:
-    """The fastest of the mixes that a case means."""
+    """The fastest mix of a case."""
     return min((_priced(case, mix) for mix in mixes(case)), key=lambda choice: choice.step_seconds)
 
 
 def _priced(case: Case, mix: Mix) -> PricedMix:
     hardware = mix.hardware
-    if len(mix.parts) > 1:  # what fills the memory that there is does not run out of it
+    if len(mix.parts) > 1:  # a mix fills the memory exactly, so it does not run out
         hardware = hardware.with_step(replace(hardware.chip.step, host_flush_seconds=0.0))
     candidates = (
         price(case.config, hardware, case.workload, layout, whole=False, graph=_graph(case, layout))
@@ -89,9 +89,9 @@ def _priced(case: Case, mix: Mix) -> PricedMix:
 
 
 def mixes(case: Case) -> list[Mix]:
-    """The mixes of the first group of which some fit; if none does, though it was run, the nearest one.
+    """The mixes of the first group that has layouts which fit; without any, the nearest to fitting.
 
-    Where more than full rematerialisation was open, so many layers keep matmuls as there is room for.
+    If the source leaves the policy open, matmuls are kept in the layers that fit.
     """
     nearest: tuple[float, Hardware, Layout] | None = None
     for group, hardware in product(case.layouts, _with_losses(case.hardware)):
@@ -105,7 +105,7 @@ def mixes(case: Case) -> list[Mix]:
 
 
 def _with_losses(hardware: Hardware) -> Iterator[Hardware]:
-    """The hardware with its software's loss, and with a fused one where the software is PyTorch's alone."""
+    """The hardware with its software's loss and, for plain PyTorch, with a fused loss."""
     yield hardware
     software = hardware.software
     if software.eager and not (software.loss_arrays or software.whole_logits):
@@ -114,7 +114,7 @@ def _with_losses(hardware: Hardware) -> Iterator[Hardware]:
 
 @lru_cache(maxsize=32)
 def memory_of(case: Case, hardware: Hardware, layout: Layout) -> Memory:
-    """What a layout needs on a chip: as most programs for GPUs run, or as XLA plans it."""
+    """Memory of a layout on a chip, for eager programs or as XLA plans it."""
     return step_memory(_graph(case, layout), layout, hardware.software)
 
 
@@ -129,7 +129,7 @@ def _excess(case: Case, hardware: Hardware, layout: Layout) -> float:
 
 
 def _less_than_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
-    """`layout`, or with full rematerialisation for fewer layers where the source leaves it open."""
+    """`layout`, or full rematerialisation for fewer layers if the source leaves it open."""
     less = layout.replace(remat="matmuls")
     if layout.schedule.remat == "full" and any(less in group for group in case.layouts):
         return _with_full(case, hardware, less)
@@ -137,7 +137,7 @@ def _less_than_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
 
 
 def _with_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
-    """`layout` for as many layers as there is room for, and full rematerialisation for the rest."""
+    """`layout` for the layers that fit, and full rematerialisation for the rest."""
     other = layout.replace(remat="full")
     if layout.schedule.remat in ("full", "none"):
         return Mix(hardware, ((1.0, layout),))

@@ -1,8 +1,8 @@
-"""What the planner prices for a published row: its model, machine, batch, and the layouts it may mean.
+"""The planner's input for a published row: model, machine, batch, and possible layouts.
 
-A layout column that is empty leaves the choice open. Such a row has several layouts in order of
-preference, and is priced as the first that fits the memory, or the fastest of those that recompute
-as little (see `choose`).
+An empty layout column leaves the choice open. Such a row has several layouts in order of preference, and is
+priced with the first that fits the memory, or the fastest that fits with the same recomputation (see
+`choose`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,26 +21,26 @@ from meshwright.plan.space import different_remats
 from meshwright.validate.published import AnyRow, PublishedRow
 from meshwright.validate.shape_guess import model_of
 
-# The parameters' states, the roomiest first: f32 weights, or bf16 ones with an f32 copy, beside f32
-# moments (mixed precision, Micikevicius et al., 2018); then bf16 weights alone; then bf16 throughout.
+# The parameters' states, the largest first: with f32 moments (mixed precision, Micikevicius et al., 2018) f32
+# weights, or bf16 weights with an f32 copy; then only bf16 weights; then bf16 for all.
 _SHARDED_F32: dict[str, object] = {"weights_dtype": "f32", "gradients_dtype": "f32"}
 _MASTER_COPY: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "f32", "master_weights": True}
 _BF16_WEIGHTS: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "bf16"}
 _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
-# fp16 throughout but for a float32 copy: the loss is scaled so that gradients fit into fp16.
+# All fp16 except a float32 copy: the loss is scaled so that gradients fit the range of fp16.
 _SCALED_LOSS: dict[str, object] = {**_BF16_WEIGHTS, "master_weights": True}
 
 _REMATS = {"none": ("none",), "full": ("full",)}
 _SHORT_PIPE = 2
-# Sequences of a microbatch of which a source says nothing: whoever tunes a run takes the fastest that fits.
+# Sequences of a microbatch if a source does not give them: a tuned run has the fastest that fits.
 _MICROBATCHES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A published row as the planner sees it.
+    """The planner's input for a published row.
 
-    layouts: groups in order of preference; of one group the fastest is meant.
+    layouts: groups in order of preference; within a group the fastest is used.
     """
 
     config: ModelConfig
@@ -50,7 +50,7 @@ class Case:
 
 
 def reproduce(row: PublishedRow) -> Case:
-    """The case of a row. Raises MeshwrightError where the row cannot be expressed."""
+    """The case of a row. Raises MeshwrightError if the row cannot be expressed."""
     config, hardware = model_of(row), machine_of_row(row)
     if hardware.num_chips != row.chips:
         raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
@@ -63,7 +63,7 @@ def reproduce(row: PublishedRow) -> Case:
 
 
 def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
-    """`config` with a KV head for each tensor rank: frameworks replicate those of which there are fewer."""
+    """`config` with a KV head for each tensor rank: frameworks replicate fewer heads."""
     heads, ranks = config.num_kv_heads, layout.tensor
     if config.mla is None and heads < ranks and ranks % heads == config.num_heads % ranks == 0:
         config = replace(config, num_kv_heads=ranks)
@@ -71,11 +71,11 @@ def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
 
 
 def machine_of_row(row: AnyRow) -> Hardware:
-    """The row's hardware with its software, and the figures that the source gives of its own machine.
+    """The row's hardware with its software, and with the source's figures of the machine.
 
-    What others ran has kernels of its own, also where it was compiled by XLA. Sources that offload send a
-    choice of activations to the host, which they do not tell, so that nothing waits; our layouts send all
-    that is kept. Such rows have a link to the host that takes no time.
+    Programs of other software have their own kernels, even if XLA compiled them. Sources that offload send
+    selected activations to the host, without telling which, so that no step waits; our layouts send all that
+    are kept. For such rows the link to the host takes no time.
     """
     gigabits = row.nic_gbit_per_gpu
     machine = catalog.load(row.hardware).with_figures(
@@ -95,7 +95,7 @@ def machine_of_row(row: AnyRow) -> Hardware:
 def _preferences(
     row: PublishedRow, config: ModelConfig, hardware: Hardware
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """(remat policy, dtypes of the parameters' states), what costs least time first."""
+    """(remat policy, dtypes of the parameters' states), the fastest first."""
     asked, _, _ = (row.remat or "").partition("+")
     remats = _REMATS.get(asked) if asked else different_remats(config, hardware)
     if asked == "selective":
@@ -111,15 +111,14 @@ def _preferences(
 def _states(
     row: PublishedRow, *, wide_sums: bool
 ) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]]]:
-    """The dtypes that the parameters' states may have, the roomiest first: with a float32 copy, without.
+    """Possible dtypes of the parameters' states, the largest first: (with a float32 copy, without).
 
-    Float32 gradients are given up before anything is computed again, unless the software keeps them
-    (`wide_sums`).
+    bf16 gradients are tried before recomputation, unless the software keeps float32 sums (`wide_sums`).
 
-    What is sharded can afford float32 weights, and may be bf16 alone; optimizers that shard their states or
-    nothing have a float32 copy. One chip alone holds all states, so bf16 throughout is what fine-tuning
-    there uses. The stages of a pipeline keep the weights that they gathered, where there
-    is room, since every microbatch would gather them again: in time and memory that is ZeRO 1.
+    With sharded weights, float32 weights are affordable, and bf16 weights without a copy are possible;
+    otherwise there is a float32 copy. A single chip holds all states, so fine-tuning on it uses only bf16.
+    The stages of a pipeline keep gathered weights if these fit, since each microbatch would gather them
+    again; in time and memory that is ZeRO 1.
     """
     if row.chips == 1:
         return [_BF16], []
@@ -137,7 +136,7 @@ def _states(
 def _layouts(
     row: PublishedRow, config: ModelConfig, hardware: Hardware, remat: str, states: Mapping[str, object]
 ) -> Iterator[Layout]:
-    """The layouts that the row's columns leave open, with one remat policy."""
+    """The layouts that agree with the row's columns, with one remat policy."""
     tensor, pipe, context = row.tensor or _least_tensor(row), row.pipe or 1, row.context or 1
     data, fsdp, zero = _data_axes(row, row.chips // (tensor * pipe * context))
     if data * fsdp * tensor * pipe * context != row.chips:
@@ -171,13 +170,13 @@ def _layouts(
 
 
 def _dispatches_once(row: PublishedRow, config: ModelConfig, hardware: Hardware) -> bool:
-    """Whether the row's software sends a token to a node once, for all of its experts there."""
+    """Whether the row's software sends a token to a node only once, for all of its experts there."""
     since = hardware.software.once_since
     return config.moe is not None and bool(since) and row.year is not None and row.year >= since
 
 
 def _least_tensor(row: PublishedRow) -> int:
-    """Chips that share a sequence where a source says nothing of it: 1, or as many as have no own."""
+    """Chips that share a sequence if no degree is given: 1, or enough to give each sequence some."""
     named = (row.data, row.fsdp, row.pipe, row.context)
     if any(named) or row.chips <= row.global_batch_sequences:
         return 1
@@ -198,24 +197,24 @@ def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
     if zero == 3 and fsdp == 1:
         data, fsdp = 1, data
     if zero == 2 and (row.pipe or 1) > 1:
-        zero = 1  # frameworks sum gradients once a step where there are stages, not once a microbatch
+        zero = 1  # with stages, frameworks sum gradients once per step, not once per microbatch
     if zero == 0 and fsdp > 1:
         data, fsdp = data * fsdp, 1
     return data, fsdp, None if zero == 3 and fsdp * (row.context or 1) == 1 else zero
 
 
 def _microbatches(row: PublishedRow, ranks: int, pipe: int, kind: str) -> list[int]:
-    """The numbers of microbatches that a step may have.
+    """Possible numbers of microbatches in a step.
 
-    Programs for TPUs shard one array over all chips and count the batch of a chip, also where several chips
-    share a sequence: if that times the chips is the whole batch, nothing accumulates. A long pipeline that
-    does not accumulate either cuts its local batch into as many microbatches as it has stages: all but one
-    would idle otherwise.
+    Programs for TPUs shard one array over all chips and give the batch of a chip, even if several chips share
+    a sequence: if that times the chips is the whole batch, there is a single microbatch. A long pipeline
+    without accumulation cuts its local batch into a microbatch for each stage, since otherwise all stages but
+    one would be idle.
     """
     if row.micro_batch is None:
         local = max(1, row.global_batch_sequences // ranks)
         return [local // size for size in _MICROBATCHES if local % size == 0]
-    of_a_chip = kind == "tpu" or row.micro_batch < 1  # less than a sequence is no microbatch
+    of_a_chip = kind == "tpu" or row.micro_batch < 1  # a microbatch has at least one sequence
     if of_a_chip and pipe == 1 and row.micro_batch * row.chips == row.global_batch_sequences:
         return [1]
     count = max(1, round(row.global_batch_sequences / (ranks * row.micro_batch)))
@@ -225,10 +224,10 @@ def _microbatches(row: PublishedRow, ranks: int, pipe: int, kind: str) -> list[i
 
 
 def _chunks(row: PublishedRow, config: ModelConfig, pipe: int, microbatches: int) -> int:
-    """Chunks per stage: the row's. A source that does not say how many interleave means the usual two, or
-    the fewest that divide a stage's layers, since frameworks give all chunks as many.
+    """Chunks per stage: the row's, or the smallest number above 1 that divides a stage's layers.
 
-    Microbatches that do not divide over the stages run without, as the schedule has it.
+    Frameworks give all chunks the same number of layers, usually with two chunks. If microbatches do not
+    divide over the stages there is one chunk, as the schedule requires.
     """
     if pipe == 1 or microbatches % pipe:
         return 1
@@ -238,7 +237,7 @@ def _chunks(row: PublishedRow, config: ModelConfig, pipe: int, microbatches: int
 
 
 def arithmetic(dtype: str) -> tuple[str, str | None]:
-    """(compute dtype, dtype of matmuls if another) that a source means by `dtype`, a name or an alias.
+    """(compute dtype, dtype of matmuls if another) of a source's dtype, a name or an alias.
 
     Activations of narrower types are bf16. An MX type without products here counts as the plain type.
     """

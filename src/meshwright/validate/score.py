@@ -1,17 +1,16 @@
-"""The planner's prices beside what others measured, and how far apart they are.
+"""Errors of the planner's predictions against published measurements.
 
-    error = predicted / published - 1, in the row's own unit
+    error = predicted / published - 1, in the row's unit
 
-Two scores. Free: the catalog's figures alone. Anchored: the first row of each source, chip and dtype
-sets one software efficiency, a factor of every step time, as a user does who has measured one run;
-those rows are then left out of the errors. Beside each stands what needs no planner: one MFU for a
-chip and dtype (the median of the other sources' rows), and that of the anchoring row.
+There are two scores. The free score uses only the catalog's figures. In the anchored score the first row of
+each source, chip and dtype gives a factor of all step times, as for a user who has measured one run; these
+rows are not scored. Each score is compared with a baseline without a planner: the median MFU of other
+sources' rows with the chip and dtype, or the MFU of the anchoring row.
 
     factor = (published / predicted of the first row) ^ TRUST
 
-What one row is off by is partly its software's, which the others share, and partly its own (its model,
-its layout, its luck). TRUST is the first part's share, so that the factor is what is expected of the
-others.
+The error of one row is partly that of its software, which other rows share, and partly its own (of its model,
+layout and run). TRUST is the share of the first part, so that the factor is the expectation for other rows.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -30,16 +29,16 @@ from meshwright.validate.reproduce import Case, reproduce
 from meshwright.validate.static_batches import reproduce_inference
 
 _Item = TypeVar("_Item")
-# Where the constants were fitted without a row's source, 0.1 to 0.25 bring the other rows alike near, and
-# nearer than more (benchmarks/fit_published.py --loso).
+# With constants fitted without a row's source, 0.1 to 0.25 give about equal errors of the other rows, and
+# smaller ones than larger values (benchmarks/fit_published.py --loso).
 TRUST = 0.2
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row and what the planner says of it, in the row's unit.
+    """A row and its prediction, in the row's unit.
 
-    baseline: what one MFU says. fits: whether what ran, or ran out, has room by the planner's count.
+    baseline: the prediction by one MFU. fits: whether the planner predicts that the layout fits the memory.
     """
 
     row: AnyRow
@@ -77,7 +76,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Score:
-    """Errors of some rows; None where there are none. baseline_*: of one MFU."""
+    """Errors of some rows; None without rows. baseline_*: errors of the predictions by one MFU."""
 
     num_rows: int
     median_abs_error: float | None
@@ -89,18 +88,18 @@ class Score:
 
     def meets(self, median_bar: float, p90_bar: float) -> bool:
         """Whether both errors are known and at most these."""
-        found = (self.median_abs_error, self.p90_abs_error)
-        return all(e is not None and e <= bar for e, bar in zip(found, (median_bar, p90_bar), strict=True))
+        errors = (self.median_abs_error, self.p90_abs_error)
+        return all(e is not None and e <= bar for e, bar in zip(errors, (median_bar, p90_bar), strict=True))
 
 
 def predict(rows: Sequence[AnyRow], on_progress: Callable[[float], None] | None = None) -> list[Prediction]:
-    """Every row priced as it is (the free score)."""
-    found = []
+    """Predictions of all rows for the free score."""
+    predictions = []
     for number, row in enumerate(rows, 1):
-        found.append(_predict(row))
+        predictions.append(_predict(row))
         if on_progress:
             on_progress(number / len(rows))
-    return _with_baseline(found)
+    return _with_baseline(predictions)
 
 
 def _predict(row: AnyRow) -> Prediction:
@@ -118,24 +117,27 @@ def _predict(row: AnyRow) -> Prediction:
 
 
 def anchored_by_source(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Prediction]:
-    """The times of each source, chip and dtype, and metric of serving, scaled by what the first row shows."""
+    """Predictions of times, scaled by the factor of the first row with the same source, chip and dtype.
+
+    For serving, the metric must also be the same.
+    """
     factors: dict[Hashable, tuple[float, float | None]] = {}
-    found = []
-    for given in predictions:
-        row = given.row
-        if row.metric == MEMORY or given.predicted is None:
-            found.append(given)
+    anchored = []
+    for free in predictions:
+        row = free.row
+        if row.metric == MEMORY or free.predicted is None:
+            anchored.append(free)
             continue
-        key, seconds = _anchored_together(row), row.seconds(given.predicted)
+        key, seconds = _anchored_together(row), row.seconds(free.predicted)
         if key not in factors:
-            factors[key] = (row.seconds() / seconds) ** trust, given.mfu
-            of_row = None if given.mfu is None else row.value
-            found.append(replace(given, predicted=row.value, baseline=of_row, is_anchor=True))
+            factors[key] = (row.seconds() / seconds) ** trust, free.mfu
+            of_row = None if free.mfu is None else row.value
+            anchored.append(replace(free, predicted=row.value, baseline=of_row, is_anchor=True))
             continue
         factor, mfu = factors[key]
-        baseline = row.in_unit(row.seconds() * given.mfu / mfu) if given.mfu and mfu else None
-        found.append(replace(given, predicted=row.in_unit(seconds * factor), baseline=baseline))
-    return found
+        baseline = row.in_unit(row.seconds() * free.mfu / mfu) if free.mfu and mfu else None
+        anchored.append(replace(free, predicted=row.in_unit(seconds * factor), baseline=baseline))
+    return anchored
 
 
 def _anchored_together(row: AnyRow) -> Hashable:
@@ -145,7 +147,7 @@ def _anchored_together(row: AnyRow) -> Hashable:
 
 
 def _mfu(row: PublishedRow, case: Case) -> float | None:
-    """Model FLOPs per second and chip that were measured, over the peak of the chip's products."""
+    """Measured model FLOPs per second and chip, over the peak of the chip's products."""
     if row.metric == MEMORY:
         return None
     layout, chip = case.layouts[0][0], case.hardware.chip
@@ -155,13 +157,17 @@ def _mfu(row: PublishedRow, case: Case) -> float | None:
 
 
 def _with_baseline(predictions: list[Prediction]) -> list[Prediction]:
-    """What the median MFU of the rows of other sources says of each."""
+    """The predictions with the baseline by the median MFU of other sources' rows."""
     known = [(p.row, p.mfu) for p in predictions if isinstance(p.row, PublishedRow) and p.mfu is not None]
     return [_baseline(p, known) for p in predictions]
 
 
 def _baseline(given: Prediction, known: Sequence[tuple[PublishedRow, float]]) -> Prediction:
-    """The prediction by one MFU: of other sources' rows with the same chip and dtype, else chip, else all."""
+    """The prediction with its baseline.
+
+    The median MFU is that of other sources' rows with the same chip and dtype. If there are none it is that
+    of rows with the same chip, otherwise of all.
+    """
     row = given.row
     if not isinstance(row, PublishedRow) or given.mfu is None:
         return given
@@ -200,10 +206,11 @@ def _ran_out(given: Prediction) -> bool:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """How often the planner is wrong on whether a layout fits.
+    """Shares of wrong predictions of whether a layout fits.
 
-    false_does_not_fit: share of the layouts that ran and are said not to fit. false_fits: share of those that
-    ran out of memory, though the same with a smaller microbatch ran, and are said to fit. num_*: of each.
+    num_ran, false_does_not_fit: layouts that ran, and the share predicted not to fit. num_ran_out,
+    false_fits: layouts that ran out of memory, if the same layout ran with a smaller microbatch, and the
+    share predicted to fit.
     """
 
     num_ran: int
@@ -213,12 +220,12 @@ class Verdicts:
 
 
 def verdicts(predictions: Iterable[Prediction]) -> Verdicts:
-    """The verdicts on all predicted rows, each layout counted once."""
+    """The verdicts on all predicted rows, with each layout counted once."""
     known = {_memory_question(p): p for p in predictions if p.fits is not None and _metric(p)}
     ran = [key for key, p in known.items() if not _ran_out(p)]
     least: dict[Hashable, float] = {}
-    for alike, size in ran:
-        least[alike] = min(size, least.get(alike, size))
+    for question, size in ran:
+        least[question] = min(size, least.get(question, size))
     out = [key for key, p in known.items() if _ran_out(p) and least.get(key[0], inf) < key[1]]
     wrong = sum(not known[key].fits for key in ran), sum(bool(known[key].fits) for key in out)
     shares = [number / len(keys) if keys else None for number, keys in zip(wrong, (ran, out), strict=True)]
@@ -226,7 +233,7 @@ def verdicts(predictions: Iterable[Prediction]) -> Verdicts:
 
 
 def _memory_question(given: Prediction) -> tuple[Hashable, float]:
-    """(what a row's memory depends on but its microbatch, its microbatch)."""
+    """(the other columns that a row's memory depends on, its microbatch)."""
     row = given.row
     assert isinstance(row, PublishedRow)
     degrees = (row.data, row.fsdp, row.tensor, row.pipe, row.interleave, row.context, row.expert)
@@ -258,12 +265,13 @@ def _share_within(errors: Sequence[float], bound: float) -> float | None:
 
 @dataclass(frozen=True)
 class Ranking:
-    """A panel: rows of one model, machine and batch under several layouts; of serving, several batches too.
+    """The ranking of a panel: rows of one model, machine and batch under several layouts.
 
-    regret: how much longer the choice ranked first took than the best one, of serving in chip-seconds per
-    token. best_of_five: the same of the best of the first five. tau: Kendall's rank correlation of predicted
-    and measured times. rule_regret: of the layout of least tensor, then least pipe, then the largest
-    microbatch, of serving the largest batch. random_regret: of one at random, on average.
+    A panel of serving also has several batches; times are then chip-seconds per token. regret: measured time
+    of the choice that is predicted fastest, over the shortest, minus 1. best_of_five: the same for the best
+    of the first five choices. tau: Kendall's rank correlation of predicted and measured times. rule_regret:
+    regret of the layout with the smallest tensor, then the smallest pipe, then the largest microbatch, or for
+    serving batch. random_regret: mean regret of a random choice.
     """
 
     ids: tuple[str, ...]
@@ -277,15 +285,15 @@ class Ranking:
 
 
 def rankings(predictions: Iterable[Prediction]) -> list[Ranking]:
-    """One for each panel in which several choices were measured."""
-    found = list(predictions)
-    timed = [p for p in (*step_rows(found), *inference_rows(found)) if p.predicted]
+    """A ranking for each panel with several measured choices."""
+    predictions = list(predictions)
+    timed = [p for p in (*step_rows(predictions), *inference_rows(predictions)) if p.predicted]
     panels = grouped(timed, lambda p: panel_of(p.row))
     return [_ranking(panel) for panel in panels.values() if len({_choice(p) for p in panel}) > 1]
 
 
 def _choice(given: Prediction) -> Hashable:
-    """What the rows of a panel differ in."""
+    """The choice of a row in its panel: its layout, and for serving its chips and batch."""
     row = given.row
     return (given.layout, row.chips, row.batch) if isinstance(row, InferenceRow) else given.layout
 
@@ -301,7 +309,7 @@ def _ranking(panel: Sequence[Prediction]) -> Ranking:
     best = min(measured.values())
 
     def lost(chosen: Prediction) -> float:
-        """The regret of a choice: its fastest run over the fastest run of the panel, less 1."""
+        """The regret of a choice: its fastest run over the fastest run of the panel, minus 1."""
         return min(measured[id(p)] for p in panel if _choice(p) == _choice(chosen)) / best - 1
 
     def plain(given: Prediction) -> tuple[float, ...]:
@@ -322,7 +330,7 @@ def _ranking(panel: Sequence[Prediction]) -> Ranking:
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Kendall's tau-b: concordant less discordant pairs over those that are not tied, on either side.
+    """Kendall's tau-b: concordant minus discordant pairs, over untied pairs.
 
     >>> kendall_tau([(1, 1), (2, 2), (3, 4), (4, 3)])
     0.6666666666666666
@@ -335,9 +343,9 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def panel_of(row: AnyRow) -> Hashable:
-    """The model, machine and batch of a row: rows of one panel differ in their layout alone.
+    """The model, machine and batch of a row: rows of a panel differ only in their layout.
 
-    Of serving the model, chip, engine, types and lengths: they differ in layout, chips and batch.
+    For serving, the model, chip, engine, types and lengths: rows differ in layout, chips and batch.
     """
     model = (
         row.mlp,
@@ -356,15 +364,15 @@ def panel_of(row: AnyRow) -> Hashable:
     return (row.source, model, row.hardware, figures, row.dtype, row.seq_len, row.num_tokens)
 
 
-# Beyond so many nodes, and with stages beyond one, an eager program's times are its faults.
+# On more nodes than these, or with stages over several nodes, times of eager programs show other problems.
 _NODES_HELD = 32
 
 
 def heldable(row: PublishedRow) -> bool:
-    """Whether a row's time says anything of its layout.
+    """Whether the time of a row depends mainly on its layout.
 
-    Of eager programs with stages over several nodes a third stalls for a second a microbatch, and with one
-    stage on 64 nodes most take 5 to 20 times as long as their work (Ultra-Scale Playbook, 2025).
+    A third of eager programs with stages over several nodes stall for a second per microbatch, and most with
+    one stage on 64 nodes take 5 to 20 times longer than their work (Ultra-Scale Playbook, 2025).
     """
     num_nodes = max(1, row.chips // 8)
     if row.software != "pytorch-eager" or row.zero == 3 or num_nodes == 1:
@@ -374,7 +382,7 @@ def heldable(row: PublishedRow) -> bool:
 
 def grouped(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> dict[Hashable, list[_Item]]:
     """The items by key, in order of first appearance."""
-    found: dict[Hashable, list[_Item]] = {}
+    groups: dict[Hashable, list[_Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups

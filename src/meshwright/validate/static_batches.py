@@ -1,12 +1,12 @@
-"""What the planner prices for a published row of serving: a generate step, a prefill, or a batch of both.
+"""Predictions of published rows of serving: a generate step, a prefill, or a batch with both.
 
-    tpot_s              one generate step of the batch, behind the prompt and half of the answer
+    tpot_s              one generate step of the batch, after the prompt and half of the answer
     ttft_s              prefill of the whole batch
     request_latency_s   prefill and output_len generate steps
-    tokens_per_s        the batch's answers over that time; in all, or of a chip as the unit says
+    tokens_per_s        the batch's new tokens over that time; of all chips or per chip, by the unit
 
-A batch of which not all have room runs in waves of as many as do. Columns leave open how a cache is split
-beyond its heads; the fastest way that fits is taken.
+A batch that does not fit the cache runs in several waves. The columns do not tell how a cache is split
+further than its heads; the fastest layout that fits is used.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from meshwright.validate.shape_guess import model_of
 
 @dataclass(frozen=True)
 class ServedCase:
-    """A row as the planner sees it. layouts: what the row may mean. waves: batches one after another."""
+    """The planner's input for a row. layouts: possible layouts of the row."""
 
     row: InferenceRow
     config: ModelConfig
@@ -40,10 +40,10 @@ class ServedCase:
 
     @cached_property
     def choice(self) -> tuple[Layout, float]:
-        """(layout, predicted figure in the row's unit) of the fastest."""
-        found = [(layout, self._figure(layout, self.hardware)) for layout in self.layouts]
+        """(layout, predicted figure in the row's unit) of the fastest layout."""
+        figures = [(layout, self._figure(layout, self.hardware)) for layout in self.layouts]
         faster = max if self.row.metric == "tokens_per_s" else min
-        return faster(found, key=lambda pair: pair[1])
+        return faster(figures, key=lambda pair: pair[1])
 
     def _figure(self, layout: Layout, hardware: Hardware) -> float:
         row = self.row
@@ -60,15 +60,15 @@ class ServedCase:
 
     @cache  # noqa: B019
     def room(self, layout: Layout) -> int:
-        """Sequences of the batch that have room at once; all of them where it seems that none has."""
+        """Sequences of the batch that fit at once; all if none fits by the planner's count."""
         at, context = layout.at("generate"), self.row.prompt_len + max(1, self.row.output_len // 2)
         return min(self.row.batch, max_batch(self.config, self.hardware, at, 1, context) or self.row.batch)
 
     def microbatches(self, layout: Layout, batch: int) -> tuple[int, float]:
-        """(parts of a batch that follow each other through the stages, time of all over that of one).
+        """(parts of a batch that follow each other through the stages, time relative to one part's).
 
-        A prefill fills the stages and empties them. Generate steps follow each other: a part's next token
-        enters the first stage when its last one leaves the last, so the time is that of one pass.
+        A prefill fills and empties the stages. In generate steps a part's next token enters the first stage
+        when its previous token leaves the last stage, so the time is that of one pass.
         """
         parts = min(batch, layout.pipe)
         if layout.phase == "generate":
@@ -90,7 +90,7 @@ class ServedCase:
 
 
 def reproduce_inference(row: InferenceRow) -> ServedCase:
-    """The case of a row. Raises MeshwrightError where the row cannot be expressed."""
+    """The case of a row. Raises MeshwrightError if the row cannot be expressed."""
     config, hardware = model_of(row), with_engine(machine_of_row(row), engine_of(row))
     if hardware.num_chips != row.chips:
         raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
@@ -105,13 +105,13 @@ def reproduce_inference(row: InferenceRow) -> ServedCase:
 
 
 def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list[Layout]:
-    """Devices of a chip that a source counts apart (two cores) are one here."""
     pipe = row.pipe or 1
+    # Sources may count the two cores of a chip as devices, so tensor is at most the chips.
     tensor = min(row.tensor or row.chips // pipe, row.chips // pipe)
     data = max(1, row.chips // (tensor * pipe))
     weights, matmul = dtype_of_source(row.weight_dtype)
     kv, _ = dtype_of_source(row.kv_dtype or row.weight_dtype)
-    found = []
+    layouts = []
     for form in one_replica(config, tensor):
         for expert in _experts(config, data, tensor):
             words = {**form, DATA.name: data, PIPE.name: pipe, EXPERT.name: expert}
@@ -122,8 +122,8 @@ def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list
                 continue
             at = layout.at("generate")
             if row.batch % num_replicas(at, config) == 0 or layout.word("cache") == "copies":
-                found.append(layout)
-    return found
+                layouts.append(layout)
+    return layouts
 
 
 def _experts(config: ModelConfig, data: int, tensor: int) -> list[int]:
@@ -133,9 +133,9 @@ def _experts(config: ModelConfig, data: int, tensor: int) -> list[int]:
 
 
 def dtype_of_source(text: str) -> tuple[str, str | None]:
-    """(type in memory, type of products if not bf16) that a source means by `text`: `int4 (group 32)`.
+    """(type in memory, type of products if not bf16) of a source's dtype: `int4 (group 32)`.
 
-    With integers only weights are quantised; with fp8 products are too.
+    With integers only weights are quantised; with fp8 also products.
     """
     name = text.split()[0]
     if name in NUMBER_TYPES and number_type(name).is_integer:
@@ -150,7 +150,7 @@ def engine_of(row: InferenceRow) -> str | None:
 
 
 def with_engine(hardware: Hardware, engine: str | None) -> Hardware:
-    """`hardware` as this engine uses it, if the engine is known."""
+    """`hardware` with the engine's efficiency, if the engine is known."""
     if engine is None or engine not in ENGINES:
         return hardware
     chip = hardware.chip
