@@ -1,18 +1,18 @@
 """A contraction of two sharded arrays, and the collectives that it needs, forward and backward.
 
-Every mesh axis plays one **role** in a contraction: it splits one of the einsum's letters, or
-none (then its devices repeat the same work). The roles decide everything:
+Every mesh axis has one **role** in a contraction: it splits one of the einsum's letters, or
+none (then its devices repeat the same work). The roles determine the rest:
 
     an operand      is split by the axes whose letter it has, and whole over the others
-    the product     is split by the axes whose letter it has, and a partial sum `{U}` over those
+    the product     is split by the axes whose letter it has, and a partial sum `{U}` over the axes
                     that split a contracted letter
-    the collectives reshard each operand to its roles and the product to what is wanted
+    the collectives reshard each operand to its roles, and the product to the wanted sharding
 
-The four cases of "Sharded Matrices" are four choices of roles. A Layout, which shards every array,
-fixes them by moving the fewest arrays (operation.py); a free question is searched by bytes
-(`cheapest_contraction`). A gradient's contraction runs over the same letters with the same roles, so
-the backward collectives are the transposes of the forward ones: what was gathered is reduce-scattered,
-what was replicated (a weight over the data axis) is all-reduced.
+The four cases of "Sharded Matrices" are four choices of roles. With a Layout, which shards every array, the
+roles are those that move the fewest arrays (operation.py). Without one they are searched by bytes
+(`cheapest_contraction`). A gradient's contraction is over the same letters with the same roles, so the
+backward collectives are the transposes of the forward ones: a gathered array's cotangent is reduce-scattered,
+and the cotangent of a replicated array (a weight over the data axis) is all-reduced.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ EinsumSide = Literal["lhs", "rhs", "out"]  # an array of a contraction
 
 
 class ChosenSteps(NamedTuple):
-    """The steps of an array and of its cotangent, where they are not those of `reshard`."""
+    """The steps of an array and of its cotangent; None for the steps of `reshard`."""
 
     forward: Steps | None = None
     backward: Steps | None = None
@@ -87,11 +87,10 @@ class Einsum:
 
 @dataclass(frozen=True)
 class Reshard:
-    """An array brought from where it lies to where it is used, and its cotangent on the way back.
+    """The reshard of an operand or result, and the transposed reshard of its cotangent.
 
-    given: where it lies. used: as the operation reads it. yielded: its cotangent as the transposed
-    operation yields it. Of a result, `given` is what the operation yields and `used` what is wanted.
-    chosen: the steps, where other ones than those of `reshard` are taken.
+    given: the array before it. used: the operand as the operation reads it, or the wanted result. yielded:
+    the cotangent of `used`. chosen: steps that differ from those of `reshard`.
     """
 
     given: ShardedArray
@@ -112,15 +111,15 @@ class Reshard:
 
 @lru_cache(maxsize=4096)
 def mirrored(given: ShardedArray, used: ShardedArray) -> Reshard:
-    """The reshard of `given` to `used`, whose cotangent takes the reverse."""
+    """The reshard of `given` to `used`, with the reverse for the cotangent."""
     return Reshard(given, used, cotangent(used))
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """One contraction with its roles: the operands as given, as computed on, and the product.
+    """One contraction with its roles: the given operands and the wanted product.
 
-    lhs_chosen, rhs_chosen, out_chosen: the steps of each where they are not those of `reshard`.
+    lhs_chosen, rhs_chosen, out_chosen: steps of each array that differ from those of `reshard`.
     """
 
     einsum: Einsum
@@ -156,7 +155,7 @@ class Contraction:
 
     @property
     def product(self) -> ShardedArray:
-        """What the local product yields: partial over the axes that split a contracted letter."""
+        """The result of the local product, partial over the axes that split a contracted letter."""
         return self.out_reshard.given
 
     @property
@@ -173,7 +172,7 @@ class Contraction:
 
     @property
     def steps(self) -> list[Collective]:
-        """Every collective, in order."""
+        """All collectives, in order."""
         return [*self.lhs_steps, *self.rhs_steps, *self.out_steps]
 
     def flops_per_device(self, mesh: Degrees, sizes: Mapping[str, float]) -> float:
@@ -181,8 +180,8 @@ class Contraction:
         shards = prod(mesh.size(axis) for axis, letter in self.roles.items() if letter)
         return self.einsum.flops(sizes) / shards
 
-    # The cotangent of a partial sum is a whole array, and the other way round, so `d out` arrives
-    # with the wanted sharding and no partial sums, and a gradient ends in its operand's sharding.
+    # The cotangent of a partial sum is a whole array, and vice versa, so `d out` has the wanted sharding
+    # without partial sums, and a gradient has its operand's sharding at the end.
 
     @cached_property
     def lhs_gradient(self) -> "Contraction":
@@ -202,12 +201,12 @@ class Contraction:
 
 
 def cotangent(array: ShardedArray) -> ShardedArray:
-    """The cotangent of `array`, where it ends: with its sharding and every sum finished."""
+    """The final cotangent of `array`: with its sharding, and all sums finished."""
     return array.replace(name=f"d{array.name}", unreduced=())
 
 
 def by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
-    """`array` split by exactly the axes whose role is one of its letters, in the order of the roles."""
+    """`array` split by the axes with a role of one of its letters, in the order of the roles."""
     axes = {dim: tuple(axis for axis, letter in roles.items() if letter == dim) for dim in array.dims}
     return array.replace(axes=axes, unreduced=())
 
@@ -215,14 +214,14 @@ def by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
 def summed_by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
     """`array` as a local operation yields it: a partial sum over the axes whose letter it lacks.
 
-    Forward that letter is contracted; backward it is one that the operand was repeated along.
+    Forward that letter is contracted; backward the operand was repeated along it.
     """
     partial = tuple(axis for axis, letter in roles.items() if letter and letter not in array.dims)
     return by_roles(array, roles).replace(unreduced=partial)
 
 
 def operand_reshard(operand: ShardedArray, roles: Roles) -> Reshard:
-    """The reshard of an operand to its roles; its cotangent is a partial sum where it was repeated."""
+    """The reshard of an operand to its roles; its cotangent is partial over axes that repeated it."""
     return Reshard(operand, by_roles(operand, roles), summed_by_roles(cotangent(operand), roles))
 
 
@@ -234,7 +233,7 @@ def result_reshard(out: ShardedArray, roles: Roles) -> Reshard:
 def contractions(
     spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh
 ) -> Iterator[Contraction]:
-    """Every assignment of roles to the mesh axes in use that can yield `out`: all strategies there are."""
+    """All assignments of roles to the mesh axes in use that can yield `out`."""
     used = [axis for axis in mesh if any(axis in (*a.sharded_axes, *a.unreduced) for a in (lhs, rhs, out))]
     einsum = Einsum.parse(spec)
     # A sum that is wanted partial must be one over a contracted letter.
@@ -256,7 +255,7 @@ def contraction(
 
 
 def ordered_roles(roles: Roles, *arrays: ShardedArray) -> Roles:
-    """`roles` with the axes of one letter in the order that the first of `arrays` has them.
+    """`roles` with the axes of a letter in the order of the first of `arrays` that they split.
 
     All arrays of a contraction take this order: D_XY and D_YX are different blocks.
     """
@@ -267,7 +266,7 @@ def ordered_roles(roles: Roles, *arrays: ShardedArray) -> Roles:
 def cheapest_contraction(
     spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh, sizes: Mapping[str, int]
 ) -> Contraction:
-    """The contraction that moves the fewest bytes and, among equals, repeats the least work."""
+    """The contraction that moves the fewest bytes and then repeats the least work."""
     candidates = list(contractions(spec, lhs, rhs, out, mesh))
     if not candidates:
         raise NotationError(f"{out}: {spec!r} contracts nothing, so it leaves no partial sum")

@@ -21,15 +21,15 @@ from meshwright.train.job import check_run
 
 
 def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool = False) -> int:
-    """The step that `folder` now holds, as config.json, safetensors and tokenizer, for transformers.
+    """Write a checkpoint for transformers: config.json, safetensors and tokenizer; returns its step.
 
-    step: of the checkpoint, by default the last sound one. best: the one with the lowest validation loss.
-    Weights keep the type they were trained in; adapters are added to the weights beside them. Raises
-    CheckpointError where there is no such checkpoint, it is damaged, or `folder` holds weights already.
+    step: the checkpoint's, by default the last sound one. best: the checkpoint with the lowest validation
+    loss. Weights keep their type in training; adapters are added to their weights. Raises CheckpointError if
+    there is no such checkpoint, it is damaged, or `folder` already has weights.
     """
     check_run(run)
-    if there := next(folder.glob("*.safetensors*"), None):
-        raise CheckpointError(f"checkpoint {folder}: holds {there.name} already; name another folder")
+    if existing := next(folder.glob("*.safetensors*"), None):
+        raise CheckpointError(f"checkpoint {folder}: holds {existing.name} already; name another folder")
     plan, checkpoints = load_plan(run / PLAN_FILE), run / checkpoint_files.CHECKPOINTS
     if best:
         losses = checkpoint_files.validation_losses(checkpoints)

@@ -1,9 +1,9 @@
-"""Training from a plan, once JAX has its devices: corpus, step, loop, and a folder that can be served.
+"""Training from a plan, after JAX has its devices: corpus, step, loop, and a folder that can be served.
 
-run/plan.toml        the plan, and plan.json where it lies beside it
-run/settings.json    what it is trained with
-run/config.json      the model as Hugging Face writes it, if they have its architecture
-run/tokenizer.json   the corpus's tokenizer, and what lies beside it where a checkpoint is fine-tuned
+run/plan.toml        the plan, and its figures as plan.json if it has any
+run/settings.json    the settings of training
+run/config.json      the model in Hugging Face's format, if they have its architecture
+run/tokenizer.json   the corpus's tokenizer, with its other files from a fine-tuned checkpoint
 run/data/            the packed corpus
 """
 
@@ -34,7 +34,7 @@ from meshwright.train.stage_step import training_step
 from meshwright.train.tensorboard_log import Board
 from meshwright.units import format_count, format_seconds
 
-# Shares of the run: a tenth of it warms up; it is validated five times.
+# The learning rate warms up over a tenth of the run, and there are five validations.
 _WARMUP_SHARE, _MAX_WARMUP = 0.1, 2000
 _NUM_VALIDATIONS = 5
 _LOG_EVERY = 10
@@ -42,7 +42,7 @@ _LOG_EVERY = 10
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The last line of the metrics, and what it is to be held against."""
+    """The last line of the metrics, with the corpus and causes of waiting for comparison."""
 
     line: Line
     corpus: Corpus
@@ -53,33 +53,36 @@ class TrainingResult:
     def sentences(
         self, collectives: float | None = None, planned_collectives: float | None = None
     ) -> list[str]:
-        """The outcome in a few lines for people. collectives: seconds a step, of a profile and as planned."""
+        """The result in a few lines for the user.
+
+        collectives, planned_collectives: seconds in collectives per step, by a profile and as planned.
+        """
         measured, planned = self.line["step_seconds"], self.line["planned_step_seconds"]
-        found = [f"step {self.line['step']}: training loss {self.line['loss']:.3f} nats per token"]
+        lines = [f"step {self.line['step']}: training loss {self.line['loss']:.3f} nats per token"]
         if "validation_loss" in self.line:
-            found.append(
+            lines.append(
                 f"validation loss {self.line['validation_loss']:.3f} nats per token; "
                 f"unigram entropy {self.corpus.unigram_entropy:.3f}"
             )
         for name, loss in self.line.get("evaluation_losses", {}).items():
-            found.append(f"{name}: {loss:.3f} nats per token")
+            lines.append(f"{name}: {loss:.3f} nats per token")
         if measured:
             speed = f"{format_count(self.line['tokens_per_second'])} tokens/s, MFU {self.line['mfu']:.1%}"
-            found.append(f"step time {format_seconds(measured)} measured; {speed}")
+            lines.append(f"step time {format_seconds(measured)} measured; {speed}")
         if measured and planned:
-            found.append(
+            lines.append(
                 f"step time {format_seconds(planned)} planned; measured / planned {measured / planned:.2f}"
             )
             waits = replace(self.waits, collectives=collectives)
             if why := why_not_as_planned(measured, planned, waits, planned_collectives):
-                found.append(why)
-        return [*found, f"run in {self.run}"]
+                lines.append(why)
+        return [*lines, f"run in {self.run}"]
 
 
 def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
-    """The outcome of training; the run's folder holds all that serving and a report need.
+    """Train, and leave a folder with all files for serving and a report.
 
-    A run that goes on is written to only once its checkpoint is restored and all agrees. Errors as for
+    The folder of a resumed run is written only after its checkpoint is restored and checked. Raises errors of
     `prepare_corpus`, `loop.begin` and `loop.train`.
     """
     corpus = _corpus(job, report)
@@ -148,9 +151,9 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
 
 
 def _corpus(job: TrainingJob, report: Progress) -> Corpus:
-    """The run's own packed data where it goes on; packed from the source otherwise, or where it is gone.
+    """The packed data of a resumed run if present, otherwise packed from the source.
 
-    Process 0 packs and all read. Raises DataError where they do not share the folder.
+    Process 0 packs and all processes read. Raises DataError if they do not share the folder.
     """
     directory = job.run / "data"
     if not (job.resume and (directory / "corpus.json").is_file()) and jax.process_index() == 0:
@@ -183,7 +186,7 @@ def _given_tokenizer(settings: Settings) -> Path | None:
 
 
 def _with_length(job: TrainingJob, corpus: Corpus) -> Settings:
-    """The settings with the number of steps, of one epoch where none was asked for."""
+    """The settings with the number of steps, by default of one epoch."""
     epoch = max(1, corpus.num_train_tokens // job.plan.workload.num_tokens)
     steps = job.settings.steps or epoch
     return replace(job.settings, steps=steps, schedule_steps=job.settings.schedule_steps or steps)
@@ -201,7 +204,7 @@ def _status(line: Line, num_steps: int) -> str:
 
 
 def _describe(job: TrainingJob, settings: Settings, corpus: Corpus) -> None:
-    """Writes what says of which model, layout and tokenizer the checkpoints are, and how they are trained."""
+    """Write the plan, settings, model and tokenizer of the checkpoints to the run's folder."""
     save_plan(job.plan, job.run / PLAN_FILE)
     save_settings(settings, job.run)
     if job.figures:

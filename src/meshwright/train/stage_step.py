@@ -1,9 +1,9 @@
 """The training step of a pipeline whose stages run programs of their own (nn/pipeline/stage_programs.py).
 
-The parameters and the optimizer's state of a depth lie on the devices of its stage. What another stage reads
-as well is sent there when a step begins, and its gradients come back at the end: a tied table that the head
-reads, and under DualPipe the weights of the other direction. So each parameter has one state, however many
-stages read it.
+The parameters and the optimizer's state of a depth are on the devices of its stage. Some weights are also
+read by other stages: a tied table by the head, and with DualPipe the weights by the other direction. These
+are sent there at the beginning of a step, and their gradients are sent back at its end. So each parameter has
+one state, for any number of stages that read it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,17 +44,17 @@ State = tuple[TrainState, ...]
 
 
 def training_step(config: ModelConfig, layout: Layout, *arguments: Any, **options: Any) -> Any:
-    """The step that `train.loop.train` drives under this layout. Arguments as of CompiledStep."""
+    """The step for `train.loop.train` under this layout, with the arguments of CompiledStep."""
     kind = StagedStep if layout.stage_programs else CompiledStep
     return kind(config, layout, *arguments, **options)
 
 
 class StagedStep:
-    """What `train.loop.train` drives where every stage of the pipeline runs programs of its own.
+    """The step for `train.loop.train` if every stage of the pipeline has its own programs.
 
-    Arguments as of CompiledStep. The state is that of each depth; it is saved as one of the whole model, in
-    the host's memory, so that a run may go on under another layout. Raises LayoutError where there are
-    several processes: none of them could dispatch what the others' devices run.
+    Arguments are those of CompiledStep. The state has a part for each depth. It is saved as a state of the
+    whole model, in the host's memory, so that a run may continue under another layout. Raises LayoutError for
+    several processes, since a process cannot dispatch programs of other processes' devices.
     """
 
     def __init__(
@@ -79,8 +79,10 @@ class StagedStep:
         self.config, self.layout, self.workload = config, layout, workload
         self.mesh = device_mesh(layout) if mesh is None else mesh
         self.stages = [
-            CompiledStep(config, layout.of_stage, workload, optimizer, mesh=own, options=options, **others)
-            for own in stage_meshes(self.mesh)
+            CompiledStep(
+                config, layout.of_stage, workload, optimizer, mesh=stage_mesh, options=options, **others
+            )
+            for stage_mesh in stage_meshes(self.mesh)
         ]
         self.chunks = Chunk.of_depths(config, layout)
         self.table = pass_table(
@@ -111,59 +113,59 @@ class StagedStep:
         self._of_stacks = jax.jit(self._over_depths)
 
     def _reduced(self, gradients: dict[str, Array]) -> dict[str, Array]:
-        """The gradients of a chunk, by path, as the moments lie."""
+        """The gradients of a chunk, by path, with the shardings of the moments."""
         return flatten(summed(self.config, self.first.layout, joined(self.config, gradients)))
 
     def _update_programs(self) -> list[Any]:
         """Each depth's update: (its state, gradients, norm, mean squares of stacks) -> its next state."""
 
         def program(depth: int, where: Any) -> Any:
-            own = self._owner(depth)
+            owner = self._owner(depth)
 
             def run(
                 state: TrainState, grads: Any, norm: Array, of_stacks: dict[str, Array] | None
             ) -> TrainState:
                 given = {} if of_stacks is None else {"whole": partial(_with_stacks, of_stacks)}
-                return own.updated(state, grads, norm, **given)
+                return owner.updated(state, grads, norm, **given)
 
             return jax.jit(named(run, f"depth{depth}_update"), donate_argnums=0, out_shardings=where)
 
         places: list[Any] = [None] * len(self.chunks)
         if self.layout.schedule.offload_optimizer:
-            # Said, since XLA gives up donated memory of the host otherwise.
-            places = [jax.tree.map(lambda leaf: leaf.sharding, own) for own in self.abstract_depths()]
+            # Given, since XLA otherwise does not use donated memory of the host.
+            places = [jax.tree.map(lambda leaf: leaf.sharding, state) for state in self.abstract_depths()]
         return [program(depth, where) for depth, where in enumerate(places)]
 
     def _mean_squares(
         self, stage: CompiledStep, state: TrainState, grads: Any, norm: Array
     ) -> dict[str, Array]:
-        """The mean squares [n, 2] of the n weights of every stack of which the state has rows."""
-        found = stage.mean_squares(state, grads, norm)
-        return {stack: jnp.stack(jax.tree.leaves(found[stack])) for stack in STACKS if stack in found}
+        """The mean squares [n, 2] of the n weights of every stack with rows in the state."""
+        squares = stage.mean_squares(state, grads, norm)
+        return {stack: jnp.stack(jax.tree.leaves(squares[stack])) for stack in STACKS if stack in squares}
 
     def _over_depths(self, parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
-        """The mean squares of whole stacks, of those of every depth's rows."""
+        """The mean squares of whole stacks, from the mean squares of each depth's rows."""
         totals: dict[str, Any] = {}
-        for chunk, own in zip(self.chunks, parts, strict=True):
-            for stack, of_rows in own.items():
-                share = chunk.num_rows(stack) / sum(one.num_rows(stack) for one in self.chunks)
+        for chunk, part in zip(self.chunks, parts, strict=True):
+            for stack, of_rows in part.items():
+                share = chunk.num_rows(stack) / sum(other.num_rows(stack) for other in self.chunks)
                 totals[stack] = totals.get(stack, 0) + of_rows * share
         return totals
 
     def _programs(self, depth: int, stage: int) -> ChunkPrograms:
-        own = self.stages[stage]
+        step = self.stages[stage]
 
         def batch(rows: Array | None, index: Array) -> tuple[Array, Array, Places]:
-            if rows is None:  # of which the shape alone is read
-                like = own.abstract_tokens()
-                rows = jnp.zeros(like.shape, like.dtype, out_sharding=own.batch_sharding)
-            return own.dealt(own.microbatches(rows)[:, index])
+            if rows is None:  # only the shape of rows is read
+                like = step.abstract_tokens()
+                rows = jnp.zeros(like.shape, like.dtype, out_sharding=step.batch_sharding)
+            return step.dealt(step.microbatches(rows)[:, index])
 
         return ChunkPrograms(
-            self.config, own.layout, own.ops, self.chunks[depth], batch, own.share, own.router_weights
+            self.config, step.layout, step.ops, self.chunks[depth], batch, step.share, step.router_weights
         )
 
-    # What the loop asks
+    # For the loop
 
     @property
     def batch_sequences(self) -> int:
@@ -188,7 +190,7 @@ class StagedStep:
     # State
 
     def init(self, seed: int) -> State:
-        """Fresh parameters, or those of `start_from`, which are read into the host's memory."""
+        """The first state, with fresh parameters or the weights of `start_from`, read on the host."""
         loaded, start_from = {}, self.first.start_from
         if start_from is not None:
             alone = Layout.of(weights_dtype=self.layout.precision.weights_dtype)
@@ -196,16 +198,16 @@ class StagedStep:
         return tuple(self._first_state(depth, seed, loaded) for depth in range(len(self.chunks)))
 
     def _first_state(self, depth: int, seed: int, loaded: Any) -> TrainState:
-        own, chunk = self._owner(depth), self.chunks[depth]
-        there = flatten(loaded)
-        mine = [path for path in parameters(self.config) if chunk.has(path)]
-        only = [path for path in mine if path not in there]
-        fresh = init_params(self.config, own.layout, own.mesh, seed, only=only, part=chunk.part)
+        owner, chunk = self._owner(depth), self.chunks[depth]
+        weights = flatten(loaded)
+        paths = [path for path in parameters(self.config) if chunk.has(path)]
+        only = [path for path in paths if path not in weights]
+        fresh = init_params(self.config, owner.layout, owner.mesh, seed, only=only, part=chunk.part)
         abstract = flatten(self._abstract_params(depth))
-        read = {path: _put(chunk, path, there[path], abstract[path]) for path in mine if path in there}
+        read = {path: _put(chunk, path, weights[path], abstract[path]) for path in paths if path in weights}
         params = joined(self.config, fresh, read)
-        with jax.set_mesh(own.mesh):
-            return jax.jit(own.first_state)(params)
+        with jax.set_mesh(owner.mesh):
+            return jax.jit(owner.first_state)(params)
 
     def _owner(self, depth: int) -> CompiledStep:
         return self.stages[self.owners[depth].stage]
@@ -217,11 +219,11 @@ class StagedStep:
     def saved(self, state: State) -> TrainState:
         """The state of the whole model, in the host's memory."""
         abstract = self.abstract_state()
-        whole = _whole(by_name(abstract), [by_name(own) for own in state])
-        return like(abstract, {name: jax.device_put(one, _host()) for name, one in whole.items()})
+        whole = _whole(by_name(abstract), [by_name(part) for part in state])
+        return like(abstract, {name: jax.device_put(array, _host()) for name, array in whole.items()})
 
     def placed(self, saved: TrainState) -> State:
-        """The state of every depth, of one as `saved` gives it."""
+        """The state of every depth, from a state of `saved`."""
         depths = zip(self.chunks, self.abstract_depths(), strict=True)
         return tuple(_placed(chunk, saved, abstract) for chunk, abstract in depths)
 
@@ -231,8 +233,8 @@ class StagedStep:
         return tuple(self._owner(depth).abstract_state(self._abstract_params(depth)) for depth in depths)
 
     def _abstract_params(self, depth: int) -> Any:
-        own, chunk = self._owner(depth), self.chunks[depth]
-        params = flatten(abstract_params(self.config, own.layout, own.mesh))
+        owner, chunk = self._owner(depth), self.chunks[depth]
+        params = flatten(abstract_params(self.config, owner.layout, owner.mesh))
 
         def part(path: str) -> jax.ShapeDtypeStruct:
             shape = jax.eval_shape(partial(chunk.part, path), params[path]).shape
@@ -243,7 +245,7 @@ class StagedStep:
     # The step
 
     def step(self, state: State, tokens: np.ndarray) -> tuple[State, dict[str, Array]]:
-        """(next state, metrics) as of CompiledStep, the metrics on the first stage; the state is donated."""
+        """(next state, metrics) as by CompiledStep, with metrics on the first stage; donates the state."""
         return self.step_on(OnDevices(), state, self._rows(tokens))
 
     def evaluate(self, state: State, tokens: np.ndarray) -> Array:
@@ -253,15 +255,16 @@ class StagedStep:
         return on.run(self._owner(-1).mesh, self._sum, losses)
 
     def of_readers(self, made: Callable[[CompiledStep], Any]) -> list[Any]:
-        """What is made of each stage that reads rows of the batch, and None of the others.
+        """`made` of each stage that reads rows of the batch, and None for other stages.
 
-        The first chunk reads tokens and the last targets; layers read where documents begin, if rows say so.
+        The first chunk reads tokens and the last reads targets. Layers read the beginnings of documents, if
+        rows have them.
         """
         reads = [False] * len(self.stages)
         for (stage, _), depth in self.table.depths.items():
             chunk = self.chunks[depth]
             reads[stage] |= chunk.is_first or chunk.is_last or (self.first.masked and bool(chunk.layers))
-        return [made(stage) if own else None for stage, own in zip(self.stages, reads, strict=True)]
+        return [made(stage) if needed else None for stage, needed in zip(self.stages, reads, strict=True)]
 
     def _rows(self, tokens: np.ndarray) -> list[Array | None]:
         return self.of_readers(lambda stage: stage.put(tokens))
@@ -269,17 +272,17 @@ class StagedStep:
     def step_on(
         self, on: Executor, state: State, rows: Sequence[Array | None]
     ) -> tuple[State, dict[str, Array]]:
-        """A step by an executor. rows: of the batch, on each stage that reads them."""
+        """A step by an executor. rows: the batch's rows, on each stage that reads them."""
         losses, gradients = self.losses_and_gradients(on, _params(state), rows)
         first = self.first.mesh
         norms = [
-            on.run(self._owner(depth).mesh, self._norms[depth], own)
-            for depth, own in enumerate(gradients)
-            if own
+            on.run(self._owner(depth).mesh, self._norms[depth], of_depth)
+            for depth, of_depth in enumerate(gradients)
+            if of_depth
         ]
-        norm = on.run(first, self._norm, [on.send(one, first, "sums") for one in norms])
-        told = losses[LOSS], losses.get(ROUTERS), norm, state[0].num_updates
-        metrics = on.run(first, self._metrics, *told)
+        norm = on.run(first, self._norm, [on.send(part, first, "sums") for part in norms])
+        figures = losses[LOSS], losses.get(ROUTERS), norm, state[0].num_updates
+        metrics = on.run(first, self._metrics, *figures)
         return self._after(on, state, gradients, norm), metrics
 
     def _after(self, on: Executor, state: State, gradients: Sequence[Any], norm: Array) -> State:
@@ -287,7 +290,7 @@ class StagedStep:
         first = self.first.mesh
         meshes = [self._owner(depth).mesh for depth in range(len(state))]
         known = [
-            (own, gradients[depth], on.send(norm, meshes[depth], "sums")) for depth, own in enumerate(state)
+            (part, gradients[depth], on.send(norm, meshes[depth], "sums")) for depth, part in enumerate(state)
         ]
         of_stacks = None
         if OPTIMIZERS[self.layout.precision.optimizer].by_whole_sizes:
@@ -302,56 +305,56 @@ class StagedStep:
         )
 
     def whole_gradients(self, params: Any, tokens: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-        """(loss, gradients by path) in the host's memory, of a whole model's parameters there."""
+        """(loss, gradients by path) for a whole model's parameters, all in the host's memory."""
         depths = range(len(self.chunks))
-        own = [_placed(self.chunks[depth], params, self._abstract_params(depth)) for depth in depths]
-        losses, gradients = self.losses_and_gradients(OnDevices(), own, self._rows(tokens))
+        placed = [_placed(self.chunks[depth], params, self._abstract_params(depth)) for depth in depths]
+        losses, gradients = self.losses_and_gradients(OnDevices(), placed, self._rows(tokens))
         shapes = flatten(abstract_params(self.config, self.first.layout, self.first.mesh))
         trains = {path: shapes[path] for path in shapes if path in trained(self.config)}
-        return float(losses[LOSS]), _whole(trains, [flatten(one) for one in gradients])
+        return float(losses[LOSS]), _whole(trains, [flatten(of_depth) for of_depth in gradients])
 
     def losses_and_gradients(
         self, on: Executor, params: Sequence[Any], rows: Sequence[Array | None]
     ) -> tuple[dict[str, Array], list[Any]]:
-        """(losses on the first stage, gradients by depth as the moments lie). params: by depth."""
+        """(losses on the first stage, gradients by depth, sharded as the moments). params: by depth."""
         totals = self.dispatch.totals(self._read(on, params), rows, on)
         losses: dict[str, list[Array]] = {}
         gradients: list[dict[str, Array]] = [{} for _ in self.chunks]
-        for number, own in enumerate(totals):
+        for number, of_stage in enumerate(totals):
             stage = self.stages[number]
-            by_home: dict[int, dict[str, Array]] = {}
-            for home, path in list(own):
-                total = own.pop((home, path))
+            by_depth: dict[int, dict[str, Array]] = {}
+            for depth, path in list(of_stage):
+                total = of_stage.pop((depth, path))
                 if path in (LOSS, ROUTERS):
                     losses.setdefault(path, []).append(on.send(total, self.first.mesh, "sums"))
                 else:
-                    by_home.setdefault(home, {})[path] = total
+                    by_depth.setdefault(depth, {})[path] = total
                 del total
-            for home in list(by_home):
-                reduced = on.run(stage.mesh, self._summed[number, home], by_home.pop(home))
+            for depth in list(by_depth):
+                reduced = on.run(stage.mesh, self._summed[number, depth], by_depth.pop(depth))
                 for path, gradient in reduced.items():
-                    self._add(on, gradients[home], path, gradient, self._owner(home).mesh)
+                    self._add(on, gradients[depth], path, gradient, self._owner(depth).mesh)
         sums = {name: on.run(self.first.mesh, self._sum, parts) for name, parts in losses.items()}
         return sums, [joined(self.config, flat) for flat in gradients]
 
     def _add(self, on: Executor, total: dict[str, Array], path: str, more: Array, mesh: Any) -> None:
-        there = on.send(more, mesh, "gradients")
+        sent = on.send(more, mesh, "gradients")
         if path in total:
-            there = on.run(mesh, self._plus, {path: total.pop(path)}, {path: there})[path]
-        total[path] = there
+            sent = on.run(mesh, self._plus, {path: total.pop(path)}, {path: sent})[path]
+        total[path] = sent
 
     def _read(self, on: Executor, params: Sequence[Any]) -> dict[Place, Any]:
-        """What every chunk reads, on its stage: its own parameters, and the head a tied table.
+        """The parameters that each chunk reads, on its stage: its own, and for the head a tied table.
 
-        A stage that has both ends is sent the table once.
+        The table is sent once to a stage with both the first and the last chunk.
         """
         tied = ("embed",) if self.config.tied_embeddings else ()
         tables: dict[int, dict[str, Array]] = {}
         read = {}
         for (stage, number), depth in self.table.depths.items():
             mesh, chunk = self.stages[stage].mesh, self.chunks[depth]
-            own = {name: one for name, one in params[depth].items() if name not in tied}
-            read[Place(stage, number)] = on.send(own, mesh, "weights")
+            weights = {name: part for name, part in params[depth].items() if name not in tied}
+            read[Place(stage, number)] = on.send(weights, mesh, "weights")
             if chunk.is_first or chunk.is_last:
                 table = {name: params[0][name] for name in tied}
                 tables[stage] = tables.get(stage) or on.send(table, mesh, "weights")
@@ -359,7 +362,7 @@ class StagedStep:
         return read
 
     def program_texts(self) -> dict[str, str]:
-        """The optimized HLO of every program of a step, by its name; they are compiled for this once more."""
+        """The optimized HLO of all programs of a step, by name; compiles them again."""
         on = ProgramTexts()
         rows = self.of_readers(lambda stage: stage.abstract_tokens())
         self.step_on(on, self.abstract_depths(), rows)
@@ -367,56 +370,56 @@ class StagedStep:
 
     @property
     def num_compiled(self) -> int:
-        """How many versions of a program were compiled: one, unless the types of its arguments changed."""
+        """The number of compiled versions of a program: 1, unless the types of its arguments changed."""
         return self.dispatch.num_compiled
 
 
 def _whole(abstract: Mapping[str, Any], depths: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Whole arrays with the names of `abstract`, in the host's memory, of those of every depth."""
+    """Whole arrays with the names of `abstract`, in the host's memory, from the arrays of all depths."""
 
-    def one(name: str, whole: Any) -> np.ndarray:
-        parts = [np.asarray(own[name]) for own in depths if name in own]
+    def joined_parts(name: str, whole: Any) -> np.ndarray:
+        parts = [np.asarray(arrays[name]) for arrays in depths if name in arrays]
         stacked = is_stacked(name) and parts[0].shape != whole.shape
         return np.concatenate(parts) if stacked else parts[0]
 
-    return {name: one(name, whole) for name, whole in abstract.items()}
+    return {name: joined_parts(name, whole) for name, whole in abstract.items()}
 
 
-def _with_stacks(of_stacks: dict[str, Array], own: Any) -> Any:
-    """Mean squares by weight, those of stacks from [n, 2] of each."""
+def _with_stacks(of_stacks: dict[str, Array], squares: Any) -> Any:
+    """Mean squares by weight, with the stacks' replaced by the rows of [n, 2] of each stack."""
     stacks = {
-        stack: jax.tree.unflatten(jax.tree.structure(own[stack]), list(rows))
+        stack: jax.tree.unflatten(jax.tree.structure(squares[stack]), list(rows))
         for stack, rows in of_stacks.items()
-        if stack in own
+        if stack in squares
     }
-    return own | stacks
+    return squares | stacks
 
 
 def _placed(chunk: Chunk, whole: Any, abstract: Any) -> Any:
-    """What of a whole pytree belongs to a chunk, as `abstract` has it."""
+    """The chunk's part of a whole pytree, with the names and shardings of `abstract`."""
     arrays = by_name(whole)
     parts = {name: _put(chunk, name, arrays[name], leaf) for name, leaf in by_name(abstract).items()}
     return like(abstract, parts)
 
 
 def _put(chunk: Chunk, name: str, whole: Any, abstract: jax.ShapeDtypeStruct) -> Array:
-    """What of a whole array of this name belongs to a chunk, as `abstract` has it."""
+    """The chunk's part of a whole array with this name, with the sharding of `abstract`."""
     return jax.device_put(np.asarray(chunk.part(name, whole)), abstract.sharding)
 
 
 def _params(state: State) -> list[Any]:
-    return [own.params for own in state]
+    return [of_depth.params for of_depth in state]
 
 
 def stage_meshes(mesh: jax.sharding.Mesh) -> list[jax.sharding.Mesh]:
     """The mesh of every stage of a mesh with the axis `pipe`."""
     axis = mesh.axis_names.index(STAGES)
     names, types = (
-        tuple(one for number, one in enumerate(of_axes) if number != axis)
+        tuple(entry for number, entry in enumerate(of_axes) if number != axis)
         for of_axes in (mesh.axis_names, mesh.axis_types)
     )
     stages = np.moveaxis(mesh.devices, axis, 0)
-    return [jax.sharding.Mesh(own, names, axis_types=types) for own in stages]
+    return [jax.sharding.Mesh(devices, names, axis_types=types) for devices in stages]
 
 
 def _host() -> Any:
