@@ -55,6 +55,7 @@ from meshwright.nn.files.weights import load_hf
 from meshwright.nn.params import init_params
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan.train import price
+from meshwright.platforms import GPU
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.request import GREEDY, Request
@@ -344,7 +345,7 @@ def compiled_step(
     step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=peak, mesh=mesh)
     with jax.set_mesh(mesh):
         compiled = step.jitted.lower(step.abstract_state(), step.abstract_tokens()).compile()
-    figures = memory_by_cause(compiled, "gpu")
+    figures = memory_by_cause(compiled, GPU.compiler)
     return step, figures["total"] if figures else 0
 
 

@@ -30,7 +30,7 @@ from tests.audit.mutations import CASES, LAYOUTS, SERVING_LAYOUTS, broken, plan_
 
 from meshwright.audit.audit import judged  # noqa: E402
 from meshwright.audit.compile.compile import CompiledProgram  # noqa: E402
-from meshwright.audit.compile.targets import Target  # noqa: E402
+from meshwright.audit.compile.target import Target  # noqa: E402
 from meshwright.files import write_whole  # noqa: E402
 
 RESULTS, DOCUMENT = ROOT / "benchmarks/results/mutations.json", ROOT / "docs/how-to/read-an-audit.md"

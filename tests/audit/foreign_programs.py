@@ -17,7 +17,10 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from meshwright.audit.compile.compile import UNOPTIMIZED, program_text
+from meshwright.audit.compile.compile import program_text
+from meshwright.platforms import CPU
+
+UNOPTIMIZED: Any = dict(CPU.compiler.options)
 
 P = PartitionSpec
 MESHES = ({"data": 8}, {"data": 2, "tensor": 4}, {"data": 4, "tensor": 2}, {"replica": 2, "fsdp": 4})

@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
-from meshwright.audit.compile.compile import UNOPTIMIZED, CompiledProgram, memory_by_cause, program_text
+from meshwright.audit.compile.compile import CompiledProgram, memory_by_cause, program_text
 from meshwright.audit.facts.groups import parse_groups
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
@@ -30,9 +30,12 @@ from meshwright.nn.products.contract import local_product
 from meshwright.nn.products.execute import apply_reshard
 from meshwright.notation.einsum import Contraction
 from meshwright.plan_file import Plan
+from meshwright.platforms import CPU
 from meshwright.serve.device.programs import workload_step
 from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep, TrainState
+
+UNOPTIMIZED: Any = dict(CPU.compiler.options)
 
 LAYOUTS = (
     "data=8,zero=1",
@@ -78,7 +81,7 @@ def compiled(
         jitted = jax.jit(run or step._step, donate_argnums=0 if donate else ())
         lowered = jitted.lower(state or step.abstract_state(), step.abstract_tokens())
         program = lowered.compile(compiler_options=UNOPTIMIZED)
-    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program, "cpu"))
+    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program, CPU.compiler))
 
 
 @cache
@@ -425,7 +428,7 @@ def _weights_alone_donated(step: Broken) -> CompiledProgram:
             state.params, (state.opt_state, state.num_updates, step.abstract_tokens())
         )
         program = lowered.compile(compiler_options=UNOPTIMIZED)
-    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program, "cpu"))
+    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program, CPU.compiler))
 
 
 def _weights_before(step: Broken, state: TrainState, rows: Array) -> Any:
@@ -1104,7 +1107,7 @@ def served(
     with jax.set_mesh(mesh):
         changed = jax.jit(change(jitted), donate_argnums=donated) if change else jitted
         program = changed.lower(*arguments).compile(compiler_options=UNOPTIMIZED)
-    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program, "cpu"))
+    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program, CPU.compiler))
 
 
 def _given(argument: int, made: Callable[[Array], Array]) -> Callable[[Served], Served]:

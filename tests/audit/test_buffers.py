@@ -16,6 +16,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan
+from meshwright.platforms import CPU
 
 MIB = 2**20
 # %a and %c are never live together; the loop writes slices into %stack and holds %row as it turns.
@@ -154,7 +155,7 @@ def test_layers_keep_in_fp8_what_is_planned_and_the_program_takes_less() -> None
         model = replace(load_model("demo"), num_layers=3)
         plan = Plan(model, "cpu:1", Workload(4, 256), layout)
         compiled = compile_plan(plan, choose_target("cpu:1", layout, "cpu"), lambda _: None)
-        planned, memory = planned_step(plan, load("cpu:1"), by_cpu=True), compiled.memory_bytes
+        planned, memory = planned_step(plan, load("cpu:1"), compared_on=CPU), compiled.memory_bytes
         assert layer_saved_bytes(parse_hlo(compiled.hlo)) == planned.layer_saved_bytes
         assert memory is not None
         found.append((memory["temporaries"], planned.memory["activations"]))

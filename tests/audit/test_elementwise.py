@@ -25,6 +25,7 @@ from meshwright.audit.facts.elementwise import (
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.notation.mesh import Mesh
+from meshwright.platforms import CPU
 
 UNPRICED = Prices(Mesh({}), None, None)
 
@@ -83,8 +84,8 @@ def test_counters_of_loops_are_not_told() -> None:
     ]
     assert unplanned_findings(found, {"residual"}, UNPRICED) == []
     counted = [*found[:1], replace(found[1], elements=10, is_float=False)]
-    assert unplanned_findings(counted, {"residual"}, UNPRICED, on_cpu=True) == []
-    assert unplanned_findings([found[0], found[1]], {"residual"}, UNPRICED, on_cpu=True)
+    assert unplanned_findings(counted, {"residual"}, UNPRICED, CPU.compiler.unplanned_share) == []
+    assert unplanned_findings([found[0], found[1]], {"residual"}, UNPRICED, CPU.compiler.unplanned_share)
 
 
 @pytest.mark.parametrize(

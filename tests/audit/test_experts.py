@@ -10,9 +10,8 @@ from tests.audit.test_searched import searched
 from tests.nn.test_layouts import MIXTURE
 from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
-from meshwright.cost.lowering import Lowering
 from meshwright.cost.ops import SymbolicOps
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import Lowering, Shape
 from meshwright.layout import Layout
 from meshwright.layout.moves.experts import row_routing
 from meshwright.layout.workload import Workload
@@ -20,6 +19,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.nn.experts.dropless import choices_of, met_gates
 from meshwright.nn.experts.node_dispatch import crossings_of, gates_at_nodes
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
+from meshwright.platforms import CPU
 
 WORK = Workload(64, 64)
 
@@ -68,7 +68,9 @@ def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:
     assert config.moe is not None
     moe, sequences = config.moe, WORK.num_sequences // layout.schedule.microbatches
     shape = Shape(sequences, WORK.seq_len, WORK.seq_len)
-    planned = SymbolicOps(config, layout, shape, Lowering(flash_attention=False, static_on="cpu"))
+    planned = SymbolicOps(
+        config, layout, shape, Lowering(flash_attention=False, static_blocks=CPU.share_blocks)
+    )
     mesh, run = device_mesh(layout), []
     lies = named_sharding(layout.activation("gates", "BTE"), mesh)
     gates = jax.ShapeDtypeStruct((sequences, WORK.seq_len, moe.num_experts), "float32", sharding=lies)

@@ -17,7 +17,7 @@ from tests.audit.mutations import (
 
 from meshwright.audit.audit import judged
 from meshwright.audit.compile.compile import CompiledProgram
-from meshwright.audit.compile.targets import Target
+from meshwright.audit.compile.target import Target
 
 pytestmark = pytest.mark.sampled(16)
 

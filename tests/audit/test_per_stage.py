@@ -12,7 +12,7 @@ from tests.nn.test_layouts import MIXTURE, TIED, TINY
 
 from meshwright.audit.audit import judged
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
-from meshwright.audit.compile.targets import Target
+from meshwright.audit.compile.target import Target
 from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.hlo.link import Call, linked
 from meshwright.audit.hlo.read import parse_hlo

@@ -11,7 +11,8 @@ from meshwright.audit.audit import audit_plan
 from meshwright.audit.compile import cache, compile, targets
 from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
-from meshwright.audit.compile.targets import Target, choose_target
+from meshwright.audit.compile.target import Target
+from meshwright.audit.compile.targets import choose_target
 from meshwright.errors import AuditError, DeviceError, LayoutError, OutOfMemoryError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -20,6 +21,13 @@ from meshwright.plan_file import Plan
 
 PLAN = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout.of(data=2))
 CPU = Target("cpu")
+
+
+def _slice(topology: str, hosts: tuple[int, ...]) -> Target:
+    return Target("tpu", topology, hosts, title=f"XLA for {topology} (libtpu)")
+
+
+TWO_SLICES = Target("tpu", "v5e:2x4", (2, 2, 1), slices=2, title="XLA for 2*v5e:2x4 (libtpu)")
 
 
 @pytest.fixture
@@ -36,20 +44,47 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("hardware", "layout", "target"),
     [
-        ("v5p:4x4x4", Layout.of(fsdp=64), Target("tpu", "v5p:4x4x4", (2, 2, 1))),
-        ("v6e:1x1", Layout.of(), Target("tpu", "v6e:1x1", (1, 1, 1))),
-        ("2*v5e:2x4", Layout.of(data=2, fsdp=8), Target("tpu", "v5e:2x4", (2, 2, 1), slices=2)),
-        ("2*v5e:2x4", Layout.of(tensor=16), Target("tpu", "v5e:2x4", (2, 2, 1), slices=2)),
-        ("v4p:2x2x1", Layout.of(fsdp=4), Target("tpu", "v4:2x2x1", (2, 2, 1))),
-        ("tpu7x:2x2x1", Layout.of(fsdp=4), Target("tpu", "tpu7x:2x2x1", (2, 2, 1))),
-        ("h100:8", Layout.of(fsdp=8), Target("gpu", "1x1x8", gpu="h100")),
-        ("b200:4x8", Layout.of(fsdp=32), Target("gpu", "1x4x8", gpu="b200")),
+        (
+            "v5p:4x4x4",
+            Layout.of(fsdp=64),
+            _slice("v5p:4x4x4", (2, 2, 1)),
+        ),
+        ("v6e:1x1", Layout.of(), _slice("v6e:1x1", (1, 1, 1))),
+        ("2*v5e:2x4", Layout.of(data=2, fsdp=8), TWO_SLICES),
+        ("2*v5e:2x4", Layout.of(tensor=16), TWO_SLICES),
+        (
+            "v4p:2x2x1",
+            Layout.of(fsdp=4),
+            _slice("v4:2x2x1", (2, 2, 1)),
+        ),
+        (
+            "tpu7x:2x2x1",
+            Layout.of(fsdp=4),
+            _slice("tpu7x:2x2x1", (2, 2, 1)),
+        ),
         ("mi300x:8", Layout.of(fsdp=8), CPU),
         ("cpu:8", Layout.of(fsdp=8), CPU),
     ],
 )
 def test_a_plan_is_compiled_by_its_hardwares_compiler(hardware: str, layout: Layout, target: Target) -> None:
     assert choose_target(hardware, layout) == target
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_compiler_of_gpus_has_their_figures() -> None:
+    found = choose_target("h100:8", Layout.of(fsdp=8))
+    assert (found.name, found.topology, found.gpu, found.capability) == ("gpu", "1x1x8", "h100", 9.0)
+    assert found.title == "XLA for h100:1x8 (CUDA)"
+    for line in (
+        "cuda_compute_capability { major: 9 }",
+        "core_count: 132",
+        "clock_rate_ghz: 1.98",
+        "memory_bandwidth: 3352320000000",
+        "shared_memory_per_block_optin: 232448",
+        'device_description_str: "NVIDIA H100 80GB HBM3"',
+    ):
+        assert line in found.config
+    assert choose_target("b200:4x8", Layout.of(fsdp=32)).topology == "1x4x8"
 
 
 @pytest.mark.usefixtures("not_installed")
@@ -69,7 +104,7 @@ def test_without_its_compiler_the_cpu_stands_in() -> None:
 def test_what_a_target_cannot_compile_is_refused() -> None:
     with pytest.raises(AuditError, match="--target 'tpv' is not supported; did you mean tpu"):
         choose_target("v5e:2x4", Layout.of(fsdp=8), "tpv")
-    with pytest.raises(AuditError, match="tpu compiles for v4p, v5e, v5p, v6e, tpu7x, not for h100:8"):
+    with pytest.raises(AuditError, match="tpu compiles for v5e, v4p, v5p, v6e, tpu7x, not for h100:8"):
         choose_target("h100:8", Layout.of(fsdp=8), "tpu")
     with pytest.raises(AuditError, match=r"--target gpu compiles for a100-40gb, .*, not for v5e:2x4"):
         choose_target("v5e:2x4", Layout.of(fsdp=8), "gpu")

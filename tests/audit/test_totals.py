@@ -10,6 +10,7 @@ from meshwright.audit.compile.planned_program import PlannedStep
 from meshwright.audit.facts.products import Product
 from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction
 from meshwright.audit.hlo.trace import CallPath, TracedValue
+from meshwright.platforms import CPU, TPU
 
 PLANNED = {
     ("wq", "forward"): 40.0,
@@ -88,7 +89,7 @@ class Case:
     outputs: int = 0
     temporaries: int = 500
     capacity: int | None = None
-    on_cpu: bool = False
+    tolerance: float = TPU.compiler.total_tolerance
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ class Case:
         (Case(outputs=500), ["state"]),
         (Case(temporaries=900), ["temporaries"]),
         (Case(temporaries=100), ["temporaries"]),
-        (Case(temporaries=900, on_cpu=True), []),
+        (Case(temporaries=900, tolerance=CPU.compiler.total_tolerance), []),
         (Case(capacity=1000), ["memory"]),
         (Case(capacity=1010), []),
         (Case(temporaries=900, capacity=100_000), ["temporaries"]),
@@ -110,17 +111,17 @@ class Case:
 def test_memory_is_compared_by_its_parts(case: Case, tensors: list[str]) -> None:
     compiled = {"arguments": case.arguments, "outputs": case.outputs, "temporaries": case.temporaries}
     compiled["total"] = sum(compiled.values())
-    found = compare_memory(STEP, compiled, 10, 0, case.capacity, on_cpu=case.on_cpu)
+    found = compare_memory(STEP, compiled, 10, 0, case.capacity, case.tolerance)
     assert [one.tensor for one in found] == tensors
     assert all(one.kind == "memory" and one.what for one in found)
 
 
 def test_a_state_that_is_not_donated_is_told_from_one_that_is_larger() -> None:
     given = {"arguments": 510, "outputs": 500, "temporaries": 500, "total": 1510}
-    (copied,) = compare_memory(STEP, given, 10, 0, None, on_cpu=True)
+    (copied,) = compare_memory(STEP, given, 10, 0, None, CPU.compiler.total_tolerance)
     assert "donate" in copied.change
     (larger,) = compare_memory(
-        replace(STEP), given | {"arguments": 1010, "outputs": 0}, 10, 0, None, on_cpu=True
+        replace(STEP), given | {"arguments": 1010, "outputs": 0}, 10, 0, None, CPU.compiler.total_tolerance
     )
     assert larger.change == "" and "weights, the optimizer's state and caches take" in larger.what
 
@@ -128,5 +129,5 @@ def test_a_state_that_is_not_donated_is_told_from_one_that_is_larger() -> None:
 def test_results_that_are_no_state_are_no_state_that_is_not_donated() -> None:
     """Logits of an inference step, beside caches of another size than planned."""
     given = {"arguments": 560, "outputs": 100, "temporaries": 400, "total": 1060}
-    (found,) = compare_memory(STEP, given, 10, 100, None, on_cpu=True)
+    (found,) = compare_memory(STEP, given, 10, 100, None, CPU.compiler.total_tolerance)
     assert "weights, the optimizer's state and caches take" in found.what

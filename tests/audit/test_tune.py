@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from meshwright.audit.second_opinion import Figures
-from meshwright.audit.tune import XLA_OPTIONS, neighbours, remats, tune
+from meshwright.audit.tune import neighbours, remats, tune
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.rank import TIE
 from meshwright.plan_file import Plan
+from meshwright.platforms import TPU
 
 PLAN = Plan(load_model("llama-3.2-1b"), "v5e:4x4", Workload(32, 2048), Layout.parse("fsdp=16"))
 ON_CPU = Plan(load_model("tiny"), "cpu:2", Workload(8, 32), Layout.parse("fsdp=2,weights_dtype=f32"))
@@ -26,7 +27,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Answe
     """Stands in for a TPU's compiler: the plans that it was asked for, in a cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("meshwright.audit.compile.targets.is_installed", lambda name: True)
-    monkeypatch.setattr("meshwright.audit.compile.targets.importlib.metadata.version", lambda name: "1")
+    monkeypatch.setattr("meshwright.audit.compile.target.importlib.metadata.version", lambda name: "1")
 
     def answers(answer: Answer) -> list[Plan]:
         asked: list[Plan] = []
@@ -51,7 +52,7 @@ def _steps(seconds: float, plan: Plan) -> Figures:
 
 def test_each_change_is_tried_on_the_best_before_it(compiler: Callable[[Answer], list[Plan]]) -> None:
     """Full recomputation is faster here, and then one option is."""
-    option = dict(XLA_OPTIONS["tpu"][0])
+    option = dict(TPU.compiler.tuned_options[0])
 
     def answer(plan: Plan) -> Figures:
         seconds = 0.8 if plan.layout.schedule.remat == "full" else 1.0

@@ -32,12 +32,12 @@ from tests.cost.recorded import (
 )
 
 from meshwright.cost.graph import Graph, recomputed_nodes
-from meshwright.cost.lowering import Lowering
 from meshwright.cost.ops import record_loss
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import Lowering, Shape
 from meshwright.layout import Layout
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
+from meshwright.platforms import CPU, GPU, TPU
 
 DEGREES = st.sampled_from([1, 2, 4])
 LAYOUTS = st.builds(
@@ -238,7 +238,7 @@ class TestFlops:
         """Of a window of 300 tokens in blocks of 256, a block of queries meets three: 768 keys, not 278."""
         windowed, shape = replace(SMALL, sliding_window=300, global_every=0), Shape(1, 2048, 2048)
         graphs = (
-            record_loss(windowed, Layout.of(), shape, Lowering(whole_blocks=whole)) for whole in (False, True)
+            record_loss(windowed, Layout.of(), shape, Lowering(kernel=kernel)) for kernel in (None, TPU.flash)
         )
         exact, whole = (self._flops(Layout.of(), "attention", graph)["forward"] for graph in graphs)
         assert exact == pytest.approx(4 * L * N * H * 2048 * 300 * (1 - 300 / 4096))
@@ -293,37 +293,37 @@ class TestRecomputation:
 
 
 @pytest.mark.parametrize(
-    ("text", "static_on", "rows"),
+    ("text", "static_blocks", "rows"),
     [
         # Of 8 x 4096 tokens each chooses 2 of 8 experts, of which a device has one: 8192 rows where all get
         # as much. Where shapes are static a round has room for twice that, of the 32768 tokens of a group.
         ("fsdp=8,expert=8", None, 8192),
-        ("fsdp=8,expert=8", "gpu", 16_384),
+        ("fsdp=8,expert=8", GPU.share_blocks, 16_384),
         # Without an axis of experts a device meets its own tokens alone: 8192 rows, and room for 8 experts'
         # last blocks, on CPUs of 256 rows: (8192 + 8 x 255) / 256 = 39, elsewhere of 512: 23.
-        ("fsdp=8", "cpu", 39 * 256),
-        ("fsdp=8", "tpu", 23 * 512),
+        ("fsdp=8", CPU.share_blocks, 39 * 256),
+        ("fsdp=8", TPU.share_blocks, 23 * 512),
     ],
 )
 def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
-    text: str, static_on: str | None, rows: int
+    text: str, static_blocks: int | None, rows: int
 ) -> None:
     config, layout = load_model("mixtral-8x7b"), Layout.parse(text)
-    graph = record_loss(config, layout, Shape(8, 4096, 4096), Lowering(static_on=static_on))
+    graph = record_loss(config, layout, Shape(8, 4096, 4096), Lowering(static_blocks=static_blocks))
     nodes = {(node.name, node.kind): node for _, node in graph.nodes()}
     (made,) = nodes["expert_in", "matmul"].outputs
     assert made.bytes_per_device == rows * 14_336 * 2
     (product,) = nodes["expert_in", "matmul"].forward
     assert product.flops == 2 * 8192 * 4096 * 14_336
-    if static_on:
+    if static_blocks:
         # A block of 512 rows (256) reads its expert's weight, and adds to a float32 sum that is cast at last.
-        num_blocks, num_weights = 8192 / (256 if static_on == "cpu" else 512), 4096 * 14_336
+        num_blocks, num_weights = 8192 / (256 if static_blocks == CPU.share_blocks else 512), 4096 * 14_336
         once = num_weights * (8 if text == "fsdp=8" else 1)
         rows_moved = 2 * 8192 * (4096 + 14_336)
         (of_weight,) = nodes["expert_in", "matmul"].weight_gradient
         assert product.hbm_bytes == pytest.approx(rows_moved + 2 * num_blocks * num_weights, rel=1e-6)
         # Of four blocks of an expert the gradient is one product: of two, where there are two (fsdp=8).
-        num_sums = num_blocks / (2 if (text, static_on) == ("fsdp=8", "tpu") else 4)
+        num_sums = num_blocks / (2 if (text, static_blocks) == ("fsdp=8", TPU.share_blocks) else 4)
         moved = rows_moved + 8 * num_sums * num_weights + (4 + 4 + 2) * once
         assert of_weight.hbm_bytes == pytest.approx(moved, rel=1e-6)
     if "expert" in text:
@@ -333,4 +333,4 @@ def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
         # Every device tells the others how many rows it has for each of 8 experts.
         counts = nodes.get(("dispatch_counts", "exchange"))
         told = [one.gathered_bytes for one in counts.forward_transfers] if counts else []
-        assert told == ([8 * 8 * 4] if static_on else [])
+        assert told == ([8 * 8 * 4] if static_blocks else [])

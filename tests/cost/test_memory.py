@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, B, D, F, H, K, L, N, T, V, record
 
 from meshwright.cost.graph import recomputed_nodes, saved_values
-from meshwright.cost.lowering import Lowering
 from meshwright.cost.memory import (
     HeldBytes,
     Memory,
@@ -23,7 +22,7 @@ from meshwright.cost.memory import (
 )
 from meshwright.cost.ops import record_loss, record_training
 from meshwright.cost.pipeline.stages import stage_of
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import Lowering, Shape
 from meshwright.cost.state import StageState, Stored
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
@@ -33,6 +32,7 @@ from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
 from meshwright.plan.train import price
+from meshwright.platforms import CPU
 
 BTD, BTV = TOKENS * D, TOKENS * V
 SAVED = {  # elements that one layer keeps
@@ -441,7 +441,7 @@ def test_on_cpus_what_the_only_layer_of_a_stack_recomputes_waits_as_if_saved() -
     for num_layers, policy in ((1, "none"), (2, "full")):
         config = replace(SMALL, num_layers=num_layers)
         memory = train_memory(record_training(config, load("cpu:1"), layout, shape), layout)
-        plain = record_loss(config, layout, shape, Lowering(by_blocks=True, head_by_chunks=True))
+        plain = record_loss(config, layout, shape, Lowering(by_blocks=True, head_tokens=CPU.head_tokens))
         layers, *_ = (one for one in plain.segments if one.source)
         more = saved_bytes(layers, policy) - saved_bytes(layers, "full")
         assert memory.activations == train_memory(plain, layout).activations + num_layers * more

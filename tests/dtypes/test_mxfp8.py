@@ -21,6 +21,7 @@ from meshwright.models.presets import load_model
 from meshwright.nn.products.narrow import narrow_multiply, narrow_product
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan_file import Plan
+from meshwright.platforms import GPU
 from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
@@ -136,8 +137,8 @@ def test_blackwell_multiplies_it_at_the_rate_of_fp8_and_others_in_16_bits() -> N
 def test_emulated_products_are_announced(name: str, chips: str) -> None:
     layout, machine = Layout.of(matmul_dtype="mxfp8"), chip(name)
     how = "operands are rounded to it and multiplied in bf16, which saves no time"
-    assert emulated(layout, machine.kind, machine) == f"{chips} no products of mxfp8: {how}"
-    assert emulated(layout, "gpu", chip("b200")) is None
+    assert emulated(layout, machine.platform, machine) == f"{chips} no products of mxfp8: {how}"
+    assert emulated(layout, GPU, chip("b200")) is None
 
 
 def test_the_compiled_step_is_the_planned_one() -> None:

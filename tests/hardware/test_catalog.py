@@ -85,7 +85,10 @@ def test_every_figure_has_a_source(name: str) -> None:
     unsourced = {"name", "kind", "aliases", "network", "sources", "chips_per_host", "price_per_chip_hour"}
     unsourced |= {"matmul_rates", "memory_rates", "power_limit_watts"}  # of one machine's file alone
     figures = {field.name for field in fields(described)} - unsourced - {"step", "inference", "currency"}
-    not_all_have = ("power_watts", "matrix_unit", "hbm_usable_bytes", "compute_capability")
+    not_all_have = (
+        "power_watts", "matrix_unit", "hbm_usable_bytes", "compute_capability",
+        "num_matrix_units", "compiler", "gke_accelerator",
+    )  # fmt: skip
     figures -= {key for key in not_all_have if vars(described)[key] is None}
     if isinstance(described.network, SharedMemory):
         figures = (figures - {"hbm_bytes", "host_bytes"}) | {"network"}
@@ -223,6 +226,15 @@ def test_a_dumped_machine_loads_as_the_same(spec: str, tmp_path: Path) -> None:
     assert dump_toml(again) == path.read_text()
 
 
+def test_a_file_without_names_of_compilers_and_clusters_has_those_of_its_chip(tmp_path: Path) -> None:
+    path, hardware = tmp_path / "machine.toml", load("h100:8")
+    bare = replace(hardware.chip, compiler=None, gke_accelerator=None)
+    path.write_text(dump_toml(replace(hardware, chip=bare)))
+    assert load(str(path)).chip == hardware.chip
+    path.write_text(dump_toml(replace(hardware, chip=replace(bare, name="mine"))))
+    assert load(str(path)).chip.compiler is None
+
+
 def test_a_machine_file_takes_another_topology(tmp_path: Path) -> None:
     path = tmp_path / "machine.toml"
     path.write_text(dump_toml(load("v5e:4x4")))
@@ -262,10 +274,14 @@ def _machine(tmp_path: Path, spec: str, old: str, new: str) -> str:
         ("h100:8", "hbm_bytes = 80000000000", "hbm_byte = 8", "hbm_byte is unknown; did you mean hbm_bytes"),
         ("h100:8", "overlap = 1.0", "overlap = 1.5", "overlap = 1.5 must be at most 1"),
         ("h100:8", "overlap = 1.0", "overlap = -0.5", "overlap = -0.5 must be 0 or more"),
-        ("h100:8", "overlap = 1.0", "overlap = ", "machine.toml:33: not TOML: invalid value"),
+        ("h100:8", "overlap = 1.0", "overlap = ", "machine.toml:34: not TOML: invalid value"),
         ("h100:8", "bf16 = ", "bf17 = ", "flops_per_second.bf17 is unknown; did you mean bf16"),
         ("h100:8", 'kind = "gpu"', 'kind = "fpga"', "machine.toml:2: kind is 'fpga'; it is tpu, gpu or cpu"),
         ("h100:8", "domain_size = 8\n", "", "network.domain_size is missing"),
+        ("h100:8", "cores = 132\n", "", "compiler.cores is missing"),
+        ("h100:8", "cores = 132", "cores = 1.5", "compiler.cores"),
+        ("v5e:4x4", 'name = "v5e"\n\n[sources]', "name = 5\n\n[sources]", "compiler.name"),
+        ("v5e:4x4", "num_matrix_units = 4", "num_matrix_units = 0", "num_matrix_units = 0 must be above 0"),
         ("v5e:4x4", "pod = [16, 16]", "pod = 16", "network.pod is 16, not a list of sizes such as [16, 16]"),
         ("v5e:4x4", "wraparound_exactly = 16\n", "", "network has 0 of wraparound_multiple_of and"),
         (

@@ -17,6 +17,7 @@ from meshwright.layout.moves.experts import (
     to_nodes,
 )
 from meshwright.models.config import MoE
+from meshwright.platforms import CPU, GPU, TPU, Platform
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 1000, 4096])
@@ -25,7 +26,7 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
     num_tokens: int, num_experts: int, top_k: int, own: int
 ) -> None:
     moe, random = MoE(num_experts, top_k, 16), np.random.default_rng(num_tokens)
-    blocks = blocks_of(num_tokens, moe, own, "cpu")
+    blocks = blocks_of(num_tokens, moe, own, CPU.share_blocks)
     loads = []
     for skew in (0.0, 2.0, 20.0):
         scores = random.gumbel(size=(num_tokens, num_experts)) - skew * np.arange(num_experts)
@@ -36,7 +37,7 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
     assert blocks.even == min(sum(-(-load // blocks.rows) for load in even), blocks.most)
     assert blocks.capacity == min(2 * blocks.even, blocks.most)
     assert (blocks.passes - 1) * blocks.capacity < blocks.most <= blocks.passes * blocks.capacity
-    together = blocks_of(num_tokens, moe, own, "cpu", one_pass=True)
+    together = blocks_of(num_tokens, moe, own, CPU.share_blocks, one_pass=True)
     assert (together.passes, together._replace(capacity=blocks.capacity, together=blocks.together)) == (
         1,
         blocks,
@@ -45,9 +46,9 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
 
 def test_many_layouts_have_the_blocks_of_each() -> None:
     moe, tokens = MoE(64, 4, 16), np.array([8.0, 500.0, 4096.0, 1e6])
-    found = blocks_of(tokens, moe, np.array([64, 32, 16, 8]), "gpu")
+    found = blocks_of(tokens, moe, np.array([64, 32, 16, 8]), GPU.share_blocks)
     for place, (num, own) in enumerate(zip(tokens, (64, 32, 16, 8), strict=True)):
-        one = blocks_of(float(num), moe, own, "gpu")
+        one = blocks_of(float(num), moe, own, GPU.share_blocks)
         assert [figure[place] for figure in found] == list(one)
 
 
@@ -55,26 +56,26 @@ def test_few_rows_are_filled_up_where_experts_have_many() -> None:
     """At an even load of 64 rows and more each, at most an eighth of the blocks' rows is filled up."""
     moe = MoE(16, 2, 16)
     for num_tokens in range(512, 9000, 8):
-        blocks = blocks_of(num_tokens, moe, 16, "cpu")
+        blocks = blocks_of(num_tokens, moe, 16, CPU.share_blocks)
         assert 1 <= blocks.even * blocks.rows / (2 * num_tokens) <= 1.25
 
 
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize("platform", [GPU, TPU])
 def test_accelerators_read_the_weights_of_an_expert_once_or_twice_where_its_rows_are_few(
-    platform: str,
+    platform: Platform,
 ) -> None:
     """A block of 512 rows computes longer than it reads; past that weights are read again."""
     moe = MoE(64, 4, 16)
     for num_tokens in (128, 200, 1000, 4096, 8191, 8192, 50_000):
         share = 4 * num_tokens / 64
-        blocks = blocks_of(num_tokens, moe, 16, platform)
+        blocks = blocks_of(num_tokens, moe, 16, platform.share_blocks)
         assert blocks.rows <= share
         assert blocks.even / 16 <= 2 if share < 1024 else blocks.rows == 512
 
 
 def test_many_devices_of_experts_need_no_room_for_the_worst_load() -> None:
     """gpt-oss over 64 devices, two experts each: an even share is 1/32 of all rows that could come."""
-    blocks = blocks_of(64 * 8192, MoE(128, 4, 2880), 2, "gpu")
+    blocks = blocks_of(64 * 8192, MoE(128, 4, 2880), 2, GPU.share_blocks)
     assert blocks.most * blocks.rows >= 64 * 8192 * 2
     assert blocks.capacity * blocks.rows == 2 * 8192 * 4
     assert blocks.passes == 17

@@ -18,6 +18,7 @@ from meshwright.load.traffic import Chat, Turn, poisson
 from meshwright.models.config import Window
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds, end_of_one
+from meshwright.platforms import CPU
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.device.shapes import Shape, Shapes
 from meshwright.serve.engine.batch import Batch, SequenceWork
@@ -354,6 +355,6 @@ def test_a_plan_has_the_slots_and_chunks_of_its_layout(
     words: dict[str, Any], replicas: int, chunk: int, block: int
 ):
     """The server and its simulation take them from here; kv_replicas=2 leaves sequences two caches."""
-    limits = Limits.of_layout(load_model("demo"), Layout.of(**words), "cpu", 8, 512)
+    limits = Limits.of_layout(load_model("demo"), Layout.of(**words), CPU, 8, 512)
     assert (limits.num_replicas, limits.slots_per_replica) == (replicas, 8 // replicas)
     assert (limits.chunk, limits.block) == (chunk, block)

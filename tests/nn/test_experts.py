@@ -21,6 +21,7 @@ from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_l
 from meshwright.nn.experts.dropless import choices_of, met_gates
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
+from meshwright.platforms import CPU
 
 pytestmark = pytest.mark.sampled(5)
 
@@ -182,7 +183,7 @@ def test_experts_are_a_loop_over_tokens_and_their_experts(
     """Whatever the load; with as many rows as exist, or room."""
     if is_ragged:
         for module in (routes_module, crossing_module):
-            monkeypatch.setattr(module, "sends_what_there_is", lambda: True)
+            monkeypatch.setattr(module, "platform", lambda: replace(CPU, ragged_exchange=True))
         monkeypatch.setattr(lax, "ragged_all_to_all", by_the_book)
     _assert_as_a_loop(text, MoE(E, 2, 3), load, is_ragged=is_ragged)
 

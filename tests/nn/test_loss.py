@@ -1,5 +1,6 @@
 """The head by chunks of positions beside the whole: loss and gradients by JAX's own rules."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from meshwright.nn.loss import NOT_COUNTED, num_chunks
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 from meshwright.notation.array import ShardedArray
+from meshwright.platforms import CPU
 
 D, V = 16, 40
 SPECS = {"unembed": "BTD,DV->BTV", "embed": "BTD,VD->BTV"}
@@ -62,7 +64,7 @@ def test_a_head_by_chunks_has_the_loss_and_the_gradients_of_the_whole(
     cap: float | None,
     dtype: str,
 ) -> None:
-    monkeypatch.setattr(head, "CHUNK_TOKENS", 16)
+    monkeypatch.setattr(head, "platform", lambda: replace(CPU, head_tokens=16))
     made = Layout.parse(layout, weights_dtype="f32", compute_dtype=dtype)
     ops, mesh = JaxOps(CONFIG, made, masked=True, z_loss=0.01), device_mesh(made)
     x, w, targets = operands(batch, length, name)
@@ -99,8 +101,8 @@ def _placed(array: np.ndarray, where: ShardedArray, mesh: jax.sharding.Mesh) -> 
 def _chunks(text: str, batch: int, length: int) -> int:
     layout = Layout.parse(text)
     with jax.set_mesh(device_mesh(layout)):
-        [(_, moved, plans, _)] = input_groups(layout, {"unembed": SPECS["unembed"]})
-        return num_chunks(plans["unembed"], moved, (batch, length), layout.num_batch_shards)
+        [group] = input_groups(layout, {"unembed": SPECS["unembed"]})
+        return num_chunks(group, (batch, length), layout.num_batch_shards)
 
 
 def test_a_chunk_is_of_about_512_tokens_of_a_device() -> None:

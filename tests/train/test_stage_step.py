@@ -48,6 +48,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.nn.files import checkpoint
 from meshwright.nn.files.checkpoint import by_name
 from meshwright.nn.params import flatten, joined
+from meshwright.platforms import CPU
 from meshwright.train.stage_step import StagedStep, training_step
 
 pytestmark = pytest.mark.sampled(4)
@@ -332,7 +333,9 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_under_other_layouts(tmp_path: Path
 def _compiled(step: StagedStep) -> Compiling:
     """A step compiled and not run."""
     meshes = [stage.mesh for stage in step.stages]
-    on = Compiling(meshes, lambda traced: traced.lower().compile(), lambda one: memory_by_cause(one, "cpu"))
+    on = Compiling(
+        meshes, lambda traced: traced.lower().compile(), lambda one: memory_by_cause(one, CPU.compiler)
+    )
     on.step(step)
     return on
 

@@ -8,7 +8,7 @@ from meshwright.dtypes import COMPUTED
 from meshwright.errors import PlanError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.precision import Precision, matmul_dtype_of
+from meshwright.layout.precision import Precision
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, check_options, option, parse_dtype
@@ -75,13 +75,11 @@ class SearchOptions:
 
     def dtypes(self, chip: Chip) -> tuple[str, tuple[str, ...]]:
         """The dtype of the weights, and the dtypes to compute in: for a CPU every dtype that was measured."""
-        on_cpu = chip.kind == "cpu"
-        weights = self.weights_dtype or ("f32" if on_cpu else "bf16")
+        weights = self.weights_dtype or chip.platform.dtype
         if self.compute_dtype:
             return weights, (self.compute_dtype,)
-        if not on_cpu:
-            return weights, ("bf16",)
-        return weights, tuple(dtype for dtype in COMPUTED if dtype in chip.flops_per_second)
+        measured = tuple(dtype for dtype in COMPUTED if dtype in chip.flops_per_second)
+        return weights, chip.platform.compute_dtypes or measured
 
 
 @dataclass(frozen=True)
@@ -222,8 +220,8 @@ class ServedDtypes:
         By default both are the dtype to compute in: bf16, and f32 if all machines are CPUs. Raises
         LayoutError for an unknown dtype.
         """
-        on_cpu = all(machine.chip.kind == "cpu" for machine in machines)
-        compute, kind = self.compute_dtype or ("f32" if on_cpu else "bf16"), "cpu" if on_cpu else ""
+        first, *others = {machine.chip.kind: machine.chip.platform for machine in machines}.values()
+        compute = self.compute_dtype or ("bf16" if others else first.dtype)
         precisions: list[dict[str, Any]] = [
             {
                 "weights_dtype": weights,
@@ -236,5 +234,6 @@ class ServedDtypes:
         ]
         for words in precisions:
             Precision(**words)
-            words["matmul_dtype"] = words["matmul_dtype"] or matmul_dtype_of(words["weights_dtype"], kind)
+            if not self.matmul_dtype and not others:
+                words["matmul_dtype"] = first.served_operands(words["weights_dtype"])
         return precisions

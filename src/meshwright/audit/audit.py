@@ -7,7 +7,8 @@ from meshwright.audit.beside_plan import at_phase_rates, beside_plan
 from meshwright.audit.compare.findings import too_large
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.planned_program import planned_step
-from meshwright.audit.compile.targets import Target, choose_target
+from meshwright.audit.compile.target import Target
+from meshwright.audit.compile.targets import choose_target
 from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.seconds import step_prices
@@ -22,6 +23,7 @@ from meshwright.layout.paged import page_of
 from meshwright.models.count import widest_window
 from meshwright.plan.serve.serving_plan import prefill_of
 from meshwright.plan_file import Plan
+from meshwright.platforms import PLATFORMS
 
 
 def audit_plan(
@@ -91,7 +93,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     if compiled.stages:
         found = stages_beside_plan(plan, target, compiled.hlo, compiled.stages)
     else:
-        planned = planned_step(plan, load(plan.hardware), by_cpu=target.name == "cpu")
+        planned = planned_step(plan, load(plan.hardware), compared_on=PLATFORMS[target.name])
         program = parse_hlo(compiled.hlo)
         found = beside_plan(plan, target, planned, program, plan.layout.mesh, compiled.memory_bytes)
     said = compiler_warnings(compiled.compiler_log)
@@ -100,7 +102,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     return {
         "verdict": "differs" if bad else "match",
         "target": target.name,
-        "compiler": target.compiler,
+        "compiler": target.title,
         "layout": str(plan.layout),
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
@@ -111,11 +113,13 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
 
 
 def scheduled_seconds(plan: Plan, target: Target, compiled: CompiledProgram) -> float | None:
-    """Seconds of a step by its compiled schedule; None where nothing tells them: of XLA:CPU, and where a loop
-    dispatches several programs.
+    """Seconds of a step by its compiled schedule; None if they are unknown.
+
+    They are unknown on virtual devices, on chips of another kind, and if a loop dispatches several programs.
     """
     hardware = load(plan.hardware)
-    if compiled.stages or target.name == "cpu" or target.name != hardware.chip.kind:
+    is_own = target.is_of(hardware.chip) and not hardware.chip.platform.virtual
+    if compiled.stages or not is_own:
         return None
     program, mesh, machine = parse_hlo(compiled.hlo), plan.layout.mesh, at_phase_rates(plan, hardware)
     found = [on_mesh(one, mesh, widened=False) for one in collectives(program)]
@@ -136,7 +140,7 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
     return {
         "verdict": "differs",
         "target": target.name,
-        "compiler": target.compiler,
+        "compiler": target.title,
         "layout": str(plan.layout),
         "compile_seconds": None,
         "cached": False,

@@ -24,7 +24,7 @@ from meshwright.audit.compare.flops import compare_products, wider_products
 from meshwright.audit.compare.line_up import Row, line_up, weighed
 from meshwright.audit.compare.rewrites import Side
 from meshwright.audit.compile.planned_program import PlannedStep
-from meshwright.audit.compile.targets import Target
+from meshwright.audit.compile.target import Target
 from meshwright.audit.facts.buffers import buffer_peak, input_bytes
 from meshwright.audit.facts.communication import collectives, is_differentiated
 from meshwright.audit.facts.elementwise import (
@@ -61,13 +61,13 @@ def beside_plan(
 
     mesh: of the program's devices. memory: of one of them, by cause.
     """
-    hardware, on_cpu = load(plan.hardware), target.name == "cpu"
+    hardware, compiler = load(plan.hardware), target.compiler
     machine = at_phase_rates(plan, hardware)
-    emitted = [on_mesh(one, mesh, widened=on_cpu) for one in collectives(program)]
-    beside = overlaps(ProgramSchedule(program), emitted, can_overlap=not on_cpu)
+    emitted = [on_mesh(one, mesh, widened=compiler.widens) for one in collectives(program)]
+    beside = overlaps(ProgramSchedule(program), emitted, can_overlap=compiler.asynchronous)
     prices = step_prices(machine, plan.layout.mesh)
     side = Side(
-        has_reduce_scatter=target.has_reduce_scatter,
+        has_reduce_scatter=compiler.reduce_scatter,
         num_microbatches=plan.layout.schedule.microbatches,
         num_passes=plan.layout.schedule.num_passes(plan.layout.pipe),
         num_loops=_NUM_LOOPS if plan.layout.spmd_stages else 1,
@@ -75,17 +75,16 @@ def beside_plan(
         split_weights=planned.split_weights,
     )
     rows = weighed(line_up(planned.collectives, emitted, side), prices, planned.seconds)
-    differences = _differences(planned, program, rows, prices, on_cpu=on_cpu)
+    differences = _differences(planned, program, rows, prices, widened=compiler.widens)
     if memory:
-        capacity = hardware.chip.program_bytes if target.name == hardware.chip.kind != "cpu" else None
+        has_own = target.is_of(hardware.chip) and not hardware.chip.platform.host_memory
+        capacity = hardware.chip.program_bytes if has_own else None
         apart = input_bytes(program), _logits_bytes(plan)
-        differences += compare_memory(planned, memory, *apart, capacity, on_cpu=on_cpu)
-    if on_cpu:
+        differences += compare_memory(planned, memory, *apart, capacity, compiler.total_tolerance)
+    if compiler.as_traced:
         differences += saved_findings(planned, program)
         differences += missing_findings(program, planned.elementwise)
-    line = (
-        program_timeline(program, machine.chip, prices, emitted) if target.name == machine.chip.kind else None
-    )
+    line = program_timeline(program, machine.chip, prices, emitted) if target.is_of(machine.chip) else None
     differences += exposure_findings(rows, line, planned.seconds)
     if plan.workload.phase == "train" and not plan.model.lora_rank:
         differences += kept_findings(program) + weight_findings(program, parameters(plan.model))
@@ -98,7 +97,10 @@ def beside_plan(
     if plan.workload.phase != "train":
         differences += result_findings(program, planned.operations)
     differences += unplanned_findings(
-        scoped_arithmetic(program, differentiated=trains), planned.operations, prices, on_cpu=on_cpu
+        scoped_arithmetic(program, differentiated=trains),
+        planned.operations,
+        prices,
+        compiler.unplanned_share,
     )
     differences += state_findings(state_passes(program, differentiated=trains), planned, prices)
     largest = buffer_peak(program)
@@ -158,12 +160,12 @@ def _logits_bytes(plan: Plan) -> int:
 
 
 def _differences(
-    planned: PlannedStep, program: Program, rows: Sequence[Row], prices: Prices, *, on_cpu: bool
+    planned: PlannedStep, program: Program, rows: Sequence[Row], prices: Prices, *, widened: bool
 ) -> list[Remark]:
     """The findings on collectives, products and their types, the costliest first."""
     computed, trains = list(products(program)), is_differentiated(program)
     dtypes = planned.matmul_dtype, planned.attention_dtype
-    wide = wider_products(computed, program, *dtypes, widened=on_cpu, differentiated=trains)
+    wide = wider_products(computed, program, *dtypes, widened=widened, differentiated=trains)
     different = compare_products(
         planned.products, computed, differentiated=trains, edge=planned.attention_edge
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.compile.compile import captured_stderr, program_text, warning_lines
-from meshwright.audit.compile.targets import Target, own_target, target_devices
+from meshwright.audit.compile.target import Target
+from meshwright.audit.compile.targets import own_target, target_devices
 from meshwright.audit.facts.buffers import buffer_peak
 from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import Emitted, on_mesh
@@ -31,6 +32,7 @@ from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_mesh
+from meshwright.platforms import PLATFORMS
 
 if TYPE_CHECKING:
     import jax
@@ -79,7 +81,7 @@ def audit_program(
     largest, schedule = buffer_peak(program), ProgramSchedule(program)
     beside = overlaps(schedule, reading.sent)
     line = None
-    if machine and machine.chip.kind == program.compiler:
+    if machine and machine.chip.platform == program.platform:
         line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
     warnings = at_the_root(
         [
@@ -129,7 +131,7 @@ def read_program(program: Program, machine: Hardware | None = None, mesh: Mesh |
         )
     found = collectives(program)
     axes = mesh or inferred_mesh([one.groups for one in found], program.num_devices)
-    widened = program.compiler == "cpu"
+    widened = program.platform.compiler.widens
     sent = tuple(on_mesh(one, axes, widened=widened) for one in found)
     return Reading(
         program, sent, Prices(axes, machine and machine.place(axes), machine and machine.chip, mesh)
@@ -224,13 +226,11 @@ def compiled_ahead(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
     args, kwargs = jax.tree.map(placed, (args, kwargs))
-    # Without a GPU no kernel can be timed, so none is chosen by its time.
-    options = {"xla_gpu_autotune_level": 0} if target.name == "gpu" else None
 
     def compile_for(jitted: Any) -> Any:
         with jax.set_mesh(mesh):
-            lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(target.platform,))
-            return lowered.compile(compiler_options=options)
+            lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(target.compiler.lowering,))
+            return lowered.compile(compiler_options=dict(target.compiler.options) or None)
 
     return _compiled(jitted, compile_for), Mesh(dict(found.shape))
 
@@ -262,7 +262,11 @@ def _on_chips(mesh: "jax.sharding.Mesh | jax.sharding.AbstractMesh", target: Tar
         if name != "JAX_PLATFORMS":
             os.environ.setdefault(name, value)
     devices, sizes = target_devices(target), tuple(mesh.shape.values())
-    grid = device_grid(devices, sizes) if target.name == "tpu" else np.asarray(devices).reshape(sizes)
+    grid = (
+        device_grid(devices, sizes)
+        if PLATFORMS[target.name].torus_mesh
+        else np.asarray(devices).reshape(sizes)
+    )
     return jax.sharding.Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 

@@ -11,7 +11,7 @@ from meshwright.audit.beside_plan import beside_plan
 from meshwright.audit.compare.rewrites import TOLERANCE
 from meshwright.audit.compile.compile import STAGES_APART, StagePrograms
 from meshwright.audit.compile.planned_program import planned_step
-from meshwright.audit.compile.targets import Target
+from meshwright.audit.compile.target import Target
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
 from meshwright.audit.hlo.link import Sent, linked
 from meshwright.audit.hlo.read import parse_hlo
@@ -21,6 +21,7 @@ from meshwright.hardware.catalog import load
 from meshwright.layout.rules import STAGES
 from meshwright.notation.collective import gathered_of_block
 from meshwright.plan_file import Plan
+from meshwright.platforms import PLATFORMS
 from meshwright.units import format_bytes
 
 # The lists of a stage's audit, which that of all stages has one after another, each entry with its stage.
@@ -35,11 +36,11 @@ def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StageProgr
     Of all stages `bytes`, `sent` and `flops` are those of the mean device, `memory` is that of the stage that
     takes most.
     """
-    hardware, layout, on_cpu = load(plan.hardware), plan.layout, target.name == "cpu"
+    hardware, layout = load(plan.hardware), plan.layout
     programs = [parse_hlo(one) for one in text.split(STAGES_APART)]
     found = []
     for stage in range(layout.pipe):
-        planned = planned_step(plan, hardware, by_cpu=on_cpu, stage=stage)
+        planned = planned_step(plan, hardware, compared_on=PLATFORMS[target.name], stage=stage)
         hops = [one for one in planned.collectives if (one.op, one.axes) == ("permute", _PIPE)]
         # What is summed over stages as well, as a norm is, the loop adds up.
         own = [

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.audit.compile.compile import compile_plan
-from meshwright.audit.compile.targets import TARGETS, Target, choose_target
+from meshwright.audit.compile.target import Target
+from meshwright.audit.compile.targets import TARGETS, choose_target
 from meshwright.errors import AuditError, MeshwrightError, OutOfMemoryError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
@@ -47,7 +48,7 @@ def compiled_figures(
     except MeshwrightError as error:
         return Figures(None, None, str(error), is_final=False)
     memory = compiled.memory_bytes
-    reason = "" if memory else f"{target.compiler} gives no figure"
+    reason = "" if memory else f"{target.title} gives no figure"
     return Figures(memory["total"] if memory else None, scheduled, reason, program)
 
 
@@ -130,7 +131,7 @@ def _asked(
         candidate.memory.total,
         found.compiled_bytes,
         asked.fits,
-        target.compiler,
+        target.title,
         found.reason,
         candidate.step_seconds,
         found.scheduled_seconds,

@@ -12,7 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from meshwright.audit.compile.cache import content_key
-from meshwright.audit.compile.targets import Target, choose_target
+from meshwright.audit.compile.target import Target
+from meshwright.audit.compile.targets import choose_target
 from meshwright.audit.second_opinion import Figures, compiled_figures
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.files import cache_folder, write_whole
@@ -25,42 +26,6 @@ from meshwright.plan.rank import TIE
 from meshwright.plan.space import different_remats
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
-
-# By compiler. Options that the guides give together are one change.
-XLA_OPTIONS: Mapping[str, tuple[Mapping[str, bool | int | str], ...]] = {
-    "tpu": (
-        # Gathers of the next turn of a loop start in this one.
-        {
-            "xla_should_allow_loop_variant_parameter_in_chain": "ENABLED",
-            "xla_should_add_loop_invariant_op_in_chain": "ENABLED",
-            "xla_tpu_enable_ici_ag_pipelining": True,
-        },
-        # Sums run beside products, too.
-        {"xla_enable_async_all_reduce": True, "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True},
-        # A collective runs beside several products in a row.
-        {
-            "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
-            "xla_tpu_overlap_compute_collective_tc": True,
-        },
-        # The scheduler tries again with less memory in use.
-        {"xla_latency_hiding_scheduler_rerun": 5},
-        # Larger tiles for each fusion, less room to fetch the operands of the next.
-        {"xla_tpu_scoped_vmem_limit_kib": 65_536},
-        # Sums of gradients across slices run beside the backward pass.
-        {
-            "xla_tpu_enable_data_parallel_all_reduce_opt": True,
-            "xla_tpu_data_parallel_opt_different_sized_ops": True,
-        },
-    ),
-    "gpu": (
-        {"xla_gpu_enable_pipelined_reduce_scatter": True},
-        {"xla_gpu_enable_pipelined_all_reduce": True},
-        {"xla_gpu_enable_while_loop_double_buffering": True},
-        {"xla_gpu_all_gather_combine_threshold_bytes": 134_217_728},
-        {"xla_gpu_all_reduce_combine_threshold_bytes": 134_217_728},
-    ),
-}
-
 
 # A layout is compiled although it does not fit by the plan, if it lacks no more than this: the compiled
 # memory of whole steps is 0.7 to 1.3 of the planned (docs/how-to/read-an-audit.md, the matrix).
@@ -230,7 +195,7 @@ class _Tuner:
     ) -> None:
         self.best_plan, self.target, self.progress, self.use_cache = plan, target, progress, use_cache
         self.hardware = load(plan.hardware)
-        self.is_own_compiler = target.name == self.hardware.chip.kind
+        self.is_own_compiler = target.is_of(self.hardware.chip)
         self.trials: list[Trial] = []
         self.best: Trial | None = None
 
@@ -241,7 +206,7 @@ class _Tuner:
         yield from self._layouts(neighbours(self.best_plan)[:NUM_NEAR])
         assert self.best, "the plan itself was tried first"
         # Where the schedule has no price, nothing tells what an option gives.
-        known = XLA_OPTIONS.get(self.target.name, ()) if self.best.scheduled_seconds is not None else ()
+        known = self.target.compiler.tuned_options if self.best.scheduled_seconds is not None else ()
         for options in known:
             if not options.items() <= self.best_plan.compiler.items():
                 words = " ".join(f"{name}={json.dumps(value)}" for name, value in options.items())
@@ -286,7 +251,7 @@ class _Tuner:
             return Figures(None, None, str(error))
         kept = _file_of(plan, target)
         if self.use_cache and kept.exists():
-            self.progress(f"read what {target.compiler} made of {plan.layout} before")
+            self.progress(f"read what {target.title} made of {plan.layout} before")
             return Figures(**json.loads(kept.read_text(encoding="utf-8")))
         found = compiled_figures(plan, target, self.progress, use_cache=self.use_cache)
         if self.use_cache and found.is_final:
@@ -300,7 +265,7 @@ class _Tuner:
         planned = {"step_seconds": best.step_seconds, "mfu": best.mfu, "bytes_per_chip": best.memory.total}
         tuned = tuple(one.to_dict() for one in self.trials)
         plan = replace(self.best_plan, planned=planned, tuned=tuned)
-        return Tuning(tuple(self.trials), self.best, plan, self.target.compiler)
+        return Tuning(tuple(self.trials), self.best, plan, self.target.title)
 
 
 def _file_of(plan: Plan, target: Target) -> Path:

@@ -37,7 +37,7 @@ def local_hardware(spec: str) -> Hardware:
         cure = f"; set JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
         raise DeviceError(
             f"{spec}: JAX sees {len(found)} {found[0].platform} devices, not {needed} {kind} devices"
-            f"{cure if kind == 'cpu' else ''}"
+            f"{cure if hardware.chip.platform.virtual else ''}"
         )
     return hardware
 

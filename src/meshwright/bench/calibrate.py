@@ -61,7 +61,7 @@ def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Ha
     JAX must have been started on these devices: N virtual ones for cpu:N. progress: told what is
     being measured. Raises DeviceError where JAX has other devices or too few.
     """
-    if catalog.load(spec).chip.kind == "cpu":
+    if catalog.load(spec).chip.platform.virtual:
         return measure(spec, Sizes(), progress).hardware
     return measure_accelerators(spec, ACCELERATOR_SIZES, progress)
 

@@ -16,6 +16,7 @@ from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.hardware.chip import COLLECTIVES
 from meshwright.notation.array import Axes
 from meshwright.notation.mesh import Mesh
+from meshwright.platforms import PLATFORMS
 
 _LOOP_BYTES = 33_554_432  # a loop moves about this much, so that it outlasts its launch
 _LOOPS = (2, 32)  # at least and at most; what a program allocates once must not count
@@ -113,8 +114,8 @@ def _all_reduce(x: Array, axes: Axes, n: int) -> Array:
 
 
 def _reduce_scatter(x: Array, axes: Axes, n: int) -> Array:
-    # On CPU XLA turns the reshard of a partial sum into an all-reduce and a slice (JAX 0.10.2).
-    if jax.default_backend() != "cpu":
+    # Programs reduce-scatter by an all-reduce and a slice if the compiler has no other way.
+    if PLATFORMS[jax.default_backend()].compiler.reduce_scatter:
         return lax.psum_scatter(x, axes, tiled=True)
     size = len(x) // n
     return lax.dynamic_slice(lax.psum(x, axes), (lax.axis_index(axes) * size,), (size,))

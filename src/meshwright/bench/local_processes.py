@@ -97,7 +97,7 @@ def _num_devices(spec: str, num_processes: int) -> int:
     """Devices of each process."""
     hardware = catalog.load(spec)
     total = hardware.num_chips
-    if hardware.chip.kind != "cpu":
+    if not hardware.chip.platform.virtual:
         raise DeviceError(
             f"{spec}: several processes on this machine are a way to measure cpu:{num_processes}"
         )

@@ -148,13 +148,12 @@ def _from_options(options: dict[str, Any], phase: str) -> Plan:
         raise PlanError(f"name a plan.toml, or give {', '.join(missing)}")
     model, hardware, batch_tokens, seq_len, layout = options.values()
     config = load_model(model)
-    on_cpu = catalog.load(hardware).chip.kind == "cpu"
-    defaults = {"weights_dtype": "f32", "compute_dtype": "f32"} if on_cpu else {}
+    dtype = catalog.load(hardware).chip.platform.dtype
     return Plan(
         model=config,
         hardware=hardware,
         workload=replace(Train(batch_tokens, seq_len).workload(config), phase=phase),
-        layout=Layout.parse(layout, **defaults),
+        layout=Layout.parse(layout, weights_dtype=dtype, compute_dtype=dtype),
     )
 
 

@@ -167,7 +167,7 @@ def _time_search(model: str, hardware: str, num_sequences: int, seq_len: int, *,
     from meshwright.plan.train import search
 
     config, machine, workload = load_model(model), catalog.load(hardware), Workload(num_sequences, seq_len)
-    dtype = "f32" if machine.chip.kind == "cpu" else "bf16"
+    dtype = machine.chip.platform.dtype
     found = [
         search(config, machine, workload, weights_dtype=dtype, compute_dtypes=(dtype,))
         for _ in range(repeats)

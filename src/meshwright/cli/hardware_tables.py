@@ -182,6 +182,7 @@ def figures_table(chip: Chip) -> object:
         ("flops_per_second", chip.flops_per_second, {}),
         ("network", _links(chip), {**chip.sources, **rules}),
         ("step", _not_ideal(chip.step), chip.step.sources),
+        *([("compiler", {k: v for k, v in vars(chip.compiler).items() if v}, {})] if chip.compiler else []),
         *([("inference", _not_ideal(chip.inference), chip.inference.sources)] if chip.inference else []),
     )
     for name, values, sources in groups:
@@ -193,8 +194,8 @@ def figures_table(chip: Chip) -> object:
 
 _FIGURES = (
     "name", "aliases", "kind", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "chips_per_host",
-    "host_bytes", "host_link_bytes_per_second", "matrix_unit", "compute_capability", "power_watts",
-    "power_limit_watts", "price_per_chip_hour",
+    "host_bytes", "host_link_bytes_per_second", "matrix_unit", "num_matrix_units", "compute_capability",
+    "power_watts", "power_limit_watts", "price_per_chip_hour", "gke_accelerator",
 )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def _num_devices(server: Server) -> int:
         return server.engine.num_devices
     hardware = catalog.load(plan.hardware)
     most = hardware.chip.chips_per_host
-    if hardware.chip.kind != "cpu" and hardware.num_chips > most:
+    if not hardware.chip.platform.virtual and hardware.num_chips > most:
         raise PlanError(
             f"the plan is for {plan.hardware}, {hardware.num_chips} chips, and a replica runs on one host, "
             f"which has {most}; fits: a plan for up to {most} chips"

@@ -15,7 +15,6 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_one_cache
 from meshwright.layout.paged import DEFAULT_PAGE
-from meshwright.layout.precision import matmul_dtype_of
 from meshwright.layout.runnable import emulated
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
@@ -25,6 +24,7 @@ from meshwright.nn.products.quantised import as_read
 from meshwright.nn.start.compiled_cache import keep_compiled
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan_file import Plan
+from meshwright.platforms import PLATFORMS
 from meshwright.progress import Progress
 from meshwright.serve.device.loading import ModelFolder, load_model_folder
 from meshwright.serve.device.runner import JaxRunner, check_serves
@@ -181,13 +181,13 @@ def _runner(
             layout = layout.replace(weights_dtype=settings.dtype, compute_dtype=settings.dtype)
     if settings.weights_dtype:
         layout = layout.replace(weights_dtype=settings.weights_dtype)
+    platform = PLATFORMS[jax.default_backend()]
     if layout.precision.matmul_dtype is None and (plan is None or settings.weights_dtype):
-        products = matmul_dtype_of(layout.precision.weights_dtype, jax.default_backend())
-        layout = layout.replace(matmul_dtype=products)
+        layout = layout.replace(matmul_dtype=platform.served_operands(layout.precision.weights_dtype))
     if settings.kv_dtype:
         layout = layout.replace(kv_dtype=settings.kv_dtype)
     context = context_of(settings, config)
-    if sentence := emulated(layout, jax.default_backend()):
+    if sentence := emulated(layout, platform):
         warnings.warn(sentence, stacklevel=2)
     check_serves(config, layout, settings.slots, context, batch_invariant=settings.batch_invariant)
     settings.check_prefix_cache()
@@ -221,7 +221,7 @@ def served_dtypes(config: ModelConfig) -> tuple[str, str]:
 
     XLA for CPUs would widen the weights of experts in every step.
     """
-    if jax.default_backend() != "cpu" or multiplies_bf16():
+    if PLATFORMS[jax.default_backend()].dtype == "bf16" or multiplies_bf16():
         return "bf16", "bf16"
     widens = config.moe is None and kernels.why_not() is None
     return "bf16" if widens else "f32", "f32"

@@ -16,7 +16,6 @@ from meshwright.cost.arrays import largest
 from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.eager import eager_phases, whole_microbatches
 from meshwright.cost.graph import Transfer
-from meshwright.cost.lowering import lacks_kernel
 from meshwright.cost.memory import HeldBytes, held_bytes, peak
 from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
@@ -48,6 +47,7 @@ from meshwright.cost.step import (
 )
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
+from meshwright.layout.attention import lacks_flash
 from meshwright.layout.axes import AXES, TENSOR
 from meshwright.layout.pipelines import SCHEDULES, StageRoute
 from meshwright.layout.pipelines.depths import stage_routes
@@ -69,9 +69,9 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
     """The layout that is recorded for `mesh`: with axes that `mesh` lacks, where its own price is the same.
 
     Over an axis of one device nothing moves and nothing is split. But where a host launches operations one by
-    one it launches what moves nothing, too; and on CPUs the head has another form over several devices.
+    one it launches what moves nothing, too; and a head by chunks has another form over several devices.
     """
-    if mesh.form is None or hardware.software.eager or hardware.chip.kind == "cpu":
+    if mesh.form is None or hardware.software.eager or hardware.chip.platform.head_tokens:
         return mesh
     form = mesh.form
     for axis in reversed(AXES):  # experts before the data ranks that they are cut out of
@@ -123,7 +123,7 @@ class Family:
         shape = Shape(sequences / self.microbatches, seq_len, seq_len)
         mesh = _Meshes([member.mesh for member in members], layout.mesh)
         sizes = MeshSizes(mesh, self.microbatches)
-        has_kernel = lacks_kernel(config, hardware, members[0].mesh, seq_len) is None
+        has_kernel = lacks_flash(config, hardware, members[0].mesh, seq_len) is None
         self.graph = record_training(config, hardware, layout, shape, sizes, has_kernel=has_kernel)
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
         self.placements = [machine.place(member.mesh.mesh) for member in members]

@@ -15,15 +15,13 @@ from typing import Any
 from meshwright.cost.arrays import each, smaller
 from meshwright.cost.collectives import Copies
 from meshwright.cost.graph import Cargo, Direction, Graph, Node, Transfer, Value, Work
-from meshwright.cost.lowering import FLASH, Lowering, lacks_kernel, training_lowering
-from meshwright.cost.recorder import MeshSizes, Recorder, Shape
+from meshwright.cost.recorder import FLASH, Lowering, MeshSizes, Recorder, Shape
 from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.attention import attention_block, lacks_flash, visible_pairs, window_block
 from meshwright.layout.contractions import contraction_of, input_groups
-from meshwright.layout.flash import attention_block, visible_pairs, window_block
 from meshwright.layout.grouped import Blocks, Crossing
-from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.layout.moves.attention import (
     attention_layout,
     from_heads,
@@ -49,6 +47,7 @@ from meshwright.layout.moves.experts import (
     tokens_to_experts,
 )
 from meshwright.layout.rules import STAGES
+from meshwright.layout.runnable import has_static_rows
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig, Window
 from meshwright.models.count import count_params, read_positions, seen_keys
@@ -429,7 +428,9 @@ class SymbolicOps(Recorder):
         """
         keys = self._keys_met(kept[0], window)
         scores = 2 * keys * sum(self.elements(q.array) for q in queries)
-        widened = self.sizes["H"] / self.sizes[summed.array.dims[-1]] if self.lowering.wide_values else 1.0
+        kernel, widened = self.lowering.kernel, 1.0
+        if kernel and kernel.wide_values:
+            widened = max(1.0, self.sizes["H"] / self.sizes[summed.array.dims[-1]])
         values = 2 * keys * self.elements(summed.array) * widened
         traffic = sum(value.bytes_per_device for value in (*queries, *kept, summed))
         inputs, outputs = (*queries, *kept), (out,)
@@ -457,7 +458,7 @@ class SymbolicOps(Recorder):
         """Keys that a query is multiplied with, on average."""
         if self.lowering.by_blocks:
             return each(lambda own: self._keys_of_visible_blocks(window, _block(own)), self._positions(k))
-        if self.lowering.whole_blocks and window:
+        if self.lowering.kernel and self.lowering.kernel.whole_blocks and window:
             block = window_block(window)
             if window.chunked:
                 return self._keys_of_visible_blocks(window, block)
@@ -817,14 +818,14 @@ class SymbolicOps(Recorder):
     ) -> tuple[Value, tuple[Value, ...]]:
         """The logits that there are at once, of a chunk of tokens or of all, and their float32 copy."""
         copy = self.value(logits.array.replace(name="probabilities"), "f32")
-        if self.lowering.flash_attention and not self.lowering.head_by_chunks:
+        head_tokens = self.lowering.head_tokens
+        if self.lowering.flash_attention and not head_tokens:
             is_narrow = self.layout.precision.matmul_dtype not in (None, self.layout.precision.compute_dtype)
             return logits, (copy,) if self.lowering.wide_logits and (is_capped or is_narrow) else ()
         [group] = input_groups(self.layout, head)
-        by_chunks = all(takes_chunks(plan, group.reshard) for plan in group.plans.values())
-        if not (self.lowering.head_by_chunks and by_chunks):
+        if not (head_tokens and group.takes_chunks):
             return logits, (copy,)
-        share = smaller(1.0, CHUNK_TOKENS / self.elements(token_sharding(self.layout, "tokens")))
+        share = smaller(1.0, head_tokens / self.elements(token_sharding(self.layout, "tokens")))
         chunk, copy = (replace(v, bytes_per_device=whole(share * v.bytes_per_device)) for v in (logits, copy))
         assert self.nodes[-1].outputs == (logits,), "where the head takes chunks its product is not moved"
         self.nodes[-1] = replace(self.nodes[-1], outputs=(chunk,))
@@ -867,14 +868,24 @@ def record_training(
 ) -> Graph:
     """The graph of one microbatch's loss as the hardware's software runs it.
 
-    has_kernel: whether one takes attention, where that is not to be asked of these chips (`lacks_kernel`).
+    has_kernel: whether a flash kernel takes attention; None: as on these chips (`lacks_flash`).
     """
     if has_kernel is None:
-        has_kernel = lacks_kernel(config, hardware, layout, shape.key_len) is None
-    lowering = training_lowering(config, hardware, layout, has_kernel=has_kernel)
-    graph = record_loss(config, layout, shape, lowering, many)
-    graph = replace(graph, head_waits=hardware.chip.kind != "tpu")
-    graph = _with_early_layers(graph) if hardware.chip.kind == "cpu" else graph
+        has_kernel = lacks_flash(config, hardware, layout, shape.key_len) is None
+    platform, software = hardware.chip.platform, hardware.software
+    kernel = platform.flash if software.flash and has_kernel else None
+    lowering = Lowering(
+        flash_attention=software.flash,
+        by_blocks=software.flash and not has_kernel,
+        kernel=kernel,
+        head_tile=kernel.head_tile if kernel else 1,
+        scores_dtype=layout.precision.compute_dtype if platform.fused_softmax else "f32",
+        wide_logits=platform.wide_logits and software.is_ours,
+        head_tokens=platform.head_tokens,
+        static_blocks=platform.share_blocks if has_static_rows(hardware, layout) else None,
+    )
+    graph = replace(record_loss(config, layout, shape, lowering, many), head_waits=platform.head_waits)
+    graph = _with_early_layers(graph) if platform.early_recompute else graph
     if not hardware.software.counts_head:
         return graph
     params = count_params(config)

@@ -17,7 +17,6 @@ from meshwright.cost.graph import (
     WeightsPlace,
     Work,
 )
-from meshwright.cost.lowering import Lowering
 from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, Crossing, blocks_of, crossing_of
@@ -32,6 +31,7 @@ from meshwright.notation.einsum import Reshard
 from meshwright.notation.mesh import Degrees
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import WeightShard
+from meshwright.platforms.platform import Kernel
 from meshwright.units import whole
 
 
@@ -51,6 +51,31 @@ class Shape:
         """One microbatch of a training step, over all batch shards."""
         return cls(workload.num_sequences / layout.schedule.microbatches, workload.seq_len, workload.seq_len)
 
+
+@dataclass(frozen=True)
+class Lowering:
+    """The forms in which a program runs attention, the head and experts.
+
+    flash_attention: only one block of scores is in memory, and masked blocks are skipped. by_blocks: by XLA's
+    operations, whose scores cross memory block by block. kernel: by this kernel. head_tile: multiple to which
+    heads are padded. scores_dtype: of scores in memory, without flash attention. wide_logits: logits that are
+    capped or made of narrow operands are kept in float32, too. head_tokens: tokens of a device in a chunk of
+    the head; None: all at once. static_blocks: blocks of rows in an expert's even share, in a program of
+    static shapes (`blocks_of`); None: rows follow the load.
+    """
+
+    flash_attention: bool = True
+    by_blocks: bool = False
+    kernel: Kernel | None = None
+    head_tile: int = 1
+    scores_dtype: str = "f32"
+    wide_logits: bool = False
+    head_tokens: int | None = None
+    static_blocks: int | None = None
+
+
+# Flash attention, and no other form that is particular to a platform.
+FLASH = Lowering()
 
 # Letters of the head dimension of queries and keys, and of values.
 _HEAD_DIMENSIONS = ("H", "O")
@@ -101,9 +126,9 @@ class Recorder:
             self.even_rows = routed / moe.num_experts * (capacity if is_fixed else min(1, capacity))
             self.home_rows = self.sizes["C"] = self.even_rows
             if row_routing(layout).nodes:
-                self._cross(moe, is_static=bool(lowering.static_on))
-            if lowering.static_on and not is_fixed:
-                self._make_room(moe, lowering.static_on)
+                self._cross(moe, is_static=bool(lowering.static_blocks))
+            if lowering.static_blocks and not is_fixed:
+                self._make_room(moe, lowering.static_blocks)
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
         self.nodes: list[Node] = []
@@ -113,7 +138,7 @@ class Recorder:
         self._used_here: list[int] = []
         self._stored: dict[str, StoredWeights] = {}
 
-    def _make_room(self, moe: MoE, platform: str) -> None:
+    def _make_room(self, moe: MoE, share_blocks: int) -> None:
         """C as a round has room for rows."""
         size, routing = self.mesh.size, row_routing(self.layout)
         over = size(
@@ -121,7 +146,7 @@ class Recorder:
         )
         own = moe.num_experts / size(self.layout.table.axes_of("E"))
         num_tokens, alike = self.sizes["B"] * self.sizes["T"] / over, self.layout.spmd_stages
-        blocks = blocks_of(num_tokens, moe, own, platform, one_pass=alike)
+        blocks = blocks_of(num_tokens, moe, own, share_blocks, one_pass=alike)
         self.sizes["C"] = blocks.capacity * blocks.rows / own * over
         self.multiplied_rows = blocks.even / blocks.capacity
         self.own_experts, self.blocks = own, blocks

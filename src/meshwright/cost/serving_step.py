@@ -22,12 +22,11 @@ from typing import Any, Literal
 from meshwright.cost.arrays import largest
 from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
-from meshwright.cost.lowering import Lowering, lacks_kernel
 from meshwright.cost.memory import alive_in_inference
 from meshwright.cost.ops import SymbolicOps, symbolic_weights
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline.stages import depth_counts
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import Lowering, Shape
 from meshwright.cost.state import StageState
 from meshwright.cost.step import (
     StepCost,
@@ -41,19 +40,10 @@ from meshwright.cost.step import (
 from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.attention import lacks_flash, why_no_paged
 from meshwright.layout.contractions import contraction_of
-from meshwright.layout.flash import TPU_LANES, has_narrow_values
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, single_tokens, uses_ring
-from meshwright.layout.paged import (
-    DEFAULT_BLOCK,
-    SIDE_BY_SIDE,
-    TOGETHER,
-    attends_to_whole_prompts,
-    block_of,
-    page_of,
-    pages_met,
-    why_no_paged_kernel,
-)
+from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, page_of, pages_read
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
 from meshwright.models.config import LayerKind, ModelConfig, Window
@@ -69,6 +59,8 @@ from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard
+from meshwright.platforms.platform import PROMPT_ROWS, Kernel
+from meshwright.platforms.tpu import LANES
 from meshwright.units import whole
 
 
@@ -98,10 +90,10 @@ def attention_form(
     """How the last `queries` of so many positions of a sequence meet their keys on these chips.
 
         kernel   on chip: what is cached is read once. So is every generate step of accelerators priced, also
-                 where none takes it, which the plan says (`why_no_paged_kernel`)
+                 where none takes it, which the plan says (`why_no_paged`)
         blocks   whole prompts without a kernel: XLA's operations, a pair of blocks at a time
-        pages    on CPUs: rows of some queries meet the pages of their sequence one by one, but where devices
-                 have parts of a prompt
+        pages    page by page: rows of queries read the used pages of their sequence one after another,
+                 unless devices split prompts
         tables   chunks of prompts on accelerators without a kernel for pages: whole tables of them are
                  gathered for rows of queries
 
@@ -109,20 +101,19 @@ def attention_form(
     """
     if not hardware.software.is_ours:
         return "kernel"
-    if hardware.chip.kind == "cpu":
-        return form_on_cpus(layout)
+    platform = hardware.chip.platform
+    if platform.page_by_page:
+        return form_by_pages(layout)
     if layout.phase != "prefill":
         return "kernel"
     if queries == positions:
-        return "blocks" if lacks_kernel(config, hardware, layout, longest) else "kernel"
-    lacking = why_no_paged_kernel(hardware.chip.kind, config, layout.at("generate"), queries)
-    return "tables" if lacking else "kernel"
+        return "blocks" if lacks_flash(config, hardware, layout, longest) else "kernel"
+    return "tables" if why_no_paged(platform, config, layout.at("generate"), queries) else "kernel"
 
 
-def form_on_cpus(layout: Layout) -> AttentionForm:
-    """How queries meet keys on CPUs, which have no kernels."""
-    is_whole = layout.phase == "prefill" and attends_to_whole_prompts("cpu", layout)
-    return "blocks" if is_whole else "pages"
+def form_by_pages(layout: Layout) -> AttentionForm:
+    """The form on a platform that attends page by page (`Platform.page_by_page`)."""
+    return "blocks" if layout.phase == "prefill" and layout.rules.prompt_axes else "pages"
 
 
 def keys_read(
@@ -136,8 +127,8 @@ def keys_read(
 class _CachedOps(SymbolicOps):
     """Records a pass of T queries of each sequence, behind S - T positions in the cache.
 
-    form: of attention. kernel_on: the platform of the kernel of prompts; None where there is none. verified:
-    whether logits are wanted of every query, as of the drafts that a step verifies.
+    form: of attention. kernel: of whole prompts. rows: queries of a row of a prompt. verified: whether logits
+    of every query are wanted, as for the drafts that a step verifies.
     """
 
     verified = False
@@ -148,16 +139,11 @@ class _CachedOps(SymbolicOps):
         layout: Layout,
         shape: Shape,
         form: AttentionForm = "kernel",
-        kernel_on: str | None = None,
+        kernel: Kernel | None = None,
+        rows: int = PROMPT_ROWS,
     ) -> None:
-        lowering = Lowering(
-            flash_attention=True,
-            by_blocks=form == "blocks",
-            wide_values=kernel_on == "gpu" and has_narrow_values(config),
-            whole_blocks=kernel_on == "tpu",
-        )
-        super().__init__(config, layout, shape, lowering)
-        self.form = form
+        super().__init__(config, layout, shape, Lowering(by_blocks=form == "blocks", kernel=kernel))
+        self.form, self._rows = form, rows
         # Prompts whose positions are split are kept as generation reads them.
         self._kept_as = layout.at("generate") if layout.table.position_axes else layout
 
@@ -287,8 +273,8 @@ class _CachedOps(SymbolicOps):
             return self.sizes["S"]
         if self.form != "pages":
             return super()._keys_met(k, window)
-        met = self._pages_met(window)
-        return self._page * sum(met) / len(met)
+        pages = self._pages_read(window)
+        return self._page * sum(pages) / len(pages)
 
     @property
     def _page(self) -> int:
@@ -297,10 +283,10 @@ class _CachedOps(SymbolicOps):
     @property
     def _row(self) -> int:
         """Queries of a row."""
-        return min(block_of("cpu") if self.form == "pages" else DEFAULT_BLOCK, self.sizes["T"])
+        return min(self._rows, self.sizes["T"])
 
-    def _pages_met(self, window: Window | None) -> tuple[int, ...]:
-        return pages_met(self.sizes["T"], self.sizes["S"], self._row, self._page, window)
+    def _pages_read(self, window: Window | None) -> tuple[int, ...]:
+        return pages_read(self.sizes["T"], self.sizes["S"], self._row, self._page, window)
 
     def _softmax(
         self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: Window | None
@@ -387,14 +373,15 @@ def record_pass(
     shape: Shape,
     form: AttentionForm = "kernel",
     *,
-    kernel_on: str | None = None,
+    kernel: Kernel | None = None,
+    rows: int = PROMPT_ROWS,
     verified: bool = False,
 ) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
 
-    verified: after each of its T tokens. form, kernel_on: see _CachedOps.
+    verified: after each of its T tokens. form, kernel, rows: see _CachedOps.
     """
-    ops = _CachedOps(config, layout, shape, form, kernel_on)
+    ops = _CachedOps(config, layout, shape, form, kernel, rows)
     ops.verified = verified
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
@@ -429,7 +416,8 @@ def record_inference(
         layout,
         shape,
         form,
-        kernel_on=hardware.chip.kind if has_kernel else None,
+        kernel=hardware.chip.platform.flash if has_kernel else None,
+        rows=hardware.chip.platform.prompt_rows,
         verified=queries > 1 and layout.phase == "generate",
     )
 
@@ -438,7 +426,7 @@ def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
     """What machines have in common whose passes in this phase are recorded alike (`attention_form`)."""
     chip, is_ours = hardware.chip, hardware.software.is_ours
     if phase == "generate":
-        return (is_ours and chip.kind == "cpu",)
+        return (is_ours and chip.platform.page_by_page,)
     return chip.kind, chip.compute_capability, is_ours
 
 
@@ -515,7 +503,7 @@ class Passes:
         hardware: Hardware,
     ) -> None:
         self.layout, self.batches = layout, batches
-        shape, longest = Shape(batches, queries, context), -(-context // TPU_LANES) * TPU_LANES
+        shape, longest = Shape(batches, queries, context), -(-context // LANES) * LANES
         self.graph = record_inference(config, hardware, layout, shape, longest=longest)
         self.memory = inference_memory(self.graph, layout)
 

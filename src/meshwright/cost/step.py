@@ -281,8 +281,8 @@ def host_update_seconds(state: StageState, chip: Chip) -> Any:
 
 
 def host_seconds(num_bytes: Any, chip: Chip) -> Any:
-    """Seconds of a transfer between chip and host, one way. A CPU's memory is the host's."""
-    return 0.0 * num_bytes if chip.kind == "cpu" else num_bytes / chip.host_link_bytes_per_second
+    """Seconds of a transfer between chip and host, one way."""
+    return 0.0 * num_bytes if chip.platform.host_memory else num_bytes / chip.host_link_bytes_per_second
 
 
 def as_sent(transfer: Transfer, layout: Layout, chip: Chip) -> Transfer:

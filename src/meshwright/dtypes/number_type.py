@@ -128,14 +128,6 @@ class NumberType:
         since = inf if self.capability is None else self.capability
         return self.name in listed or (self.priced_as in listed and (capability or 0) >= since)
 
-    def emulation(self, kind: str, compute_dtype: str) -> str | None:
-        """The note for products on chips of this kind without units; None if they compile to others."""
-        if kind not in self.emulated_on:
-            return None
-        chips = "CPUs" if kind == "cpu" else "these chips"
-        how = f"operands are rounded to it and multiplied in {compute_dtype}, which saves no time"
-        return f"{chips} have no products of {self.name}: {how}"
-
     def weight_bytes(self, inputs: Any) -> Any:
         """Bytes of a stored weight's number, with its share of a scale over `inputs` or a group of them."""
         if self.scales is None:

@@ -17,6 +17,7 @@ from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.description import Description, read_chip, share_cores
 from meshwright.hardware.network import NETWORKS
 from meshwright.hardware.topology import Hardware
+from meshwright.platforms import PLATFORMS
 from meshwright.units import format_bytes
 
 _FORMS = (
@@ -91,7 +92,8 @@ def _parse(spec: str) -> tuple[int, str, tuple[int, ...] | None]:
 def names() -> list[str]:
     """The names of the catalog: TPUs, GPUs, then the host; within each, by bf16 peak."""
     known = [path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")]
-    return sorted(known, key=lambda name: ("tgc".index(chip(name).kind[0]), chip(name).flops("bf16"), name))
+    kinds = list(PLATFORMS)
+    return sorted(known, key=lambda name: (kinds.index(chip(name).kind), chip(name).flops("bf16"), name))
 
 
 @cache
@@ -131,7 +133,16 @@ def _folder() -> Any:
 
 def _file(path: str) -> Description:
     description = read_chip(read_text(Path(path), HardwareError), path)
-    return description if description.has_step else replace(description, chip=_with_step(description.chip))
+    given = _with_known_names(description.chip)
+    return replace(description, chip=given if description.has_step else _with_step(given))
+
+
+def _with_known_names(given: Chip) -> Chip:
+    """`given` with the names that compilers and clusters have for the catalog's chip of that name."""
+    if given.name not in names() or (known := chip(given.name)).kind != given.kind:
+        return given
+    keys = "num_matrix_units", "compiler", "gke_accelerator"
+    return replace(given, **{key: getattr(given, key) or getattr(known, key) for key in keys})
 
 
 def nearest_chip(given: Chip) -> Chip:
@@ -303,6 +314,8 @@ def dump_toml(hardware: Hardware) -> str:
         tables |= {f"network.efficiency.{link}": dict(by_op) for link, by_op in network.efficiency.items()}
         if isinstance(network, Switch) and network.by_nodes:
             tables["network.by_nodes"] = dict(network.by_nodes)
+    if chip.compiler:
+        tables["compiler"] = {key: value for key, value in vars(chip.compiler).items() if value}
     tables["sources"] = dict(chip.sources)
     return "\n".join(_table(name, values) for name, values in tables.items())
 
@@ -322,7 +335,8 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 _NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff", "within", "between")
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "host_bytes",
-    "host_link_bytes_per_second", "matrix_unit", "compute_capability", "power_watts", "power_limit_watts",
+    "host_link_bytes_per_second", "matrix_unit", "num_matrix_units", "compute_capability", "gke_accelerator",
+    "power_watts", "power_limit_watts",
     "price_per_chip_hour",
 )  # fmt: skip
 

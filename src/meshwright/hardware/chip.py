@@ -6,6 +6,7 @@ from math import inf
 
 from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.errors import HardwareError
+from meshwright.platforms import PLATFORMS, Platform
 from meshwright.points import Points, share_at
 from meshwright.programs.efficiency import StepEfficiency
 
@@ -119,6 +120,24 @@ class SharedMemory:
 
 
 @dataclass(frozen=True)
+class CompilerTarget:
+    """A chip as its compiler knows it, for compiling without one.
+
+    name: libtpu's, or that of a GPU's driver. Of GPUs, as their driver reports them: cores: streaming
+    multiprocessors. fp32_units, shared_bytes: of one core; a block may use 1 KiB of shared memory less.
+    """
+
+    name: str
+    cores: int = 0
+    fp32_units: int = 0
+    shared_bytes: int = 0
+    clock_ghz: float = 0.0
+    l2_bytes: int = 0
+    memory_bytes: int = 0
+    memory_bytes_per_second: int = 0
+
+
+@dataclass(frozen=True)
 class Chip:
     """One accelerator (or one virtual device of a host), as its vendor rates it.
 
@@ -128,6 +147,8 @@ class Chip:
     share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
     matrix_unit: rows and columns of its systolic arrays; a smaller product leaves part of them empty.
+    num_matrix_units: systolic arrays of the chip. compiler: None: no compiler is known that needs no chip.
+    gke_accelerator: label of nodes in Google Kubernetes Engine.
     compute_capability: of NVIDIA's GPUs, which decides their kernels; None: no GPU of NVIDIA's.
     power_watts: the power it is rated for (TDP). power_limit_watts: this machine's limit, if it is lower.
     price_per_chip_hour: list price on demand, in `currency`; None: unknown.
@@ -148,6 +169,9 @@ class Chip:
     network: Torus | Switch | SharedMemory
     aliases: tuple[str, ...] = ()
     matrix_unit: int | None = None
+    num_matrix_units: int | None = None
+    compiler: CompilerTarget | None = None
+    gke_accelerator: str | None = None
     compute_capability: float | None = None
     hbm_usable_bytes: int | None = None
     power_watts: float | None = None
@@ -159,6 +183,18 @@ class Chip:
     step: StepEfficiency = StepEfficiency()
     inference: StepEfficiency | None = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def clock_hertz(self) -> float | None:
+        """Cycles per second of a TPU, from its peak; None if its arrays are not known."""
+        if self.num_matrix_units is None or self.matrix_unit is None:
+            return None
+        return self.flops("bf16") / (2 * self.matrix_unit**2 * self.num_matrix_units)
+
+    @property
+    def platform(self) -> Platform:
+        """The record of its kind."""
+        return PLATFORMS[self.kind]
 
     def flops(self, dtype: str) -> float:
         """Peak FLOPs (or integer operations) a second in `dtype`.

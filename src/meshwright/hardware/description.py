@@ -10,15 +10,16 @@ networks/; a figure of a network that the file does not state is its record's. [
 [memory_rates] list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] has
 the shares of the ratings that a training step reaches (StepEfficiency). A missing key of it is ideal. A
 user's file without a [step] takes a catalog chip's (catalog.load). [inference] has the same
-keys, for prefill and generate. [sources] and [step.sources] give the source of each figure.
-`devices = "cpu:8"` in a machine.toml is its topology. `per_core = true`: the figures are of one host core.
+keys, for prefill and generate. [compiler] describes the chip to its compiler (CompilerTarget). [sources]
+and [step.sources] give the source of each figure. `devices = "cpu:8"` in a machine.toml is its topology.
+`per_core = true`: the figures are of one host core.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.checked_toml import CheckedToml
 from meshwright.dtypes import KNOWN
@@ -26,6 +27,7 @@ from meshwright.errors import nearest
 from meshwright.hardware.chip import (
     COLLECTIVES,
     Chip,
+    CompilerTarget,
     LinearCost,
     LinkEfficiency,
     SharedMemory,
@@ -35,15 +37,17 @@ from meshwright.hardware.chip import (
 )
 from meshwright.hardware.links import LINK_FIELDS
 from meshwright.hardware.network import NETWORKS, Network
+from meshwright.platforms import PLATFORMS
 from meshwright.points import Points
 from meshwright.records import Curves, read_fields
 
 _FIGURES = ("hbm_bytes_per_second", "host_link_bytes_per_second")
 _COUNTS = ("chips_per_host", "hbm_bytes", "host_bytes")
 _OPTIONAL = ("power_watts", "power_limit_watts", "price_per_chip_hour", "compute_capability")
+_OPTIONAL_COUNTS = ("hbm_usable_bytes", "matrix_unit", "num_matrix_units")
 _OTHER = (
     "name", "aliases", "kind", "devices", "per_core", "flops_per_second", "matmul_rates", "memory_rates",
-    "network", "step", "inference", "currency", "sources",
+    "network", "step", "inference", "currency", "sources", "compiler", "gke_accelerator",
 )  # fmt: skip
 _TORUS = ("one_way_bytes_per_second", "hop_seconds", "dcn_bytes_per_second", "dcn_hop_seconds")
 _WRAPAROUND = ("wraparound_multiple_of", "wraparound_exactly")
@@ -55,9 +59,11 @@ _SWITCH = (
     "collective_launch_seconds",
 )
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
-# Keys of [network] that name a record, by kind of chip.
-_NAMED = {"tpu": ("within", "between"), "gpu": ("between",), "cpu": ()}
-_LINKS: dict[str, tuple[str, ...]] = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
+_COMPILER_COUNTS = (
+    "cores", "fp32_units", "shared_bytes", "l2_bytes", "memory_bytes", "memory_bytes_per_second",
+)  # fmt: skip
+# Keys of [network] that name a record.
+_IN_TORUS, _IN_SWITCH = ("within", "between"), ("between",)
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def read_chip(text: str, origin: str) -> Description:
     """
     file = CheckedToml(origin, text)
     data = file.parse()
-    file.refuse_unknown(data, (*_FIGURES, *_COUNTS, *_OPTIONAL, "hbm_usable_bytes", "matrix_unit", *_OTHER))
+    file.refuse_unknown(data, (*_FIGURES, *_COUNTS, *_OPTIONAL, *_OPTIONAL_COUNTS, *_OTHER))
     per_core = data.get("per_core", False)
     if per_core is not True and per_core is not False:
         raise file.error("per_core", f"is {per_core!r}, not true or false")
@@ -99,7 +105,8 @@ def read_chip(text: str, origin: str) -> Description:
         hbm_bytes=counts["hbm_bytes"],
         host_bytes=counts["host_bytes"],
         chips_per_host=counts["chips_per_host"],
-        matrix_unit=file.count(data, "matrix_unit") if "matrix_unit" in data else None,
+        compiler=_compiler(file, data) if "compiler" in data else None,
+        gke_accelerator=file.string(data, "gke_accelerator") if "gke_accelerator" in data else None,
         network=_network(file, data),
         aliases=_aliases(file, data),
         matmul_rates=_rates(file, data, "matmul_rates"),
@@ -110,7 +117,7 @@ def read_chip(text: str, origin: str) -> Description:
         **{key: file.figure(data, key) for key in _FIGURES},
         **{key: file.figure(data, key) for key in _OPTIONAL if key in data},
         currency=_currency(file, data) if "currency" in data else "USD",
-        hbm_usable_bytes=file.count(data, "hbm_usable_bytes") if "hbm_usable_bytes" in data else None,
+        **{key: file.count(data, key) for key in _OPTIONAL_COUNTS if key in data},
     )
     devices = file.string(data, "devices") if "devices" in data else None
     return Description(chip, devices, per_core, "step" in data)
@@ -119,10 +126,10 @@ def read_chip(text: str, origin: str) -> Description:
 def _named(file: CheckedToml, data: Mapping[str, Any]) -> Iterator[Network]:
     """The networks that a file's [network] names."""
     kind = data.get("kind")
-    if not isinstance(kind, str) or kind not in _LINKS or not isinstance(data.get("network"), Mapping):
+    if not isinstance(kind, str) or kind not in PLATFORMS or not isinstance(data.get("network"), Mapping):
         return  # the readers of both name the fault
-    table, links = data["network"], _LINKS[kind]
-    for key in _NAMED[kind]:
+    table, links = data["network"], PLATFORMS[kind].links
+    for key in _FORMS[PLATFORMS[kind].network].named:
         if key in table:
             name = file.string(table, key, "network.")
             if name not in NETWORKS:
@@ -173,22 +180,16 @@ def _needed(data: Mapping[str, Any]) -> list[str]:
     needed = ["name", "kind", "flops_per_second", *_COUNTS, *_FIGURES, "network"]
     if not isinstance(data.get("network"), Mapping):
         return needed
-    match data.get("kind"):
-        case "tpu":
-            inner = ("pod", *_TORUS)
-        case "gpu":
-            inner = ("domain_size", *_SWITCH)
-        case "cpu":
-            inner = tuple(f"{op}.{key}" for op in COLLECTIVES for key in _LINEAR_COST)
-        case _:
-            inner = ()
+    platform = PLATFORMS.get(data.get("kind", ""))
+    inner = _FORMS[platform.network].needed if platform else ()
     return needed + [f"network.{key}" for key in inner]
 
 
 def _kind(file: CheckedToml, data: Mapping[str, Any]) -> str:
     kind = file.string(data, "kind")
-    if kind not in _LINKS:
-        raise file.error("kind", f"is {kind!r}; it is tpu, gpu or cpu")
+    if kind not in PLATFORMS:
+        *others, last = PLATFORMS
+        raise file.error("kind", f"is {kind!r}; it is {', '.join(others)} or {last}")
     return kind
 
 
@@ -218,7 +219,7 @@ def _step(file: CheckedToml, data: Mapping[str, Any], name: str) -> StepEfficien
     """The table `name`, [step] or [inference]."""
     if name not in data:
         return StepEfficiency()
-    table, links = file.table(data, name), _LINKS[_kind(file, data)]
+    table, links = file.table(data, name), PLATFORMS[_kind(file, data)].links
     return StepEfficiency(**read_fields(StepEfficiency, file, table, f"{name}.", links=links))
 
 
@@ -231,12 +232,11 @@ def _rates(file: CheckedToml, data: Mapping[str, Any], key: str) -> dict[str, Po
 
 
 def _network(file: CheckedToml, data: Mapping[str, Any]) -> Torus | Switch | SharedMemory:
-    read = {"tpu": _torus, "gpu": _switch, "cpu": _shared_memory}[_kind(file, data)]
-    return read(file, file.table(data, "network"))
+    return _FORMS[PLATFORMS[_kind(file, data)].network].read(file, file.table(data, "network"))
 
 
 def _torus(file: CheckedToml, table: Mapping[str, Any]) -> Torus:
-    file.refuse_unknown(table, ("pod", *_TORUS, *_WRAPAROUND, "efficiency", *_NAMED["tpu"]), "network.")
+    file.refuse_unknown(table, ("pod", *_TORUS, *_WRAPAROUND, "efficiency", *_IN_TORUS), "network.")
     if "pod" not in table:
         raise file.missing("network.pod")
     pod = table["pod"]
@@ -247,14 +247,12 @@ def _torus(file: CheckedToml, table: Mapping[str, Any]) -> Torus:
         raise file.error("network", f"has {len(rules)} of {' and '.join(_WRAPAROUND)}; give one")
     figures = {key: file.figure(table, key, "network.") for key in _TORUS}
     efficiency = _efficiency(file, table, ("ici", "dcn"))
-    within, between = (table.get(key) for key in _NAMED["tpu"])
+    within, between = (table.get(key) for key in _IN_TORUS)
     return Torus(pod=tuple(pod), **figures, **rules, efficiency=efficiency, within=within, between=between)
 
 
 def _switch(file: CheckedToml, table: Mapping[str, Any]) -> Switch:
-    file.refuse_unknown(
-        table, ("domain_size", *_SWITCH, "efficiency", "by_nodes", *_NAMED["gpu"]), "network."
-    )
+    file.refuse_unknown(table, ("domain_size", *_SWITCH, "efficiency", "by_nodes", *_IN_SWITCH), "network.")
     figures = {key: file.figure(table, key, "network.") for key in _SWITCH}
     domain_size = file.count(table, "domain_size", "network.")
     by_nodes: dict[str, Points] = {}
@@ -292,6 +290,33 @@ def _shared_memory(file: CheckedToml, network: Mapping[str, Any]) -> SharedMemor
             file.points(table, "efficiency", prefix) if "efficiency" in table else (),
         )
     return SharedMemory(costs)
+
+
+class _Form(NamedTuple):
+    """A form of network: the keys that it must have, the keys that name records, and its reader."""
+
+    needed: tuple[str, ...]
+    named: tuple[str, ...]
+    read: Callable[[CheckedToml, Mapping[str, Any]], Torus | Switch | SharedMemory]
+
+
+# By `Platform.network`.
+_FORMS = {
+    "torus": _Form(("pod", *_TORUS), _IN_TORUS, _torus),
+    "switch": _Form(("domain_size", *_SWITCH), _IN_SWITCH, _switch),
+    "host": _Form(tuple(f"{op}.{key}" for op in COLLECTIVES for key in _LINEAR_COST), (), _shared_memory),
+}
+
+
+def _compiler(file: CheckedToml, data: Mapping[str, Any]) -> CompilerTarget:
+    """[compiler]: a name, and the figures of a GPU if one of them is given."""
+    table, prefix = file.table(data, "compiler"), "compiler."
+    file.refuse_unknown(table, ("name", "clock_ghz", *_COMPILER_COUNTS), prefix)
+    name = file.string(table, "name", prefix)
+    if len(table) == 1:
+        return CompilerTarget(name)
+    counts = {key: file.count(table, key, prefix) for key in _COMPILER_COUNTS}
+    return CompilerTarget(name, clock_ghz=file.figure(table, "clock_ghz", prefix), **counts)
 
 
 def host_memory_bytes() -> int:

@@ -52,7 +52,7 @@ def cluster_job(
         raise PlanError("the command names no PLAN.toml that is here; mw launch reads the machine from it")
     plan = load_plan(plans[0])
     hardware = catalog.load(plan.hardware)
-    if hardware.chip.kind == "cpu":
+    if hardware.chip.platform.virtual:
         raise PlanError(f"{plans[0]}: is for {plan.hardware}, which is this machine: see mw launch local")
     alone = plan.layout.stage_programs
     if why := machine_lacks(plan.layout, hardware):

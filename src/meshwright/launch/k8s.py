@@ -8,24 +8,11 @@ from typing import Any
 import yaml
 
 from meshwright.errors import PlanError
+from meshwright.hardware import catalog
 from meshwright.launch.cluster_job import GRACE_SECONDS, PORT, ClusterJob
 from meshwright.nn.start.processes import COORDINATOR, JOIN_SECONDS, NUM_PROCESSES
 
 _WORKERS = "workers"
-_TPUS = {
-    "v4p": "tpu-v4-podslice",
-    "v5e": "tpu-v5-lite-podslice",
-    "v5p": "tpu-v5p-slice",
-    "v6e": "tpu-v6e-slice",
-    "tpu7x": "tpu7x",
-}
-_GPUS = {
-    "a100-40gb": "nvidia-tesla-a100",
-    "a100-80gb": "nvidia-a100-80gb",
-    "h100": "nvidia-h100-80gb",
-    "h200": "nvidia-h200-141gb",
-    "b200": "nvidia-b200",
-}
 
 
 def jobset(job: ClusterJob, *, image: str, volume: str | None, join_seconds: float) -> dict[str, Any]:
@@ -97,8 +84,8 @@ def with_volume(pod: dict[str, Any], volume: str | None) -> dict[str, Any]:
 
 
 def _environment(job: ClusterJob, join_seconds: float) -> list[dict[str, str]]:
-    """How the pods find each other; on TPUs GKE tells JAX itself, by TPU_WORKER_HOSTNAMES."""
-    if job.hardware.chip.kind == "tpu":
+    """Variables by which the pods find each other."""
+    if job.hardware.chip.platform.self_joining:
         return []
     values = {
         COORDINATOR: f"{job.name}-{_WORKERS}-0-0.{job.name}:{PORT}",
@@ -109,15 +96,10 @@ def _environment(job: ClusterJob, join_seconds: float) -> list[dict[str, str]]:
 
 
 def node(job: ClusterJob) -> tuple[dict[str, str], str]:
-    """The labels of the nodes to run on, and what a chip is called there."""
+    """The labels of the nodes to run on, and their name of a chip."""
     chip, hardware = job.hardware.chip, job.hardware
-    if chip.name in _TPUS:
-        topology = "x".join(map(str, hardware.dims))
-        return {
-            "cloud.google.com/gke-tpu-accelerator": _TPUS[chip.name],
-            "cloud.google.com/gke-tpu-topology": topology,
-        }, "google.com/tpu"
-    if chip.name in _GPUS:
-        return {"cloud.google.com/gke-accelerator": _GPUS[chip.name]}, "nvidia.com/gpu"
-    known = ", ".join([*_TPUS, *_GPUS])
-    raise PlanError(f"{hardware.spec}: GKE has no node of {chip.name} that is known here; known: {known}")
+    if chip.gke_accelerator is None:
+        known = ", ".join(name for name in catalog.names() if catalog.chip(name).gke_accelerator)
+        raise PlanError(f"{hardware.spec}: GKE has no node of {chip.name} that is known here; known: {known}")
+    values = chip.gke_accelerator, "x".join(map(str, hardware.dims))
+    return dict(zip(chip.platform.node_labels, values, strict=False)), chip.platform.node_resource

@@ -12,7 +12,7 @@ def slurm_script(job: ClusterJob, *, time_limit: str, partition: str | None, joi
     SLURM sends SIGTERM GRACE_SECONDS before the time limit, at which a run saves and ends; the script is
     then queued again, as after a failure, up to `restarts` times. Raises PlanError for a plan on TPUs.
     """
-    if job.hardware.chip.kind != "gpu":
+    if not job.hardware.chip.platform.slurm:
         raise PlanError(f"{job.hardware.spec}: SLURM starts GPU jobs; for TPUs see mw launch k8s")
     directives = {
         "job-name": job.name,

@@ -38,6 +38,17 @@ class InputGroup(NamedTuple):
     plans: Mapping[str, Contraction]
     is_sent: bool
 
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a device can compute them by chunks of positions.
+
+        Nothing may move, and a device needs all positions T and the whole vocabulary V.
+        """
+        reshards = self.reshard, *(plan.out_reshard for plan in self.plans.values())
+        moves = any(one.forward or one.backward for one in reshards)
+        splits = (plan.lhs_computed.axes_of("T") or plan.product.axes_of("V") for plan in self.plans.values())
+        return not moves and not any(splits)
+
 
 def input_groups(layout: Layout, specs: Mapping[str, str]) -> list[InputGroup]:
     """Contractions of one input, grouped by the reshard of the input.

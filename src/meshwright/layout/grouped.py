@@ -14,10 +14,6 @@ from meshwright.models.config import MoE
 
 # Numbers of rows that a block may have.
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
-# The most blocks of an even share, unless they have the fewest or the most rows. A block reads its expert's
-# weights from memory. Accelerators compute as fast as they read with 160 rows (v5p) to 560 (v6e), so blocks
-# are as large as possible; CPUs do with 26, and padding costs them more.
-_BLOCKS_OF_SHARE = {"cpu": 8, "gpu": 2, "tpu": 2}
 # The capacity of a pass, in blocks of an even load.
 _CAPACITY = 2
 # The most blocks of one expert whose gradient of its weight is one product: adding a product to the float32
@@ -47,22 +43,21 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(
-    num_tokens: Any, moe: MoE, own_experts: Any, platform: str, *, one_pass: bool = False
+    num_tokens: Any, moe: MoE, own_experts: Any, share_blocks: int, *, one_pass: bool = False
 ) -> Blocks:
     """The blocks of a device that has `own_experts` and gathers `num_tokens`.
 
-    A block has 8 to 512 rows. On accelerators this is between half of an expert's even share, k tokens / E,
-    and all of it, so that weights are read once or twice; on CPUs between an eighth and a quarter, so that
-    the last block of each expert has little padding. Each token has a row for at most k of the experts.
+    A block has 8 to 512 rows. Within these limits an expert's even share, k tokens / E, fills half of
+    `share_blocks` (`Platform.share_blocks`) to all of them. A token has a row for at most k experts.
     one_pass: a pass takes all rows.
 
-    >>> blocks_of(4096, MoE(8, 2, 64), own_experts=8, platform="tpu")
+    >>> blocks_of(4096, MoE(8, 2, 64), own_experts=8, share_blocks=2)
     Blocks(rows=512, most=23, even=16.0, capacity=23.0, together=2.0, sums=8.0)
-    >>> blocks_of(4096, MoE(64, 2, 64), own_experts=1, platform="cpu")
+    >>> blocks_of(4096, MoE(64, 2, 64), own_experts=1, share_blocks=8)
     Blocks(rows=32, most=128, even=4.0, capacity=8.0, together=4.0, sums=1.0)
     """
     share = moe.experts_per_token * num_tokens / moe.num_experts
-    doublings = sum(share >= _BLOCKS_OF_SHARE[platform] * rows for rows in _SIZES[:-1])
+    doublings = sum(share >= share_blocks * rows for rows in _SIZES[:-1])
     rows = _SIZES[0] * 2**doublings
     num_rows = num_tokens * _smaller(moe.experts_per_token, own_experts)
     # Only experts that have rows have part of a block more.

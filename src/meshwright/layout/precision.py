@@ -87,8 +87,3 @@ FITS = {
     "optimizer": tuple(OPTIMIZERS),
     "matmul_scales": MATMUL_SCALES,
 }
-
-
-def matmul_dtype_of(weights_dtype: str, kind: str) -> str | None:
-    """The type of operands in which chips of a kind serve weights of a type; None for compute_dtype."""
-    return weights_dtype if kind in number_type(weights_dtype).operands_on else None

@@ -3,7 +3,7 @@
 Everything can be planned. What nn/ does not run yet is named here, feature by feature.
 """
 
-from meshwright.dtypes import Phase, number_type, types_for
+from meshwright.dtypes import Phase, types_for
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
@@ -11,6 +11,7 @@ from meshwright.layout.fit import check_fields, check_stacks, check_stages, chec
 from meshwright.layout.layout import Layout
 from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import ModelConfig
+from meshwright.platforms.platform import Platform
 
 
 def why_not(
@@ -63,18 +64,20 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     return next((feature for feature, used in features.items() if used), None)
 
 
-def emulated(layout: Layout, kind: str, chip: Chip | None = None) -> str | None:
-    """The note for products that chips of this kind emulate; None if `chip` has units for their type."""
-    if layout.precision.matmul_dtype is None or (chip and chip.has_units(layout.precision.matmul_dtype)):
+def emulated(layout: Layout, platform: Platform, chip: Chip | None = None) -> str | None:
+    """The note for products that the platform emulates; None if `chip` has units for their type."""
+    dtype = layout.precision.matmul_dtype
+    if dtype is None or (chip and chip.has_units(dtype)) or not platform.emulates(dtype):
         return None
-    return number_type(layout.precision.matmul_dtype).emulation(kind, layout.precision.compute_dtype)
+    chips = platform.plural if platform.virtual else "these chips"
+    dtype_of_products = layout.precision.compute_dtype
+    how = f"operands are rounded to it and multiplied in {dtype_of_products}, which saves no time"
+    return f"{chips} have no products of {dtype}: {how}"
 
 
 def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:
     """What of the layout does not run on this machine."""
-    if layout.spmd_stages and layout.schedule.offload and hardware.chip.kind == "tpu":
-        # Its loops lay the ring of saved activations out in different orders, and XLA for TPU (libtpu 0.0.42)
-        # brings it whole to the chip between them: an audited step took 2.3 times its planned memory.
+    if layout.spmd_stages and layout.schedule.offload and not hardware.chip.platform.lanes_offload:
         return f"offload=true with schedule=lanes on {hardware.chip.name}"
     return hosts_lack(layout, hardware.num_hosts)
 
@@ -84,6 +87,15 @@ def hosts_lack(layout: Layout, num_hosts: int) -> str | None:
     if layout.stage_programs and num_hosts > 1:
         return f"schedule={layout.schedule.pipeline} on {num_hosts} hosts"
     return None
+
+
+def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
+    """Whether the rows of experts have a fixed capacity, as in programs of static shapes, which run here.
+
+    Layouts without a program here, such as stages on several hosts with programs of their own, are priced
+    like other software: with as many rows as there are.
+    """
+    return hardware.software.static_rows and hosts_lack(layout, hardware.num_hosts) is None
 
 
 def _tokens_split(layout: Layout) -> str | None:

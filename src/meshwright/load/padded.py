@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from meshwright.cost.serving_step import in_inference
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.paged import attends_to_whole_prompts
+from meshwright.layout.attention import has_prompt_programs
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.steps import StepSeconds, end_of_one
 from meshwright.serve.engine.limits import IdleSeconds, Limits, compiled_sizes, timed_blocks
@@ -50,7 +50,7 @@ class PaddedSteps:
         return cls(
             StepSeconds(config, layout, hardware, most, limits.context),
             limits,
-            has_kernels=attends_to_whole_prompts(hardware.chip.kind, layout),
+            has_kernels=has_prompt_programs(hardware.chip.platform, layout),
             padding=reached.padding,
             host_step_seconds=reached.host_step_seconds,
             host_token_seconds=reached.host_token_seconds,

@@ -76,7 +76,7 @@ def _server(plan: Plan, servers: SimulatedServers) -> Planned:
     limits = Limits.of_layout(
         plan.model,
         plan.layout,
-        hardware.chip.kind,
+        hardware.chip.platform,
         plan.workload.num_sequences,
         context,
         page_size=min(DEFAULT_PAGE, context),

@@ -55,6 +55,10 @@ def at_most(num_trips: int, num_runs: int = 1) -> str:
     return f"at_most_{num_trips}_trips" + (f"_in_{num_runs}_runs" if num_runs > 1 else "")
 
 
+# The scope of gradients that a forward pass computes: the audit reads passes off names.
+BACKWARD = "backward"
+
+
 def at_most_blocks(num_blocks: int, among: int) -> str:
     """The scope of a branch that is taken at most `num_blocks` times in `among`.
 

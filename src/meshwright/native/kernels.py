@@ -1,15 +1,14 @@
-"""The optional extension for CPUs in C++ (kernels.cc): what XLA for CPU does slowly as it generates.
+"""The optional extension in C++ for CPUs (kernels.cc), for operations of generation that XLA runs slowly.
 
-XLA reads weights at half of the memory's speed where few rows meet them, and multiplies many rows at half of
-what the processor can. The extension reads weights in an order of its own, in panels, in which they are put
-once, as an engine starts. It is built by the system's C++ compiler when it is first asked for, in a few
-seconds, and kept in `cache_folder() / "native"`: a wheel of it would be one for each version of JAX, whose
-headers it is compiled with. Where it cannot be had, `why_not` says why and XLA's own operations run, as on
-other processors.
+XLA for CPU multiplies few rows at half the speed of memory, and many rows at half the speed of the processor.
+The extension reads weights in panels, an order into which an engine puts them once, when it starts. The
+system's C++ compiler builds it in a few seconds at first use, into `cache_folder() / "native"`. It is not in
+a wheel, since it is compiled with the headers of one version of JAX. If it cannot be built, `why_not` gives
+the reason and XLA's own operations run.
 
-It is compiled for the instructions that it has code for, of those that the processor has, so that the file
-serves every machine which has the same. XLA calls it by names that hold a hash of its source and of these: a
-program that was compiled with another one is another program, also among those that are kept on disk.
+It is compiled for the supported instructions of the processor, so one file serves all machines with equal
+instructions. XLA calls it by names with a hash of its source and the instructions, so that
+programs compiled with different builds differ, on disk as well.
 """
 
 import ctypes
@@ -29,6 +28,7 @@ from jax import Array
 
 from meshwright.files import cache_folder
 from meshwright.native.processor import features
+from meshwright.platforms import PLATFORMS
 
 _STEP_BYTES = 4  # of a row, which a product sums at once
 _SOURCE = Path(__file__).with_name("kernels.cc")
@@ -44,22 +44,22 @@ _LOADING = threading.Lock()
 
 
 class _NotAvailable(Exception):
-    """Why there is no extension."""
+    """The extension is not available, for a reason in words."""
 
 
 def runs_on(mesh: jax.sharding.Mesh) -> bool:
-    """Whether programs for this mesh call the extension; builds it where need be."""
-    return mesh.devices.flat[0].platform == "cpu" and why_not() is None
+    """Whether programs for this mesh call the extension, which is built first if necessary."""
+    return PLATFORMS[mesh.devices.flat[0].platform].native and why_not() is None
 
 
 def why_not() -> str | None:
-    """Why this process has no extension; None where it has: then it is built, loaded and known to JAX."""
+    """The reason why this process has no extension; None once it is built, loaded and known to JAX."""
     with _LOADING:
         return _loaded()
 
 
 def instructions() -> tuple[str, ...]:
-    """What the extension is compiled for, by the system's names; none where the processor has too few."""
+    """Instructions that the extension uses, by the system's names; none if some are missing."""
     for needed, more in (_AVX512, _AVX2):
         if features().issuperset(needed):
             return (*needed, *(name for name in more if name in features()))
@@ -84,22 +84,22 @@ def _loaded() -> str | None:
 
 
 def has_whole_steps(size: int, dtype: Any) -> bool:
-    """Whether weights w[O..., I...] of a type can lie in panels, of which a device has `size` numbers I."""
+    """Whether weights w[O..., I...] can be in panels. size: numbers I of a device."""
     return size * jnp.dtype(dtype).itemsize % _STEP_BYTES == 0
 
 
 def in_panels(w: Array) -> Array:
-    """The numbers of w[O, I], on one device, in the order in which `product` reads them."""
+    """The numbers of w[O, I], on one device, in the order that `product` reads."""
     return jax.ffi.ffi_call(_target("in_panels"), jax.ShapeDtypeStruct(w.shape, w.dtype))(w)
 
 
 def product(x: Array, w: Array) -> Array:
-    """y f32[R, O] of x[R, I] and w[O, I] in panels, on one device: w f32 and x too, or w bf16 or int8.
+    """y f32[R, O] of x[R, I] and w[O, I] in panels, on one device.
 
-    Beside w in bf16 or int8, x is f32 or bf16; bf16 is widened where x is f32 or the processor has no product
-    of it. A row of the result does not depend on the others, and takes no time where that of x is all zeros.
-    With int8 it is `quantised_product` of the row, but that XLA may multiply by the reciprocal of 127
-    for its scale.
+    Types: both f32, or w in bf16 or int8 and x in f32 or bf16. bf16 is widened if x is f32 or the processor
+    has no product of bf16. A row of the result depends on its own row of x only, and a row of zeros takes no
+    time. With int8 it is `quantised_product` of the row, except that XLA may multiply by the reciprocal of
+    127 for its scale.
     """
     y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
     return jax.ffi.ffi_call(_target("product"), y)(x, w)
@@ -164,14 +164,14 @@ def _target(name: str) -> str:
 
 
 def _library(path: Path) -> Any:
-    """The library at `path`, built where it is missing or not whole: to load half of one ends the process."""
+    """The library at `path`, built if it is missing or incomplete: an incomplete one ends the process."""
     if not _is_whole(path):
         _build(path)
     return ctypes.CDLL(str(path))
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the digest at the end of the file, which the loader passes over, is that of the rest."""
+    """Whether the digest at the end of the file, which the loader ignores, matches the rest."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -180,23 +180,23 @@ def _is_whole(path: Path) -> bool:
 
 
 def _build(path: Path) -> None:
-    """Compiles to a file beside `path`, which then takes its name: a reader finds a whole one or none."""
-    found = [os.environ["CXX"]] if os.environ.get("CXX") else [*filter(None, map(shutil.which, _COMPILERS))]
-    if not found:
+    """Compile to a temporary file and rename it to `path`, so that no reader sees an incomplete file."""
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if not compiler:
         raise _NotAvailable("there is no C++ compiler: install g++ or clang++, or name one in CXX")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    command = [found[0], *_flags(), f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(partial)]
+    command = [compiler, *_flags(), f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(partial)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            said = next((line for line in lines if "error" in line), lines[0])
-            raise _NotAvailable(f"{found[0]} cannot compile it: {said}")
+            reason = next((line for line in lines if "error" in line), lines[0])
+            raise _NotAvailable(f"{compiler} cannot compile it: {reason}")
         with partial.open("ab") as file:
             file.write(hashlib.sha256(partial.read_bytes()).digest())
         partial.replace(path)
     except subprocess.TimeoutExpired:
-        raise _NotAvailable(f"{found[0]} took more than {_TIMEOUT_SECONDS} s to compile it") from None
+        raise _NotAvailable(f"{compiler} took more than {_TIMEOUT_SECONDS} s to compile it") from None
     finally:
         partial.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What the host's processor multiplies fast, and what its memory costs."""
+"""The host's processor: its instructions, and how this process uses its memory."""
 
 import ctypes
 from collections import Counter
@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from meshwright.platforms import PLATFORMS
 
 if TYPE_CHECKING:
     from jax import Array
@@ -16,7 +18,7 @@ _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86, and of Arm
 
 @cache
 def features() -> frozenset[str]:
-    """The processor's instructions, by the system's names of them; none where it does not tell."""
+    """The processor's instructions, by the system's names; none if it does not list them."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -26,27 +28,27 @@ def features() -> frozenset[str]:
 
 
 def multiplies_bf16() -> bool:
-    """Whether the processor has instructions for products of bf16; False where the system does not tell.
+    """Whether the processor lists instructions for products of bf16.
 
-    With them 24 products with weights of 768 x 2048 take as long in bf16 as in f32 for one row (15 ms), for
-    2 rows 15 ms against 36, for 16 rows 43 against 70 (jax 0.10.2, Zen 4, two busy cores). Without them XLA
-    widens every operand.
+    With them 24 products with weights of 768 x 2048 take 15 ms in bf16 and in f32 for one row, 15 ms and 36
+    for 2 rows, 43 ms and 70 for 16 rows (jax 0.10.2, Zen 4, two busy cores). Without them XLA widens every
+    operand.
     """
     return bool(_BF16 & features())
 
 
-# Parameters of mallopt in glibc's malloc.h: when what is freed goes back to the system, and how many blocks
-# are mapped each by itself.
+# Parameters of mallopt in glibc's malloc.h: when freed memory goes back to the system, and the number of
+# blocks that are mapped separately.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Makes this process keep what it frees; whether the C library can, which glibc alone does.
+    """Make this process keep the memory that it frees. Returns whether the C library can: only glibc does.
 
-    XLA for CPU allocates the temporaries of a program anew each time that it runs, glibc maps large ones and
-    gives them back, and the system clears every page of them again: adding 1 to 65 MB took 140 ms, and with
-    memory that is kept 21 (jax 0.10.2, Linux 6, two busy cores).
+    XLA for CPU allocates the temporaries of a program for each run. glibc maps large ones and returns them,
+    and the system then clears all of their pages: adding 1 to 65 MB took 140 ms, and 21 with memory that is
+    kept (jax 0.10.2, Linux 6, two busy cores).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -55,9 +57,9 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Gives the system what this process has freed so far, even where it keeps that from now on.
+    """Return to the system the memory that this process has freed so far, also after `keep_freed_memory`.
 
-    A compilation leaves much: of the tiny model's two programs 200 of 600 MB (jax 0.10.2).
+    A compilation frees a lot: 200 of 600 MB for the two programs of the tiny model (jax 0.10.2).
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -70,12 +72,12 @@ _HUGEPAGE, _COLLAPSE = 14, 25
 
 
 def put_in_huge_pages(arrays: "Iterable[Array]") -> int:
-    """Asks Linux to keep what these arrays have in host memory in huge pages; the bytes of those it granted.
+    """Ask Linux to keep arrays in host memory in huge pages. Returns the bytes of granted pages.
 
-    Every step reads all weights, and a processor knows the addresses of so few pages of 4 KB that it looks up
-    those of most. Arrays are put together in the pages that they fill by half or more; others of this process
-    may lie in the rest. From Linux 6.1 on it happens at once (MADV_COLLAPSE), before it or where memory is
-    short some time later or never. Nothing fails where a system has no such pages or refuses them.
+    Every step reads all weights, and a processor keeps the addresses of only a few pages of 4 KB, so that it
+    has to look up most of them. A huge page is requested if these arrays fill at least half of it. Since
+    Linux 6.1 it is made at once (MADV_COLLAPSE); in older versions, or if memory is short, later or never.
+    A system that has no huge pages or refuses them is no error.
     """
     size = _huge_page_bytes()
     if not size:
@@ -83,7 +85,7 @@ def put_in_huge_pages(arrays: "Iterable[Array]") -> int:
     filled = Counter[int]()
     for array in arrays:
         for shard in array.addressable_shards:
-            if shard.device.platform == "cpu":
+            if PLATFORMS[shard.device.platform].host_memory:
                 begin = shard.data.unsafe_buffer_pointer()
                 end = begin + shard.data.nbytes
                 for page in range(begin // size, -(-end // size)):
@@ -98,7 +100,7 @@ def put_in_huge_pages(arrays: "Iterable[Array]") -> int:
 
 
 def _huge_page_bytes() -> int:
-    """The size of a huge page; 0 where the system has none, or its owner wants none."""
+    """The size of a huge page; 0 if the system has none or is configured to use none."""
     try:
         if "[never]" in (_HUGE / "enabled").read_text(encoding="utf-8"):
             return 0

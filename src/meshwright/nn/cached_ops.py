@@ -40,7 +40,6 @@ from meshwright.nn.products.panels import Panels, in_panels
 from meshwright.nn.products.quantised import (
     Quantised,
     group_size,
-    in_pairs,
     is_narrow,
     name_of,
     quantise,
@@ -49,7 +48,7 @@ from meshwright.nn.products.quantised import (
 )
 from meshwright.nn.products.row_products import einsum_of_rows
 from meshwright.nn.stack import KindInLoop
-from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
+from meshwright.nn.start.device_mesh import array_type, partition_spec, platform, platform_of
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
 
@@ -304,11 +303,7 @@ class InferenceOps(JaxOps):
                 shared = shared if made is None else made
                 if kept is not None:
                     cache, _ = kept
-                    if cache is not None and cache.is_fresh and platform() == "gpu":
-                        # XLA for GPU leaves pages that the step does not read to its end, and keeps the
-                        # keys and values of all layers until then: of LLaMA-3-8B on eight H100s, 4 prompts
-                        # of 4,096 tokens, temporaries took 1.06 GB, and take 0.61 (jax 0.10.2). For TPU they
-                        # are the same either way.
+                    if cache is not None and cache.is_fresh and platform().ordered_caches:
                         x, pools = lax.optimization_barrier((x, cache.pools))
                         cache = replace(cache, pools=pools)
             return x, cache
@@ -316,7 +311,7 @@ class InferenceOps(JaxOps):
 
 def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
     """The einsum as `InferenceOps` has it of XLA."""
-    if x.shape[:2] == (1, 1) and spec.startswith("B") and _is_slow_alone(x):
+    if x.shape[:2] == (1, 1) and spec.startswith("B") and _is_paired(x):
         return _product(spec, jnp.concatenate([x, x]), w, out_sharding)[:1]
     if spec.startswith("B") and w.ndim > 2:
         return _of_flat_weight(spec, x, w, out_sharding)
@@ -325,15 +320,15 @@ def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Arra
 
 def rows_product(x: Array, w: Array) -> Array:
     """y[C, O] = x[C, I] by w[O, I], summed in float32, of int8 in int32."""
-    if len(x) == 1 and _is_slow_alone(x):
+    if len(x) == 1 and _is_paired(x):
         return rows_product(jnp.concatenate([x, x]), w)[:1]
     sums = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
     return jnp.einsum("CI,OI->CO", x, w, preferred_element_type=sums)
 
 
-def _is_slow_alone(x: Array) -> bool:
-    """Whether XLA for CPU takes its fast path from two rows on, as it does for both bf16 and int8."""
-    return x.dtype in (jnp.bfloat16, jnp.int8) and platform() == "cpu"
+def _is_paired(x: Array) -> bool:
+    """Whether a single row is computed as two."""
+    return x.dtype in (jnp.bfloat16, jnp.int8) and platform().pairs_rows
 
 
 def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
@@ -488,18 +483,11 @@ def abstract_layered(
     return _with_joined(_build(config, leaf, lambda path: None), mesh, concatenated)
 
 
-def _joins_weights(mesh: jax.sharding.Mesh) -> bool:
-    """Whether the weights of one input lie as one on these devices where no axis splits them.
-
-    A product of few rows takes XLA's kernels for GPUs some microseconds beside the time in which it reads its
-    weights: of LLaMA-3-8B and a row on an H200 gate and up took 37 us each, and together 58 (jax 0.11.2).
-    """
-    return mesh.devices.flat[0].platform == "gpu"
-
-
 def _with_joined(params: Params, mesh: jax.sharding.Mesh, concatenate: Callable) -> Params:
-    """The parameters with the weights of one input as one where they can be."""
-    stacks = [one for one in params.values() if isinstance(one, list)] if _joins_weights(mesh) else []
+    """The parameters with weights of one input joined, if the platform joins them and no axis splits them."""
+    if not platform_of(mesh).joins_weights:
+        return params
+    stacks = [stack for stack in params.values() if isinstance(stack, list)]
     for weights in (layer for stack in stacks for layer in stack):
         for names in _OF_ONE_INPUT:
             parts = [weights[name] for name in names if name in weights]
@@ -540,7 +528,7 @@ def _type(
         last = array.dims[-1]
         num_shards = layout.mesh.size(array.axes_of(last))
         groups = sizes[last] // group_size(sizes[last] // num_shards, record.group)
-        in_pair, stored = (2, jnp.int8) if in_pairs(mesh.devices.flat[0].platform) else (1, jax_dtype(dtype))
+        in_pair, stored = (2, jnp.int8) if platform_of(mesh).packs_int4 else (1, jax_dtype(dtype))
         values = array_type(array, mesh, {**sizes, last: sizes[last] // in_pair}, stored)
         return Quantised(values, array_type(array, mesh, {**sizes, last: groups}, jnp.float32))
     values: Any = array_type(array, mesh, sizes, jax_dtype(dtype))

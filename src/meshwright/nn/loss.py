@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
-from meshwright.layout.head import BACKWARD, CHUNK_TOKENS, takes_chunks
+from meshwright.layout.contractions import InputGroup
+from meshwright.models.transformer import BACKWARD
 from meshwright.nn.norms import log_sum_exp
 from meshwright.nn.products.contract import local_einsum
 from meshwright.nn.start.device_mesh import partition_spec, platform
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.einsum import Contraction, Reshard
+from meshwright.notation.einsum import Contraction
 
 # In the place of a target whose prediction is not part of the loss.
 NOT_COUNTED = -1
@@ -48,17 +49,16 @@ def nats_of(logits: Array, targets: Array, *, masked: bool, z_loss: float) -> Ar
     return jnp.where(targets == NOT_COUNTED, 0.0, nats) if masked else nats
 
 
-def num_chunks(plan: Contraction, moved: Reshard, shape: Sequence[int], num_batch_shards: int) -> int:
+def num_chunks(head: InputGroup, shape: Sequence[int], num_batch_shards: int) -> int:
     """The number of chunks of positions in which the head of x[B, T, D] is computed; 1 if all at once.
 
-    On CPU as many as leave a chunk about 512 tokens of a device. XLA for CPU fuses no product with what reads
-    it: logits of all tokens, their gradients and a transposed copy of these cross memory again and again (15M
-    parameters, 2,048 tokens, f32: 7.3 s of a step of 11.5 s; jax 0.10.2, two busy cores).
+    A chunk has about `Platform.head_tokens` tokens of a device.
     """
-    if platform() != "cpu" or not takes_chunks(plan, moved):
+    head_tokens = platform().head_tokens
+    if not head_tokens or not head.takes_chunks:
         return 1
     batch, length = shape
-    chunks = batch // num_batch_shards * length / CHUNK_TOKENS
+    chunks = batch // num_batch_shards * length / head_tokens
     counts = [count for count in range(1, length + 1) if length % count == 0]
     return min(counts, key=lambda count: abs(log(chunks / count)))
 

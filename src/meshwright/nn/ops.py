@@ -640,7 +640,7 @@ class JaxOps:
             capped = softcap(logits, cap) if cap else logits
             return nats_of(capped, targets, masked=self.masked, z_loss=self.z_loss)
 
-        count = num_chunks(plan, group.reshard, targets.shape, self.layout.num_batch_shards)
+        count = num_chunks(group, targets.shape, self.layout.num_batch_shards)
         if count > 1 and not self._narrow and not isinstance(x, Kept):
             with jax.named_scope(weight):
                 w = self._fetched(plan, weights[weight])

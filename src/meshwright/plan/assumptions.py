@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.cost.lowering import has_static_rows, lacks_kernel
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
 from meshwright.hardware.links import LINK_FIELDS, Interconnect, link_rates
 from meshwright.layout import Layout
+from meshwright.layout.attention import lacks_flash
 from meshwright.layout.moves.experts import has_fixed_rows
+from meshwright.layout.runnable import has_static_rows
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
@@ -84,12 +85,12 @@ def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> Ite
             "experts are priced at an even load; their buffers hold twice that number of rows, further rows "
             "take extra passes, and no row is dropped"
         )
-    lacking = lacks_kernel(config, hardware, layout, workload.seq_len)
+    lacking = lacks_flash(config, hardware, layout, workload.seq_len)
     if trains and hardware.software.flash and lacking:
         yield f"no flash kernel takes this attention ({lacking}): its scores go through memory block by block"
-    elif chip.kind != "cpu":
+    elif chip.platform.flash:
         yield "attention runs a flash kernel that skips masked blocks and keeps scores on chip"
-    if chip.kind == "cpu" and hardware.num_chips > 1:
+    if chip.platform.in_turn and hardware.num_chips > 1:
         yield (
             f"the {hardware.num_chips} virtual devices share one CPU, and the host waits for each step "
             "before it dispatches the next: none of its work between steps is hidden"

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.cost.lowering import has_static_rows, lacks_kernel
 from meshwright.cost.many import Family, Member, Saving, Stages, pattern
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.attention import lacks_flash
 from meshwright.layout.axes import DEGREES, OPTIONS, PIPE, RANKS, Ask, ShortForm, chosen_forms, divisors
 from meshwright.layout.fit import remats_of
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.pipelines.depths import cuts_groups
 from meshwright.layout.pipelines.pipeline import PipelineSchedule
 from meshwright.layout.rules import Rules
+from meshwright.layout.runnable import has_static_rows
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.batch_size import nearest_multiple
@@ -215,7 +216,7 @@ class Space:
         seq_len = self.workload.seq_len
         for mesh in meshes:
             is_static = self.config.moe is not None and has_static_rows(self.hardware, mesh)
-            is_flash = lacks_kernel(self.config, self.hardware, mesh, seq_len) is None
+            is_flash = lacks_flash(self.config, self.hardware, mesh, seq_len) is None
             program = mesh.rules, mesh.schedule.grouped, is_static, is_flash
             if program not in patterns:
                 patterns[program] = pattern(mesh, self.config, self.hardware).rules
@@ -300,14 +301,13 @@ class Space:
         return choice.lacking_bytes > 0 or choice.remat == "attention"
 
     def _savings(self, pipe: int) -> tuple[Sequence[Saving], Sequence[Saving]]:
-        """What may be saved on the chip, what recomputes least first, and what in the host's memory.
+        """Policies that save on the chip, the one that recomputes least first, and in the host's memory.
 
-        The second is searched where it is given; and without stages, with which it does not run, on TPUs:
-        published runs there hide the transfers, as the price has it. No such run on GPUs is known, and a
-        CPU's memory is the host's.
+        The second are searched if `offload` is given, and on platforms that hide the transfers
+        (`Platform.hides_offload`) without stages, with which they do not run.
         """
         asked = any(one.field == "offload" for one in self._of_schedule)
-        asked = asked or (pipe == 1 and self.hardware.chip.kind == "tpu")
+        asked = asked or (pipe == 1 and self.hardware.chip.platform.hides_offload)
         on_chip = self.remats if self._meets("offload", False) else []
         offloaded = self.remats if asked and self._meets("offload", True) else []
         return [Saving(remat) for remat in on_chip], [Saving(remat, True) for remat in offloaded]

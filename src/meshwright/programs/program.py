@@ -52,8 +52,8 @@ class TrainingProgram(Record):
     (`Schedule.dispatch`); 0: never.
     static_rows: whether shapes do not depend on data: the rows of experts then have a fixed capacity.
     wide_sums: whether gradients of whole weights are summed in float32, even if little memory is left.
-    is_ours: whether its programs are this project's: attention has JAX's kernels (layout/flash.py). Others
-    are taken to have a kernel for every model.
+    is_ours: whether its programs are this project's: attention has the platform's kernels. Others are taken
+    to have a kernel for every model.
     """
 
     fitted_on: str = DEFAULT

@@ -125,7 +125,7 @@ def prepare_job(
     if resume and not saved:
         notes.append(f"{checkpoints} holds no checkpoint yet: beginning at step 0")
     chip = load(chosen.hardware).chip
-    if sentence := emulated(chosen.layout, chip.kind, chip):
+    if sentence := emulated(chosen.layout, chip.platform, chip):
         notes.append(sentence)
     if not chosen.planned:
         figures = None  # they are of what was changed above

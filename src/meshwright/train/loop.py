@@ -20,6 +20,7 @@ import numpy as np
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
 from meshwright.nn.files import checkpoint, checkpoint_files
 from meshwright.nn.files.checkpoint_files import CHECKPOINTS
+from meshwright.platforms import PLATFORMS
 from meshwright.train import profiling
 from meshwright.train.corpus import VALIDATION, Batches, Corpus, evaluation_split
 from meshwright.train.metrics_log import Line, Reporter, read_lines, truncate
@@ -246,10 +247,7 @@ class _Loop:
         self.trend, self.best_loss = start.trend, start.best_loss
         self.first_examples.clear()
         reporter.begin({"skipped": start.skipped} if start.skipped else {})
-        # XLA's collectives on CPU (jaxlib 0.10.2) hold threads while they wait for each other. Steps of 8
-        # virtual devices on 2 busy cores, dispatched without waiting, made XLA abort at its rendezvous
-        # time-out in every try; so there a step, and the state it begins with, is waited for.
-        one_in_flight = jax.default_backend() == "cpu"
+        one_in_flight = PLATFORMS[jax.default_backend()].in_turn
         batches = _batches(self.corpus, step, start.seed)
         examples = start.examples(step.batch_sequences)
         state, example = jax.block_until_ready(start.state), next(examples)

@@ -31,9 +31,10 @@ from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params, flatten, init_params, joined, shardings
 from meshwright.nn.pipeline.spmd_1f1b import SpmdPipeline
-from meshwright.nn.start.compiler_options import Options, compiler_options
-from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec
+from meshwright.nn.start.compiler_options import compiler_options
+from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec, platform_of
 from meshwright.nn.start.processes import wait_for_all
+from meshwright.platforms.platform import Options
 from meshwright.train.optimizers import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
 from meshwright.train.optimizers.adafactor import MeanSquares, mean_squares
 from meshwright.train.row_codes import BEGINS, ID_BITS, UNCOUNTED
@@ -90,7 +91,7 @@ class CompiledStep:
         self.config, self.layout, self.workload = config, layout, workload
         self.start_from, self.masked = start_from, masked
         self.mesh = device_mesh(layout) if mesh is None else mesh
-        if self.mesh.devices.flat[0].platform == "cpu":
+        if platform_of(self.mesh).host_memory:
             give_back_freed_memory()
             keep_freed_memory()
         self.options = options or {}
@@ -222,7 +223,7 @@ class CompiledStep:
         """The result of a program, which no process begins before all have compiled it."""
         if jitted not in self._compiled:
             jitted.lower(*arguments).compile()  # JAX keeps it for the call
-            if self.mesh.devices.flat[0].platform == "cpu":
+            if platform_of(self.mesh).host_memory:
                 give_back_freed_memory()
             wait_for_all("a program is compiled")
             self._compiled.add(jitted)

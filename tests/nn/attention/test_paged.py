@@ -16,7 +16,7 @@ from tests.native.needed import needs_native
 
 from meshwright.cost.serving_step import cache_bytes
 from meshwright.layout import Layout
-from meshwright.layout.paged import why_no_paged_kernel
+from meshwright.layout.attention import why_no_paged
 from meshwright.models.config import Window
 from meshwright.models.count import cache_windows
 from meshwright.models.presets import PRESETS
@@ -24,6 +24,7 @@ from meshwright.nn.attention import paged, paged_kernel
 from meshwright.nn.attention.reference import Scores
 from meshwright.nn.products.quantised import Quantised, quantise
 from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.platforms import CPU, GPU, PLATFORMS, TPU
 
 PAGE, NUM_PAGES, K, G, H = 4, 9, 2, 3, 6
 RANDOM = np.random.default_rng(0)
@@ -167,7 +168,7 @@ def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> N
     q, k, v = (np.asarray(_normal(10, heads, 128)) for heads in (4, 2, 2))
     outs = []
     for has_kernel in (True, False):
-        monkeypatch.setattr(paged, "_are_side_by_side", lambda *_, has=has_kernel: has)
+        monkeypatch.setattr(paged, "_joins_heads", lambda *_, has=has_kernel: has)
         types = paged.abstract_pools(config, layout, mesh, [2 * 8], PAGE)
         assert set(types) == ({"kv"} if has_kernel else {"k", "v"})
 
@@ -198,7 +199,7 @@ def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> N
     ],
 )
 def test_what_the_kernel_of_tpus_takes(name: str, degrees: dict, why: str | None) -> None:
-    assert why_no_paged_kernel("tpu", PRESETS[name], Layout.of(**degrees).at("generate"), 64) == why
+    assert why_no_paged(TPU, PRESETS[name], Layout.of(**degrees).at("generate"), 64) == why
 
 
 @pytest.mark.parametrize(
@@ -212,14 +213,14 @@ def test_what_the_kernel_of_tpus_takes(name: str, degrees: dict, why: str | None
 )
 def test_what_the_kernel_of_gpus_takes(name: str, queries: int, why: str | None) -> None:
     layout = Layout.of(kv_dtype="int8").at("generate")
-    assert why_no_paged_kernel("gpu", PRESETS[name], layout, queries) == why
+    assert why_no_paged(GPU, PRESETS[name], layout, queries) == why
 
 
 @pytest.mark.parametrize("kind", ["tpu", "gpu"])
 @pytest.mark.parametrize(("name", "why"), [("gpt-oss-20b", "attention sinks"), ("deepseek-v3", "latents")])
 def test_what_no_kernel_takes(kind: str, name: str, why: str) -> None:
-    assert why_no_paged_kernel(kind, PRESETS[name], Layout.of()) == f"the model has {why}"
-    assert why_no_paged_kernel("cpu", PRESETS["llama-3-8b"], Layout.of()) == "CPUs have none"
+    assert why_no_paged(PLATFORMS[kind], PRESETS[name], Layout.of()) == f"the model has {why}"
+    assert why_no_paged(CPU, PRESETS["llama-3-8b"], Layout.of()) == "CPUs have none"
 
 
 def _zeros(x: jax.ShapeDtypeStruct) -> Array:

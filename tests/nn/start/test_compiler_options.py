@@ -1,4 +1,6 @@
-"""What the compiler is asked beyond its defaults."""
+"""Options of the compiler beyond its defaults."""
+
+from dataclasses import replace
 
 import jax
 import pytest
@@ -6,11 +8,22 @@ import pytest
 from meshwright.layout import Layout
 from meshwright.nn.start import compiler_options
 from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.platforms import CPU
+from meshwright.platforms.platform import Options
+
+
+def _ask(monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
+    """Lets the platform of CPUs have these options of training steps."""
+    monkeypatch.setattr(
+        compiler_options,
+        "platform_of",
+        lambda mesh: replace(CPU, compiler=replace(CPU.compiler, train_options=options)),
+    )
 
 
 def test_an_option_that_xla_does_not_know_is_left_out_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"xla_cpu_enable_fast_math": False}
-    monkeypatch.setitem(compiler_options._OPTIONS, "cpu", known | {"xla_cpu_no_such_option": True})
+    _ask(monkeypatch, known | {"xla_cpu_no_such_option": True})
     mesh = device_mesh(Layout.of())
     with pytest.warns(UserWarning, match="XLA for cpu does not know xla_cpu_no_such_option: it is left out"):
         assert compiler_options.compiler_options(mesh) == known
@@ -23,7 +36,7 @@ def test_the_defaults_do_on_cpus() -> None:
 def test_options_are_asked_for_under_the_steps_own_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a step asks: under jax.set_mesh, where a program of one device alone is refused."""
     known = {"xla_cpu_enable_fast_math": True}
-    monkeypatch.setitem(compiler_options._OPTIONS, "cpu", known)
+    _ask(monkeypatch, known)
     mesh = device_mesh(Layout.of(fsdp=4))
     with jax.set_mesh(mesh):
         assert compiler_options.compiler_options(mesh) == known

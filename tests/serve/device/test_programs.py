@@ -104,7 +104,7 @@ def test_whole_prompts_attend_to_themselves(monkeypatch: pytest.MonkeyPatch) -> 
     """As where a kernel takes them: the logits and pages of blocks."""
     positions = np.broadcast_to(np.arange(S), (B, S))
     expected, pools = _run(_layout("data=2"), "prefill", None, TOKENS, positions)
-    monkeypatch.setattr(programs, "attends_to_whole_prompts", lambda platform, layout: True)
+    monkeypatch.setattr(programs, "has_prompt_programs", lambda platform, layout: True)
     found, same = _run(_layout("data=2"), "prefill", None, TOKENS, positions)
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
     jax.tree.map(partial(np.testing.assert_allclose, atol=TOLERANCE), same, pools)

@@ -33,6 +33,7 @@ from meshwright.nn.files.weights import load_hf
 from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import Quantised, as_read, widened
 from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.platforms import CPU
 from meshwright.serve.device import shapes
 from meshwright.serve.device.programs import InferencePrograms
 from meshwright.serve.device.runner import JaxRunner
@@ -202,7 +203,7 @@ def test_weights_of_one_input_may_lie_as_one(reference, monkeypatch, dtype):
     drawn = SamplingParams(temperature=1.0, top_p=0.9, seed=1, top_logprobs=2)
     asked = [greedy(PROMPTS[0]), Request(tuple(PROMPTS[1]), NUM_TOKENS, drawn)]
     wanted = events_of(make_runner(reference[0], 1, with_native=False, weights_dtype=dtype), *asked)
-    monkeypatch.setattr(cached_ops, "_joins_weights", lambda _: True)
+    monkeypatch.setattr(cached_ops, "platform_of", lambda _: dataclasses.replace(CPU, joins_weights=True))
     monkeypatch.setattr(InferencePrograms, "has_choice_by_needs", True)
     runner = make_runner(reference[0], 1, with_native=False, weights_dtype=dtype)
     first: Any = runner._params["layers"][0]

@@ -232,18 +232,17 @@ def _words(names: Iterable[str]) -> str:
     return " or ".join(sorted(names)) or "no function"
 
 
-# Of all elementwise operations, those that may have a name that the plan does not have: counters of loops.
-# XLA:CPU keeps every name, so that of floating-point numbers none should; a factor of the embedding makes
-# 0.18% of all in a step of four layers.
-UNPLANNED_SHARE, CPU_UNPLANNED_SHARE = 0.01, 1e-5
+# The share of elementwise operations that may have a name without an operation in the plan: loop counters.
+UNPLANNED_SHARE = 0.01
 
 
 def unplanned_findings(
-    found: Iterable[ScopedArithmetic], operations: Collection[str], prices: Prices, *, on_cpu: bool = False
+    found: Iterable[ScopedArithmetic], operations: Collection[str], prices: Prices, float_share: float = 1.0
 ) -> list[Remark]:
-    """One finding where elementwise operations have names of no planned operation: dropout, a second norm.
+    """One finding if elementwise operations have names of no planned operation: dropout, a second norm.
 
-    A sort, which is many passes over its numbers, is told of however few they are.
+    A sort, which makes many passes over its numbers, is always reported. float_share: share of the
+    operations that may be floating-point without a planned name.
     """
     total, sorts, unplanned, floats = 0, False, Counter[str](), 0
     for one in found:
@@ -254,7 +253,7 @@ def unplanned_findings(
             floats += one.elements * one.is_float
     elements = unplanned.total()
     is_little = elements <= UNPLANNED_SHARE * total
-    is_little &= not on_cpu or floats <= CPU_UNPLANNED_SHARE * total
+    is_little &= floats <= float_share * total
     if is_little and not sorts:
         return []
     name = unplanned.most_common(1)[0][0]
@@ -336,11 +335,6 @@ def _origin(program: Program, path: tuple[int, ...]) -> Instruction | None:
 
 # Weights, moments and caches are counted, so that they agree but for the tiles that a compiler fills.
 STATE_TOLERANCE = 0.03
-# What XLA holds beside its state depends on its schedule. XLA:CPU widens 16-bit numbers and orders operations
-# without regard to memory, where a plan has the order of the other compilers: unbroken steps of small models
-# take 2.2 times as much there. Of it only what is out of all proportion is noticed.
-TOTAL_TOLERANCE = 0.35
-CPU_TOTAL_TOLERANCE = 1.5
 # Of a chip's memory: of small models compilers join all collectives, so that more arrays wait.
 NEGLIGIBLE_MEMORY = 1e-3
 
@@ -351,14 +345,13 @@ def compare_memory(
     inputs: int,
     results: int,
     capacity: int | None,
-    *,
-    on_cpu: bool,
+    tolerance: float,
 ) -> list[Remark]:
-    """What of the compiled memory is not as planned.
+    """Differences of the compiled memory from the plan.
 
     compiled: `arguments`, `outputs` (those that reuse no argument), `temporaries` and their `total`. inputs,
     results: bytes of arguments and of results that are no state (tokens, logits). capacity: of the chip; None
-    where another is compiled for.
+    for another chip's compiler. tolerance: accepted difference of the total, as a share.
     """
     total, state = compiled["total"], planned.state_bytes
     fresh = compiled["outputs"] - results
@@ -366,7 +359,6 @@ def compare_memory(
     found = []
     if abs(held - state) > STATE_TOLERANCE * state:
         found.append(_state(held, state, fresh))
-    tolerance = CPU_TOTAL_TOLERANCE if on_cpu else TOTAL_TOLERANCE
     compared, wanted = total - held + state, planned.memory_total
     is_much = abs(compared - wanted) > NEGLIGIBLE_MEMORY * (capacity or 0)
     if is_much and not 1 / (1 + tolerance) <= compared / wanted <= 1 + tolerance:

@@ -1,4 +1,4 @@
-"""What was compiled before, by content, and the lock that lets one libtpu run at a time."""
+"""The cache of compiled programs, by content, and the lock of libtpu, which runs once at a time."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import meshwright
-from meshwright.audit.compile.targets import Target
+from meshwright.audit.compile.target import Target
 from meshwright.errors import AuditError
 from meshwright.files import cache_folder
 from meshwright.plan_file import Plan
@@ -26,9 +26,9 @@ _POLL_SECONDS = 0.2
 
 
 def content_key(plan: Plan, target: Target, environment: Mapping[str, str] = os.environ) -> str:
-    """A hash of all that decides the compiled program: plan, target, versions, flags and our source.
+    """A hash of everything that decides the compiled program: plan, target, versions, flags and our source.
 
-    The plan's own figures (`planned`, `tuned`) do not.
+    The plan's own figures (`planned`, `tuned`) have no influence.
     """
     content = {
         "plan": asdict(replace(plan, planned={}, tuned=())),
@@ -59,9 +59,9 @@ def fetch(key: str) -> Path | None:
 
 
 def store(key: str, files: Mapping[str, str]) -> None:
-    """Writes `files` (name: text) under `key`, whole or not at all, and drops the least used others.
+    """Write `files` (name: text) under `key`, completely or not at all, and drop the least used others.
 
-    Raises AuditError where the cache cannot be written.
+    Raises AuditError if the cache cannot be written.
     """
     programs = cache_folder() / "programs"
     partial = programs / f".{key}.{os.getpid()}"
@@ -75,7 +75,7 @@ def store(key: str, files: Mapping[str, str]) -> None:
         ) from error
     try:
         partial.rename(programs / key)
-    except OSError:  # it is there: compiled anew without the cache, or by another process
+    except OSError:  # it exists: compiled again without the cache, or by another process
         shutil.rmtree(partial)
     kept = sorted(programs.glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in kept[_KEPT:]:
@@ -84,7 +84,7 @@ def store(key: str, files: Mapping[str, str]) -> None:
 
 @contextmanager
 def one_at_a_time(waiting: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock of libtpu, of which one process may run; calls `waiting` once if it must wait."""
+    """Hold the lock of libtpu, which one process may use. Calls `waiting` once if it has to wait."""
     path = Path(tempfile.gettempdir()) / f"meshwright-libtpu-{os.getuid()}.lock"
     with path.open("a") as file:
         if not _locked(file.fileno()):
@@ -95,7 +95,7 @@ def one_at_a_time(waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _locked(descriptor: int) -> bool:
-    import fcntl  # where libtpu runs there is one; the other targets need none
+    import fcntl  # systems with libtpu have it, and other targets do not need it
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

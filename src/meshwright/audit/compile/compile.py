@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
 from meshwright.audit.compile.planned_program import traced_step, training_step
-from meshwright.audit.compile.targets import Target, target_mesh
+from meshwright.audit.compile.target import Target
+from meshwright.audit.compile.targets import target_mesh
 from meshwright.audit.hlo.link import Call, Sent
 from meshwright.errors import AuditError, OutOfMemoryError
 from meshwright.hardware.description import host_memory_bytes
 from meshwright.plan_file import Plan, load_plan, save_plan
+from meshwright.platforms import Compiler
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -33,10 +35,8 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 900
 # A compiler that takes more of the host than this is ended before the host swaps or kills others.
 MEMORY_SHARE = 0.8
-# Of XLA:CPU, how well LLVM optimises: the program is the same text, in half of the time.
-UNOPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 0}
 _POLL_SECONDS = 0.1
-# What stands between the texts of the programs of stages.
+# Separates the texts of the programs of stages.
 STAGES_APART = "\n\f\n"
 _PROGRAM, _FIGURES, _TARGET, _PLAN, _LOG = "program.hlo", "figures.json", "target.json", "plan.toml", "log"
 _ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
@@ -50,11 +50,10 @@ OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """The optimised HLO, and the compiler's figures for one device; None where it gives none.
+    """The optimised HLO, and the compiler's figures for one device; None if it has none.
 
-    compiler_log: its warnings about partitioning. cached: it was compiled before, and compile_seconds
-    are those of then. stages: of a pipeline whose stages run programs of their own; the others are one
-    program. memory_bytes are those of the stage that takes most.
+    memory_bytes: of the largest stage in a pipeline. stages: of a pipeline whose stages run programs of their
+    own. compiler_log: warnings about partitioning. cached: an earlier process compiled it.
     """
 
     hlo: str
@@ -67,11 +66,11 @@ class CompiledProgram:
 
 @dataclass(frozen=True)
 class StagePrograms:
-    """The programs of a pipeline's stages, as a loop calls them: each a part of the text.
+    """The programs of a pipeline's stages, each a part of the text, as a loop calls them.
 
-    calls: in the order of their first runs. results: of each stage, the new state, as in `Call.given`.
-    memory_bytes: of each stage, the peak of the step, of which `arguments` are there when it begins. sent:
-    between stages, with how often.
+    calls: in the order of their first runs. results: the new state of each stage, as in `Call.given`.
+    memory_bytes: the peak of each stage in a step; `arguments` exist when it begins. sent: arrays between
+    stages, with their number.
     """
 
     calls: tuple[Call, ...]
@@ -95,22 +94,22 @@ def compile_plan(
 ) -> CompiledProgram:
     """The training step of `plan`, compiled by `target` for its devices.
 
-    progress: called with what happens next. Raises AuditError with the compiler's message and the
-    layout if it does not compile, or takes too long or too much memory.
+    progress: called with a description of the next work. Raises AuditError with the compiler's message and
+    the layout if it does not compile, or takes too long or too much memory.
     """
     key = content_key(plan, target)
     if use_cache and (found := fetch(key)):
-        progress(f"read the program of {plan.layout} that {target.compiler} made before")
+        progress(f"read the program of {plan.layout} that {target.title} made before")
         return _read(found, cached=True)
-    alone = one_at_a_time(lambda: progress("waiting for another audit: libtpu runs one at a time"))
+    lock = one_at_a_time(lambda: progress("waiting for another audit: libtpu runs one at a time"))
     with (
         tempfile.TemporaryDirectory(prefix="meshwright-audit-") as name,
-        alone if target.is_alone else nullcontext(),
+        lock if target.compiler.exclusive else nullcontext(),
     ):
         folder = Path(name)
         save_plan(plan, folder / _PLAN)
         (folder / _TARGET).write_text(json.dumps(asdict(target)))
-        progress(f"compiling {plan.layout} with {target.compiler}")
+        progress(f"compiling {plan.layout} with {target.title}")
         _run(folder, plan, target)
         if use_cache:
             store(
@@ -128,11 +127,11 @@ def _read(folder: Path, *, cached: bool) -> CompiledProgram:
 
 
 def _run(folder: Path, plan: Plan, target: Target) -> None:
-    """Compiles in another process, watched until it ends."""
-    flags = [os.environ.get("XLA_FLAGS", ""), target.xla_flags]
+    """Compile in another process, watched until it ends."""
+    environment = {**os.environ, **target.environment}
     if not target.topology:
-        flags.append(f"--xla_force_host_platform_device_count={plan.layout.mesh.num_devices}")
-    environment = {**os.environ, **target.environment, "XLA_FLAGS": " ".join(filter(None, flags))}
+        count = f"--xla_force_host_platform_device_count={plan.layout.mesh.num_devices}"
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
     command = [sys.executable, "-m", "meshwright.audit.compile.compile", str(folder)]
     with (folder / _LOG).open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -149,7 +148,7 @@ def _run(folder: Path, plan: Plan, target: Target) -> None:
 
 
 def _watch(process: subprocess.Popen) -> str:
-    """Waits for the process to end; the limit that it went over, or ""."""
+    """Wait for the process to end. Returns the limit that it exceeded, or ""."""
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     limit = round(host_memory_bytes() * MEMORY_SHARE)
     while True:
@@ -164,9 +163,9 @@ def _watch(process: subprocess.Popen) -> str:
 
 
 def _resident_bytes(pid: int) -> int:
-    """Memory that a process has in use; 0 where the system has no /proc.
+    """Memory that a process uses; 0 if the system has no /proc.
 
-    Not its address space: libtpu maps far more than it touches.
+    The address space is larger: libtpu maps far more than it uses.
     """
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
@@ -176,29 +175,29 @@ def _resident_bytes(pid: int) -> int:
 
 
 def error_line(log: str, code: int) -> str:
-    """The line of a failed process that says why: the last error of the traceback, else the last line."""
+    """The reason in the log of a failed process: the last error of the traceback, or the last line."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [found[1] for line in lines if (found := _ERROR_LINE.match(line))]
     return (errors or lines or [f"exit code {code}"])[-1]
 
 
-# As libtpu words it: of the whole program, or of its temporaries where these alone are too much.
+# libtpu's words: for the whole program, or for its temporaries if they exceed the memory.
 _USED = re.compile(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])")
-# Of each of the largest: "Size: 4.00G", then its operator, shape and instruction, each on a line.
+# For each of the largest buffers: "Size: 4.00G", then its operator, shape and instruction, each on a line.
 _LARGEST = re.compile(r"^\s*Size: ([\d.]+)([KMGT])\s*$(.*?)(?=^\s*=====|\Z)", re.M | re.S)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def refusal(layout: str, log: str, code: int) -> AuditError:
-    """The error of a compile that failed; an OutOfMemoryError where a chip has no room for the program."""
+    """The error of a compile that failed; an OutOfMemoryError if the program is too large for a chip."""
     line = error_line(log, code)
     message = f"{layout} does not compile: {line}"
     used = _USED.search(line)
     if "RESOURCE_EXHAUSTED" not in line and not used:
         return AuditError(message)
     buffers = tuple(
-        (_bytes(size, unit), "; ".join(part.strip() for part in said.splitlines() if part.strip()))
-        for size, unit, said in _LARGEST.findall(log)
+        (_bytes(size, unit), "; ".join(part.strip() for part in lines.splitlines() if part.strip()))
+        for size, unit, lines in _LARGEST.findall(log)
     )
     return OutOfMemoryError(message, _bytes(*used.groups()) if used else None, buffers)
 
@@ -208,7 +207,7 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def _compile_here(folder: Path) -> None:
-    """What the process does: plan.toml and target.json in, program.hlo and figures.json out."""
+    """The work of the process: read plan.toml and target.json, write program.hlo and figures.json."""
     plan, target = load_plan(folder / _PLAN), Target(**json.loads((folder / _TARGET).read_text()))
     with target.kernels():
         if plan.layout.stage_programs:
@@ -217,16 +216,16 @@ def _compile_here(folder: Path) -> None:
             traced = traced_step(plan, target_mesh(target, plan.layout))
             compiled, seconds = _compiled(traced, target)
             text = program_text(compiled)
-            figures = {"compile_seconds": seconds, "memory_bytes": memory_by_cause(compiled, target.name)}
+            figures = {"compile_seconds": seconds, "memory_bytes": memory_by_cause(compiled, target.compiler)}
     (folder / _PROGRAM).write_text(text)
     (folder / _FIGURES).write_text(json.dumps(figures))
 
 
 def _compiled(traced: Any, target: Target) -> tuple["jax.stages.Compiled", float]:
     """(a program, seconds of the compiler)."""
-    lowered = traced.lower(lowering_platforms=(target.platform,))
+    lowered = traced.lower(lowering_platforms=(target.compiler.lowering,))
     started = time.perf_counter()
-    compiled = lowered.compile(compiler_options=UNOPTIMIZED if target.name == "cpu" else None)
+    compiled = lowered.compile(compiler_options=dict(target.compiler.options) or None)
     return compiled, time.perf_counter() - started
 
 
@@ -244,7 +243,7 @@ def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
         return found
 
     on = Compiling(
-        [stage.mesh for stage in step.stages], compiled, lambda one: memory_by_cause(one, target.name)
+        [stage.mesh for stage in step.stages], compiled, lambda one: memory_by_cause(one, target.compiler)
     )
     after = on.step(step)
     memory = [on.memory_bytes(stage) for stage in range(plan.layout.pipe)]
@@ -257,21 +256,15 @@ def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
     return STAGES_APART.join(map(program_text, on.compiled.values())), figures
 
 
-def memory_by_cause(compiled: object, target: str) -> dict[str, int] | None:
-    """Bytes of one device by cause; outputs that reuse a donated argument are not counted again.
-
-    target: the name of the compiler. libtpu's `temp_size_in_bytes` is up to twice the temporaries that its
-    buffer assignment has in HBM (5.31 GB where that allocates 4.10 GB; programs of 106 GB by it compile for
-    chips of 103 GB). Its peak is what the assignment says, to 0.2% (libtpu 0.0.42.1). The CPU's peak leaves
-    temporaries out.
-    """
+def memory_by_cause(compiled: object, compiler: Compiler) -> dict[str, int] | None:
+    """Bytes of one device by cause; outputs that reuse a donated argument are not counted again."""
     analysis = compiled.memory_analysis()  # pyright: ignore[reportAttributeAccessIssue]
     if analysis is None:
         return None
     arguments = analysis.argument_size_in_bytes
     fresh_outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     temporaries = analysis.temp_size_in_bytes
-    if target == "tpu":
+    if compiler.peak_only:
         temporaries = max(0, analysis.peak_memory_in_bytes - arguments - fresh_outputs)
     return {
         "arguments": arguments,
@@ -282,9 +275,9 @@ def memory_by_cause(compiled: object, target: str) -> dict[str, int] | None:
 
 
 def program_text(compiled: "jax.stages.Compiled") -> str:
-    """The optimised HLO of `compiled`, as `as_text()` prints it but for constants, here in full.
+    """The optimised HLO of `compiled`, as in `as_text()`, but with constants in full.
 
-    Inputs have their shardings: XLA of JAX 0.12 drops those of the text once it has partitioned the program.
+    Inputs have their shardings, which XLA of JAX 0.12 drops from the text after partitioning.
     """
     from jaxlib import _hlo as hlo  # pyright: ignore[reportAttributeAccessIssue]  # no public name for these options
 
@@ -295,13 +288,13 @@ def program_text(compiled: "jax.stages.Compiled") -> str:
     texts = []
     for module in executable.hlo_modules():
         shardings = module.spmd_parameters_shardings or ()
-        said = [str(hlo.HloSharding.from_proto(one)) for one in shardings]
-        texts.append(with_shardings(module.to_string(options), said))
+        written = [str(hlo.HloSharding.from_proto(sharding)) for sharding in shardings]
+        texts.append(with_shardings(module.to_string(options), written))
     return "\n\n".join(texts)
 
 
 def with_shardings(text: str, shardings: Sequence[str]) -> str:
-    """The text of a program whose inputs, of which it has as many, say how they are sharded.
+    """The text of a program with the shardings of its inputs.
 
     >>> with_shardings("ENTRY %main {\\n  %x = f32[2] parameter(0)", ["{devices=[4]<=[4]}"]).splitlines()[1]
     '  %x = f32[2] parameter(0), sharding={devices=[4]<=[4]}'
@@ -317,11 +310,10 @@ def with_shardings(text: str, shardings: Sequence[str]) -> str:
 def warning_lines(log: str) -> list[str]:
     """The lines of a compiler's log that warn of a tensor's partitioning or of memory, each once.
 
-    What a pass says of itself, of every program, is no warning of this one.
+    Lines in which a pass describes itself, in every program, are left out.
     """
-    found = (_LINE.match(line) for line in log.splitlines())
-    told = ((one[1], one[2]) for one in found if one)
-    return list(dict.fromkeys(f"{file}: {what}" for file, what in told if _is_of_program(file, what)))
+    matches = filter(None, map(_LINE.match, log.splitlines()))
+    return list(dict.fromkeys(f"{one[1]}: {one[2]}" for one in matches if _is_of_program(one[1], one[2])))
 
 
 def _is_of_program(file: str, what: str) -> bool:
@@ -330,7 +322,7 @@ def _is_of_program(file: str, what: str) -> bool:
 
 @contextmanager
 def captured_stderr() -> Iterator[Callable[[], str]]:
-    """What the process, C++ included, writes to stderr meanwhile; it is passed on at the end."""
+    """Capture the process's stderr, including that of C++, and pass it on at the end."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)

@@ -1,4 +1,4 @@
-"""What is audited of a plan, by its phase: the step as it is planned, and as JAX traces it."""
+"""The step that is audited, by the plan's phase: as planned, and as traced by JAX."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,13 +11,13 @@ from meshwright.cost.ops import record_training
 from meshwright.cost.pipeline.stages import mean_runs, stage_counts, stage_of
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
-from meshwright.cost.serving_step import form_on_cpus, inference_cost, record_inference, record_pass
+from meshwright.cost.serving_step import form_by_pages, inference_cost, record_inference, record_pass
 from meshwright.cost.state import StageState
 from meshwright.cost.step import StepPricer
 from meshwright.dtypes import number_type
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.flash import BLOCK
+from meshwright.layout.attention import BLOCK
 from meshwright.layout.pipelines.depths import stage_routes
 from meshwright.layout.workload import Phase
 from meshwright.models.parameters import STACK_LETTERS, Param, dimensions, parameters
@@ -25,6 +25,7 @@ from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import PACKED_DTYPES, WeightShard
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
+from meshwright.platforms import Platform
 
 if TYPE_CHECKING:
     import jax
@@ -32,16 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """The planned side of an audit; FLOPs are a device's, memory is bytes on one chip, by cause.
+    """The planned side of an audit, for one device.
 
-    products: FLOPs by tensor and pass (forward, recompute, backward). state_bytes: of what enters the step
-    and stays: weights, moments, caches. matmul_dtype: of the operands of products, attention_dtype: of those
-    of attention. layer_saved_bytes: what layers keep of one microbatch for the backward pass; None where they
-    differ, have experts or are staged.
-    update: of the optimizer; None in inference, and where the optimizer's operations are not counted.
-    operations: the names of all operations of the forward pass, and of all that is sent; elementwise:
-    of those that are so. split_weights: by axis, how many gradients it splits. attention_edge: the share of
-    its scores that a flash kernel computes besides, in the blocks that a causal mask cuts.
+    products: FLOPs by tensor and pass (forward, recompute, backward). matmul_dtype, attention_dtype: types of
+    the operands of products, in attention and elsewhere. memory: bytes by cause. layer_saved_bytes: bytes
+    that layers save of one microbatch for the backward pass; None if layers differ, have experts or form
+    stages. update: of the optimizer; None in inference, and if the optimizer's operations are not counted.
+    operations: names of all operations of the forward pass and of all sent arrays. elementwise: names of
+    elementwise operations. split_weights: number of gradients that each axis splits. attention_edge:
+    additional share of scores that a flash kernel computes in the blocks that the causal mask cuts.
     """
 
     collectives: tuple[PricedCollective, ...]
@@ -61,6 +61,7 @@ class PlannedStep:
 
     @property
     def state_bytes(self) -> int:
+        """Bytes of weights, moments and caches."""
         return sum(self.memory.get(cause, 0) for cause in _STATE)
 
 
@@ -69,10 +70,10 @@ _STATE = ("weights", "optimizer", "cache")
 
 @dataclass(frozen=True)
 class PlannedUpdate:
-    """What one device does in the update.
+    """Work of one device in the update.
 
-    computed: elements that elementwise operations make. reduced: elements of gradients, whose norm is taken.
-    num_bytes: that are read and written.
+    computed: elements that elementwise operations compute. reduced: elements of gradients, for their norm.
+    num_bytes: read and written.
     """
 
     computed: float
@@ -81,28 +82,29 @@ class PlannedUpdate:
 
 
 def planned_step(
-    plan: Plan, hardware: Hardware, *, by_cpu: bool = False, stage: int | None = None
+    plan: Plan, hardware: Hardware, *, compared_on: Platform | None = None, stage: int | None = None
 ) -> PlannedStep:
     """The step of `plan` as the cost model has it.
 
-    by_cpu: it is compared with a program for CPUs, where no kernel takes attention. stage: of a pipeline,
-    whose chips are meant; where None the busiest, or the mean.
+    compared_on: platform of the program that is compared, if it has no flash kernels but the hardware may.
+    stage: of a pipeline, whose chips are counted; None: the busiest stage, or the mean.
     """
+    stand_in = compared_on if compared_on and not compared_on.flash else None
     workload, layout = plan.workload, plan.layout
     saved = update = None
     if workload.phase == "train":
         candidate = price(plan.model, hardware, workload, layout)
         cost, memory = candidate.cost, candidate.memory
         kept = layout
-        # XLA:CPU counts arrays that wait in the host's memory among the others.
-        if by_cpu and layout.schedule.offload_optimizer:
+        # Its memory has both the device's and the host's arrays.
+        if stand_in and stand_in.host_memory and layout.schedule.offload_optimizer:
             kept = layout.replace(offload_optimizer=False)
             memory = price(plan.model, hardware, workload, kept).memory
         graph = candidate.graph
         if stage is not None:
             cost = StepPricer(graph, layout, hardware).cost(stage)
             memory = stage_memory(graph, kept, stage_of(graph, kept, stage))
-        if by_cpu:
+        if stand_in:
             shape = Shape.of_microbatch(workload, layout)
             graph = record_training(plan.model, hardware, layout, shape, has_kernel=False)
         if layout.pipe == 1 and not plan.model.moe and not layout.schedule.offload:
@@ -115,17 +117,16 @@ def planned_step(
             update = PlannedUpdate(work.flops, reduced, work.hbm_bytes)
     else:
         phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
-        # Engines on CPUs keep 16-bit pages as float32 (nn/attention/paged.py).
-        is_widened = by_cpu and number_type(layout.precision.cache_dtype).bits == 16
-        stored = layout.replace(kv_dtype="f32") if is_widened else layout
+        is_wide = stand_in and number_type(layout.precision.cache_dtype).bits == 16
+        stored = layout.replace(kv_dtype=stand_in.cache_dtype) if stand_in and is_wide else layout
         asked = workload.num_sequences, workload.seq_len
         cost, _ = inference_cost(plan.model, layout, hardware, phase, *asked)
         _, memory = inference_cost(plan.model, stored, hardware, phase, *asked)
         queries = workload.seq_len if phase == "prefill" else 1
         shape = Shape(workload.num_sequences, queries, workload.seq_len)
         at = layout.at(phase)
-        if by_cpu:
-            graph = record_pass(plan.model, at, shape, form_on_cpus(at))
+        if stand_in:
+            graph = record_pass(plan.model, at, shape, form_by_pages(at), rows=stand_in.prompt_rows)
         else:
             graph = record_inference(plan.model, hardware, at, shape)
     of_update = _update_products(plan, stage)
@@ -150,7 +151,7 @@ def planned_step(
 
 
 def _update_products(plan: Plan, stage: int | None) -> dict[tuple[str, str], float]:
-    """FLOPs of the optimizer's products on one device; none of optimizers that have none."""
+    """FLOPs of the optimizer's products on one device; empty for optimizers without products."""
     if plan.workload.phase != "train":
         return {}
     layout, total = plan.layout, 0.0
@@ -162,7 +163,7 @@ def _update_products(plan: Plan, stage: int | None) -> dict[tuple[str, str], flo
 
 
 def _split_weights(plan: Plan, stage: int | None) -> Counter[str]:
-    """How many of a plan's gradients each mesh axis splits."""
+    """The number of a plan's gradients that each mesh axis splits."""
     found: Counter[str] = Counter()
     for path, param, _ in _weights(plan, stage):
         array = plan.layout.rules.updated.weight(path.rpartition("/")[2], param.letters)
@@ -171,9 +172,9 @@ def _split_weights(plan: Plan, stage: int | None) -> Counter[str]:
 
 
 def _weights(plan: Plan, stage: int | None) -> Iterator[tuple[str, Param, Mapping[str, int]]]:
-    """(path, parameter, sizes of its letters) of all parameters, or of those that a stage updates.
+    """(path, parameter, sizes of its letters) of all parameters, or of the parameters that a stage updates.
 
-    A stage with several depths updates each of them.
+    A stage with several depths updates each depth.
     """
     sizes, of_all = dimensions(plan.model), parameters(plan.model).items()
     if stage is None:
@@ -190,7 +191,7 @@ def _weights(plan: Plan, stage: int | None) -> Iterator[tuple[str, Param, Mappin
 
 
 def _saved_by_layers(graph: Graph, layout: Layout) -> int | None:
-    """Bytes that all layers keep of one microbatch; None where layers differ."""
+    """Bytes that all layers save of one microbatch; None if layers differ."""
     if sum(segment.source is not None for segment in graph.segments) > 1:
         return None
     [counts] = stage_counts(graph, layout.schedule.pipeline, 1, 1)
@@ -213,7 +214,7 @@ def product_flops(graph: Graph, layout: Layout, stage: int | None = None) -> dic
 
 
 def training_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
-    """The training step of `plan` for `mesh`, or for the devices that there are: one program or several."""
+    """The training step of `plan` for `mesh` or the available devices, in one program or several."""
     from meshwright.train.optimizers import OptimizerConfig
     from meshwright.train.stage_step import training_step
 
@@ -230,7 +231,7 @@ def training_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
 
 
 def traced_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
-    """The step of `plan`, traced by JAX for `mesh`, or for the devices that there are."""
+    """The step of `plan`, traced by JAX for `mesh` or the available devices."""
     import jax
 
     workload = plan.workload

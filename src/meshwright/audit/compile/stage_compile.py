@@ -16,15 +16,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import keystr
 
 from meshwright.audit.hlo.link import Call, Sent, is_given, result_name
+from meshwright.nn.start.device_mesh import platform_of
 
-# What a program takes of a device, by cause: as `memory_by_cause` gives it.
+# Bytes of a program on a device, by cause, as `memory_by_cause` returns them.
 Memory = Callable[[Any], Mapping[str, int] | None]
 
 
 class Array(jax.ShapeDtypeStruct):
-    """The type of an array that is on devices until `end`, or for as long as something refers to it.
+    """The type of an array that is on devices until `end`, or until nothing refers to it.
 
-    source: its name among what programs are given and what they make (audit/hlo/link.py).
+    source: its name among the arguments and results of programs (audit/hlo/link.py).
     """
 
     end: weakref.finalize
@@ -34,10 +35,10 @@ class Array(jax.ShapeDtypeStruct):
 class Compiling:
     """An executor that compiles every program once.
 
-    compiled: by stage, program and the types of its arguments. calls: of each, its runs and what its first
-    run is given. alive: bytes on a device of each stage; peak: the most, with what a program has beside its
-    inputs. given: bytes of the arrays that are there when the step begins, and of their copies. sent: how
-    often an array goes from one stage to another.
+    compiled: by stage, program and the types of its arguments. calls: the number of runs of each, and the
+    arguments of its first run. alive: current bytes on a device of each stage. peak: their maximum, with
+    outputs and temporaries of programs. given: bytes of the arrays that exist when the step begins, and of
+    their copies. sent: how often an array goes from one stage to another.
     """
 
     def __init__(self, meshes: list[Mesh], compile_program: Callable[[Any], Any], memory: Memory) -> None:
@@ -61,8 +62,8 @@ class Compiling:
         compiled, call = self.compiled[key], self.calls[key]
         self.calls[key] = call._replace(runs=call.runs + 1)
         if figures := self._memory(compiled):
-            beside = figures["outputs"] + figures["temporaries"]
-            self.peak[stage] = max(self.peak[stage], self.alive[stage] + beside)
+            added = figures["outputs"] + figures["temporaries"]
+            self.peak[stage] = max(self.peak[stage], self.alive[stage] + added)
         for given, info in zip(
             jax.tree.leaves(arguments), jax.tree.leaves(compiled.args_info[0]), strict=True
         ):
@@ -78,34 +79,34 @@ class Compiling:
 
     def send(self, tree: Any, mesh: Mesh, what: str) -> Any:
         def one(x: Array) -> Array:
-            there = NamedSharding(mesh, x.sharding.spec)
-            if there == x.sharding:
+            destination = NamedSharding(mesh, x.sharding.spec)
+            if destination == x.sharding:
                 return x
             stages = self._stage(x.sharding), self._stages[mesh]
-            self.sent[Sent(*stages, what, _bytes(x, there))] += 1
-            copy = self.array(x, there, x.source)
-            self.given[stages[1]] += _device_bytes(x, there) if is_given(x.source) else 0
+            self.sent[Sent(*stages, what, _bytes(x, destination))] += 1
+            copy = self.array(x, destination, x.source)
+            self.given[stages[1]] += _device_bytes(x, destination) if is_given(x.source) else 0
             return copy
 
         return jax.tree.map(one, tree)
 
     def step(self, step: Any) -> tuple[tuple[str, ...], ...]:
-        """Runs a StagedStep, whose stages' meshes these are: by stage, what its new state is made by."""
+        """Run a StagedStep on these meshes. Returns the sources of the new state, by stage."""
         state = tuple(self.givens("state", own) for own in step.abstract_depths())
         rows = step.of_readers(lambda stage: self.givens("rows", stage.abstract_tokens()))
         after, _ = step.step_on(self, state, rows)
-        found: list[list[str]] = [[] for _ in self._stages]
-        for place, own in zip(step.owners, after, strict=True):
-            found[place.stage] += [leaf.source for leaf in jax.tree.leaves(own)]
-        return tuple(map(tuple, found))
+        sources: list[list[str]] = [[] for _ in self._stages]
+        for place, state in zip(step.owners, after, strict=True):
+            sources[place.stage] += [leaf.source for leaf in jax.tree.leaves(state)]
+        return tuple(map(tuple, sources))
 
     def memory_bytes(self, stage: int) -> dict[str, int]:
-        """Bytes of a device of a stage at the peak, by cause as `memory_by_cause` has them."""
+        """Bytes of a device of a stage at the peak, by cause as in `memory_by_cause`."""
         total, given = self.peak[stage], self.given[stage]
         return {"arguments": given, "outputs": 0, "temporaries": total - given, "total": total}
 
     def givens(self, name: str, tree: Any) -> Any:
-        """The arrays that are there when the step begins, by JAX's names."""
+        """The arrays that exist when the step begins, by JAX's names."""
 
         def one(path: Any, x: Any) -> Array:
             self.given[self._stage(x.sharding)] += _device_bytes(x, x.sharding)
@@ -114,7 +115,7 @@ class Compiling:
         return jax.tree.map_with_path(one, tree)
 
     def array(self, like: Any, sharding: Any, source: str) -> Array:
-        """An array, which is alive from now on."""
+        """A new array on the devices of `sharding`."""
         made = Array(like.shape, like.dtype, sharding=sharding)
         made.source = source
         stage, size = self._stage(sharding), _device_bytes(like, sharding)
@@ -131,7 +132,7 @@ class Compiling:
 
 
 def _named(program: Any, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
-    """Each argument by JAX's name in the program, with that of what is given; of numbers it is the same."""
+    """Names of arguments: JAX's name in the program, and the source of the array; numbers have one name."""
     for parameter, argument in zip(inspect.signature(program).parameters, arguments, strict=True):
         for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
             name = f"{parameter}{keystr(path)}"
@@ -143,6 +144,6 @@ def _bytes(like: Any, sharding: Any) -> int:
 
 
 def _device_bytes(like: Any, sharding: Any) -> int:
-    """Bytes of a device's own memory; for a CPU, which has one, what waits on the host counts as well."""
-    on_cpu = sharding.mesh.devices.flat[0].platform == "cpu"
-    return 0 if sharding.memory_kind == "pinned_host" and not on_cpu else _bytes(like, sharding)
+    """Bytes of a device's memory, which may be the host's."""
+    on_host = sharding.memory_kind == "pinned_host" and not platform_of(sharding.mesh).host_memory
+    return 0 if on_host else _bytes(like, sharding)

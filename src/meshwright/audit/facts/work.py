@@ -16,7 +16,7 @@ reach of the chip's ratings (the chip's `[step]`):
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
@@ -255,10 +255,6 @@ def _positions(size: int, num_outputs: int, num_taps: int, window: dict[str, lis
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # XLA's word for "not known".
 _NO_CYCLES = 2**62
-# Systolic arrays of a chip, each of matrix_unit x matrix_unit multiply-adds a cycle: with the peak they give
-# the clock, 1.05, 1.5, 1.75 and 1.75 GHz. Source: How to Scale Your Model, TPUs; of v6e Google's clock is not
-# published, and four arrays give the same 1.75 GHz as v5p.
-_ARRAYS: Mapping[str, int] = {"v4p": 8, "v5e": 4, "v5p": 8, "v6e": 4}
 # What takes no time of its own: names, tuples, and calls whose bodies are walked.
 _FREE = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
@@ -266,14 +262,6 @@ _FREE = frozenset({
     "copy-done", "slice-start", "slice-done", "async-start", "async-update", "async-done", "send",
     "send-done", "recv", "recv-done",
 })  # fmt: skip
-
-
-def clock_hertz(chip: Chip) -> float | None:
-    """Cycles per second of a TPU; None where its arrays are not known."""
-    arrays = _ARRAYS.get(chip.name)
-    if arrays is None or chip.matrix_unit is None:
-        return None
-    return chip.flops("bf16") / (2 * chip.matrix_unit**2 * arrays)
 
 
 def has_cycles(program: Program) -> bool:
@@ -287,12 +275,13 @@ class InstructionSeconds:
 
     def __init__(self, program: Program, chip: Chip) -> None:
         self.program, self.chip = program, chip
-        self.clock = clock_hertz(chip) if has_cycles(program) else None
+        self.clock = chip.clock_hertz if has_cycles(program) else None
 
     @property
     def is_known(self) -> bool:
-        """Whether anything tells the time: a TPU's cycles and clock, or a GPU's ratings."""
-        return self.clock is not None or (self.chip.kind == "gpu" and not has_cycles(self.program))
+        """Whether the time is known: from cycles and the clock, or from the chip's ratings."""
+        has_roofline = self.chip.platform.compiler.rooflines and not has_cycles(self.program)
+        return self.clock is not None or has_roofline
 
     def seconds(self, value: TracedValue) -> float:
         """The time of one run of an instruction that is no collective and no loop."""

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from meshwright.errors import AuditError
+from meshwright.platforms import CPU, PLATFORMS, Platform
 
 
 class StackFrames:
@@ -55,9 +56,6 @@ _END = re.compile(r"\}(,|$)")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|<=|[()\[\]{},]')
 _METADATA = re.compile(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\d+))')
-_GPU = re.compile(
-    r"operation_queue_id|block_level_fusion_config|gemm_backend_config|collective_backend_config"
-)
 # Attributes that name the computations that an instruction runs as a whole.
 _RUN_BY = {
     "fusion": ("calls",),
@@ -192,13 +190,16 @@ class Program:
         return self.num_partitions if self.num_partitions > 1 else self.num_replicas
 
     @cached_property
-    def compiler(self) -> Literal["tpu", "gpu", "cpu"]:
-        """Whose XLA printed it: a TPU's lays arrays out in tiles, a GPU's notes queues and block sizes."""
+    def platform(self) -> Platform:
+        """The platform whose compiler printed it; CPUs if nothing tells."""
         instructions = [one for c in self.computations.values() for one in c.instructions.values()]
-        if any(re.search(r"T\(\d", shape.layout or "") for one in instructions for shape in one.shapes):
-            return "tpu"
-        is_gpu = any(_GPU.search(one.attributes.get("backend_config", "")) for one in instructions)
-        return "gpu" if is_gpu else "cpu"
+        layouts = [shape.layout or "" for one in instructions for shape in one.shapes]
+        configs = [one.attributes.get("backend_config", "") for one in instructions]
+        for platform in PLATFORMS.values():
+            marks = (platform.compiler.layout_mark, layouts), (platform.compiler.config_mark, configs)
+            if any(mark and any(map(mark.search, texts)) for mark, texts in marks):
+                return platform
+        return CPU
 
 
 def dtype_bits(dtype: str) -> int:

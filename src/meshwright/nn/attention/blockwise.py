@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.flash import attention_block, visible_pairs
+from meshwright.layout.attention import attention_block, visible_pairs
 from meshwright.layout.moves.attention import token_sharding, uses_ring
 from meshwright.models.config import Window
 from meshwright.models.transformer import Places, at_most_blocks

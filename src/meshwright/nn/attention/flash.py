@@ -21,7 +21,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
-from meshwright.layout.flash import BLOCK, has_chunks, why_no_flash, window_block
+from meshwright.layout.attention import BLOCK, has_chunks, why_no_flash, window_block
 from meshwright.models.config import ModelConfig, Window
 from meshwright.nn.attention.blockwise import dealt_positions, in_order
 from meshwright.nn.attention.reference import Scores
@@ -50,13 +50,13 @@ def flash_kernels(
     none. None where there is no kernel for the model and the layout (`why_no_flash`), or for packed
     documents. Call under `jax.set_mesh`.
     """
-    kind = platform()
-    # The TPU's kernel has chunks of a row of tokens, and those of documents begin where these do.
-    if has_documents and (kind != "tpu" or has_chunks(config, q.shape[1])):
+    found = platform().flash
+    # Chunks of the TPU's kernel begin with the sequence, and those of a document with the document.
+    if found is None or (has_documents and (not found.documents or has_chunks(config, q.shape[1]))):
         return None
-    if why_no_flash(kind, capability() if kind == "gpu" else None, config, layout, q.shape[1]):
+    if why_no_flash(platform(), capability(), config, layout, q.shape[1]):
         return None
-    kernel = {"tpu": splash, "gpu": cudnn}[kind]
+    kernel = {"splash": splash, "cudnn": cudnn}[found.name]
     seen = [None if one and one.chunked and one.size >= q.shape[1] else one for one in windows]
     return [partial(kernel, layout=layout, window=window, how=how) for window in seen]
 

@@ -35,7 +35,8 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.dtypes import number_type
 from meshwright.layout import Layout
-from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, pages_met, why_no_paged_kernel
+from meshwright.layout.attention import why_no_paged
+from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, pages_read
 from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
@@ -47,8 +48,9 @@ from meshwright.nn.attention.reference import Scores
 from meshwright.nn.norms import softcap
 from meshwright.nn.products.quantised import Quantised, name_of, quantise
 from meshwright.nn.products.row_products import in_tiles
-from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
+from meshwright.nn.start.device_mesh import array_type, partition_spec, platform, platform_of
 from meshwright.notation.array import Axes, ShardedArray
+from meshwright.platforms import Platform
 
 Pool = Array | Quantised  # where narrow with a scale for each token and head
 Pools = dict[str, list[Pool]]
@@ -166,7 +168,7 @@ class PagedCache:
         there = tuple(axis for axis in _axes(heads[2]) if axis not in (*split, *sequences)) or None
         of_q, of_heads = PartitionSpec(by_replica, there, None), PartitionSpec(there)
         slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
-        form = partial(_page_by_page, stands=self.stands) if platform() == "cpu" else _gathered
+        form = partial(_page_by_page, stands=self.stands) if platform().page_by_page else _gathered
         is_alone = self.batch_invariant  # each query is a row of its own
         if is_alone and form is _gathered:
             form = _gathered_in_tiles
@@ -248,29 +250,27 @@ def page_groups(config: ModelConfig, *, has_windows: bool) -> tuple[int, ...]:
     return tuple(int(has_windows and window is not None) for window in cache_windows(config))
 
 
-def _are_side_by_side(kind: str, config: ModelConfig, layout: Layout) -> bool:
-    return kind == "tpu" and why_no_paged_kernel(kind, config, layout) is None
+def _joins_heads(platform: Platform, config: ModelConfig, layout: Layout) -> bool:
+    """Whether pools have the key and the value of a head next to each other, as the kernel reads them."""
+    joins = platform.paged is not None and platform.paged.joined_heads
+    return joins and why_no_paged(platform, config, layout) is None
 
 
 def abstract_pools(
     config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: Sequence[int], page_size: int
 ) -> dict[str, list[Any]]:
-    """The types of all layers' pools; num_pages: of each cache.
-
-    On a CPU they are f32: XLA updates bf16 ones 100 times slower there.
-    """
-    dims = dimensions(config)
-    kind = mesh.devices.flat[0].platform
-    on_cpu = kind == "cpu"
+    """The types of all layers' pools. num_pages: of each cache."""
+    dims, platform = dimensions(config), platform_of(mesh)
     letters = {name: "BKSH" if "K" in order else order for name, order in cache_arrays(config).items()}
-    if _are_side_by_side(kind, config, layout):
+    if _joins_heads(platform, config, layout):
         letters, dims = {_SIDE_BY_SIDE: _letters(_SIDE_BY_SIDE, 4)}, {**dims, "K": 2 * dims["K"]}
 
     def pool(array: ShardedArray, count: int) -> Any:
         sizes = {**dims, "B": count, "S": page_size}
         dtype = jax_dtype(layout.precision.cache_dtype)
         if number_type(layout.precision.cache_dtype).scales is None:
-            return array_type(array, mesh, sizes, jnp.float32 if on_cpu else dtype)
+            dtype = jax_dtype(platform.cache_dtype or layout.precision.cache_dtype)
+            return array_type(array, mesh, sizes, dtype)
         scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
         return Quantised(array_type(array, mesh, sizes, dtype), array_type(scales, mesh, sizes, jnp.float32))
 
@@ -405,7 +405,7 @@ def _page_by_page(
 
         begin = 0 if window is None else jnp.maximum(window.first(positions[0]), 0) // size
         end, num_pages = (last + size) // size, table.shape[0]
-        met = pages_met(*stands, length, size, window) if stands else (num_pages,)
+        met = pages_read(*stands, length, size, window) if stands else (num_pages,)
         running = start, total, jnp.zeros((*grouped, width), jnp.float32)
         if num_pages >= 2 * TOGETHER:
             groups = (end - begin) // TOGETHER

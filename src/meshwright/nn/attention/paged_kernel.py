@@ -4,7 +4,7 @@
               kv[B, S, 2K, H]
     decoded   GPUs: one query a row, which sees all before it. k[B, K, S, H], v alike, narrow ones with scales
 
-For what there is none, `why_no_paged_kernel` says (layout/paged.py).
+For what there is none, `why_no_paged` says (layout/attention.py).
 
 Sources, in jax.experimental.pallas.ops: tpu.ragged_paged_attention, gpu.paged_attention.
 """

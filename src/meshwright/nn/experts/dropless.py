@@ -194,7 +194,7 @@ def choices_of(
     num_even, most = num_tokens, num_tokens * moe.experts_per_token
     if crossing:
         num_even, most = num_tokens // crossing.tokens * crossing.own, crossing.num_nodes * crossing.rows
-    found = blocks_of(num_even * travelled, moe, own, platform(), one_pass=layout.spmd_stages)
+    found = blocks_of(num_even * travelled, moe, own, platform().share_blocks, one_pass=layout.spmd_stages)
     blocks = Blocks(*map(int, found))
 
     def sorted_rows(chosen: Array, first: Array, num_rows: int) -> tuple[Array, Array]:
@@ -440,14 +440,14 @@ def _ways_of_rows(
 
     def travel(rows: Array, way: Pieces, num_rows: int) -> Array:
         with jax.named_scope(rows_by_even_load("all_to_all", routes.num_even)):
-            if sends_what_there_is():
+            if platform().ragged_exchange:
                 return ragged_exchange(rows[0], way, num_rows, axes=routing.exchanged)[None]
             sent = _sent(rows[0], way, most)
             return _arrived(lax.all_to_all(sent, routing.exchanged, 0, 0, tiled=True), way, num_rows)[None]
 
     def spread(op: str, rows: Array, way: Pieces, num_rows: int) -> Array:
         with jax.named_scope(rows_by_even_load(op, routes.num_even * num_copies)):
-            if sends_what_there_is():
+            if platform().ragged_exchange:
                 return ragged_exchange(rows, way, num_rows, axes=routing.rows)
             if op == "all_gather":  # of rows that lie close
                 return _arrived(lax.all_gather(rows, routing.rows), way, num_rows)
@@ -553,11 +553,6 @@ def _arrived(rows: Array, way: Pieces, num_rows: int) -> Array:
     source = jnp.full(num_rows, len(places), jnp.int32)
     source = source.at[places].set(jnp.arange(len(places), dtype=jnp.int32), mode="drop")
     return jnp.reshape(rows, (-1, rows.shape[-1])).at[source].get(mode="fill", fill_value=0)
-
-
-def sends_what_there_is() -> bool:
-    """Whether only rows that there are travel: XLA for CPU has no ragged exchange (jax 0.10.2)."""
-    return platform() != "cpu"
 
 
 def _places(at: Array, sizes: Array, most: int, none: int) -> Array:

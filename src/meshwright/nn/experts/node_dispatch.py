@@ -27,7 +27,8 @@ from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import MoE
 from meshwright.models.transformer import rows_by_even_load
 from meshwright.nn.each_device import each_device, spec_of, with_gradient, zeros_beside
-from meshwright.nn.experts.dropless import Pieces, ragged_exchange, sends_what_there_is
+from meshwright.nn.experts.dropless import Pieces, ragged_exchange
+from meshwright.nn.start.device_mesh import platform
 
 
 class Crossings(NamedTuple):
@@ -143,7 +144,7 @@ def _exchanged(rows: Array, route: Route | None, layout: Layout) -> Array:
         if not route:
             return jnp.reshape(lax.all_to_all(by_node, nodes, 0, 0, tiled=True), rows.shape)
         with jax.named_scope(rows_by_even_load("all_to_all", route.room.even)):
-            if not sends_what_there_is():
+            if not platform().ragged_exchange:
                 return jnp.reshape(lax.all_to_all(by_node, nodes, 0, 0, tiled=True), rows.shape)
             sent, received = (jnp.reshape(one, (-1, 1)) for one in counts)
             begins = by_node.shape[1] * jnp.arange(num_peers, dtype=jnp.int32)[:, None]

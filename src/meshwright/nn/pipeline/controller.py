@@ -16,7 +16,9 @@ from jax.sharding import NamedSharding
 
 from meshwright.layout.pipelines.table import PassTable, Place, TablePass
 from meshwright.nn.pipeline.stage_programs import TOKEN, ChunkPrograms, Rows, StageTotals
-from meshwright.nn.start.compiler_options import Options, compiler_options
+from meshwright.nn.start.compiler_options import compiler_options
+from meshwright.nn.start.device_mesh import platform_of
+from meshwright.platforms.platform import Options
 
 
 class Executor(Protocol):
@@ -30,16 +32,12 @@ class Executor(Protocol):
 
 
 class OnDevices:
-    """Runs programs on the devices that there are.
-
-    On CPUs each is waited for: XLA's collectives hold a thread there until all of their devices have come
-    (jaxlib 0.10.2), and several programs at once could take all threads.
-    """
+    """Runs programs on real devices, one after another if the platform wants that (`Platform.in_turn`)."""
 
     def run(self, mesh: jax.sharding.Mesh, program: Any, *arguments: Any) -> Any:
         with jax.set_mesh(mesh):
             found = program(*arguments)
-        return jax.block_until_ready(found) if mesh.devices.flat[0].platform == "cpu" else found
+        return jax.block_until_ready(found) if platform_of(mesh).in_turn else found
 
     def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any:
         """The arrays on another stage, split alike; those that lie there as they are."""

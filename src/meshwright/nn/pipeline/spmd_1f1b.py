@@ -32,13 +32,12 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.head import BACKWARD
 from meshwright.layout.moves.attention import token_sharding
 from meshwright.layout.rules import STAGES
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import STACK_LETTERS
-from meshwright.models.transformer import Places
+from meshwright.models.transformer import BACKWARD, Places
 from meshwright.nn.gradients import Scattered, added, as_used, zeros
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import build, flatten, joined, trained

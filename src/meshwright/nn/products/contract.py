@@ -57,11 +57,9 @@ def local_einsum(plan: Contraction, lhs: Array, rhs: Array, dtype: Any) -> Array
 
 
 def _computed_in(plan: Contraction, dtype: Any) -> Any:
-    """The type that a product which is to be given in `dtype` comes in.
+    """The type in which a product is computed that is rounded to `dtype`.
 
-    XLA for CPU widens the operands of a product that it gives in bf16, copies and all: with weights of 768 x
-    2048, 2,048 rows took 37 ms, and 18 where it gives f32, which is rounded then (jax 0.10.2, Zen 4). Partial
-    sums are bf16 as they are planned, or XLA would add f32.
+    Partial sums are computed in bf16, as planned: XLA would otherwise add f32.
     """
-    is_wide = platform() == "cpu" and dtype == jnp.bfloat16 and not plan.product.unreduced
+    is_wide = platform().wide_products and dtype == jnp.bfloat16 and not plan.product.unreduced
     return jnp.float32 if is_wide else dtype

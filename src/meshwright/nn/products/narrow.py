@@ -184,8 +184,8 @@ def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[.
 
 
 def as_multiplied(values: Array, narrow: str, dtype: Any) -> Array:
-    """Values of the type `narrow` as products take them: in `dtype` if the chip emulates the type."""
-    if platform() not in number_type(narrow).emulated_on:
+    """Values of the type `narrow` as operands of a product: in the wider `dtype` if they are emulated."""
+    if not platform().emulates(narrow):
         return values
     with jax.named_scope(EMULATED):
         return values.astype(dtype)
@@ -252,7 +252,7 @@ def _blocked_product(
     high = record.scales.block if is_weight and record.scales.square else 1
     first, scale = _in_blocks(_matrices(one, einsum.lhs, einsum), record, 1)
     second, of_other = _in_blocks(_matrices(other, einsum.rhs, einsum), record, high)
-    if platform() == "gpu" and (capability() or 0) >= (record.capability or inf):
+    if platform().scaled_matmul and (capability() or 0) >= (record.capability or inf):
         operands = first.values, second.values, first.scales, second.scales
         y = jax.nn.scaled_matmul(*operands, preferred_element_type=jnp.float32)
     else:

@@ -60,11 +60,6 @@ class Quantised:
         return in_values * self.values.shape[-1] // self.scales.shape[-1]
 
 
-def in_pairs(platform: str) -> bool:
-    """Whether values of 4 bits are stored two a byte on devices of this platform, named as JAX does."""
-    return platform == "cpu"
-
-
 def is_narrow(dtype: Any) -> bool:
     """Whether arrays of a JAX type are values of a Quantised with a scale for each line."""
     return dtype in _NAMES
@@ -101,7 +96,7 @@ def quantise(w: Array, dtype: str, num_summed: int, group: int) -> Quantised:
     values = jnp.round(wide / scales) if record.is_integer else wide / scales
     if record.group:
         whole = jnp.reshape(values, w.shape, out_sharding=jax.typeof(w).sharding).astype(jnp.int8)
-        values = _paired(whole) if in_pairs(platform()) else whole.astype(jax_dtype(dtype))
+        values = _paired(whole) if platform().packs_int4 else whole.astype(jax_dtype(dtype))
     else:
         values = values.astype(jax_dtype(dtype))
     return Quantised(values, jnp.squeeze(scales, axes))

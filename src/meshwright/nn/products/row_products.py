@@ -16,11 +16,6 @@ from jax.sharding import PartitionSpec
 from meshwright.nn.each_device import each_device, never, spec_of
 from meshwright.nn.start.device_mesh import platform
 
-# Rows of a tile. An accelerator multiplies so many as fast as it reads the weights, which each tile does
-# anew; of CPUs a row of fewer costs less alone, and many rows more (float32, 6 x 768-2048-768, two cores:
-# tiles of 8, 16 and 32 rows took 8, 16 and 24 ms for one row; 23, 16, 21 for 16; 468, 376, 351 for 512).
-_TILE, _TILE_OF_CPU = 128, 16
-
 
 def is_of_rows(spec: str) -> bool:
     """Whether it multiplies x[B, T, I...] by w[O..., I...].
@@ -53,7 +48,7 @@ def in_tiles(compute: Callable[[Any], Any], rows: Any) -> Any:
 
     compute: maps each row to one row, by itself.
     """
-    size, leaves = _TILE_OF_CPU if platform() == "cpu" else _TILE, jax.tree.leaves(rows)
+    size, leaves = platform().tile_rows, jax.tree.leaves(rows)
     count = len(leaves[0])
     num_tiles = -(-count // size)
     room = num_tiles + 1  # to cut the only one out of an array would be to take it whole

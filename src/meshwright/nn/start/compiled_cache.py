@@ -1,4 +1,4 @@
-"""Compiled programs kept on disk, and a process that is to compile no more."""
+"""The cache of compiled programs on disk, and a check that a process compiles no more."""
 
 import jax
 
@@ -8,7 +8,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def keep_compiled() -> None:
-    """Makes JAX keep what it compiles in `cache_folder() / "xla"`, for the next process that needs it.
+    """Make JAX keep compiled programs in `cache_folder() / "xla"` for other processes.
 
     JAX's key has the program, the devices, the compiler's version and its flags. A file that cannot be read
     or written costs a warning and a compilation, no more.
@@ -19,13 +19,13 @@ def keep_compiled() -> None:
 
 
 class NothingCompiled:
-    """Checks that this process compiles nothing, nor reads it from disk instead, after the first check."""
+    """A check that this process neither compiles nor loads a program after the first check."""
 
     def __init__(self) -> None:
         self._count: int | None = None  # None before the first check
 
     def check(self) -> None:
-        """Raises RuntimeError where something was compiled since the first call."""
+        """Raises RuntimeError if a program was compiled since the first call."""
         if self._count is None:
             self._count = 0
             jax.monitoring.register_event_duration_secs_listener(self._listen)

@@ -14,10 +14,11 @@ from meshwright.errors import DeviceError, NotationError
 from meshwright.layout import Layout
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Mesh
+from meshwright.platforms import CPU, PLATFORMS, Platform
 
 
 def device_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
-    """The layout's mesh with explicit axes, over the first devices that there are.
+    """The layout's mesh with explicit axes, over the first available devices.
 
     Raises DeviceError if there are too few.
     """
@@ -25,9 +26,10 @@ def device_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> jax.sha
 
 
 def explicit_mesh(mesh: Mesh, devices: Sequence[Any] | None = None, asked_by: str = "") -> jax.sharding.Mesh:
-    """`mesh` with explicit axes, over the first devices that there are; on a TPU as `device_grid` lays them.
+    """`mesh` with explicit axes, over the first available devices.
 
-    Raises DeviceError if there are too few, in the name of `asked_by`.
+    A mesh of all devices of a torus follows it (`device_grid`). Raises DeviceError in the name of `asked_by`
+    if there are too few.
     """
     devices = list(jax.devices()) if devices is None else list(devices)
     needed = mesh.num_devices
@@ -37,15 +39,15 @@ def explicit_mesh(mesh: Mesh, devices: Sequence[Any] | None = None, asked_by: st
             f"({devices[0].platform}); on CPU set XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
         )
     shape = tuple(mesh.sizes.values())
-    whole = devices[0].platform == "tpu" and needed == len(devices)
+    whole = platform_of_devices(devices).torus_mesh and needed == len(devices)
     grid = device_grid(devices, shape) if whole else np.asarray(devices[:needed]).reshape(shape)
     return jax.sharding.Mesh(grid, mesh.axes, axis_types=(AxisType.Explicit,) * len(shape))
 
 
 def device_grid(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
-    """All devices of TPU slices as an array of these sizes, its axes along the dimensions of the torus.
+    """All devices of TPU slices as an array, with axes along dimensions of the torus.
 
-    Of several slices the outermost axis of more than one device crosses from one to the next.
+    With several slices, the outermost axis of more than one device crosses from slice to slice.
     """
     num_slices = len({getattr(device, "slice_index", 0) for device in devices})
     if num_slices == 1:
@@ -56,10 +58,20 @@ def device_grid(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
     return mesh_utils.create_hybrid_device_mesh(inner, outer, devices=devices, allow_split_physical_axes=True)
 
 
-def platform() -> str:
-    """ "cpu", "gpu" or "tpu": what the mesh that is set consists of; "cpu" where it has no devices."""
+def platform_of(mesh: jax.sharding.Mesh) -> Platform:
+    """The record of the platform of a mesh."""
+    return platform_of_devices(mesh.devices.flat)
+
+
+def platform_of_devices(devices: Sequence[Any] | np.flatiter) -> Platform:
+    """The record of the platform that these devices share."""
+    return PLATFORMS[devices[0].platform]
+
+
+def platform() -> Platform:
+    """The record of the platform of the mesh that is set; CPU if the mesh has no devices."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.platform if device else "cpu"
+    return PLATFORMS[device.platform] if device else CPU
 
 
 def partition_spec(array: ShardedArray, reduced: Axes = ()) -> PartitionSpec:
@@ -122,7 +134,7 @@ def from_partition_spec(name: str, dims: Sequence[str], spec: PartitionSpec) -> 
 
 
 def reduced_axes(spec: PartitionSpec) -> Axes:
-    """The axes over which the cotangent will be a partial sum, sorted."""
+    """Mesh axes with partial sums of the cotangent, sorted."""
     return tuple(sorted(spec.reduced))
 
 
@@ -132,11 +144,11 @@ def resharded(x: Array, spec: PartitionSpec) -> Array:
 
 
 def named_here(x: Array) -> Array:
-    """`x`, a copy of it as it lies, so that what moves it has the name of the scope around.
+    """A copy of `x` with the same sharding, so that collectives that move it have the name of this scope.
 
-    XLA removes the copy. What it makes of a reshard it names after that (JAX 0.10), or after what it moves
-    (0.12), which may be of another scope. A partial sum is of the scope that sums it, and not copied. Of one
-    array's equal reshards XLA makes one, but not of those of several copies.
+    XLA removes the copy. It names a collective after the reshard (JAX 0.10) or after the moved array (0.12),
+    which may be from another scope. A partial sum belongs to the scope that sums it, and is not copied. XLA
+    joins equal reshards of one array, and keeps reshards of several copies apart.
     """
     own = jax.typeof(x).sharding.spec
     return x if own.unreduced else reshard(x, own)

@@ -11,7 +11,7 @@ _COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 
 def split_host(num_devices: int) -> None:
-    """Makes JAX start with this many virtual devices of the host, which count only where it has no others.
+    """Make JAX start with this number of virtual devices of the host, if it has no others.
 
     Call it before JAX is imported.
     """
@@ -21,26 +21,27 @@ def split_host(num_devices: int) -> None:
 
 
 def use_cpu_devices(num_devices: int) -> None:
-    """Makes JAX start on the host alone, with this many virtual devices."""
+    """Make JAX start on the host only, with this number of virtual devices."""
     split_host(num_devices)
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def use_devices_of(hardware: Hardware) -> None:
-    """Makes JAX see the devices that a plan is for, those of the other processes of the run too.
+    """Make JAX see the devices of a plan's hardware, in all processes of the run.
 
-    Virtual CPU devices are shared out evenly. Raises DeviceError where this machine has another kind (a
-    plan for a TPU pod runs there), or the processes do not find each other.
+    Virtual devices are divided evenly. Raises DeviceError if this machine has another kind of device, or if
+    the processes do not find each other.
     """
     count = num_processes()
-    if hardware.chip.kind == "cpu":
+    platform = hardware.chip.platform
+    if platform.virtual:
         if hardware.num_chips % count:
             raise DeviceError(f"{count} processes cannot share the {hardware.num_chips} devices evenly")
         use_cpu_devices(hardware.num_chips // count)
-    join(hardware.chip.kind)
+    join(platform)
     import jax
 
-    kind, spec = hardware.chip.kind, hardware.spec
+    kind, spec = platform.name, hardware.spec
     try:
         seen = jax.default_backend()
     except RuntimeError as error:

@@ -1,13 +1,13 @@
-"""One of several processes of a run: how it learns which it is, finds the others, and joins them in JAX.
+"""One of several processes of a run: its number, the connection to the others, and the start of JAX.
 
-MESHWRIGHT_COORDINATOR    host:port of process 0, for the check below and for JAX after it
-MESHWRIGHT_NUM_PROCESSES  else SLURM_NTASKS
-MESHWRIGHT_PROCESS_ID     else SLURM_PROCID, or JOB_COMPLETION_INDEX of a Kubernetes job
-MESHWRIGHT_JOIN_SECONDS   how long to wait for the others
+MESHWRIGHT_COORDINATOR    host:port of process 0, for the check below and then for JAX
+MESHWRIGHT_NUM_PROCESSES  otherwise SLURM_NTASKS
+MESHWRIGHT_PROCESS_ID     otherwise SLURM_PROCID, or JOB_COMPLETION_INDEX of a Kubernetes job
+MESHWRIGHT_JOIN_SECONDS   seconds to wait for the others
 
-`mw launch` sets them. Without, JAX's own detection is asked where a TPU pod, SLURM or Open MPI says that
-there are several processes. Nothing here imports JAX before the processes have met: where one is missing,
-JAX aborts the others without naming it.
+`mw launch` sets them. Without them JAX detects the processes, if a TPU pod, SLURM or Open MPI has started
+several. Nothing here imports JAX before all processes have connected: if one is missing, JAX aborts the
+others without naming it.
 """
 
 import json
@@ -21,6 +21,7 @@ from typing import Any
 
 import meshwright
 from meshwright.errors import DeviceError
+from meshwright.platforms.platform import Platform
 
 COORDINATOR, NUM_PROCESSES = "MESHWRIGHT_COORDINATOR", "MESHWRIGHT_NUM_PROCESSES"
 PROCESS_ID, JOIN_SECONDS = "MESHWRIGHT_PROCESS_ID", "MESHWRIGHT_JOIN_SECONDS"
@@ -47,9 +48,9 @@ class ProcessPlace:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> ProcessPlace | None:
-    """This process's place by the environment, None where no coordinator is named.
+    """This process's place by the environment; None if no coordinator is named.
 
-    Raises DeviceError for values that are missing or make no sense.
+    Raises DeviceError for missing or invalid values.
     """
     coordinator = environment.get(COORDINATOR)
     if coordinator is None:
@@ -66,15 +67,15 @@ def place(environment: Mapping[str, str] = os.environ) -> ProcessPlace | None:
 
 
 def num_processes(environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes this one was started with; 1 where JAX is to find out."""
+    """The number of processes of this run; 1 if only JAX can detect it."""
     here = place(environment)
     return here.num_processes if here else 1
 
 
-def join(kind: str) -> None:
-    """Joins this process with the others of its run, if any. kind: of the devices: cpu, gpu or tpu.
+def join(platform: Platform) -> None:
+    """Joins this process with the others of its run, if any. platform: of the devices.
 
-    Call it before anything else of JAX. Raises DeviceError naming the processes that have not come in
+    Call it before any other function of JAX. Raises DeviceError naming the processes that did not connect in
     time, or that run other versions.
     """
     here = place()
@@ -87,8 +88,8 @@ def join(kind: str) -> None:
         meet(here, _versions())
     import jax
 
-    if kind == "cpu":
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    for name, value in platform.jax_settings.items():
+        jax.config.update(name, value)
     if here is None:
         jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
         return
@@ -98,7 +99,7 @@ def join(kind: str) -> None:
         coordinator_address=here.coordinator,
         num_processes=here.num_processes,
         process_id=here.process_id,
-        local_device_ids=[int(local)] if kind == "gpu" and local is not None else None,
+        local_device_ids=[int(local)] if platform.device_per_process and local is not None else None,
         cluster_detection_method="deactivate",
         initialization_timeout=int(here.join_seconds),
         heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
@@ -106,7 +107,7 @@ def join(kind: str) -> None:
 
 
 def meet(here: ProcessPlace, versions: Mapping[str, str]) -> None:
-    """Returns once all processes have reached process 0 and agree about the versions; else DeviceError."""
+    """Return once all processes have reached process 0 with equal versions. Raises DeviceError otherwise."""
     deadline = time.monotonic() + here.join_seconds
     verdict = _receive(here, versions, deadline) if here.process_id == 0 else _reach(here, versions, deadline)
     if verdict:
@@ -114,11 +115,11 @@ def meet(here: ProcessPlace, versions: Mapping[str, str]) -> None:
 
 
 def wait_for_all(where: str) -> None:
-    """Returns once all processes are at this point of the program; where: its name, the same in all.
+    """Return once all processes are at this point of the program. where: its name, equal in all processes.
 
-    Over gloo a collective waits 30 minutes for the slowest process, but two things wait 30 seconds, and
-    no option changes that (jaxlib 0.10): connecting, which the first collective of a group does, and
-    reduce-scatters. So processes meet here before they run what they took unlike times to get to.
+    Over gloo a collective waits 30 minutes for the slowest process, but connecting, which the first
+    collective of a group does, and reduce-scatters wait only 30 seconds, without an option (jaxlib 0.10).
+    So processes wait for each other here after work of different duration.
     """
     import jax
     from jax.experimental import multihost_utils
@@ -128,14 +129,14 @@ def wait_for_all(where: str) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """A port of this machine that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 def _receive(here: ProcessPlace, versions: Mapping[str, str], deadline: float) -> str:
-    """Process 0: takes a call from every other, then tells all of them how it went."""
+    """Process 0: accept a call from every other process, then send the verdict to all of them."""
     calls: dict[int, socket.socket] = {}
     verdict = ""
     try:
@@ -147,13 +148,13 @@ def _receive(here: ProcessPlace, versions: Mapping[str, str], deadline: float) -
                 except TimeoutError:
                     verdict = verdict or _missing(here, calls)
                     break
-                said = _said(call)
-                if said is None:  # a port scan, or a process that died in the act
+                caller = _caller(call)
+                if caller is None:  # a port scan, or a process that died during the call
                     call.close()
                     continue
-                calls[said["process"]] = call
-                if not verdict and (verdict := _disagreement(said, versions, address[0])):
-                    # Those that are about to call are told, too.
+                calls[caller["process"]] = call
+                if not verdict and (verdict := _disagreement(caller, versions, address[0])):
+                    # Processes that are about to call receive the verdict, too.
                     deadline = min(deadline, time.monotonic() + _SPEAK_SECONDS)
     finally:
         for call in calls.values():
@@ -162,13 +163,14 @@ def _receive(here: ProcessPlace, versions: Mapping[str, str], deadline: float) -
     return verdict
 
 
-def _said(call: socket.socket) -> dict[str, Any] | None:
-    """What a process says of itself, None where it is none of ours."""
+def _caller(call: socket.socket) -> dict[str, Any] | None:
+    """A calling process's description of itself; None if it is not one of this run."""
     call.settimeout(_SPEAK_SECONDS)
     try:
         with call.makefile("r") as lines:
-            said = json.loads(lines.readline())
-        return said if isinstance(said, dict) and {"process", "host", "versions"} <= said.keys() else None
+            caller = json.loads(lines.readline())
+        is_ours = isinstance(caller, dict) and {"process", "host", "versions"} <= caller.keys()
+        return caller if is_ours else None
     except (OSError, ValueError):
         return None
 
@@ -185,15 +187,15 @@ def _listener(here: ProcessPlace) -> socket.socket:
 
 
 def _reach(here: ProcessPlace, versions: Mapping[str, str], deadline: float) -> str:
-    """Another process: calls process 0 until it answers."""
-    said = json.dumps({"process": here.process_id, "host": socket.gethostname(), "versions": dict(versions)})
+    """Another process: call process 0 until it answers."""
+    caller = {"process": here.process_id, "host": socket.gethostname(), "versions": dict(versions)}
     reason = "no answer"
     while time.monotonic() < deadline:
         try:
             with socket.create_connection(
                 here.address, timeout=max(deadline - time.monotonic(), 0.1)
             ) as call:
-                call.sendall((said + "\n").encode())
+                call.sendall((json.dumps(caller) + "\n").encode())
                 # A little longer than process 0 itself waits, so that its verdict arrives.
                 call.settimeout(max(deadline - time.monotonic(), 0) + 5)
                 with call.makefile("r") as lines:
@@ -218,13 +220,12 @@ def _missing(here: ProcessPlace, calls: Mapping[int, socket.socket]) -> str:
     )
 
 
-def _disagreement(said: Mapping[str, Any], versions: Mapping[str, str], host: str) -> str:
+def _disagreement(caller: Mapping[str, Any], versions: Mapping[str, str], host: str) -> str:
     for name, version in versions.items():
-        other = said["versions"].get(name)
+        other = caller["versions"].get(name)
         if other != version:
-            return (
-                f"process {said['process']} ({said['host']}, {host}) has {name} {other}, process 0 {version}"
-            )
+            who = f"process {caller['process']} ({caller['host']}, {host})"
+            return f"{who} has {name} {other}, process 0 {version}"
     return ""
 
 

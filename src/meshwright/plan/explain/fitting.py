@@ -115,8 +115,8 @@ def _sharded_further(layout: Layout) -> Iterator[Layout]:
 
 
 def _offloaded(hardware: Hardware, layout: Layout) -> Iterator[Layout]:
-    """The layout with state in the host's memory, if that is not the chip's own."""
-    if layout.pipe == 1 and hardware.chip.kind != "cpu":
+    """The layout with state in the host's memory, if that is not the devices' own."""
+    if layout.pipe == 1 and not hardware.chip.platform.host_memory:
         for word in ("offload", "offload_optimizer"):
             if not layout.word(word):
                 yield layout.replace(**{word: True})

@@ -43,10 +43,6 @@ RESOURCES = {
     "bubble": "idle pipeline stages",
     "launch": "launches",
 }
-_OF_KIND = {
-    "gpu": RESOURCES | {"ici": "NVLink", "dcn": "the network"},
-    "cpu": RESOURCES | {"ici": "copies between devices"},
-}
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class Rejected:
 
 def resource_name(bound: str, hardware: Hardware) -> str:
     """`bound` in words that suit the machine."""
-    return _OF_KIND.get(hardware.chip.kind, RESOURCES).get(bound, bound)
+    return (RESOURCES | dict(hardware.chip.platform.resources)).get(bound, bound)
 
 
 def bound_seconds(candidate: Candidate) -> dict[str, float]:
@@ -107,7 +103,7 @@ def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterat
     """The layouts of the training chapter and, on GPUs, Megatron's, even if they do not divide."""
     chips = hardware.num_chips
     yield "pure data parallelism", Layout.of(data=chips)
-    if chips > 1 and hardware.chip.kind != "cpu":  # CPU plans are run at once, and ZeRO-1 does not run there
+    if chips > 1 and not hardware.chip.platform.virtual:  # virtual devices run plans at once, but not ZeRO-1
         yield "data parallelism with a sharded optimizer (ZeRO-1)", Layout.of(data=chips, zero=1)
     yield "pure FSDP", Layout.of(fsdp=chips)
     if config.moe and (expert := gcd(config.moe.num_experts, chips)) > 1:

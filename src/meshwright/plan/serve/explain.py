@@ -8,9 +8,9 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.roofs import compute_bound_batch
 from meshwright.layout import Layout
+from meshwright.layout.attention import why_no_paged
 from meshwright.layout.axes import AXES
 from meshwright.layout.moves.attention import uses_ring
-from meshwright.layout.paged import why_no_paged_kernel
 from meshwright.models.count import count_params, kv_cache_bytes
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.prefill import runs_with
@@ -100,9 +100,10 @@ def _seconds(point: Point, layout: Layout) -> float:
 
 def _lacking_kernel(point: Point) -> str | None:
     """The reason why attention over pages has no kernel in `mw serve`; None if it has one, or is not ours."""
-    if point.hardware.chip.kind == "cpu" or not point.hardware.software.is_ours:
+    platform = point.hardware.chip.platform
+    if platform.page_by_page or not point.hardware.software.is_ours:
         return None
-    return why_no_paged_kernel(point.hardware.chip.kind, point.config, point.layout.at("generate"))
+    return why_no_paged(platform, point.config, point.layout.at("generate"))
 
 
 def _gathering_seconds(point: Point) -> float:

@@ -21,14 +21,12 @@ from jax.sharding import PartitionSpec, reshard
 from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
+from meshwright.layout.attention import has_prompt_programs, why_no_paged
 from meshwright.layout.fit import cached_array, check_fits, num_replicas
 from meshwright.layout.moves.attention import single_tokens, token_sharding
 from meshwright.layout.paged import (
-    attends_to_whole_prompts,
-    block_of,
     first_page,
     page_of,
-    why_no_paged_kernel,
 )
 from meshwright.layout.runnable import check_runs
 from meshwright.layout.workload import Phase, Workload
@@ -41,7 +39,7 @@ from meshwright.nn.attention.paged import NOBODY, PagedCache, Pools, Rows, abstr
 from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
 from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
-from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
+from meshwright.nn.start.device_mesh import device_mesh, partition_spec, platform_of, resharded
 from meshwright.serve.device.sampling import (
     Edits,
     Needs,
@@ -125,7 +123,7 @@ class InferencePrograms:
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
         self._with_native, self._batch_invariant = with_native, batch_invariant
-        self._with_kernel = why_no_paged_kernel(mesh.devices.flat[0].platform, config, layout) is None
+        self._with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
         # Prompts by position have a layout of their own, of which products may read weights in other parts.
         self.with_panels = with_native and not self._prefill
         self.ops = (BatchInvariantOps if batch_invariant else InferenceOps)(config, layout)
@@ -167,8 +165,8 @@ class InferencePrograms:
 
     @property
     def has_choice_by_needs(self) -> bool:
-        """Whether choices of tokens are compiled for what rows need; on CPUs one program finds it itself."""
-        return self.mesh.devices.flat[0].platform != "cpu"
+        """Whether choices of tokens are compiled for the needs of rows."""
+        return not platform_of(self.mesh).one_sampler
 
     def choice(self, num_logits: int, needs: Needs | None, *, with_edits: bool) -> Any:
         """The choice of tokens, to be compiled: (last, logits, slots, rows, edits) -> (last, sampled).
@@ -274,9 +272,10 @@ class InferencePrograms:
         return not self.with_panels or not passes_over_zeros(self.config, self.layout)
 
     def reads_whole_tables(self, queries: int) -> bool:
-        """Whether rows of so many queries read whole tables: CPUs and kernels read used pages alone."""
-        kind = self.mesh.devices.flat[0].platform
-        return kind != "cpu" and why_no_paged_kernel(kind, self.config, self.layout, queries) is not None
+        """Whether rows of `queries` read whole tables, and not used pages only."""
+        platform = platform_of(self.mesh)
+        lacking = why_no_paged(platform, self.config, self.layout, queries)
+        return not platform.page_by_page and lacking is not None
 
     def _step(
         self,
@@ -456,8 +455,8 @@ def workload_step(
     num_rows = workload.num_sequences // num_replicas(layout, config)
     num_slots = -(-workload.num_sequences // num_kept_apart(layout, config))
     page = page_of(workload.seq_len, window)
-    platform, pages_of_row = mesh.devices.flat[0].platform, -(-workload.seq_len // page)
-    is_fresh = attends_to_whole_prompts(platform, layout)
+    platform, pages_of_row = platform_of(mesh), -(-workload.seq_len // page)
+    is_fresh = has_prompt_programs(platform, layout)
     if window and window.size < workload.seq_len and (phase == "generate" or is_fresh):
         of_window = pages_of_row - first_page(workload.seq_len - 1, page, window)
     programs = InferencePrograms(
@@ -474,7 +473,7 @@ def workload_step(
     elif is_fresh:
         rows = Rows(num_rows, workload.seq_len)
     else:
-        block = min(block_of(platform), workload.seq_len)
+        block = min(platform.prompt_rows, workload.seq_len)
         rows = Rows(num_rows * -(-workload.seq_len // block), block)
     stands = 1 if phase == "generate" else workload.seq_len, workload.seq_len
     is_fresh = is_fresh and phase == "prefill"

@@ -20,8 +20,9 @@ from jax.sharding import Mesh
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
+from meshwright.layout.attention import has_prompt_programs
 from meshwright.layout.fit import check_fits, num_replicas
-from meshwright.layout.paged import DEFAULT_PAGE, attends_to_whole_prompts
+from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.runnable import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.native import kernels
@@ -29,6 +30,7 @@ from meshwright.native.processor import put_in_huge_pages
 from meshwright.nn.attention.paged import Rows
 from meshwright.nn.cached_ops import layered
 from meshwright.nn.start.compiled_cache import NothingCompiled
+from meshwright.nn.start.device_mesh import platform_of
 from meshwright.serve.device.host_pages import HostPages
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 from meshwright.serve.device.readout import Readout, Results
@@ -94,7 +96,7 @@ class JaxRunner:
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context, batch_invariant=batch_invariant)
-        platform = mesh.devices.flat[0].platform
+        platform = platform_of(mesh)
         limits = Limits.of_layout(
             config,
             layout,
@@ -136,7 +138,7 @@ class JaxRunner:
         self._shapes = Shapes(
             self.limits,
             num_drafts,
-            has_fresh=attends_to_whole_prompts(platform, layout) and not batch_invariant,
+            has_fresh=has_prompt_programs(platform, layout) and not batch_invariant,
             num_sharing=self._programs.num_sharing,
             reads_whole_tables=lambda num_queries: (
                 not batch_invariant and self._programs.reads_whole_tables(num_queries)
@@ -291,12 +293,8 @@ class JaxRunner:
 
     @property
     def _is_starved(self) -> bool:
-        """Whether a program must end before the next starts.
-
-        XLA's collectives on CPU (jaxlib 0.10.2) hold threads of one pool while they wait for each other, so
-        two programs at once can starve it; see train/loop.py.
-        """
-        return self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu"
+        """Whether a program must end before the next starts, as programs with collectives may."""
+        return self._mesh.size > 1 and platform_of(self._mesh).in_turn
 
     def _alone(self) -> AbstractContextManager[object]:
         return _ONE_PROGRAM if self._is_starved else nullcontext()

@@ -9,10 +9,11 @@ from typing import NamedTuple
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
-from meshwright.layout.paged import DEFAULT_BLOCK, DEFAULT_PAGE, block_of, chunk_of, divided_block
+from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, divided_block
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import even_context, widest_window
+from meshwright.platforms.platform import PROMPT_ROWS, Platform
 
 _TIMED_TOKENS = 64  # prompt tokens of the step by which they are timed
 
@@ -66,7 +67,7 @@ class Limits:
         cls,
         config: ModelConfig,
         layout: Layout,
-        platform: str,
+        platform: Platform,
         num_slots: int,
         context: int,
         *,
@@ -91,7 +92,7 @@ class Limits:
             page_size=page_size,
             # All devices of a shard of the batch compute the chunks of all of its replicas.
             chunk=max(1, chunk // (replicas // at.num_batch_shards)),
-            block=divided_block(block or block_of(platform), layout.num_prompt_shards),
+            block=divided_block(block or platform.prompt_rows, layout.num_prompt_shards),
             window=widest_window(config) if keeps_windows else None,
             even_context=even_context(config, context),
         )
@@ -106,7 +107,7 @@ class Limits:
         num_pages: int | None = None,
         page_size: int = DEFAULT_PAGE,
         chunk: int = DEFAULT_CHUNK,
-        block: int = DEFAULT_BLOCK,
+        block: int = PROMPT_ROWS,
         window: Window | None = None,
         even_context: float = inf,
     ) -> "Limits":

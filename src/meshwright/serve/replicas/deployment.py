@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from meshwright.errors import DeviceError, MeshwrightError, PlanError
+from meshwright.platforms import PLATFORMS
 from meshwright.serve.device.prefill_pool import Offer, Prefiller, Prefills, Tokens
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.replicas.forwarded import ROUTING, Forwarded
@@ -66,13 +67,9 @@ class ServerScale:
 
     def needs(self) -> dict[str, Any]:
         """What Ray reserves for one server."""
-        there = ray.cluster_resources()
-        kind = self.kind or next((kind for kind in ("tpu", "gpu") if kind.upper() in there), "cpu")
-        return {
-            "cpu": {"num_cpus": 1},  # whose devices are virtual
-            "gpu": {"num_cpus": 0, "num_gpus": self.num_devices},
-            "tpu": {"num_cpus": 0, "resources": {"TPU": self.num_devices}},
-        }[kind]
+        known = ray.cluster_resources()
+        kind = self.kind or next(kind for kind in PLATFORMS if kind.upper() in {*known, "CPU"})
+        return PLATFORMS[kind].ray_resources(self.num_devices)
 
     def __post_init__(self) -> None:
         self.options()  # before a cluster is started for it

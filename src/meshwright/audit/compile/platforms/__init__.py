@@ -1,0 +1,1 @@
+"""Targets of the compilers that need none of their chips, one file each."""

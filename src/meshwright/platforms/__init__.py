@@ -1,0 +1,16 @@
+"""Platforms: one record each for everything that depends on the kind of device that a program runs on.
+
+Other rooms ask the record of a chip (`chip.platform`) or of a mesh (`nn.start.device_mesh.platform_of`) for
+the property that they depend on, not for its name. A new platform is a file here, a file in
+`audit/compile/platforms/`, and the chips of its kind in `hardware/chips/`.
+"""
+
+from meshwright.platforms.cpu import CPU
+from meshwright.platforms.gpu import GPU
+from meshwright.platforms.platform import Attention, Compiler, Kernel, Platform
+from meshwright.platforms.tpu import TPU
+
+# By JAX's name of the backend, in the order that lists of chips have.
+PLATFORMS = {platform.name: platform for platform in (TPU, GPU, CPU)}
+
+__all__ = ["CPU", "GPU", "PLATFORMS", "TPU", "Attention", "Compiler", "Kernel", "Platform"]
