@@ -35,7 +35,7 @@ def share_at(points: Points, num_bytes: float) -> float:
 
 
 def fault(points: Sequence[Sequence[float]], most: float = 1.0) -> str | None:
-    """The fault of these points, worded to follow their key in an error; None if there is none.
+    """A fault of the points, in words that follow their key in an error; None if there is none.
 
     most: maximum of the second figure: 1 for a share, infinity for a rate.
     """

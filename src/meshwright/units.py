@@ -42,7 +42,7 @@ def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
 
 
 def whole(figure: Any) -> Any:
-    """The nearest whole number, or those of an array.
+    """The nearest whole number, or an array of them.
 
     >>> whole(2.6)
     3
@@ -69,7 +69,7 @@ def format_number_of(number: int, noun: str) -> str:
 
 
 def _with_unit(value: float, units: tuple[tuple[float, str], ...]) -> str | None:
-    """Three digits in the largest unit for which the rounded value is at least 1, None if there is none."""
+    """Three digits in the largest unit that gives at least 1 after rounding, None if there is none."""
     for factor, suffix in units:
         digits = f"{value / factor:.3g}"
         if abs(float(digits)) >= 1:

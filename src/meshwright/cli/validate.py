@@ -1,4 +1,4 @@
-"""mw validate: the planner against what others measured."""
+"""mw validate: errors of the planner against published measurements."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -72,14 +72,14 @@ def validate(
     mw validate benchmarks/published/training.csv --anchor
     """
     with progress() as update:
-        found = predict(
+        predictions = predict(
             [row for file in files for row in read_rows(file)], lambda share: update("pricing rows", share)
         )
     if anchor:
-        found = anchored_by_source(found, trust)
-    bars = _SERVED if inference_rows(found) else _ANCHORED if anchor else _FREE
+        predictions = anchored_by_source(predictions, trust)
+    bars = _SERVED if inference_rows(predictions) else _ANCHORED if anchor else _FREE
     bars = (bars[0] if median_bar is None else median_bar, bars[1] if p90_bar is None else p90_bar)
-    document = validation_document(found, anchor)
+    document = validation_document(predictions, anchor)
     missed = _missed(document, bars, memory_bar, regret_bar)
     document["missed"] = missed
     if as_json:
@@ -92,10 +92,10 @@ def validate(
         raise typer.Exit(_MISSES)
 
 
-def validation_document(found: list[Prediction], anchor: bool) -> dict:
-    """The keys of `mw validate` in contract.md, then the scores by source, of memory and of regret."""
-    steps = step_rows(found) or inference_rows(found)
-    ranked = rankings(found)
+def validation_document(predictions: list[Prediction], anchor: bool) -> dict:
+    """The keys of `mw validate` in contract.md, then scores by source, of memory and of regret."""
+    steps = step_rows(predictions) or inference_rows(predictions)
+    ranked = rankings(predictions)
     return {
         **asdict(score_predictions(steps)),
         "anchored": anchor,
@@ -107,37 +107,37 @@ def validation_document(found: list[Prediction], anchor: bool) -> dict:
             axis.name: _by(steps, lambda p, name=axis.name: str(getattr(p.row, name, None) or 1))
             for axis in (TENSOR, PIPE, CONTEXT, EXPERT)
         },
-        "memory": asdict(score_predictions(memory_predictions(found))),
-        "verdicts": asdict(verdicts(found)),
+        "memory": asdict(score_predictions(memory_predictions(predictions))),
+        "verdicts": asdict(verdicts(predictions)),
         "regret": quantile(sorted(r.regret for r in ranked), 0.8),
         "ranking": _ranking(ranked),
         "rankings": [asdict(r) for r in ranked],
-        "skipped": sum(p.skipped is not None for p in found),
-        "rows": [p.to_dict() for p in found],
+        "skipped": sum(p.skipped is not None for p in predictions),
+        "rows": [p.to_dict() for p in predictions],
     }
 
 
 def _by(steps: list[Prediction], key: Callable[[Prediction], str]) -> dict[str, dict]:
-    """The scores of the rows by what `key` says of them."""
+    """The scores of the rows by a key of each row."""
     return {
         str(name): _source(score_predictions(group), group) for name, group in grouped(steps, key).items()
     }
 
 
 def _ranking(ranked: list[Ranking]) -> dict | None:
-    """Means over panels; None of no panel."""
+    """Means over panels; None without panels."""
     if not ranked:
         return None
     names = ("tau", "regret", "best_of_five", "rule_regret", "random_regret")
-    return {f"mean_{name}": mean(getattr(one, name) for one in ranked) for name in names} | {
+    return {f"mean_{name}": mean(getattr(panel, name) for panel in ranked) for name in names} | {
         "num_panels": len(ranked),
-        "share_under_5_percent": mean(one.regret < _SMALL_REGRET for one in ranked),
+        "share_under_5_percent": mean(panel.regret < _SMALL_REGRET for panel in ranked),
     }
 
 
-def _source(found: Score, group: list[Prediction]) -> dict:
+def _source(score: Score, group: list[Prediction]) -> dict:
     errors = [p.error for p in group if p.error is not None]
-    return asdict(found) | {"mean_error": sum(errors) / len(errors)}
+    return asdict(score) | {"mean_error": sum(errors) / len(errors)}
 
 
 def _missed(document: dict, bars: tuple[float, float], memory_bar: float, regret_bar: float) -> list[str]:
@@ -170,9 +170,9 @@ def _show(document: dict, list_rows: bool) -> None:
     table.add_column("source of rows")
     for heading in headings:
         table.add_column(heading, justify="right")
-    for name, found in (*document["sources"].items(), ("all", document)):
-        figures = map(_percent, _figures(found)[: len(headings) - 1])
-        table.add_row(name, str(found["num_rows"]), *figures)
+    for name, score in (*document["sources"].items(), ("all", document)):
+        figures = map(_percent, _figures(score)[: len(headings) - 1])
+        table.add_row(name, str(score["num_rows"]), *figures)
     show(
         *_outside_lines(document["out_of_sample"]),
         table,
@@ -198,19 +198,18 @@ def _outside_lines(outside: dict) -> list[str]:
     return [f"{line}; one MFU of the other sources: {', '.join(map(_percent, both))}"]
 
 
-def _memory_lines(memory: dict, found: dict) -> list[str]:
+def _memory_lines(memory: dict, verdicts: dict) -> list[str]:
     lines = []
     if memory["num_rows"]:
         lines.append(
             f"memory, {memory['num_rows']} rows: median {_percent(memory['median_abs_error'])}, "
             f"p90 {_percent(memory['p90_abs_error'])}"
         )
-    if found["num_ran"]:
-        lines.append(
-            f"ran and is said not to fit: {_percent(found['false_does_not_fit'])} of {found['num_ran']}"
-        )
-    if found["num_ran_out"]:
-        lines.append(f"ran out and is said to fit: {_percent(found['false_fits'])} of {found['num_ran_out']}")
+    ran, ran_out = verdicts["num_ran"], verdicts["num_ran_out"]
+    if ran:
+        lines.append(f"ran and is said not to fit: {_percent(verdicts['false_does_not_fit'])} of {ran}")
+    if ran_out:
+        lines.append(f"ran out and is said to fit: {_percent(verdicts['false_fits'])} of {ran_out}")
     return lines
 
 
@@ -224,9 +223,9 @@ def _ranking_line(ranking: dict) -> str:
     )
 
 
-def _figures(found: dict) -> tuple[float | None, ...]:
+def _figures(score: dict) -> tuple[float | None, ...]:
     keys = ("median_abs_error", "p90_abs_error", "mean_error")
-    return tuple(found.get(key) for key in (*keys, "baseline_median_abs_error", "baseline_p90_abs_error"))
+    return tuple(score.get(key) for key in (*keys, "baseline_median_abs_error", "baseline_p90_abs_error"))
 
 
 def _rows_table(document: dict) -> object:
