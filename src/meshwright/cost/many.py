@@ -1,8 +1,8 @@
-"""The price of a step of many layouts at once, and what it holds, for a search.
+"""Price and memory of many layouts at once, for a search.
 
-Layouts that differ in sizes alone have the same operations and collectives. So one recording serves all of
-them: where the graph of one layout has a number, theirs has an array, of one number for each. The formulas
-are those of memory.py, passes.py and step.py.
+Layouts that differ only in sizes have the same operations and collectives, so one recording serves all of
+them. A number in one layout's graph is an array here, with one number for each layout. The formulas are those
+of memory.py, passes.py and step.py.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,7 +58,7 @@ from meshwright.models.parameters import parameters
 
 
 class Member(NamedTuple):
-    """A mesh, the microbatches of a step on it and the sequences that they share out."""
+    """A mesh with the microbatches of a step, and the step's number of sequences."""
 
     mesh: Layout
     microbatches: int
@@ -66,15 +66,15 @@ class Member(NamedTuple):
 
 
 def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
-    """The layout that is recorded for `mesh`: with axes that `mesh` lacks, where its own price is the same.
+    """The recorded layout for `mesh`, with additional axes that do not change the price of `mesh`.
 
-    Over an axis of one device nothing moves and nothing is split. But where a host launches operations one by
-    one it launches what moves nothing, too; and a head by chunks has another form over several devices.
+    Over an axis of one device nothing moves and nothing is split. But a host that launches operations one by
+    one also launches those that move nothing, and a head by chunks has another form over several devices.
     """
     if mesh.form is None or hardware.software.eager or hardware.chip.platform.head_tokens:
         return mesh
     form = mesh.form
-    for axis in reversed(AXES):  # experts before the data ranks that they are cut out of
+    for axis in reversed(AXES):  # experts before the data ranks that they divide
         words = axis.free_words(form, config, mesh.schedule)
         wider = {**form, **words}
         if axis is not TENSOR or not words or _sums_no_matrix_as_vectors(mesh.with_form(wider), config):
@@ -83,9 +83,9 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
 
 
 def _sums_no_matrix_as_vectors(wide: Layout, config: ModelConfig) -> bool:
-    """Whether every matrix is split over `tensor` and data ranks, and so no gradient summed as vectors' are.
+    """Whether `tensor` and data ranks split every matrix, so that none is summed as vectors are.
 
-    Otherwise some are summed together without `tensor`, and apart with it.
+    Otherwise some gradients are summed together without `tensor`, and separately with it.
     """
     split = (
         wide.rules.updated.weight(path.rpartition("/")[2], param.letters).sharded_axes
@@ -96,16 +96,16 @@ def _sums_no_matrix_as_vectors(wide: Layout, config: ModelConfig) -> bool:
 
 
 class Saving(NamedTuple):
-    """What a step saves for its backward pass, by the remat policy; offload: in the host's memory."""
+    """Values that a step saves for its backward pass. offload: in the host's memory."""
 
     remat: str = "none"
     offload: bool = False
 
 
 class Family:
-    """Members with one pattern, all of one microbatch or all of several, recorded at once.
+    """Members with one pattern, all with one microbatch or all with several, recorded at once.
 
-    Attention of all has a kernel, or of none.
+    Attention has a kernel in all or in none.
     """
 
     def __init__(
@@ -136,16 +136,16 @@ class Family:
 
     @cached_property
     def rows(self) -> dict[int, list[int]]:
-        """The places of the members of each number of stages."""
-        found: dict[int, list[int]] = {}
+        """The rows of the members by number of stages."""
+        by_stages: dict[int, list[int]] = {}
         for row, member in enumerate(self.members):
-            found.setdefault(member.mesh.pipe, []).append(row)
-        return found
+            by_stages.setdefault(member.mesh.pipe, []).append(row)
+        return by_stages
 
     def stages(self, schedule: str, pipe: int, interleave: int, saving: Saving) -> "Stages":
-        """What the members with `pipe` stages take and hold, in the order of `rows`.
+        """Seconds and bytes of the members with `pipe` stages, in the order of `rows`.
 
-        Schedules that put the layers on the same stages share it.
+        Schedules with the layers on the same stages share it.
         """
         key = (stage_routes(schedule, pipe, interleave), saving)
         if key not in self._stages:
@@ -153,9 +153,9 @@ class Family:
         return self._stages[key]
 
     def least_seconds(self, pipe: int) -> Any:
-        """What a step of the members with `pipe` stages takes at least, whatever its schedule and policy.
+        """Lower bound of the step of members with `pipe` stages, for any schedule and policy.
 
-        That of the passes of all microbatches, if every stage had as much of them, and of launches.
+        It is the time of all microbatches' passes, divided evenly over the stages, and of launches.
         """
         [whole] = depth_counts(self.graph, "1f1b", 1, 1)
         rows = self.rows[pipe]
@@ -165,7 +165,7 @@ class Family:
         return microbatch * self.microbatches[rows]
 
     def states(self, schedule: str, pipe: int, interleave: int) -> "_States":
-        """The states of the members with `pipe` stages, on which a schedule puts the layers."""
+        """The states of the members with `pipe` stages, with a schedule's placement of layers."""
         key = stage_routes(schedule, pipe, interleave), SCHEDULES[schedule].splits_backward
         if key not in self._states:
             layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
@@ -182,26 +182,26 @@ class Family:
         return self._states[key]
 
     def _sent_by_update(self, state: StageState, pipe: int) -> Any:
-        """Seconds of what the optimizer sends, of the members with `pipe` stages."""
+        """Seconds of the optimizer's transfers, for the members with `pipe` stages."""
         rows = self.rows[pipe]
         placements = [self.placements[row] for row in rows]
         return sum(
             count
             * (
-                seconds_of_many(one.op, one.axes, placements)(_at(rows, one.gathered_bytes))
-                + self._lost_at_nodes(one, placements)
+                seconds_of_many(transfer.op, transfer.axes, placements)(_at(rows, transfer.gathered_bytes))
+                + self._lost_at_nodes(transfer, placements)
             )
-            for one, count in state.update_transfers(self.microbatches[rows])
+            for transfer, count in state.update_transfers(self.microbatches[rows])
         )
 
     def segments(self, saving: Saving, joined: bool) -> "_SegmentSeconds":
-        """What one run of every segment takes, for all members; joined: as `TimedPass` has it."""
+        """Seconds of one run of every segment, for all members; joined: see `TimedPass`."""
         if joined and not self._exchanges:
             return self.segments(saving, False)
         if (saving, joined) not in self._segments:
 
-            def timed_pass(one: SegmentPass) -> TimedPass:
-                return self._timed_pass(one, joined)
+            def timed_pass(work: SegmentPass) -> TimedPass:
+                return self._timed_pass(work, joined)
 
             layout = self.layout.replace(**saving._asdict())
             timed = timed_passes(self.graph, layout, self.dtypes, self.chip, timed_pass)
@@ -224,15 +224,15 @@ class Family:
         """Whether tokens go to experts on other devices."""
         return any(node.kind == "exchange" for _, node in self.graph.nodes())
 
-    def _timed_pass(self, one: SegmentPass, joined: bool) -> TimedPass:
-        if (one, joined) not in self._timed:
-            if one not in self._sent:
-                self._sent[one] = sent_together(one.transfers, self._seconds)
-            sent = self._sent[one]
-            self._timed[one, joined] = TimedPass(
-                one, sent, self.chip, self._lost_between_stages, joined=joined
+    def _timed_pass(self, work: SegmentPass, joined: bool) -> TimedPass:
+        if (work, joined) not in self._timed:
+            if work not in self._sent:
+                self._sent[work] = sent_together(work.transfers, self._seconds)
+            sent = self._sent[work]
+            self._timed[work, joined] = TimedPass(
+                work, sent, self.chip, self._lost_between_stages, joined=joined
             )
-        return self._timed[one, joined]
+        return self._timed[work, joined]
 
     def _seconds(self, transfer: Transfer) -> Any:
         transfer = as_sent(transfer, self.layout, self.chip)
@@ -256,8 +256,8 @@ class Family:
 class _SegmentSeconds(NamedTuple):
     """Seconds of one run of every segment; the last dimension of both arrays is the members.
 
-    passes: by segment, (forward, backward but for what may be put off, that), as of `stage_times`.
-    once: by direction and segment, (waiting, room), as of `done_once`.
+    passes: by segment, (forward, backward without deferrable work, deferrable work), as from `stage_times`.
+    once: by direction and segment, (waiting, room), as from `done_once`.
     """
 
     passes: Any
@@ -265,10 +265,10 @@ class _SegmentSeconds(NamedTuple):
 
 
 class _States(NamedTuple):
-    """What the members with some stages and chunks hold; layout: of one of them.
+    """States of the members with some stages and chunks; layout: of one of them.
 
-    stages: bytes of (weights, gradients, optimizer) and of what the host has, of the first stage of each
-    kind. update_seconds: of the optimizer. sent_by_update: seconds of what it sends, of these members alone.
+    stages: bytes of (weights, gradients, optimizer) and of the host's memory, for the first stage of each
+    kind. update_seconds: of the optimizer. sent_by_update: seconds of its transfers, only for these members.
     """
 
     layout: Layout
@@ -278,9 +278,9 @@ class _States(NamedTuple):
 
 
 class Stages:
-    """The members with one number of stages, under one placement of the layers, which save the same.
+    """Members with one number of stages, one placement of layers and one remat policy.
 
-    rows: their places in the family. place: of one of them, in rows and in every array here.
+    rows: their rows in the family. place: index of a member in rows and in every array here.
     """
 
     def __init__(self, family: Family, schedule: str, pipe: int, interleave: int, saving: Saving) -> None:
@@ -307,9 +307,9 @@ class Stages:
         self._besides = exposed.sum(axis=0) + family.chip.step.launch_seconds * self._microbatches
 
     def needed_bytes(self, places: Sequence[int], schedule: str) -> tuple[Any, Any]:
-        """Bytes of some members at the peak, on one chip of the stage that needs most.
+        """Bytes of some members at the peak, on one chip of the stage with the most.
 
-        The second array is what they have in the host's memory for a chip.
+        The second array is their bytes in the host's memory for a chip.
         """
         family, pipe, interleave = self.family, self.pipe, self.interleave
         rows, states = self.rows[places], family.states(schedule, pipe, interleave)
@@ -339,7 +339,7 @@ class Stages:
         return largest(totals), largest(hosts)
 
     def least_seconds(self, places: Sequence[int], schedule: str) -> Any:
-        """What a step of some members takes at least: the bound of cost/pipeline/bound.py."""
+        """Lower bound of the step of some members, as in cost/pipeline/bound.py."""
         once = self._once_seconds(schedule)[places]
         if self.pipe == 1:
             return self._busy[places] + once
@@ -349,7 +349,7 @@ class Stages:
         return np.maximum(self._busy[places], least) + once
 
     def step_seconds(self, place: int, schedule: str) -> float:
-        """The step of one member, but for a factor of all times; its pipeline is simulated."""
+        """Seconds of one member's step without the slowdown factor; its pipeline is simulated."""
         busy, once = float(self._busy[place]), float(self._once_seconds(schedule)[place])
         if self.pipe == 1:
             return busy + once
@@ -360,12 +360,12 @@ class Stages:
         return makespan(schedule, self.pipe, microbatches, self.interleave, times) + once
 
     def _once_seconds(self, schedule: str) -> Any:
-        """Seconds of what a step does once, and of launches."""
+        """Seconds of launches and of work once per step."""
         states = self.family.states(schedule, self.pipe, self.interleave)
         return self._besides + self._all(states.update_seconds) + states.sent_by_update
 
     def _depth_seconds(self, places: Any) -> tuple[Any, Any, Any]:
-        """(forward, backward, weight) of one microbatch's passes: an entry a depth, each for some members."""
+        """(forward, backward, weight) of one microbatch's passes by depth, for some members."""
         forward, backward, weight = self._chunk_seconds[..., places][:, self._chunk_at]
         return forward, backward, weight
 
@@ -381,12 +381,12 @@ class Stages:
 
 
 def _at(rows: Any, figure: Any) -> Any:
-    """An array with the entries in `rows` of an array for all members, or of what all have."""
+    """The entries in `rows` of an array for all members, or of a figure that all share."""
     return figure[rows] if isinstance(figure, np.ndarray) else np.full(len(rows), figure)
 
 
 class _Meshes:
-    """The sizes of `axes` in many meshes; one where a mesh does not have the axis."""
+    """The sizes of `axes` in many meshes; 1 if a mesh does not have the axis."""
 
     def __init__(self, layouts: Iterable[Layout], axes: Iterable[str]) -> None:
         sizes = [layout.mesh.sizes for layout in layouts]

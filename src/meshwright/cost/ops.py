@@ -1,8 +1,8 @@
-"""The operations of the forward pass in symbols: each records its work and transfers as a node.
+"""Symbolic operations of the forward pass: each records its work and transfers as a node.
 
-The counterpart of `nn/ops.py`, reading the same `models/transformer.py` with the same Layout: a
-contraction's collectives and FLOPs come from the algebra, forward and backward. Elementwise work
-is priced by the bytes it reads and writes, fused as compilers fuse it.
+The counterpart of `nn/ops.py`, with the same `models/transformer.py` and Layout: a contraction's collectives
+and FLOPs come from the algebra, forward and backward. Elementwise work is priced by the bytes that it reads
+and writes, fused as compilers fuse it.
 """
 
 from collections import Counter
@@ -58,9 +58,9 @@ from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.operation import bias_reshard, placed
 from meshwright.units import whole
 
-# A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
+# A kernel that quantises reads two bytes of an element and writes one; one more byte finds the scales.
 _CAST_BYTES = 4
-# What XLA launches for a pair of blocks (nn/attention/blockwise.py): products, and what lies between them.
+# XLA's kernels for a pair of blocks (nn/attention/blockwise.py): products, and operations between them.
 _BLOCK_KERNELS, _BLOCK_KERNELS_BACKWARD = 5, 9
 
 
@@ -77,15 +77,15 @@ class SymbolicOps(Recorder):
     ) -> None:
         super().__init__(config, layout, shape, lowering, many)
         self._quantised: dict[int, Value] = {}
-        self._gates_here: Value | None = None  # of the rows of the layer that is being recorded
-        self._shared: tuple[Value, ...] = ()  # what that layer reads of one before
+        self._local_gates: Value | None = None  # of the rows of the current layer
+        self._shared: tuple[Value, ...] = ()  # values of an earlier layer that the current one reads
 
-    # Embedding, norms and what is elementwise
+    # Embedding, norms and elementwise operations
 
     def embed(self, name: str, tokens: Value, table: Value) -> Value:
         """Rows of table[V_tensor, D]: gathered over fsdp, looked up, summed over tensor.
 
-        A lookup is the product of one-hot rows with the table, without its FLOPs.
+        A look-up is the product of one-hot rows with the table, without its FLOPs.
         """
         dtype = self.layout.precision.compute_dtype
         out, lookup = self.activation_value("x", "BTD"), contraction_of(self.layout, name, "BTV,VD->BTD")
@@ -110,7 +110,7 @@ class SymbolicOps(Recorder):
         )
 
     def _rows_sent(self, name: str, table: Value, lookup: Contraction) -> tuple[Transfer, ...]:
-        """The rows that were looked up, from the devices that have them."""
+        """Transfers of looked-up rows from the devices that have them."""
         steps, dtype = lookup.out_reshard.forward, self.layout.precision.compute_dtype
         return self.transfers("activations", steps, name, dtype, critical=True)
 
@@ -121,17 +121,17 @@ class SymbolicOps(Recorder):
         return self.elementwise(name, (x, x), self.value(x.array, x.dtype), (places.positions, rows))
 
     def scale(self, name: str, x: Value, factor: float) -> Value:
-        """Fused with what reads it."""
+        """Fused with its reader."""
         self.fused.add(name)
         return x
 
     def norm(
         self, name: str, x: Value, scale: Value, bias: Value | None = None, *, kind: str = "rms"
     ) -> Value:
-        """A norm over the last letter; its scale and bias are whole everywhere.
+        """A norm over the last letter; its scale and bias are whole on all devices.
 
-        Where that letter is split (2D tensor parallelism) the sum of squares is one over its axes, and so is
-        a layer norm's sum before it.
+        If that letter is split (2D tensor parallelism), the sum of squares is summed over its axes, and so is
+        a layer norm's mean before it.
         """
         letter, axes = x.array.dims[-1], x.array.axes[-1]
         for stored in (scale, *([bias] if bias else [])):
@@ -146,8 +146,8 @@ class SymbolicOps(Recorder):
         out = self.value(x.array, x.dtype)
         # Steps of an RMS norm: x in float32, and divided by its size. Layer norms are one kernel anywhere.
         kept = self.value(x.array, "f32").bytes_per_device + out.bytes_per_device if kind == "rms" else 0
-        # As PyTorch's operations: a cast, a square, a mean, a product, a cast and a product cross memory with
-        # 36 bytes an element, not 4; backwards with about twice that.
+        # PyTorch's operations, a cast, a square, a mean, a product, a cast and a product, move 36 bytes an
+        # element, not 4; in the backward pass about twice that.
         traffic = 8 * self.value(x.array, "f32").bytes_per_device if kind == "rms" else 0
         return self.elementwise(
             name,
@@ -168,7 +168,7 @@ class SymbolicOps(Recorder):
         return self.elementwise(name, (x,), self.value(x.array, x.dtype), (x,)) if kind.turned else x
 
     def temperature(self, name: str, q: Value, places: Places, kind: LayerKind) -> Value:
-        """Fused with what reads it."""
+        """Fused with its reader."""
         self.fused.add(name)
         return q
 
@@ -176,14 +176,17 @@ class SymbolicOps(Recorder):
         return x
 
     def join_rope(self, name: str, k: Value, rope: Value) -> Value:
-        """k[B, T, N, J] and rope[B, T, A] written beside each other."""
+        """k[B, T, N, J] and rope[B, T, A], concatenated."""
         shared = shared_by_heads(self.layout, "rope")
         rope = self.reshard(name, "move", rope, shared, rope.dtype, critical=True, what="keys and values")
         array = self.layout.activation(name, "BTNH")
         return self.elementwise(name, (k, rope), self.value(array, k.dtype), ())
 
     def activation(self, name: str, gate: Value, up: Value | None, kind: str) -> Value:
-        """The activation; of experts' rows it is of those that there are, whatever there is room for."""
+        """The activation.
+
+        Of experts' rows only the existing ones count, regardless of the capacity.
+        """
         inputs = (gate,) if up is None else (gate, up)
         factor = 0 if up is None else gate.bytes_per_device  # the activated gate, before the product with up
         out = self.value(gate.array, gate.dtype)
@@ -205,12 +208,12 @@ class SymbolicOps(Recorder):
     def bias(self, name: str, y: Value, b: Value) -> Value:
         """Fused with the product; its gradient is one more sum."""
         self.fused.add(name)
-        there = bias_reshard(y.array, b.array)
-        if not there.forward:
-            self.sum_gradient(name, b, there.yielded)
+        reshard_of_bias = bias_reshard(y.array, b.array)
+        if not reshard_of_bias.forward:
+            self.sum_gradient(name, b, reshard_of_bias.yielded)
             return y
-        used = self.fetch(name, b, there)
-        # What computes y again reads b again.
+        used = self.fetch(name, b, reshard_of_bias)
+        # A recomputation of y reads b again.
         made = next(i for i, node in enumerate(self.nodes) if any(out is y for out in node.outputs))
         self.nodes[made] = replace(self.nodes[made], inputs=(*self.nodes[made].inputs, used))
         return y
@@ -218,24 +221,29 @@ class SymbolicOps(Recorder):
     # Contractions
 
     def kept(self, name: str, x: Value) -> Value:
-        """x, of which the backward pass finds a narrower copy: a product's operand as it is cast anyway."""
+        """x, kept for the backward pass in a narrower type.
+
+        A product casts its operand to that type in any case.
+        """
         if self.layout.precision.saved_dtype and self.layout.phase == "train":
             self._narrow(x)
         return x
 
     def _narrow(self, x: Value) -> None:
-        """Counts x as what is kept of it narrower."""
+        """Record the bytes of x in the narrower type."""
         precision, length = self.layout.precision, self._local(x.array, x.array.dims[-1])
         assert precision.saved_dtype is not None, "only a layout with a saved_dtype keeps values narrower"
         each_number = number_type(precision.saved_dtype).saved_bytes(length, precision.matmul_scales)
         self._narrowed[id(x)] = whole(self.elements(x.array) * each_number)
 
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:
-        """Contractions of one input: it is moved once, and its cotangents are summed before they move."""
+        """Contractions of one input: moved once, with cotangents summed before they move."""
         made: dict[str, Value] = {}
         for group in input_groups(self.layout, specs):
-            there = group.is_sent
-            moved = self.reshard(group.name, "move", x, group.reshard, x.dtype, critical=True, is_there=there)
+            is_sent = group.is_sent
+            moved = self.reshard(
+                group.name, "move", x, group.reshard, x.dtype, critical=True, is_there=is_sent
+            )
             if id(x) in self._narrowed and moved is not x:
                 self._narrow(moved)
             for name, plan in group.plans.items():
@@ -277,9 +285,9 @@ class SymbolicOps(Recorder):
         return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
 
     def _of_weight(self, work: Work, w: Value, rows_moved: Any, blocks: Blocks) -> Work:
-        """The gradient of experts' weights, each product of some blocks of rows, of which the last is masked.
+        """The gradient of experts' weights: products of some blocks of rows, the last of them masked.
 
-        It is a float32 sum, which each product reads and writes, from zeros to a cast.
+        The gradient is a float32 sum from zeros to a cast; each product reads and writes it.
         """
         more = blocks.sums * blocks.together / blocks.even
         in_float32 = self.elements(w.array) * dtype_bytes("f32")
@@ -287,11 +295,11 @@ class SymbolicOps(Recorder):
         return replace(work, flops=work.flops * more, hbm_bytes=rows_moved * more + of_sums)
 
     def multiplied_share(self, array: ShardedArray) -> Any:
-        """The share of an array that is computed: of the rows of experts, those that there are."""
+        """The share of an array that is computed: only existing rows of experts."""
         return self.multiplied_rows if "C" in array.dims else 1.0
 
     def read_share(self, plan: Contraction) -> Any:
-        """The share of a product's weights that it reads: all of them, in training."""
+        """The share of a product's weights that it reads: all in training."""
         return 1.0
 
     def _product_shape(self, plan: Contraction, x: Value, w: Value) -> tuple[float, float, float, float]:
@@ -307,7 +315,7 @@ class SymbolicOps(Recorder):
         return self.sizes[letter] / self.mesh.size(array.axes_of(letter))
 
     def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
-        """Operands, and in the backward pass the cotangent, cast to the type of the products.
+        """Casts of the operands, and of the cotangent in the backward pass, to the products' type.
 
         Weights change once a step, so their cast serves all microbatches.
         """
@@ -339,12 +347,12 @@ class SymbolicOps(Recorder):
         scale: float | None = None,
         sinks: Value | None = None,
     ) -> tuple[Value, object]:
-        """softmax(q . k) . v: 2 B T S N (H + O) FLOPs forward; the backward computes the scores again.
+        """softmax(q . k) . v: 2 B T S N (H + O) FLOPs forward; the backward pass repeats the scores.
 
-        Flash kernels skip the blocks that the mask hides and keep scores on chip; shards of a sequence
-        are dealt so that each has its share of early and late queries. Without one (XLA on CPU, GPUs before
-        2023) all are computed, and between the products each score, in `scores_dtype`, crosses memory about
-        5 times forward (written, masked, exponentiated and written, read) and 11 backward.
+        Flash kernels skip masked blocks and keep scores on chip. Shards of a sequence are dealt so that each
+        has its share of early and late queries. Without a kernel (XLA on CPU, GPUs before 2023) all scores
+        are computed. Between the products each score, in `scores_dtype`, then crosses memory about 5 times
+        forward (written, masked, exponentiated and written, read) and 11 times backward.
         """
         if attention_layout(self.layout) is not self.layout:
             return self._by_heads(name, (q, k, v), places, kind, sinks), cache
@@ -354,8 +362,8 @@ class SymbolicOps(Recorder):
             self.sum_gradient("sinks", sinks, yielded)
         out = self.value(self._like_queries(q, v), q.dtype)
         if uses_ring(self.layout):
-            rounds = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
-            forward, backward = (tuple(t for one in rounds for t in one[way]) for way in range(2))
+            passed = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
+            forward, backward = (tuple(t for ways in passed for t in ways[way]) for way in range(2))
             return self._attend(name, (q,), (k, v), out, out, kind.window, forward, backward), cache
         k, v = self._all_positions("k", k), self._all_positions("v", v)
         return self._attend(name, (q,), (k, v), out, out, kind.window), cache
@@ -368,7 +376,7 @@ class SymbolicOps(Recorder):
         kind: LayerKind,
         sinks: Value | None,
     ) -> Value:
-        """Attention of whole sequences by a share of the heads: exchanged for positions, and back."""
+        """Attention by a share of the heads: exchanged for positions, and exchanged back."""
         layout = self.layout
         q, k, v = (
             self._exchange_heads(letter, x, to_heads(layout, letter, "".join(x.array.dims)))
@@ -379,19 +387,19 @@ class SymbolicOps(Recorder):
         self.layout = layout
         return self._exchange_heads("a", out, from_heads(layout, "a", "".join(out.array.dims)))
 
-    def _exchange_heads(self, name: str, x: Value, there: Reshard) -> Value:
-        return self._brought(name, "exchange", x, there, "activations")
+    def _exchange_heads(self, name: str, x: Value, reshard: Reshard) -> Value:
+        return self._brought(name, "exchange", x, reshard, "activations")
 
-    def _brought(self, name: str, kind: str, x: Value, there: Reshard, what: Cargo) -> Value:
-        """Queries, keys or values where they meet.
+    def _brought(self, name: str, kind: str, x: Value, reshard: Reshard, what: Cargo) -> Value:
+        """Queries, keys or values, resharded for attention.
 
-        Layers that share keys do not bring them there once more until they compute again, since XLA runs once
-        what is alike in a forward pass.
+        Layers that share keys reshard them once in the forward pass, since XLA merges equal operations, and
+        again for a recomputation.
         """
         is_shared = x in self._shared
-        out = self.reshard(name, kind, x, there, x.dtype, critical=True, what=what, is_there=is_shared)
+        out = self.reshard(name, kind, x, reshard, x.dtype, critical=True, what=what, is_there=is_shared)
         if is_shared and out is not x:
-            again = self.transfers(what, there.forward, name, x.dtype, critical=True)
+            again = self.transfers(what, reshard.forward, name, x.dtype, critical=True)
             self.nodes[-1] = replace(self.nodes[-1], recompute_transfers=again)
         return out
 
@@ -422,9 +430,9 @@ class SymbolicOps(Recorder):
         forward_transfers: tuple[Transfer, ...] = (),
         backward_transfers: tuple[Transfer, ...] = (),
     ) -> Value:
-        """Attention of the parts of the queries over the arrays that are kept of the positions, as one node.
+        """Attention of the parts of the queries over the kept arrays of positions, as one node.
 
-        summed: the values' sum of each query head, as it leaves the kernel.
+        summed: the values' sum of each query head, as from the kernel.
         """
         keys = self._keys_met(kept[0], window)
         scores = 2 * keys * sum(self.elements(q.array) for q in queries)
@@ -455,7 +463,7 @@ class SymbolicOps(Recorder):
         )
 
     def _keys_met(self, k: Value, window: Window | None) -> Any:
-        """Keys that a query is multiplied with, on average."""
+        """Mean number of keys that a query is multiplied with."""
         if self.lowering.by_blocks:
             return each(lambda own: self._keys_of_visible_blocks(window, _block(own)), self._positions(k))
         if self.lowering.kernel and self.lowering.kernel.whole_blocks and window:
@@ -468,18 +476,18 @@ class SymbolicOps(Recorder):
     def _softmax(
         self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: Window | None
     ) -> tuple[Value, ...]:
-        """The scores between the two products, where they lie in memory."""
+        """The scores between the two products, if they are in memory."""
         if self.lowering.by_blocks:
             return (self._scores_by_blocks(q, kept[0], summed, keys),)
         return () if self.lowering.flash_attention else (self._scores(q, kept[0], keys),)
 
     def _copies_of_keys(self, kept: tuple[Value, ...]) -> int:
-        """Bytes of keys and values for each head of the queries, as kernels without groups want them."""
+        """Bytes of keys and values repeated for each query head, for kernels without groups."""
         group = self.sizes["N"] / self.sizes["K"] if "K" in kept[0].array.dims else 1
         return whole((group - 1) * sum(value.bytes_per_device for value in kept))
 
     def _mean_keys(self, window: Window | None) -> float:
-        """Keys that a query sees under the causal mask, on average, within a window if there is one.
+        """Mean number of keys that a query sees under the causal mask, within a window if there is one.
 
         A query at position i of T sees i + 1 of them, T/2 on average.
         """
@@ -494,7 +502,7 @@ class SymbolicOps(Recorder):
         return q.array if last == "H" else self.layout.activation("a", f"BTN{last}")
 
     def _scores(self, q: Value, k: Value, keys: float) -> Value:
-        """The softmax between the two products, where no kernel fuses it with them."""
+        """The softmax between the two products, without a kernel that fuses it."""
         rows = self.elements(q.array) / self.sizes[q.array.dims[-1]]
         num_bytes = whole(dtype_bytes(self.lowering.scores_dtype) * rows * keys)
         scores = Value(q.array.replace(name="scores"), self.lowering.scores_dtype, num_bytes)
@@ -502,26 +510,26 @@ class SymbolicOps(Recorder):
         return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), (forward,), (backward,)))
 
     def _log_sum(self, q: Value) -> Value:
-        """The logarithm of the sum of exp(score) of each query: what the backward pass has of scores."""
+        """The logarithm of the sum of exp(score) of each query, kept for the backward pass."""
         return self.value(ShardedArray("log_sum", q.array.dims[:-1], q.array.axes[:-1]), "f32")
 
     def _positions(self, x: Value) -> Any:
-        """A device's own, of queries or of keys as they meet."""
+        """A device's positions of queries, or of keys in attention."""
         return self.sizes["T"] / self.mesh.size(x.array.axes_of("T"))
 
     def _keys_of_visible_blocks(self, window: Window | None, block: int) -> float:
-        """Keys of the blocks of this length that a query meets, on average."""
+        """Mean number of keys in the visible blocks of a query."""
         num_blocks = self.sizes["S"] / block
         return block * visible_pairs(num_blocks, block, window) / num_blocks
 
     def _scores_by_blocks(self, q: Value, k: Value, summed: Value, keys: float) -> Value:
-        """The softmax of one pair of blocks after another, of XLA's operations (nn/attention/blockwise.py).
+        """The softmax by pairs of blocks, in XLA's operations (nn/attention/blockwise.py).
 
-        Forward a score is written, read for the largest and for its exponential (float32), and its weight
+        Forward a score is written, read for the maximum and for its exponential (float32), and its weight is
         written and read (the type of activations). Backward the score and its gradient are written and read,
-        and the weight and the gradient once cast, of which dV takes one and dQ and dK the other. With each
-        block the float32 sums are read and written: of values, dQ, dK and dV. Keys and values that pass round
-        a ring lie beside a device's own.
+        and the weight and the gradient once in the cast type: dV reads one, dQ and dK the other. Each block
+        reads and writes the float32 sums: of values, dQ, dK and dV. Keys and values that pass round a ring
+        take memory in addition to a device's own.
         """
         f32, narrow = dtype_bytes("f32"), dtype_bytes(self.layout.precision.compute_dtype)
         positions = self._positions(q)
@@ -549,7 +557,7 @@ class SymbolicOps(Recorder):
         return self._brought(name, "move", x, reshard, "keys and values")
 
     def _rounds(self, name: str, x: Value) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
-        """What passes round a ring, each block while it is attended to: backward with float32 cotangents."""
+        """Blocks that pass round a ring during attention; backward also float32 cotangents."""
         reshard = gathered_keys(self.layout, name, "".join(x.array.dims))
         blocks = each(lambda positions: positions / _block(positions), self._positions(x))
 
@@ -557,12 +565,12 @@ class SymbolicOps(Recorder):
             gathers = self.transfers("keys and values", reshard.forward, name, dtype, critical=False)
             return tuple(
                 replace(
-                    one,
+                    gather,
                     op="permute",
-                    gathered_bytes=whole(one.gathered_bytes / blocks),
-                    repeat=whole((self.mesh.size(one.axes) - 1) * blocks),
+                    gathered_bytes=whole(gather.gathered_bytes / blocks),
+                    repeat=whole((self.mesh.size(gather.axes) - 1) * blocks),
                 )
-                for one in gathers
+                for gather in gathers
             )
 
         return passed(x.dtype), (*passed(x.dtype), *passed("f32"))
@@ -585,32 +593,32 @@ class SymbolicOps(Recorder):
         x: Value,
         gates: Value,
     ) -> Value:
-        """y[B, T, D], in one round: no device gets more than twice its even share of rows."""
+        """y[B, T, D] in one pass: no device gets over twice its even share of rows."""
         rows = self._dispatch("dispatch", x, gates)
         return self._combine("combine", block(self, w, rows), gates, x)
 
     def _dispatch(self, name: str, x: Value, gates: Value) -> Value:
         """d[E, C, D]: each device sorts its tokens by expert and sends them to the experts' devices.
 
-        Without a capacity each device tells the others of a group how many it has for each expert. Grouped,
-        the tokens go to all devices of a group of experts, and are sorted there.
+        Without a capacity each device sends its counts by expert to its group. Grouped tokens go to all
+        devices of a group of experts, and are sorted there.
         """
         if has_fixed_rows(self.layout):
             rows = self.value(sorted_rows(self.layout, "d"), x.dtype)
             needs = (x, gates) if self._scales_input else (gates,)
             rows = self.elementwise(f"{name}_sort", (x, gates), rows, needs)
             return self._exchange(name, rows, to_experts(self.layout, "d"))
-        met = self._exchange(name, x, tokens_to_experts(self.layout, "x"))
-        gates = self._gates_there(gates, gates_to_experts(self.layout, "gates"))
+        gathered = self._exchange(name, x, tokens_to_experts(self.layout, "x"))
+        gates = self._resharded_gates(gates, gates_to_experts(self.layout, "gates"))
         if self.crossing is not None:
-            met, gates = self._to_nodes(name, met, gates, self.crossing)
-        self._gates_here = gates
-        inputs = met, gates, *self._agreed_rounds(name, gates, self.blocks)
-        needs = (met, gates) if self._scales_input else (gates,)
+            gathered, gates = self._to_nodes(name, gathered, gates, self.crossing)
+        self._local_gates = gates
+        inputs = gathered, gates, *self._agreed_passes(name, gates, self.blocks)
+        needs = (gathered, gates) if self._scales_input else (gates,)
         if not row_routing(self.layout).exchanged:
             rows = self.value(expert_rows(self.layout, "d"), x.dtype)
             return self.elementwise(f"{name}_sort", inputs, rows, needs)
-        with self._room(self.home_rows):
+        with self._capacity(self.home_rows):
             rows = self.value(sorted_rows(self.layout, "d"), x.dtype)
         rows = self.elementwise(f"{name}_sort", inputs, rows, needs)
         counts = (self._counts(name, rows),) if self.blocks is not None else ()
@@ -618,54 +626,59 @@ class SymbolicOps(Recorder):
 
     @property
     def _scales_input(self) -> bool:
-        """Whether gates weigh what experts take, and not what they make."""
+        """Whether gates weigh the inputs of experts, and not their outputs."""
         return self.config.moe is not None and self.config.moe.scales_input
 
-    def _gates_there(self, gates: Value, reshard: Reshard) -> Value:
+    def _resharded_gates(self, gates: Value, reshard: Reshard) -> Value:
         return self.reshard("gates", "exchange", gates, reshard, gates.dtype, critical=True, what="tokens")
 
     def _to_nodes(self, name: str, x: Value, gates: Value, crossing: Crossing) -> tuple[Value, Value]:
-        """What tokens and gates come to a node: each token once, with the gates of its experts there."""
-        layout, agreed = self.layout, self._agreed_rounds(f"{name}_nodes", gates, crossing)
-        room, even = self._of_tokens(crossing)
-        of_node = room * self.sizes["E"] / crossing.num_nodes
-        with self._room(of_node, of_node):
-            there = to_nodes(layout, "gates", "CE")
-            sent = self.elementwise("gates_sort", (gates,), self.value(there.given, gates.dtype), ())
-            sent = self._gates_there(self._gates_there(sent, there), gathered_in_node(layout, "gates", "CE"))
-        with self._room(room, even):
-            there = to_nodes(layout, "x")
+        """Tokens and gates at a node: each token once, with the gates of the node's experts."""
+        layout, agreed = self.layout, self._agreed_passes(f"{name}_nodes", gates, crossing)
+        capacity, even = self._of_tokens(crossing)
+        of_node = capacity * self.sizes["E"] / crossing.num_nodes
+        with self._capacity(of_node, of_node):
+            crossed = to_nodes(layout, "gates", "CE")
+            sent = self.elementwise("gates_sort", (gates,), self.value(crossed.given, gates.dtype), ())
+            sent = self._resharded_gates(
+                self._resharded_gates(sent, crossed), gathered_in_node(layout, "gates", "CE")
+            )
+        with self._capacity(capacity, even):
+            crossed = to_nodes(layout, "x")
             inputs = (x, gates, *agreed)
-            x = self.elementwise(f"{name}_sort", inputs, self.value(there.given, x.dtype), (gates,))
-            x = self._exchange(name, x, there)
-        with self._room(room, room):
+            x = self.elementwise(f"{name}_sort", inputs, self.value(crossed.given, x.dtype), (gates,))
+            x = self._exchange(name, x, crossed)
+        with self._capacity(capacity, capacity):
             return self._exchange(name, x, gathered_in_node(layout, "x")), sent
 
     def _from_nodes(self, name: str, y: Value, crossing: Crossing) -> Value:
-        """[B, T, D]: what each node adds to its rows of tokens, summed where the tokens are."""
-        layout, (room, even) = self.layout, self._of_tokens(crossing)
-        with self._room(room, room):
+        """[B, T, D]: each node's sums for its rows of tokens, added on the tokens' devices."""
+        layout, (capacity, even) = self.layout, self._of_tokens(crossing)
+        with self._capacity(capacity, capacity):
             y = self._exchange(name, y, sums_from_node(layout, "y"))
-        with self._room(room, even):
+        with self._capacity(capacity, even):
             y = self._exchange(name, y, sums_from_nodes(layout, "y"))
         parts = self.value(tokens_from_experts(layout, "y").given, y.dtype)
         return self.elementwise(f"{name}_sum", (y,), parts, ())
 
     def _of_tokens(self, crossing: Crossing) -> tuple[Any, Any]:
-        """C of rows that are tokens which cross to nodes: as there is room for, and by even load."""
+        """C of tokens that cross to nodes: by capacity, and by even load."""
         share = self.mesh.size(row_routing(self.layout).tokens) / self.sizes["E"]
         return crossing.num_nodes * crossing.tokens * share, crossing.even * share
 
     @contextmanager
-    def _room(self, rows: Any, even: Any = None) -> Iterator[None]:
-        """C as of so many rows, of which `even` travel; None: those of experts by even load."""
+    def _capacity(self, rows: Any, even: Any = None) -> Iterator[None]:
+        """A context in which C is `rows`, of which `even` are sent.
+
+        even: None for the rows of experts by even load.
+        """
         before = self.sizes["C"], self.even_rows
         self.sizes["C"], self.even_rows = rows, self.even_rows if even is None else even
         yield
         self.sizes["C"], self.even_rows = before
 
     def _counts(self, name: str, rows: Value) -> Value:
-        """How many rows each device has for each expert, told to all of its group."""
+        """Rows of each device for each expert, sent to its group."""
         routing = row_routing(self.layout)
         num_experts = self.sizes["E"] / self.mesh.size(routing.nodes)
         num_bytes, sent = num_experts * dtype_bytes("i32"), []
@@ -676,12 +689,14 @@ class SymbolicOps(Recorder):
         counts = Value(array, "i32", whole(num_bytes))
         return self.add(Node(f"{name}_counts", "exchange", (rows,), (counts,), forward_transfers=tuple(sent)))
 
-    def _agreed_rounds(self, name: str, gates: Value, room: Blocks | Crossing | None) -> tuple[Value, ...]:
-        """How many rounds the rows take, alike on all devices; nothing where one always does."""
-        if room is None:
+    def _agreed_passes(
+        self, name: str, gates: Value, capacity: Blocks | Crossing | None
+    ) -> tuple[Value, ...]:
+        """The number of passes of the rows, the same on all devices; nothing if it is always one."""
+        if capacity is None:
             return ()
         axes = row_routing(self.layout).devices
-        more = 1 * (room.passes > 1) * (self.mesh.size(axes) > 1)
+        more = 1 * (capacity.passes > 1) * (self.mesh.size(axes) > 1)
         if isinstance(more, int) and not more:
             return ()
         each = whole(dtype_bytes("i32"))
@@ -690,39 +705,42 @@ class SymbolicOps(Recorder):
         return (self.add(Node(f"{name}_rounds", "exchange", (gates,), (number,), forward_transfers=(sent,))),)
 
     def _combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
-        """[B, T, D]: back to the tokens' devices, and summed by gate there; or summed before, if grouped."""
+        """[B, T, D]: rows returned to the tokens' devices, and summed by gate.
+
+        Grouped rows are summed before.
+        """
         if has_fixed_rows(self.layout):
             rows = self._exchange(name, y, from_experts(self.layout, "y"))
             out = self.value(like.array, like.dtype)
             needs = (gates,) if self._scales_input else (rows, gates)
             return self.elementwise(f"{name}_sum", (rows, gates), out, needs)
-        back, own = tokens_from_experts(self.layout, "y"), self._gates_here
-        assert own is not None, "experts are combined after their dispatch"
+        back, local = tokens_from_experts(self.layout, "y"), self._local_gates
+        assert local is not None, "experts are combined after their dispatch"
         if row_routing(self.layout).exchanged:
-            with self._room(self.home_rows):
+            with self._capacity(self.home_rows):
                 y = self._exchange(name, y, from_experts(self.layout, "y"))
         if self.crossing is not None:
-            with self._room(*self._of_tokens(self.crossing)):
+            with self._capacity(*self._of_tokens(self.crossing)):
                 parts = self.value(sums_from_node(self.layout, "y").given, y.dtype)
-            needs = (own,) if self._scales_input else (y, own)
-            y = self.elementwise(f"{name}_sum", (y, own), parts, needs)
+            needs = (local,) if self._scales_input else (y, local)
+            y = self.elementwise(f"{name}_sum", (y, local), parts, needs)
             return self._exchange(name, self._from_nodes(name, y, self.crossing), back)
         parts = self.value(back.given, y.dtype)
-        # Rows of a token that cross as one were summed before, so experts weigh what they multiply last.
-        summed_before = self._copied_there and row_routing(self.layout).exchanged
-        needs = (own,) if summed_before or self._scales_input else (y, own)
-        return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, needs), back)
+        # A token's rows that cross together were summed before: experts weigh inputs of their last product.
+        summed_before = self._copied_on_arrival and row_routing(self.layout).exchanged
+        needs = (local,) if summed_before or self._scales_input else (y, local)
+        return self._exchange(name, self.elementwise(f"{name}_sum", (y, local), parts, needs), back)
 
     @property
-    def _copied_there(self) -> bool:
-        """Whether rows of a token that are for one node cross as one without `expert_nodes`."""
+    def _copied_on_arrival(self) -> bool:
+        """Whether a token's rows for one node cross once without `expert_nodes`."""
         return self.layout.schedule.dispatch == "once" and self.crossing is None
 
     def _exchange(self, name: str, rows: Value, reshard: Reshard, counts: tuple[Value, ...] = ()) -> Value:
-        """Rows of tokens to or from the experts' devices, k of each token, or one for each node of them.
+        """Rows of tokens to or from the experts' devices, k of each token, or one for each node.
 
-        Where a schedule joins the passes of two microbatches (DualPipe; DeepSeek-V3, 2024), one's rows travel
-        beside the other's compute (cost/step.py).
+        Under a schedule that joins the passes of two microbatches (DualPipe; DeepSeek-V3, 2024), the rows of
+        one travel during the other's compute (cost/step.py).
         """
         moe = self.config.moe
         assert moe is not None, "only a mixture of experts has experts"
@@ -731,7 +749,7 @@ class SymbolicOps(Recorder):
         if len(self.nodes) == before:
             return out
         node = self.nodes[-1]
-        if self._copied_there:
+        if self._copied_on_arrival:
             node = _with_copies(node, Copies(moe.experts_per_token, moe.num_groups, moe.groups_per_token))
         self.nodes[-1] = replace(node, inputs=(*node.inputs, *counts), outputs=(out,))
         return out
@@ -747,7 +765,7 @@ class SymbolicOps(Recorder):
         cache: object,
         layers: Sequence[Layer],
     ) -> tuple[Value, object]:
-        """One layer of each kind is recorded and counted as often as there are."""
+        """Records one layer of each kind, with the number of such layers."""
         is_trained = any(param.trained for path, param in parameters(self.config).items() if path in ENTERING)
         if self.layout.schedule.is_spmd and self.layout.pipe > 1 and is_trained:
             x = self._of_stage("enter", x, "backward")
@@ -767,7 +785,7 @@ class SymbolicOps(Recorder):
         return x, cache
 
     def _of_stage(self, name: str, x: Value, direction: Direction) -> Value:
-        """What one stage has, on all: the last's output, or the first's cotangent."""
+        """A stage's value on all stages: the last's output, or the first's cotangent."""
         sent = Transfer(
             "activations", "all_reduce", (STAGES,), name, x.bytes_per_device, x.dtype, critical=True
         )
@@ -791,7 +809,8 @@ class SymbolicOps(Recorder):
     ) -> Value:
         """Cross-entropy in float32; over a split V maximum, sum and target are reduced.
 
-        XLA fuses it for TPUs and GPUs; on CPU there is a float32 copy, which becomes the probabilities.
+        XLA fuses it for TPUs and GPUs. On CPU there is a float32 copy of the logits, which becomes the
+        probabilities.
         """
         (logits,) = self.einsums(x, weights, **head)
         logits = self.softcap("logit_softcap", logits, cap) if cap else logits
@@ -816,7 +835,7 @@ class SymbolicOps(Recorder):
     def _held_logits(
         self, logits: Value, head: Mapping[str, str], *, is_capped: bool
     ) -> tuple[Value, tuple[Value, ...]]:
-        """The logits that there are at once, of a chunk of tokens or of all, and their float32 copy."""
+        """The logits in memory, of a chunk of tokens or of all, and their float32 copy."""
         copy = self.value(logits.array.replace(name="probabilities"), "f32")
         head_tokens = self.lowering.head_tokens
         if self.lowering.flash_attention and not head_tokens:
@@ -827,7 +846,7 @@ class SymbolicOps(Recorder):
             return logits, (copy,)
         share = smaller(1.0, head_tokens / self.elements(token_sharding(self.layout, "tokens")))
         chunk, copy = (replace(v, bytes_per_device=whole(share * v.bytes_per_device)) for v in (logits, copy))
-        assert self.nodes[-1].outputs == (logits,), "where the head takes chunks its product is not moved"
+        assert self.nodes[-1].outputs == (logits,), "the product of a head by chunks is not moved"
         self.nodes[-1] = replace(self.nodes[-1], outputs=(chunk,))
         return chunk, (copy,)
 
@@ -894,12 +913,13 @@ def record_training(
 
 
 def _with_early_layers(graph: Graph) -> Graph:
-    """The graph as XLA for CPU runs it, which leaves out the barriers before what is computed again.
+    """The graph as XLA for CPU runs it, without barriers before recomputation.
 
-    Of a stack of one layer nothing else ties that to the backward pass, as a loop over several does.
+    A stack of several layers is a loop, which ties recomputation to its backward pass; nothing does so for a
+    stack of one layer.
     """
-    alone = {graph.layers[layer] for part in graph.weights if len(part.layers) == 1 for layer in part.layers}
-    segments = (replace(one, recomputed_early=i in alone) for i, one in enumerate(graph.segments))
+    single = {graph.layers[layer] for part in graph.weights if len(part.layers) == 1 for layer in part.layers}
+    segments = (replace(one, recomputed_early=i in single) for i, one in enumerate(graph.segments))
     return replace(graph, segments=tuple(segments))
 
 
@@ -908,7 +928,7 @@ def _block(positions: float) -> int:
 
 
 def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:
-    """Every parameter as a stored value; those of the layers without their L or P."""
+    """Every parameter as a stored value; parameters of layers without their L or P."""
     tree: dict = {}
     for path, param in parameters(config).items():
         group, _, name = path.rpartition("/")

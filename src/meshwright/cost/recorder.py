@@ -1,4 +1,4 @@
-"""What the symbolic operations are made of: values, transfers and nodes under one layout and shape."""
+"""Values, transfers and nodes of symbolic operations, under one layout and shape."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -112,11 +112,11 @@ class Recorder:
             "T": shape.query_len,
             "S": shape.key_len,
         }
-        # Of the rows of experts that there is room for, the share that is multiplied.
+        # The share of the experts' capacity that is multiplied.
         self.multiplied_rows: Any = 1.0
         self.own_experts: Any = 1.0
         self.blocks: Blocks | None = None
-        # Rows of an expert where all get as much, and as many as a device has room for where it sorts them.
+        # Rows of an expert by even load, and the capacity of a device that sorts them.
         self.even_rows: Any = 0.0
         self.home_rows: Any = 0.0
         self.crossing: Crossing | None = None
@@ -139,31 +139,31 @@ class Recorder:
         self._stored: dict[str, StoredWeights] = {}
 
     def _make_room(self, moe: MoE, share_blocks: int) -> None:
-        """C as a round has room for rows."""
+        """Sets C to the capacity of one pass."""
         size, routing = self.mesh.size, row_routing(self.layout)
         over = size(
             tuple(axis for axis in expert_rows(self.layout, "d").axes_of("C") if axis not in routing.rows)
         )
-        own = moe.num_experts / size(self.layout.table.axes_of("E"))
+        local = moe.num_experts / size(self.layout.table.axes_of("E"))
         num_tokens, alike = self.sizes["B"] * self.sizes["T"] / over, self.layout.spmd_stages
-        blocks = blocks_of(num_tokens, moe, own, share_blocks, one_pass=alike)
-        self.sizes["C"] = blocks.capacity * blocks.rows / own * over
+        blocks = blocks_of(num_tokens, moe, local, share_blocks, one_pass=alike)
+        self.sizes["C"] = blocks.capacity * blocks.rows / local * over
         self.multiplied_rows = blocks.even / blocks.capacity
-        self.own_experts, self.blocks = own, blocks
+        self.own_experts, self.blocks = local, blocks
 
     def _cross(self, moe: MoE, *, is_static: bool) -> None:
-        """What goes to nodes, and the room for its rows there."""
+        """Sets the tokens that cross to nodes, and the capacity for their rows."""
         routing, size = row_routing(self.layout), self.mesh.size
         num_tokens = self.sizes["B"] * self.sizes["T"] / size(routing.tokens)
-        found = crossing_of(num_tokens, moe, size(routing.nodes), one_pass=self.layout.spmd_stages)
+        crossing = crossing_of(num_tokens, moe, size(routing.nodes), one_pass=self.layout.spmd_stages)
         if is_static:
-            self.home_rows = found.num_nodes * found.rows * size(routing.tokens) / moe.num_experts
+            self.home_rows = crossing.num_nodes * crossing.rows * size(routing.tokens) / moe.num_experts
         else:
-            found = found._replace(tokens=found.even / found.num_nodes, passes=1)
-        self.crossing = found
+            crossing = crossing._replace(tokens=crossing.even / crossing.num_nodes, passes=1)
+        self.crossing = crossing
 
     def graph(self) -> Graph:
-        """What was recorded, the nodes since the layers as the last segment."""
+        """The recorded graph, with the nodes since the layers as the last segment."""
         self.close("head", 1)
         return Graph(
             tuple(self.segments),
@@ -180,18 +180,18 @@ class Recorder:
         handed_on: tuple[Value, ...] = (),
         shared: tuple[Value, ...] = (),
     ) -> None:
-        """The nodes since the last segment as one that runs `count` times."""
+        """Makes the nodes since the last segment a segment that runs `count` times."""
         if self.nodes:
             self.segments.append(
                 Segment(name, tuple(self.nodes), count, source, handed_on, shared, self._narrowed)
             )
         self.nodes, self._narrowed = [], {}
-        # Layers of other windows are recorded with the same weights and have their own.
+        # Layers with other windows are recorded with the same weights, but use separate ones.
         self._used |= set() if source else set(self._used_here)
         self._used_here = []
 
     def add(self, node: Node) -> Value:
-        """Its first output."""
+        """Append a node; returns its first output."""
         self.nodes.append(node)
         return node.outputs[0]
 
@@ -202,7 +202,10 @@ class Recorder:
         return Value(array, dtype, num_bytes, padding_bytes=whole(num_bytes * self._padding(array)))
 
     def _padding(self, array: ShardedArray) -> float:
-        """What whole tiles add to queries, keys and values, since a kernel wants H as the minor dimension."""
+        """The share that whole tiles add to queries, keys and values.
+
+        A kernel needs H as the minor dimension.
+        """
         if array.dims[:1] != ("B",) or array.dims[-1] not in _HEAD_DIMENSIONS:
             return 0.0
         size = self.sizes[array.dims[-1]]
@@ -214,9 +217,9 @@ class Recorder:
         return self.value(token_sharding(self.layout, name), "i32")
 
     def weight(self, path: str, param: Param) -> Value:
-        """A weight of one layer as it is stored; all of its stack count as stored.
+        """A weight of one layer as it is stored; the whole stack counts as stored.
 
-        Fractions of a shard round up. One that is not trained has no gradient and no optimizer state.
+        Fractions of a shard round up. A weight that is not trained has no gradient and no optimizer state.
         """
         stack, _, name = path.rpartition("/")
         letters, trained = param.letters, param.trained
@@ -308,10 +311,10 @@ class Recorder:
     def gradient_transfers(
         self, weight: ShardedArray, yielded: ShardedArray, dtype: str
     ) -> tuple[Transfer, ...]:
-        """The cotangent of a weight from partial sums to where it accumulates.
+        """Collectives from partial sums of a weight's cotangent to its accumulated gradient.
 
-        Every microbatch reduce-scatters where gradients accumulate sharded (ZeRO 2 and 3). What replicas
-        add up is reduced once a step: until then each accumulates its own, in the type of gradients.
+        Every microbatch reduce-scatters if gradients accumulate sharded (ZeRO 2 and 3). Sums over replicas
+        run once a step: until then each replica accumulates its own gradient, in the type of gradients.
         """
         letters = "".join(weight.dims)
         rules = self.layout.rules
@@ -331,7 +334,7 @@ class Recorder:
         )
 
     def update_transfers(self, weight: ShardedArray) -> tuple[Transfer, ...]:
-        """What gathers a weight again whose shards were updated apart (ZeRO 1 and 2)."""
+        """The gather of a weight after its shards were updated separately (ZeRO 1 and 2)."""
         updated = self.layout.rules.updated.weight(weight.name, "".join(weight.dims))
         steps = _regathered(updated, weight)
         return self.transfers(
@@ -344,7 +347,7 @@ class Recorder:
         )
 
     def _moves(self, transfers: Iterable[Transfer]) -> Any:
-        """Whether any of the transfers has devices to go to: an axis of one device has none."""
+        """Whether any of the transfers is over more than one device."""
         return sum(self.mesh.size(one.axes) > 1 for one in transfers) > 0
 
     # Nodes
@@ -365,8 +368,8 @@ class Recorder:
     ) -> Value:
         """A memory-bound operation: the backward reads the inputs and the cotangent and writes one.
 
-        unfused_bytes: what its `steps` keep where nothing fuses them. unfused_traffic: what they move then.
-        share: of the arrays, that is read and written.
+        unfused_bytes: kept by its `steps` if nothing fuses them. unfused_traffic: their traffic then. share:
+        of the arrays that is read and written.
         """
         written = share * output.bytes_per_device
         moved = share * sum(value.bytes_per_device for value in inputs) + written
@@ -398,9 +401,9 @@ class Recorder:
         what: Cargo = "activations",
         is_there: bool = False,
     ) -> Value:
-        """`x` at the end of its reshard, in `dtype`: a node, unless nothing moves and nothing changes.
+        """`x` after its reshard, in `dtype`: a node, unless nothing moves or changes.
 
-        is_there: another reshard of `x` has brought it there, and only the cotangent moves.
+        is_there: another reshard has moved `x` already, so that only the cotangent moves.
         """
         forward = () if is_there else self.transfers(what, reshard.forward, name, dtype, critical=critical)
         backward = self.transfers(what, reshard.backward, name, dtype, critical=critical)
@@ -414,7 +417,7 @@ class Recorder:
         )
 
     def fetch(self, name: str, stored: Value, reshard: Reshard) -> Value:
-        """A weight as its product needs it: gathered over the axes that ZeRO 3 stores it over."""
+        """A weight for its product, gathered over the axes that ZeRO 3 stores it over."""
         dtype = self.layout.precision.compute_dtype
         forward = self.transfers("weights", reshard.forward, name, dtype, critical=False)
         backward = self.gradient_transfers(
@@ -472,7 +475,10 @@ def _reduced(yielded: ShardedArray, accumulated: ShardedArray) -> tuple[Collecti
 
 @lru_cache(maxsize=8192)
 def _adding(yielded: ShardedArray, home: ShardedArray) -> ShardedArray:
-    """The array in which microbatches add up what each yields: sharded as `home`, partial as it was made."""
+    """The array to which microbatches add their gradients.
+
+    It is sharded as `home`, with the partial sums of `yielded`.
+    """
     return home.replace(unreduced=tuple(axis for axis in yielded.unreduced if axis not in home.sharded_axes))
 
 

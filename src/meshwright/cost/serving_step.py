@@ -1,15 +1,15 @@
 """One forward pass with a cache: prefill of B prompts, or the next token of B sequences.
 
-The recorded pass is priced as the forward passes of training are (step.py), with what the chip reaches of its
-ratings in inference. Memory is weights, caches and what one operation reads and writes; nothing is kept for a
-backward pass. What a cache holds, and what a layer reads of it, is said by models/count.py: a local layer's
-window, one latent for all heads, one cache for several layers. Weights and caches are read in the type that
-they are stored in, and widened where they are multiplied. The scales of quantised ones count.
+The recorded pass is priced as the forward passes of training (step.py), at the chip's rates in inference.
+Memory is weights, caches and the values that one operation reads and writes, since there is no backward pass.
+models/count.py defines the contents of a cache and the part that a layer reads: a local layer's window, one
+latent for all heads, one cache for several layers. Weights and caches are read in their stored type, and
+widened for the product. The scales of quantised ones count.
 
-Queries meet keys as the programs of serve/ have it (`attention_form`): whole prompts by a kernel or block by
+Attention has the form of the programs of serve/ (`attention_form`): whole prompts by a kernel or block by
 block, others over pages.
 
-A batch may be an array of batches: then every figure that follows from it is an array too.
+A batch may be an array of batches: all figures that depend on it are then arrays too.
 """
 
 from collections import Counter
@@ -66,7 +66,7 @@ from meshwright.units import whole
 
 @dataclass(frozen=True)
 class InferenceMemory:
-    """Bytes on one chip. buffers: what a layer, or an end of the model, has at once."""
+    """Bytes on one chip. buffers: live values of a layer, or of an end of the model."""
 
     weights: Any
     cache: Any
@@ -87,17 +87,17 @@ AttentionForm = Literal["kernel", "blocks", "pages", "tables"]
 def attention_form(
     config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, positions: int, longest: int
 ) -> AttentionForm:
-    """How the last `queries` of so many positions of a sequence meet their keys on these chips.
+    """The form of attention for the last `queries` of `positions` on these chips.
 
-        kernel   on chip: what is cached is read once. So is every generate step of accelerators priced, also
-                 where none takes it, which the plan says (`why_no_paged`)
+        kernel   on chip: the cache is read once. Every generate step of accelerators is priced in this form,
+                 also without a kernel, which the plan then reports (`why_no_paged`)
         blocks   whole prompts without a kernel: XLA's operations, a pair of blocks at a time
         pages    page by page: rows of queries read the used pages of their sequence one after another,
                  unless devices split prompts
-        tables   chunks of prompts on accelerators without a kernel for pages: whole tables of them are
+        tables   chunks of prompts on accelerators without a kernel for pages: whole tables of pages are
                  gathered for rows of queries
 
-    longest: positions of a whole prompt as its program has them. Other software has kernels for everything.
+    longest: positions of a whole prompt in its program. Other software has kernels for everything.
     """
     if not hardware.software.is_ours:
         return "kernel"
@@ -119,13 +119,16 @@ def form_by_pages(layout: Layout) -> AttentionForm:
 def keys_read(
     config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, positions: int, longest: int
 ) -> int:
-    """Positions that a pass of the last `queries` of so many reads: tables are as long as any may be."""
+    """Positions that a pass of the last `queries` of `positions` reads.
+
+    Tables have the length of the longest sequence.
+    """
     is_table = attention_form(config, hardware, layout, queries, positions, positions) == "tables"
     return longest if is_table else positions
 
 
 class _CachedOps(SymbolicOps):
-    """Records a pass of T queries of each sequence, behind S - T positions in the cache.
+    """Records a pass of T queries of each sequence, after S - T positions in the cache.
 
     form: of attention. kernel: of whole prompts. rows: queries of a row of a prompt. verified: whether logits
     of every query are wanted, as for the drafts that a step verifies.
@@ -158,7 +161,7 @@ class _CachedOps(SymbolicOps):
         return self.add(Node(name, "move", (x,), (out,), forward_transfers=sent)) if sent else out
 
     def fetch(self, name: str, stored: Value, reshard: Reshard) -> Value:
-        """A weight as its product reads it: in the type that it is stored in, where that is narrower."""
+        """A weight for its product, in its stored type if that is narrower."""
         if dtype_bytes(stored.dtype) >= dtype_bytes(self.layout.precision.compute_dtype):
             return super().fetch(name, stored, reshard)
         gathers = self.transfers("weights", reshard.forward, name, stored.dtype, critical=False)
@@ -168,23 +171,23 @@ class _CachedOps(SymbolicOps):
         return self.add(Node(name, "gather", (stored,), (out,), forward_transfers=gathers))
 
     def _rows_sent(self, name: str, table: Value, lookup: Contraction) -> tuple[Transfer, ...]:
-        """Rows of a quantised table, and their scales, a number a row."""
+        """Rows of a quantised table, and their scales, one number per row."""
         if dtype_bytes(table.dtype) >= dtype_bytes(self.layout.precision.compute_dtype):
             return super()._rows_sent(name, table, lookup)
         scales = contraction_of(self.layout, name, "BTV,V->BT").out_reshard.forward
         sent = ((lookup.out_reshard.forward, table.dtype), (scales, "f32"))
         return tuple(
-            one
+            transfer
             for steps, dtype in sent
-            for one in self.transfers("activations", steps, name, dtype, critical=True)
+            for transfer in self.transfers("activations", steps, name, dtype, critical=True)
         )
 
     def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
-        """Activations alone are cast: weights lie in memory as the products read them."""
+        """Casts only activations: weights are in memory in the products' type."""
         super()._quantise(name, x, x, product)
 
     def read_share(self, plan: Contraction) -> Any:
-        """The share of its experts' weights that the busiest device reads, where all choices are as likely.
+        """The share of its experts' weights that the busiest device reads, with equally likely experts.
 
         Some token chose an expert with probability p = 1 - (1 - k/E)^tokens; see `most_of_any`.
         """
@@ -198,7 +201,7 @@ class _CachedOps(SymbolicOps):
         return most_of_any(held, devices, chosen) / held
 
     def _whole_experts_axes(self) -> tuple[str, ...]:
-        """Axes that split the tokens and not the experts: each has its own copies of the experts."""
+        """Axes that split the tokens and not the experts, which are copied over them."""
         experts = self.layout.table.axes_of("E")
         return tuple(axis for axis in self.layout.batch_axes if axis not in experts)
 
@@ -215,13 +218,14 @@ class _CachedOps(SymbolicOps):
     ) -> tuple[Value, object]:
         """Attention of a pass: prefill as in training; a generate step reads each sequence's cache.
 
-        From latents[B,S,R] and rotary keys[B,S,A] it reads them as one KV head: queries go through wk_up
-        and sums of latents through wv_up (DeepSeek-V2, 2024), which are the FLOPs of the new position's keys
-        and values. So scores take 2 B S N (R + A) FLOPs, and values 2 B S N R.
+        A cache of latents[B,S,R] and rotary keys[B,S,A] is read as one KV head: queries go through wk_up and
+        sums of latents through wv_up (DeepSeek-V2, 2024), with the FLOPs of the new position's keys and
+        values. Scores take 2 B S N (R + A) FLOPs, and values 2 B S N R.
 
-        Queries go to where the cache is, and the values' sums back: two AllToAlls where a cache is split by
-        sequence of the batch; where it is split by position, the queries of all heads are gathered, and
-        partial sums of exponentials and values are added up. Source: How to Scale Your Model, "Inference".
+        Queries move to the devices of the cache, and the values' sums return. If a cache is split by sequence
+        of the batch, these are two AllToAlls. If it is split by position, the queries of all heads are
+        gathered, and partial sums of exponentials and values are added. Source: How to Scale Your Model,
+        "Inference".
         """
         if self.sizes["T"] == self.sizes["S"]:
             layout = self.layout
@@ -231,8 +235,8 @@ class _CachedOps(SymbolicOps):
             return super().attention(name, q, k, v, places, cache, kind)
         kept = tuple(self.cached(1, read_positions(self.sizes["S"], kind.window)).values())
         out = self._like_queries(q, v)
-        there = _at_cache(q.array, kept[0].array)
-        q = self._moved(f"to_{name}", q, there)
+        at_cache = _at_cache(q.array, kept[0].array)
+        q = self._moved(f"to_{name}", q, at_cache)
         summed = _at_cache(out, kept[0].array).replace(unreduced=kept[0].array.axes_of("S"))
         partial = self.value(summed, q.dtype)
         if self.config.mla is None:
@@ -263,10 +267,10 @@ class _CachedOps(SymbolicOps):
         return super().latent_attention(name, q, latent, rope, w, places, cache, kind, scale=scale)
 
     def _all_to_keep(self, kept: Mapping[str, Value]) -> None:
-        """Gathers what each device has of a prompt: the cache of a sequence has all of its positions."""
+        """Gathers a prompt's positions, since the cache of a sequence has all of them."""
         for name, x in kept.items():
-            there = gathered_keys(self.layout, name, "".join(x.array.dims))
-            self.reshard(name, "move", x, there, x.dtype, critical=False, what="keys and values")
+            gather = gathered_keys(self.layout, name, "".join(x.array.dims))
+            self.reshard(name, "move", x, gather, x.dtype, critical=False, what="keys and values")
 
     def _keys_met(self, k: Value, window: Window | None) -> Any:
         if self.form == "tables":
@@ -291,12 +295,12 @@ class _CachedOps(SymbolicOps):
     def _softmax(
         self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: Window | None
     ) -> tuple[Value, ...]:
-        """The scores as they lie in memory: of one row and some pages at a time, or of all rows and tables.
+        """The scores in memory: of one row and some pages at a time, or of all rows and tables.
 
-        Each is written, read for the largest and for its exponential (float32), and its weight written and
-        read: on CPUs in float32, else in the type of activations. Page by page the float32 sums of values are
-        read and written with each page, of which a long row's product takes some. Each row gathers a table of
-        its own, which is read, written and read.
+        Each score is written, read for the maximum and for its exponential (float32), and its weight is
+        written and read: on CPUs in float32, otherwise in the type of activations. Page by page, the float32
+        sums of values are read and written with each page, or with some pages by a long row's product. Each
+        row gathers a separate table, which is read, written and read.
         """
         if self.form not in ("pages", "tables"):
             return super()._softmax(q, kept, summed, keys, window)
@@ -319,7 +323,7 @@ class _CachedOps(SymbolicOps):
         return (self.add(Node("softmax", "softmax", (q, kept[0]), (value,), (q,), work, work)),)
 
     def _moved(self, name: str, x: Value, target: ShardedArray) -> Value:
-        """`x` where attention needs it, or its sums back where the next product reads them."""
+        """`x` in the sharding of attention, or its sums in the sharding of the next product."""
         steps = reshard(x.array, target.replace(name=x.array.name))
         moves = self.transfers("activations", steps, name, x.dtype, critical=True)
         if not moves:
@@ -327,25 +331,27 @@ class _CachedOps(SymbolicOps):
         return self.add(Node(name, "move", (x,), (self.value(target, x.dtype),), forward_transfers=moves))
 
     def cached(self, num_layers: int, positions: int) -> dict[str, Value]:
-        """The arrays of so many positions in the cache of so many layers, then their scales."""
+        """The arrays of `positions` in the cache of `num_layers` layers, then their scales."""
         sizes, dtype = self.sizes, self.layout.precision.cache_dtype
         self.sizes = sizes | {"L": num_layers, "S": positions}
-        found = {
+        arrays = {
             name: self.value(self._kept_as.activation(name, "L" + letters), dtype)
             for name, letters in cache_arrays(self.config).items()
         }
         for name in cache_scales(self.config, dtype):
-            array = found[name].array
+            array = arrays[name].array
             scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
-            found[f"{name}_scales"] = self.value(scales, "f32")
+            arrays[f"{name}_scales"] = self.value(scales, "f32")
         self.sizes = sizes
-        return found
+        return arrays
 
 
 def most_of_any(held: int, devices: int, chosen: Any) -> Any:
-    """The expected number of chosen experts on the device that has most, of `devices` with `held` each.
+    """The expected number of chosen experts on the device with the most.
 
-        sum over j < held of 1 - P(at most j of held)^devices,    each chosen with probability `chosen`
+    Each of `devices` has `held` experts, each chosen with probability `chosen`:
+
+        sum over j < held of 1 - P(at most j of held)^devices
 
     >>> round(most_of_any(4, 1, 0.5), 3), round(most_of_any(4, 64, 1 / 32), 2)
     (2.0, 1.31)
@@ -358,7 +364,7 @@ def most_of_any(held: int, devices: int, chosen: Any) -> Any:
 
 
 def _at_cache(queries: ShardedArray, cache: ShardedArray) -> ShardedArray:
-    """queries[B, T, N, ...] on the devices of the cache that they read: split as it is by B.
+    """queries[B, T, N, ...] on the devices of the cache that they read, split by B as the cache.
 
     Heads stay split over the axes that do not split the cache's sequences or positions.
     """
@@ -389,7 +395,7 @@ def record_pass(
     steps = reshard(logits.array, logits.array.replace(axes={"V": ()}))
     gathered = ops.transfers("logits", steps, "logits", logits.dtype, critical=True)
     ops.add(Node("logits", "move", (logits,), (logits,), forward_transfers=gathered))
-    # Where whole prompts are read from the cache, it holds them, window or not.
+    # If whole prompts are read from the cache, it holds them regardless of the window.
     reads_prompts = shape.query_len == shape.key_len and form == "pages"
     caches = tuple(
         value
@@ -404,9 +410,9 @@ def record_pass(
 def record_inference(
     config: ModelConfig, hardware: Hardware, layout: Layout, shape: Shape, *, longest: int | None = None
 ) -> Graph:
-    """The graph of one step as the hardware's software runs it.
+    """The graph of one step in the software of the hardware.
 
-    longest: positions that prompts are filled up to, as servers do; None: they are as long as `shape` says.
+    longest: positions to which servers pad prompts; None for the length in `shape`.
     """
     queries, positions = shape.query_len, shape.key_len
     form = attention_form(config, hardware, layout, queries, positions, longest or positions)
@@ -423,7 +429,7 @@ def record_inference(
 
 
 def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
-    """What machines have in common whose passes in this phase are recorded alike (`attention_form`)."""
+    """The properties of machines that determine a recorded pass in this phase (`attention_form`)."""
     chip, is_ours = hardware.chip, hardware.software.is_ours
     if phase == "generate":
         return (is_ours and chip.platform.page_by_page,)
@@ -432,10 +438,11 @@ def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
 
 @lru_cache(maxsize=256)
 def in_inference(hardware: Hardware) -> Hardware:
-    """`hardware` with what its chips reach of their ratings in inference.
+    """`hardware` with the rates of its chips in inference.
 
-    A share of the peak that products reach there comes before rates that were measured by their FLOPs, as of
-    training: products of few rows have few FLOPs, and of a few small ones as of a large one weights are read.
+    A share of the peak for products in inference takes precedence over rates measured in training by FLOPs:
+    products of few rows have few FLOPs, and both one large and several small products read their weights
+    once.
     """
     chip = hardware.chip
     if not chip.inference:
@@ -489,8 +496,8 @@ def cache_bytes(config: ModelConfig, layout: Layout, num_sequences: Any, context
 class Passes:
     """One pass of one layout, recorded for many batches at once; `seconds` prices it on a machine.
 
-    batches: an array of numbers of sequences. layout: in its phase, without stages. hardware: whose programs
-    are recorded, and those of machines alike (`alike_of`).
+    batches: an array of numbers of sequences. layout: in its phase, without stages. hardware: the machine to
+    record for; valid for machines with an equal `alike_of`.
     """
 
     def __init__(
@@ -523,8 +530,8 @@ class Passes:
 
         dtypes = Dtypes.of(self.layout)
 
-        def timed_pass(one: SegmentPass) -> TimedPass:
-            return TimedPass(one, sent_together(one.transfers, seconds_of), chip)
+        def timed_pass(work: SegmentPass) -> TimedPass:
+            return TimedPass(work, sent_together(work.transfers, seconds_of), chip)
 
         timed = timed_passes(self.graph, self.layout, dtypes, chip, timed_pass)
         [counts] = depth_counts(self.graph, "1f1b", 1, 1)

@@ -1,21 +1,22 @@
-"""The time of one step of a recorded graph: a sum over passes of compute, waiting and what could not hide.
+"""The time of one step of a recorded graph: passes with compute, waiting and exposed transfers.
 
     pass   = work + waiting . critical transfers + other transfers - overlap . min(other transfers, work)
     stage  = its layers' passes, with the embedding on the first and the head on the last
-    step   = microbatches . busiest stage + bubble + hops + what is done once: sums of gradients that do
-             not hide under the last backward pass, the update, weights gathered after it
-    pass   = at least what the host takes to launch its operations and collectives
+    step   = microbatches . busiest stage + bubble + hops + work once per step: sums of gradients that do not
+             hide under the last backward pass, the update, gathers of updated weights
+    pass   = at least the host's time to launch its operations and collectives
 
-Critical transfers (a partial sum that the next operation reads) stop a pass, for the share `waiting` of their
-time; exchanges of tokens between experts for the share `exchanging`, but hide where the schedule joins the
-passes of two microbatches. Meanwhile, and while kernels begin and end, weights of the next products are read,
-for the share `prefetch` of what memory bounds. The other transfers (weights gathered ahead, gradients reduced
-behind) hide under the work of the same pass. `overlap` is the share of what hides that costs nothing: a
-transfer takes memory bandwidth, power and, on GPUs, processors from the work beside it. The bubble and what
-hops add to it are those of a simulation of the schedule's table (cost/pipeline). Prefill and generate are the
-same sum over forward passes, without what is done once. Of one pass, weights that are gathered and gradients
-that are summed over the same axes travel together, as compilers and frameworks send them: they share the
-latency of a message.
+Critical transfers (a partial sum that the next operation reads) stop a pass for the share `waiting` of their
+time. Exchanges of tokens between experts stop it for the share `exchanging`, but hide if the schedule joins
+the passes of two microbatches. In the meantime, and at the start and end of kernels, weights of the next
+products are read, for the share `prefetch` of memory-bound time. Other transfers (weights gathered ahead,
+gradients reduced later) hide under the work of the same pass. `overlap` is the share of hidden time that
+costs nothing: a transfer takes memory bandwidth, power and, on GPUs, processors from concurrent work.
+
+The bubble and the exposed hops are those of a simulation of the schedule's table (cost/pipeline). Prefill and
+generate are the same sum over forward passes, without work once per step. Within a pass, gathers of weights
+over the same axes are one message, and so are sums of gradients, as in compilers and frameworks: they share
+the latency of a message.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,9 +51,9 @@ from meshwright.layout import Layout
 from meshwright.layout.rules import STAGES
 from meshwright.units import format_seconds
 
-# What the terms of transfers between chip and host are bound by.
+# The bound of transfers between chip and host.
 HOST = "host_link"
-# Shorter than anything that is priced, and no zero to divide by.
+# Shorter than all prices, to avoid a division by zero.
 _AN_INSTANT = 1e-30
 
 
@@ -60,7 +61,7 @@ _AN_INSTANT = 1e-30
 class Term:
     """A share of the step.
 
-    bound: what would have to be faster: compute, hbm, ici, dcn, host_link, bubble or launch.
+    bound: its limit: compute, hbm, ici, dcn, host_link, bubble or launch.
     """
 
     name: str
@@ -72,8 +73,8 @@ class Term:
 class StepCost:
     """The parts of one step on the busiest chip.
 
-    executed_flops: of matmuls and attention, recomputation and idle runs included, on the mean chip.
-    runs: how often the busiest chip runs each segment of the graph.
+    executed_flops: of matmuls and attention, recomputation and idle runs included, on the mean chip. runs: of
+    each segment of the graph on the busiest chip.
     """
 
     terms: tuple[Term, ...]
@@ -90,15 +91,17 @@ class StepCost:
         return sum(term.seconds for term in self.terms)
 
     def scaled(self, factor: float) -> "StepCost":
-        """All times `factor` times as long."""
+        """All times multiplied by `factor`."""
         if factor == 1:
             return self
         return replace(
             self,
             terms=tuple(replace(term, seconds=term.seconds * factor) for term in self.terms),
             collectives=tuple(
-                replace(one, seconds=one.seconds * factor, exposed_seconds=one.exposed_seconds * factor)
-                for one in self.collectives
+                replace(
+                    priced, seconds=priced.seconds * factor, exposed_seconds=priced.exposed_seconds * factor
+                )
+                for priced in self.collectives
             ),
         )
 
@@ -128,8 +131,8 @@ class StepPricer:
     def cost(self, stage: int | None = None) -> StepCost:
         """The parts of one step: every microbatch in the graph's directions; in training also the update.
 
-        stage: of the pipeline, whose work, FLOPs and collectives they are; by default the busiest's, and
-        FLOPs of the mean chip. The step takes as long either way.
+        stage: the stage of the pipeline whose work, FLOPs and collectives are returned; by default the
+        busiest's, with the FLOPs of the mean chip. The step's seconds are the same.
         """
         timed, microbatches = self._timed(), self.layout.schedule.microbatches
         stages = self._stages()
@@ -138,13 +141,13 @@ class StepPricer:
         sums = _Sums(self._price)
         idle = [idle_runs(self.graph, self.layout, number) for number in range(len(timed))]
         for count, directions, runs in zip(busiest, timed, idle, strict=True):
-            for one in directions:
-                sums.add_pass(one, count * microbatches, runs)
+            for timed_pass in directions:
+                sums.add_pass(timed_pass, count * microbatches, runs)
         executed = mean_runs(self.graph, self.layout, stage)
         flops = sum(
-            count * one.work.flops
+            count * timed_pass.work.flops
             for count, directions in zip(executed, timed, strict=True)
-            for one in directions
+            for timed_pass in directions
         )
         if self.layout.pipe > 1:
             self._add_pipeline(sums, timed, sum(stage_times(timed, busiest)), stage)
@@ -167,7 +170,7 @@ class StepPricer:
         return stage_updates(self.graph, schedule.pipeline, pipe, schedule.interleave)[stage]
 
     def _busiest(self, timed: "list[list[TimedPass]]") -> int:
-        """The stage whose passes take longest."""
+        """The stage with the longest passes."""
         seconds = [sum(stage_times(timed, counts)) for counts in self._stages()]
         return seconds.index(max(seconds))
 
@@ -176,12 +179,12 @@ class StepPricer:
         transfer = as_sent(transfer, self.layout, self.chip)
         key = (transfer.op, transfer.gathered_bytes, transfer.axes, transfer.copies, transfer.critical)
         if key not in self._prices:
-            found = collective_seconds(
+            price = collective_seconds(
                 transfer.op, transfer.gathered_bytes, transfer.axes, self.placement, copies=transfer.copies
             )
-            more = self.chip.step.collective_seconds if found.link else 0.0
+            more = self.chip.step.collective_seconds if price.link else 0.0
             more += lost_at_nodes(transfer, self.placement, self.chip)
-            self._prices[key] = found._replace(seconds=found.seconds + more)
+            self._prices[key] = price._replace(seconds=price.seconds + more)
         return self._prices[key]
 
     def _timed(self) -> "list[list[TimedPass]]":
@@ -195,24 +198,24 @@ class StepPricer:
         def lost(transfer: Transfer) -> float:
             return lost_between_stages(transfer, self.placement, self.chip)
 
-        def timed(one: SegmentPass) -> TimedPass:
-            return TimedPass(one, sent_together(one.transfers, seconds_of), self.chip, lost, joined=joined)
+        def timed(work: SegmentPass) -> TimedPass:
+            return TimedPass(work, sent_together(work.transfers, seconds_of), self.chip, lost, joined=joined)
 
         return timed_passes(self.graph, self.layout, self.dtypes, self.chip, timed)
 
     def _add_once(self, sums: "_Sums", timed: "list[list[TimedPass]]", stage: int) -> None:
-        """What a step does once hides under what one microbatch's passes leave.
+        """Adds transfers once per step, hidden under the free time of one microbatch's passes.
 
-        Gradients are summed behind the last backward pass, updated weights gathered ahead of the first
-        forward one.
+        Gradients are summed during the last backward pass, updated weights gathered during the first forward
+        pass.
         """
         counts = self._stages()[stage]
         hiding: tuple[tuple[Direction, Direction], ...] = (("forward", "update"), ("backward", "backward"))
         for (direction, named), times in zip(hiding, self._per_step(stage), strict=True):
             waiting, room = done_once(timed, counts, times, direction)
             exposed = exposed_share(waiting, room, self.chip.step.overlap) if waiting else 0.0
-            for count, one in _in_direction(timed, times, direction):
-                for transfer, seconds in one.once:
+            for count, timed_pass in _in_direction(timed, times, direction):
+                for transfer, seconds in timed_pass.once:
                     sums.add_transfer(transfer, named, count, exposed, seconds)
 
     def _add_pipeline(
@@ -222,22 +225,22 @@ class StepPricer:
         microbatch_seconds: float,
         stage: int | None,
     ) -> None:
-        """What a stage waits for: other stages' passes (the bubble), and hops.
+        """Adds a stage's waits for other stages' passes (the bubble) and for hops.
 
-        microbatch_seconds: of the stage's passes. stage: whose hops; of the one with most where None. A wait
-        for the hops of other stages alone, longer than all of its own, is part of the bubble.
+        microbatch_seconds: of the stage's passes. stage: the sender of the hops; None for the stage with
+        most. Waits that are only for hops of other stages, beyond all of its own, count as bubble.
         """
-        layout, found = self.layout, self._hops(self._pipeline_times(timed), stage)
-        waited = max(0.0, found.makespan_seconds - layout.schedule.microbatches * microbatch_seconds)
-        exposed = min(found.exposed_seconds, waited, found.count * found.seconds)
+        layout, sent_hops = self.layout, self._hops(self._pipeline_times(timed), stage)
+        waited = max(0.0, sent_hops.makespan_seconds - layout.schedule.microbatches * microbatch_seconds)
+        exposed = min(sent_hops.exposed_seconds, waited, sent_hops.count * sent_hops.seconds)
         sums.add("pipeline bubble", waited - exposed, "bubble")
         sent = hop_transfer(self.graph, layout.pipe)
-        share = exposed / (found.count * found.seconds) if exposed else 0.0
-        sums.add_transfer(sent, "forward", found.forward, share)
-        sums.add_transfer(sent, "backward", found.backward, share)
+        share = exposed / (sent_hops.count * sent_hops.seconds) if exposed else 0.0
+        sums.add_transfer(sent, "forward", sent_hops.forward, share)
+        sums.add_transfer(sent, "backward", sent_hops.backward, share)
 
     def hops(self) -> Hops:
-        """The hops between stages in a step: how many, how long each, what they add."""
+        """The hops between stages in a step: number, seconds of each, exposed time."""
         return self._hops(self.pipeline_times())
 
     def _hops(self, times: Times, stage: int | None = None) -> Hops:
@@ -246,7 +249,7 @@ class StepPricer:
         return hops(layout.schedule.pipeline, *numbers, times, stage)
 
     def pipeline_times(self) -> Times:
-        """Seconds of the passes of one microbatch at every depth of a pipeline, and of its hops."""
+        """Seconds of one microbatch's passes at every depth of a pipeline, and of its hops."""
         return self._pipeline_times(self._timed())
 
     def _pipeline_times(self, timed: "list[list[TimedPass]]") -> Times:
@@ -257,7 +260,7 @@ class StepPricer:
         return Times([seconds[counts] for counts in by_depth], hop)
 
     def _add_update(self, sums: "_Sums", stage: int) -> None:
-        """The optimizer, what it sends, and launches."""
+        """Adds the optimizer, its transfers, and launches."""
         state, launch = StageState(self.graph, self.layout, stage), self.chip.step.launch_seconds
         sums.add("optimizer", *work_seconds(state.update_work(), "update", self.dtypes, self.chip))
         sums.add("optimizer state from and to the host", host_update_seconds(state, self.chip), HOST)
@@ -269,14 +272,14 @@ class StepPricer:
         sums.add("allocator", self._flush_seconds(), "launch")
 
     def _flush_seconds(self) -> float:
-        """Seconds in which an allocator that is short of memory gives blocks back (`StepEfficiency`)."""
+        """Seconds of an allocator's flushes (`StepEfficiency`)."""
         each = self.chip.step.host_flush_seconds
         room = self.chip.program_bytes
         return each * flushes(self.graph, self.layout, self.software, room) if each else 0.0
 
 
 def host_update_seconds(state: StageState, chip: Chip) -> Any:
-    """Seconds in which the optimizer's state comes from the host for an update, and goes back after it."""
+    """Seconds of the optimizer's state from the host before an update, and back after it."""
     return 2 * host_seconds(state.host_bytes, chip)
 
 
@@ -286,7 +289,7 @@ def host_seconds(num_bytes: Any, chip: Chip) -> Any:
 
 
 def as_sent(transfer: Transfer, layout: Layout, chip: Chip) -> Transfer:
-    """`transfer` as the software sends it: some sum whole gradients under ZeRO 1 (`whole_sums`)."""
+    """`transfer` in the software's form: some sum whole gradients under ZeRO 1 (`whole_sums`)."""
     scattered = transfer.what == "gradients" and transfer.op == "reduce_scatter"
     if chip.step.whole_sums and scattered and layout.rules.zero_stage == 1:
         return replace(transfer, op="all_reduce")
@@ -303,7 +306,7 @@ def lost_at_nodes(transfer: Transfer, placement: Placement, chip: Chip) -> float
 
 
 def lost_between_stages(transfer: Transfer, placement: Placement, chip: Chip) -> float:
-    """Seconds that hosts take besides to launch a collective (`StepEfficiency.host_stage_seconds`)."""
+    """Additional seconds of hosts to launch a collective (`StepEfficiency.host_stage_seconds`)."""
     if not chip.step.host_stage_seconds or not transfer.critical or transfer.op == "permute":
         return 0.0
     stages = placement.stretches((STAGES,)) if placement.sizes.get(STAGES, 1) > 1 else ()
@@ -313,13 +316,13 @@ def lost_between_stages(transfer: Transfer, placement: Placement, chip: Chip) ->
 
 
 def exposed_share(waiting: Any, room: Any, overlap: float) -> Any:
-    """The share of the `waiting` seconds of a transfer once a step that does not hide in `room` seconds."""
+    """The share of `waiting` seconds of a transfer that does not hide in `room` seconds."""
     return 1 - overlap * (room / largest((room, waiting, _AN_INSTANT)))
 
 
 @lru_cache(maxsize=256)
 def at_step_rates(hardware: Hardware) -> Hardware:
-    """`hardware` whose links have the bandwidth and the collectives that a step gets of them."""
+    """`hardware` with the bandwidth and the collectives of its links in a step."""
     network, shares = hardware.chip.network, hardware.chip.step.links
     if isinstance(network, Torus):
         network = replace(
@@ -340,14 +343,14 @@ def at_step_rates(hardware: Hardware) -> Hardware:
 
 
 class TimedPass:
-    """One pass with the seconds of its transfers: those of every microbatch, and those of a step.
+    """One pass with the seconds of its transfers, per microbatch and per step.
 
-    sent: its transfers, as of `sent_together`; arrays of seconds where the pass is one of many layouts.
-    joined: whether it runs beside a pass of another microbatch, under which its exchanges of tokens hide.
-    lost_by_hosts: what hosts take to launch a transfer, beside `host_collective_seconds`. each, once: a
-    transfer with the seconds of its runs in a row. prefetched: seconds of reading weights that were read
-    ahead. room: seconds that could hide more. held_up: seconds that the chip waits for the host to
-    launch the pass. for_host: that it waits for activations on their way between chip and host.
+    sent: its transfers, as from `sent_together`; arrays of seconds for many layouts. joined: whether another
+    microbatch's pass overlaps it and hides its exchanges of tokens. lost_by_hosts: seconds of hosts to launch
+    a transfer, in addition to `host_collective_seconds`. each, once: a transfer with the seconds of its runs
+    in a row. prefetched: seconds of reading weights ahead. room: seconds that could hide more. held_up:
+    seconds that the chip waits for the host to launch the pass. for_host: seconds that it waits for
+    activations between chip and host.
     """
 
     def __init__(
@@ -377,7 +380,7 @@ class TimedPass:
         self.seconds = larger(busy, launches)
         self.held_up = self.seconds - busy
         self.room = work.seconds - covered + self.held_up
-        if chip.step.gathers_first and work.direction == "forward":  # which hides updated weights alone
+        if chip.step.gathers_first and work.direction == "forward":  # which hides only updated weights
             self.room = 0.0 * self.room
         self.for_host: Any = 0.0
 
@@ -394,11 +397,11 @@ class TimedPass:
         return 1 - self._hidden / self._behind if self._behind else 0.0
 
     def beside(self, transfer_seconds: Any) -> "TimedPass":
-        """This pass beside a transfer between chip and host, which it is not shorter than."""
-        found = copy(self)
-        found.seconds = larger(self.seconds, transfer_seconds)
-        found.for_host = found.seconds - self.seconds
-        return found
+        """This pass during a transfer between chip and host, which takes at least as long."""
+        extended = copy(self)
+        extended.seconds = larger(self.seconds, transfer_seconds)
+        extended.for_host = extended.seconds - self.seconds
+        return extended
 
 
 _SENT_TOGETHER = ("weights", "gradients", "updated weights")
@@ -409,22 +412,22 @@ def sent_together(
 ) -> list[tuple[Transfer, Any]]:
     """Each transfer with the seconds of its runs in a row. seconds_of: of one run.
 
-    Weights and gradients that compute does not wait for go as one message with others over the same axes,
-    and have a share of its time by their bytes.
+    Weights and gradients that compute does not wait for are one message with others over the same axes, and
+    have a share of its time by bytes.
     """
     groups: dict[tuple, list[Transfer]] = {}
-    for place, one in enumerate(transfers):
-        alike = (one.what, one.op, one.axes, one.once)
-        together = one.what in _SENT_TOGETHER and not one.critical
-        groups.setdefault(alike if together else (place,), []).append(one)
-    found = []
+    for place, transfer in enumerate(transfers):
+        kind = (transfer.what, transfer.op, transfer.axes, transfer.once)
+        together = transfer.what in _SENT_TOGETHER and not transfer.critical
+        groups.setdefault(kind if together else (place,), []).append(transfer)
+    pairs = []
     for group in groups.values():
         total = sum(one.gathered_bytes for one in group)
         seconds = seconds_of(replace(group[0], gathered_bytes=total)) * group[0].repeat
-        found += [
-            (one, seconds * (one.gathered_bytes / total) if len(group) > 1 else seconds) for one in group
+        pairs += [
+            (each, seconds * (each.gathered_bytes / total) if len(group) > 1 else seconds) for each in group
         ]
-    return found
+    return pairs
 
 
 def timed_passes(
@@ -434,45 +437,49 @@ def timed_passes(
     chip: Chip,
     timed: Callable[[SegmentPass], TimedPass],
 ) -> list[list[TimedPass]]:
-    """The passes of each segment, in each of the graph's directions under the layout's remat policy, `timed`.
+    """The passes of each segment, in each of the graph's directions under the layout's remat policy.
 
-    Where activations are offloaded, those of a layer go while the next layer's are made, and come back before
-    its backward pass: each of the two passes takes at least as long as that transfer.
+    If activations are offloaded, those of a layer are sent during the next layer's forward pass, and return
+    before its backward pass: each of the two passes takes at least as long as that transfer.
     """
-    found = []
+    by_segment = []
     for segment in graph.segments:
         of_segment = list(map(timed, passes(segment, graph.directions, layout.schedule.remat, dtypes, chip)))
         if layout.schedule.offload and segment.source:
             sent = host_seconds(saved_bytes(segment, layout.schedule.remat), chip)
             of_segment = [
-                one if one.work.direction == "recompute" else one.beside(sent) for one in of_segment
+                each if each.work.direction == "recompute" else each.beside(sent) for each in of_segment
             ]
-        found.append(of_segment)
-    return found
+        by_segment.append(of_segment)
+    return by_segment
 
 
 def stage_times(timed: list[list[TimedPass]], counts: SegmentRuns) -> tuple[Any, Any, Any]:
-    """(forward, backward but for what may be put off, that) of one microbatch on a stage, in seconds."""
+    """(forward, backward without deferrable work, deferrable work) of a microbatch on a stage."""
     forward = backward = put_off = 0.0
     for count, directions in zip(counts, timed, strict=True):
-        for one in directions:
-            if one.work.direction == "forward":
-                forward += count * one.seconds
+        for timed_pass in directions:
+            if timed_pass.work.direction == "forward":
+                forward += count * timed_pass.seconds
             else:
-                backward += count * (one.seconds - one.work.put_off)
-                put_off += count * one.work.put_off
+                backward += count * (timed_pass.seconds - timed_pass.work.put_off)
+                put_off += count * timed_pass.work.put_off
     return forward, backward, put_off
 
 
 def done_once(
     timed: list[list[TimedPass]], counts: SegmentRuns, times: SegmentRuns, direction: Direction
 ) -> tuple[Any, Any]:
-    """Seconds of what a step does once on a stage, and what of one microbatch's passes could hide it.
+    """(waiting, room) of a stage's transfers once per step, in seconds.
 
-    counts: how often a microbatch runs each segment. times: how often that is done of each.
+    waiting: of these transfers. room: of one microbatch's passes that can hide them.
+
+    counts: runs of each segment per microbatch. times: runs of its transfers per step.
     """
     waiting = sum(
-        count * seconds for count, one in _in_direction(timed, times, direction) for _, seconds in one.once
+        count * seconds
+        for count, timed_pass in _in_direction(timed, times, direction)
+        for _, seconds in timed_pass.once
     )
     return waiting, sum(count * one.room for count, one in _in_direction(timed, counts, direction))
 
@@ -481,15 +488,15 @@ def _in_direction(
     timed: list[list[TimedPass]], counts: SegmentRuns, direction: Direction
 ) -> list[tuple[float, TimedPass]]:
     return [
-        (count, one)
+        (count, timed_pass)
         for count, directions in zip(counts, timed, strict=True)
-        for one in directions
-        if one.work.direction == direction
+        for timed_pass in directions
+        if timed_pass.work.direction == direction
     ]
 
 
 def hop_transfer(graph: Graph, pipe: int) -> Transfer:
-    """What goes from stage to stage: a layer's input, or its cotangent."""
+    """A hop between stages: a layer's input, or its cotangent."""
     source = next(segment.source for segment in graph.segments if segment.source)
     sent = source.bytes_per_device * pipe
     name, what = source.array.name, "activations between stages"
@@ -508,22 +515,22 @@ class _Sums:
         self._seconds[name, bound] = self._seconds.get((name, bound), 0.0) + seconds
 
     def terms(self) -> list[Term]:
-        found = [Term(name, seconds, bound) for (name, bound), seconds in self._seconds.items() if seconds]
-        return sorted(found, key=lambda term: -term.seconds)
+        terms = [Term(name, seconds, bound) for (name, bound), seconds in self._seconds.items() if seconds]
+        return sorted(terms, key=lambda term: -term.seconds)
 
-    def add_pass(self, one: TimedPass, times: float, idle: float) -> None:
-        """One direction of a segment, run `times` times; what hides under its work is not added.
+    def add_pass(self, timed: TimedPass, times: float, idle: float) -> None:
+        """One direction of a segment, run `times` times; hidden transfers are not added.
 
-        idle: by how many its collectives run for each of those; what is idle takes no time here.
+        idle: runs of its collectives for each of these; idle runs take no time here.
         """
-        for name, bound, seconds in one.work.terms:
+        for name, bound, seconds in timed.work.terms:
             self.add(name, seconds * times, bound)
-        self.add(f"matmul ({one.work.direction})", -one.prefetched * times, "hbm")
-        for transfer, seconds in one.each:
-            share = one.exposed(transfer) / idle
-            self.add_transfer(transfer, one.work.direction, times * idle, share, seconds)
-        self.add("host launches", one.held_up * times, "launch")
-        self.add("activations to and from the host", one.for_host * times, HOST)
+        self.add(f"matmul ({timed.work.direction})", -timed.prefetched * times, "hbm")
+        for transfer, seconds in timed.each:
+            share = timed.exposed(transfer) / idle
+            self.add_transfer(transfer, timed.work.direction, times * idle, share, seconds)
+        self.add("host launches", timed.held_up * times, "launch")
+        self.add("activations to and from the host", timed.for_host * times, HOST)
 
     def add_transfer(
         self,
@@ -533,9 +540,9 @@ class _Sums:
         exposed: float,
         seconds: float | None = None,
     ) -> None:
-        """A transfer of a pass that runs `times` times; exposed: the share of its time that does not hide.
+        """A transfer of a pass that runs `times` times; exposed: the share of its time that is not hidden.
 
-        seconds: of its runs in a row, where they are not those of it alone.
+        seconds: of its runs in a row; None for those of the transfer by itself.
         """
         price, runs = self._price(transfer), times * transfer.repeat
         one_run = price.seconds if seconds is None else seconds / transfer.repeat
@@ -555,7 +562,7 @@ class _Sums:
             )
         )
 
-    def add_collective(self, one: PricedCollective) -> None:
-        if one.count:
-            self.collectives.append(one)
-            self.add(one.name, one.exposed_seconds, one.bound)
+    def add_collective(self, priced: PricedCollective) -> None:
+        if priced.count:
+            self.collectives.append(priced)
+            self.add(priced.name, priced.exposed_seconds, priced.bound)
