@@ -1,4 +1,4 @@
-"""The audit of a plan: its step compiled, its collectives, FLOPs and memory beside the planned ones."""
+"""The audit of a plan: collectives, FLOPs and memory of its compiled step and of the plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,12 +34,12 @@ def audit_plan(
     use_cache: bool = True,
     numerics: bool = False,
 ) -> dict:
-    """The audit of the step of `plan`, of whatever phase: the keys of `mw audit`.
+    """The audit of one step of `plan`, in any phase: the keys of `mw audit`.
 
-    numerics: also run the layout with a tiny model beside one device (see `numerics.check_numerics`).
-    target: "cpu", "tpu" or "gpu", whose compiler to ask; by default that of the plan's hardware where it is
-    installed, else the CPU's. Raises AuditError where the step does not compile. Sequences that are served
-    fill whole pages on both sides: progress is told where they are longer so than planned.
+    numerics: also compare a tiny model under the layout with one device (see `numerics.check_numerics`).
+    target: "cpu", "tpu" or "gpu", the compiler; by default that of the plan's hardware if it is installed,
+    otherwise the CPU's. Raises AuditError if the step does not compile. Served sequences fill whole pages on
+    both sides; `progress` reports it if they are longer than planned.
     """
     chosen, plan = choose_target(plan.hardware, plan.layout, target), _in_whole_pages(plan, progress)
     try:
@@ -51,7 +51,7 @@ def audit_plan(
 
 
 def _in_whole_pages(plan: Plan, progress: Callable[[str], None]) -> Plan:
-    """The plan with sequences as long as the pages that a server gives them, within the model's context."""
+    """The plan with sequences padded to a server's whole pages, within the model's context."""
     workload = plan.workload
     if workload.phase == "train":
         return plan
@@ -71,10 +71,10 @@ def audit_phases(
     use_cache: bool = True,
     numerics: bool = False,
 ) -> dict:
-    """The audit of a plan in every phase that it has: that of `audit_plan`, and of a server's plan two.
+    """The audit of a plan in each of its phases: two for a server's plan.
 
-    The document of a server's plan is that of its generate step, with that of a prefill step under `prefill`;
-    its verdict is `match` where both are. The arguments are those of `audit_plan`.
+    Arguments as for `audit_plan`. The document of a server's plan is that of its generate step, with a
+    prefill step's under `prefill`; its verdict is `match` if both match.
     """
     document = audit_plan(plan, target, progress, use_cache=use_cache, numerics=numerics)
     if not plan.is_of_server:
@@ -85,19 +85,20 @@ def audit_phases(
 
 
 def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict | None = None) -> dict:
-    """The audit of a compiled step. verdict: `match` if every collective is planned or equivalent, products
-    and memory are as planned, everything was understood, and the compiler replicated nothing of its own.
+    """The audit of a compiled step.
 
-    checked: the numerics' report, if they were asked for.
+    verdict: `match` if every collective is planned or equivalent, products and memory are as planned, all
+    instructions were understood, and the compiler replicated nothing involuntarily. checked: the numerics'
+    report, if requested.
     """
     if compiled.stages:
-        found = stages_beside_plan(plan, target, compiled.hlo, compiled.stages)
+        document = stages_beside_plan(plan, target, compiled.hlo, compiled.stages)
     else:
         planned = planned_step(plan, load(plan.hardware), compared_on=PLATFORMS[target.name])
         program = parse_hlo(compiled.hlo)
-        found = beside_plan(plan, target, planned, program, plan.layout.mesh, compiled.memory_bytes)
-    said = compiler_warnings(compiled.compiler_log)
-    bad = bool(found["findings"] or found["not_understood"]) or replicates(said)
+        document = beside_plan(plan, target, planned, program, plan.layout.mesh, compiled.memory_bytes)
+    warnings = compiler_warnings(compiled.compiler_log)
+    bad = bool(document["findings"] or document["not_understood"]) or replicates(warnings)
     bad |= checked is not None and not checked["agrees"]
     return {
         "verdict": "differs" if bad else "match",
@@ -107,8 +108,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
         **({"numerics": checked} if checked else {}),
-        "compiler_warnings": [one.of_compiler() for one in said],
-        **found,
+        "compiler_warnings": [one.of_compiler() for one in warnings],
+        **document,
     }
 
 
@@ -122,20 +123,20 @@ def scheduled_seconds(plan: Plan, target: Target, compiled: CompiledProgram) -> 
     if compiled.stages or not is_own:
         return None
     program, mesh, machine = parse_hlo(compiled.hlo), plan.layout.mesh, at_phase_rates(plan, hardware)
-    found = [on_mesh(one, mesh, widened=False) for one in collectives(program)]
-    line = program_timeline(program, machine.chip, step_prices(machine, mesh), found)
+    emitted = [on_mesh(one, mesh, widened=False) for one in collectives(program)]
+    line = program_timeline(program, machine.chip, step_prices(machine, mesh), emitted)
     return line and line.seconds
 
 
 def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
-    """The audit of a step for which a chip has no room: what the compiler wants, beside the plan's memory."""
+    """The audit of a step that exceeds a chip's memory: the compiler's figures and the plan's."""
     hardware = load(plan.hardware)
     planned = planned_step(plan, hardware)
     capacity = hardware.chip.program_bytes
     what = too_large(error.num_bytes, capacity, str(error))
     largest = [
-        {"bytes": size, "tensor": "", "instruction": "", "shape": "", "what": said}
-        for size, said in error.buffers
+        {"bytes": size, "tensor": "", "instruction": "", "shape": "", "what": text}
+        for size, text in error.buffers
     ]
     return {
         "verdict": "differs",

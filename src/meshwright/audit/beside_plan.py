@@ -1,4 +1,4 @@
-"""A compiled program beside a planned step: its collectives, FLOPs and memory, and what differs."""
+"""Comparison of a compiled program with a planned step: collectives, FLOPs and memory."""
 
 from collections.abc import Mapping, Sequence
 
@@ -57,7 +57,7 @@ def beside_plan(
     mesh: Mesh,
     memory: Mapping[str, int] | None,
 ) -> dict:
-    """A program beside a planned step: the findings, and the keys of `mw audit` that have both sides.
+    """The findings on a program, and the keys of `mw audit` with both sides.
 
     mesh: of the program's devices. memory: of one of them, by cause.
     """
@@ -143,11 +143,11 @@ def beside_plan(
 
 
 def at_phase_rates(plan: Plan, hardware: Hardware) -> Hardware:
-    """The hardware with what its chips reach in steps of the plan's phase, as the plan is priced."""
+    """The hardware with its chips' rates in the plan's phase, as for the plan's price."""
     return hardware if plan.workload.phase == "train" else in_inference(hardware)
 
 
-# SPMD 1F1B: its first tick, those until the last stage begins, and those that have both passes.
+# Loops of SPMD 1F1B: the first tick, ticks until the last stage begins, and ticks with both passes.
 _NUM_LOOPS = 3
 
 
@@ -169,16 +169,16 @@ def _differences(
     different = compare_products(
         planned.products, computed, differentiated=trains, edge=planned.attention_edge
     )
-    found = [
+    remarks = [
         *findings(rows, prices),
         *product_findings(different, prices, planned.matmul_dtype),
         *wide_findings(wide, planned.matmul_dtype, planned.flops, prices),
     ]
-    return sorted(found, key=lambda one: (-abs(one.seconds or 0.0), -(one.bytes or 0)))
+    return sorted(remarks, key=lambda one: (-abs(one.seconds or 0.0), -(one.bytes or 0)))
 
 
 def _row_dict(row: Row, prices: Prices, line: StepTimeline | None) -> dict:
-    """Both sides of a row, each with its seconds a step, in all and exposed; None where unavailable."""
+    """Both sides of a row, with all and exposed seconds a step; None if unavailable."""
     planned, emitted = _planned_summary(row.planned), _emitted_summary(row.emitted)
     seconds = [prices.seconds(e) for e in row.emitted]
     if planned:
@@ -208,7 +208,7 @@ def _emitted_summary(emitted: Sequence[Emitted]) -> dict | None:
 
 
 def _summary(parts: Sequence[tuple[str, tuple[str, ...], int, float]]) -> dict | None:
-    """Operations joined by +; bytes and count of a step in all."""
+    """Operations joined by +, with the bytes and runs of a step."""
     if not parts:
         return None
     names = dict.fromkeys(op for op, *_ in parts)

@@ -1,8 +1,8 @@
-"""The audit of any program, compiled or to be compiled: its collectives, FLOPs, time and the usual accidents.
+"""The audit of any program: its collectives, FLOPs, time and common mistakes.
 
-`audit_file` takes the text of a compiled program; `audit` takes a function, which it compiles where its
-arguments are, or ahead of time for chips. No plan is compared. The verdict is `match` if every instruction
-was understood and no accident was found, else `differs`.
+`audit_file` takes the text of a compiled program. `audit` takes a function, and compiles it for its
+arguments' devices or ahead of time for chips. There is no plan to compare with. The verdict is `match` if
+every instruction was understood and no mistake was found, otherwise `differs`.
 """
 
 import os
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """A program and its collectives on a mesh: the one given, or nameless axes that the groups span."""
+    """A program and its collectives on a mesh: the given one, or inferred axes without names."""
 
     program: Program
     sent: tuple[Emitted, ...]
@@ -48,7 +48,10 @@ class Reading:
 
 
 def audit_file(path: Path, hardware: str | None = None, mesh: str | None = None) -> dict:
-    """The audit of an optimised HLO module's text. Raises AuditError in one line for any other file."""
+    """The audit of an optimised HLO module's text.
+
+    Raises AuditError, with a message of one line, for other files.
+    """
     text = read_text(path, AuditError)
     if text.lstrip().startswith(("module @", "#loc")):
         raise AuditError(f"{path}: this is MLIR, not compiled HLO; give the text of Compiled.as_text()")
@@ -70,16 +73,16 @@ def audit_program(
 ) -> dict:
     """emitted[], warnings[], not_understood[], step_seconds, bytes, flops and the verdict of a program.
 
-    hardware: prices the collectives; a chip alone (`v5p`) stands for as many as the program has devices.
-    mesh: names their axes, device ids row-major. compiler_log: its warnings; None where there is none, and
-    then they are None, unavailable. Raises AuditError where either has other devices.
+    hardware: prices the collectives; only a chip (`v5p`) means one chip per device of the program. mesh:
+    names their axes, device ids row-major. compiler_log: its warnings; None if unavailable, and then
+    compiler_warnings is None. Raises AuditError if hardware or mesh have another number of devices.
     """
     machine = machine_of(hardware, program.num_devices) if hardware else None
     reading = read_program(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
     largest, schedule = buffer_peak(program), ProgramSchedule(program)
-    beside = overlaps(schedule, reading.sent)
+    overlapping = overlaps(schedule, reading.sent)
     line = None
     if machine and machine.chip.platform == program.platform:
         line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
@@ -91,26 +94,26 @@ def audit_program(
         ]
     )
     warnings.sort(key=lambda one: (-(one.seconds or 0.0), -(one.bytes or 0)))
-    said = None if compiler_log is None else compiler_warnings(compiler_log)
+    log_warnings = None if compiler_log is None else compiler_warnings(compiler_log)
     smaller = smaller_branches(program)
     counted = [one for one in reading.sent if is_counted_branch(one.value.place, smaller)]
     return {
-        "verdict": "differs" if gaps or warnings or replicates(said or ()) else "match",
+        "verdict": "differs" if gaps or warnings or replicates(log_warnings or ()) else "match",
         "program": program.name,
         "devices": program.num_devices,
         "hardware": machine.spec if machine else None,
         "mesh": dict(mesh.sizes) if mesh else None,
         "emitted": [
-            _to_dict(one, reading.prices, named=mesh is not None)
+            _to_dict(emitted, reading.prices, named=mesh is not None)
             | {
-                "conditional": one.collective.conditional,
-                "overlaps": beside[id(one)],
-                "exposed_seconds": line and line.exposed[id(one)],
+                "conditional": emitted.collective.conditional,
+                "overlaps": overlapping[id(emitted)],
+                "exposed_seconds": line and line.exposed[id(emitted)],
             }
-            for one in reading.sent
+            for emitted in reading.sent
         ],
         "warnings": [one.of_program() for one in warnings],
-        "compiler_warnings": None if said is None else [one.of_compiler() for one in said],
+        "compiler_warnings": None if log_warnings is None else [one.of_compiler() for one in log_warnings],
         "not_understood": gaps,
         "branches": list(dict.fromkeys(smaller.values())),
         "step_seconds": {"planned": None, "scheduled": line and line.seconds},
@@ -122,24 +125,27 @@ def audit_program(
 
 
 def read_program(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:
-    """The collectives of a program on `mesh`, or on one inferred from their groups."""
+    """The collectives of a program on `mesh`, or on a mesh inferred from their groups."""
     if mesh and mesh.num_devices != program.num_devices:
         sizes = ",".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
         raise AuditError(
             f"the mesh {sizes} has {mesh.num_devices} devices and the program {program.num_devices}; "
             f"the axes must multiply to {program.num_devices}"
         )
-    found = collectives(program)
-    axes = mesh or inferred_mesh([one.groups for one in found], program.num_devices)
+    emitted = collectives(program)
+    axes = mesh or inferred_mesh([one.groups for one in emitted], program.num_devices)
     widened = program.platform.compiler.widens
-    sent = tuple(on_mesh(one, axes, widened=widened) for one in found)
+    sent = tuple(on_mesh(one, axes, widened=widened) for one in emitted)
     return Reading(
         program, sent, Prices(axes, machine and machine.place(axes), machine and machine.chip, mesh)
     )
 
 
 def machine_of(spec: str, num_devices: int) -> Hardware:
-    """The hardware of a program of so many devices; a chip alone stands for as many."""
+    """The hardware of a program of `num_devices`.
+
+    A spec with only a chip means that number of chips.
+    """
     machine = load(spec if ":" in spec or spec.endswith(".toml") else f"{spec}:{num_devices}")
     if machine.num_chips != num_devices:
         raise AuditError(
@@ -149,14 +155,17 @@ def machine_of(spec: str, num_devices: int) -> Hardware:
     return machine
 
 
-def _to_dict(one: Emitted, prices: Prices, *, named: bool) -> dict:
-    """The keys of `emitted[]` in `mw audit`, and: dtype, group_size, seconds a step (None: unavailable)."""
-    found = one.to_dict(one.tensor)
-    return found | {
-        "axes": found["axes"] if named else [],
-        "group_size": one.collective.groups.size,
-        "seconds": prices.seconds(one),
-        "note": one.note if named else "",
+def _to_dict(emitted: Emitted, prices: Prices, *, named: bool) -> dict:
+    """The keys of `emitted[]` in `mw audit`, and group_size, seconds and note.
+
+    seconds: a step; None if unavailable.
+    """
+    keys = emitted.to_dict(emitted.tensor)
+    return keys | {
+        "axes": keys["axes"] if named else [],
+        "group_size": emitted.collective.groups.size,
+        "seconds": prices.seconds(emitted),
+        "note": emitted.note if named else "",
     }
 
 
@@ -174,49 +183,51 @@ def audit(
 ) -> dict:
     """The audit of `jitted(*args, **kwargs)`, which is compiled and not run.
 
-    args: arrays, or jax.ShapeDtypeStruct with a sharding; their mesh names the axes.
-    hardware: prices the collectives; `v5p:4x4x4`, or a chip alone for as many devices as the mesh has.
-    ahead_of_time: compile for that hardware, of which no chip need be attached (see `compiled_ahead`).
-    The document has the keys of `mw audit --hlo --json`: `verdict`, `emitted[]`, `warnings[]`,
-    `compiler_warnings[]`, `not_understood[]`, `bytes`, `flops`. Raises AuditError with the
-    compiler's message where it refuses.
+    args: arrays, or jax.ShapeDtypeStruct with a sharding; their mesh names the axes. hardware: prices the
+    collectives: `v5p:4x4x4`, or only a chip for the mesh's number of devices. ahead_of_time: compile for that
+    hardware without any of its chips (see `compiled_ahead`). The document has the keys of `mw audit --hlo
+    --json`: `verdict`, `emitted[]`, `warnings[]`, `compiler_warnings[]`, `not_understood[]`, `bytes`,
+    `flops`. Raises AuditError with the compiler's message if it refuses.
     """
     if ahead_of_time and hardware is None:
         raise AuditError("ahead_of_time=True needs hardware=, such as v5p:4x4x4")
-    with captured_stderr() as said:
+    with captured_stderr() as captured:
         if ahead_of_time and hardware:
             program, mesh = compiled_ahead(jitted, hardware, *args, **kwargs)
         else:
             program, mesh = compiled_program(jitted, *args, **kwargs)
-        log = warning_lines(said())
+        log = warning_lines(captured())
     return audit_program(program, hardware, mesh, log)
 
 
 def compiled_program(jitted: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Program, Mesh | None]:
-    """The optimised program, and the mesh of the first argument that has one, else that of jax.set_mesh."""
-    found = _mesh_of((args, kwargs))
+    """The optimised program and its mesh.
+
+    The mesh is that of the first argument with one, otherwise that of jax.set_mesh.
+    """
+    mesh = _mesh_of((args, kwargs))
     program = _compiled(jitted, lambda jitted: jitted.lower(*args, **kwargs).compile())
-    return program, Mesh(dict(found.shape)) if found else None
+    return program, Mesh(dict(mesh.shape)) if mesh else None
 
 
 def compiled_ahead(
     jitted: Callable[..., Any], hardware: str, *args: Any, **kwargs: Any
 ) -> tuple[Program, Mesh]:
-    """The program as the compiler of `hardware` makes it, and its mesh.
+    """The program from the compiler of `hardware`, and its mesh.
 
-    The mesh is that of the arguments, or of jax.set_mesh, on the hardware's chips; arguments keep their
-    PartitionSpecs, and those without one are whole on every chip. A function that names the devices of
-    another mesh is refused: constrain by PartitionSpec, under jax.set_mesh. Raises AuditError where there is
-    no mesh, or the compiler refuses, DeviceError where it is not installed.
+    The mesh is that of the arguments, or of jax.set_mesh, on the hardware's chips. Arguments keep their
+    PartitionSpecs; arguments without one are whole on every chip. A function that names the devices of
+    another mesh is refused: constrain by PartitionSpec, under jax.set_mesh. Raises AuditError without a mesh
+    or if the compiler refuses, DeviceError if it is not installed.
     """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    found = _mesh_of((args, kwargs))
-    if found is None:
+    given = _mesh_of((args, kwargs))
+    if given is None:
         raise AuditError(f"no argument has a mesh, which compiling for {hardware} needs; call jax.set_mesh")
-    target = own_target(machine_of(hardware, found.size))
-    mesh = _on_chips(found, target)
+    target = own_target(machine_of(hardware, given.size))
+    mesh = _on_chips(given, target)
 
     def placed(leaf: Any) -> Any:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
@@ -232,7 +243,7 @@ def compiled_ahead(
             lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(target.compiler.lowering,))
             return lowered.compile(compiler_options=dict(target.compiler.options) or None)
 
-    return _compiled(jitted, compile_for), Mesh(dict(found.shape))
+    return _compiled(jitted, compile_for), Mesh(dict(given.shape))
 
 
 def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> Program:
@@ -246,18 +257,18 @@ def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> P
         name = getattr(jitted, "__name__", "the function")
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise AuditError(f"{name} does not compile: {lines[0]}") from error
-    assert text, "XLA keeps the text of what it compiles"
+    assert text, "XLA keeps the text of a compiled program"
     return parse_hlo(text)
 
 
 def _on_chips(mesh: "jax.sharding.Mesh | jax.sharding.AbstractMesh", target: Target) -> "jax.sharding.Mesh":
-    """The mesh on a target's chips, its axes along the dimensions of their torus."""
+    """The mesh on a target's chips, with its axes along the dimensions of their torus."""
     import jax
     import numpy as np
 
     from meshwright.nn.start.device_mesh import device_grid
 
-    # The compiler is loaded into this process: others, each with its own, are no harm where no chip is held.
+    # The compiler is loaded into this process; without a chip, other processes may load theirs too.
     for name, value in {**target.environment, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():
         if name != "JAX_PLATFORMS":
             os.environ.setdefault(name, value)

@@ -1,6 +1,7 @@
-"""The audit of a pipeline whose stages run programs of their own: each stage beside its part of the plan.
+"""The audit of a pipeline with one program per stage: each stage against its part of the plan.
 
-What the loop sends between stages is no program's: it is compared by the plan's own list of hops.
+Transfers between stages belong to the loop and not to a program. They are compared with the plan's list of
+hops.
 """
 
 from collections import Counter, defaultdict
@@ -24,30 +25,29 @@ from meshwright.plan_file import Plan
 from meshwright.platforms import PLATFORMS
 from meshwright.units import format_bytes
 
-# The lists of a stage's audit, which that of all stages has one after another, each entry with its stage.
+# The lists of a stage's audit; the audit of all stages concatenates them, with the stage of each entry.
 _LISTS = ("findings", "planned", "emitted", "unplanned", "missing", "rows")
 _TOTALS = ("bytes", "sent", "flops")
 _PIPE = (STAGES,)
 
 
 def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StagePrograms) -> dict:
-    """The keys of `mw audit` that have both sides. `stages` has the totals of each.
+    """The keys of `mw audit` with both sides; `stages` has the totals of each stage.
 
-    Of all stages `bytes`, `sent` and `flops` are those of the mean device, `memory` is that of the stage that
-    takes most.
+    `bytes`, `sent` and `flops` of all stages are those of the mean device, `memory` is the largest stage's.
     """
     hardware, layout = load(plan.hardware), plan.layout
     programs = [parse_hlo(one) for one in text.split(STAGES_APART)]
-    found = []
+    documents = []
     for stage in range(layout.pipe):
         planned = planned_step(plan, hardware, compared_on=PLATFORMS[target.name], stage=stage)
         hops = [one for one in planned.collectives if (one.op, one.axes) == ("permute", _PIPE)]
-        # What is summed over stages as well, as a norm is, the loop adds up.
-        own = [
-            replace(one, axes=tuple(axis for axis in one.axes if axis != STAGES))
-            for one in planned.collectives
+        # The loop adds up sums over stages, such as a norm.
+        without_pipe = [
+            replace(priced, axes=tuple(axis for axis in priced.axes if axis != STAGES))
+            for priced in planned.collectives
         ]
-        within = tuple(one for one in own if one.axes)
+        within = tuple(one for one in without_pipe if one.axes)
         program = linked(programs, stages.calls, stages.results[stage], stage)
         document = beside_plan(
             plan,
@@ -59,26 +59,26 @@ def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StageProgr
         )
         sent = Counter({one: count for one, count in stages.sent if one.stage == stage})
         _add_transfers(document, hops, sent, layout.pipe)
-        found.append(document)
-    return _of_all(found)
+        documents.append(document)
+    return _of_all(documents)
 
 
 def _add_transfers(
     document: dict, hops: Sequence[PricedCollective], sent: Mapping[Sent, int], pipe: int
 ) -> None:
-    """Adds what the loop sends from a stage to its audit, beside the planned hops."""
+    """Adds the loop's transfers from a stage to its audit, with the planned hops."""
     planned: dict[tuple[str, str], list[PricedCollective]] = defaultdict(list)
-    for one in hops:
-        planned[one.what, one.direction].append(one)
+    for hop in hops:
+        planned[hop.what, hop.direction].append(hop)
     emitted: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
-    for one, count in sent.items():
-        if one.num_bytes > NEGLIGIBLE_BYTES and one.what in _MEANS:
-            emitted[_MEANS[one.what]][one.num_bytes] += count
+    for transfer, count in sent.items():
+        if transfer.num_bytes > NEGLIGIBLE_BYTES and transfer.what in _MEANS:
+            emitted[_MEANS[transfer.what]][transfer.num_bytes] += count
     for key in {**planned, **emitted}:
         _add_row(document, key, planned.get(key, ()), emitted.get(key, {}), pipe)
 
 
-# What the loop says of what it sends, as plans have it; "sums", a few numbers of each weight, are in none.
+# The loop's names of transfers, as plans have them; "sums", a few numbers of each weight, are not planned.
 _MEANS = {
     "activations": ("activations between stages", "forward"),
     "cotangents": ("activations between stages", "backward"),
@@ -94,22 +94,22 @@ def _add_row(
     sent: Mapping[int, int],
     pipe: int,
 ) -> None:
-    """One row: what is planned of a kind, and how often blocks of so many bytes are sent."""
+    """Adds one row: planned transfers of a kind, and blocks sent, as counts by bytes."""
     what, direction = key
     wanted = round(sum(one.step_bytes for one in planned))
     blocks = sum(size * count for size, count in sent.items())
-    found = gathered_of_block("permute", blocks, pipe)
-    alike = abs(found - wanted) <= TOLERANCE * max(found, wanted)
-    status = "match" if alike else "unplanned" if not wanted else "differs" if found else "missing"
+    gathered = gathered_of_block("permute", blocks, pipe)
+    agrees = abs(gathered - wanted) <= TOLERANCE * max(gathered, wanted)
+    status = "match" if agrees else "unplanned" if not wanted else "differs" if gathered else "missing"
     seconds = sum(one.step_seconds for one in planned)
-    extra = seconds * (found / wanted - 1) if wanted else None
-    one = {"op": "permute", "axes": list(_PIPE)}
+    extra = seconds * (gathered / wanted - 1) if wanted else None
+    common = {"op": "permute", "axes": list(_PIPE)}
     row = {
         "tensor": what,
         "direction": direction,
         "planned": (
             planned
-            and one
+            and common
             | {
                 "bytes": wanted,
                 "count": sum(p.count for p in planned),
@@ -121,9 +121,9 @@ def _add_row(
         or None,
         "emitted": (
             sent
-            and one
+            and common
             | {
-                "bytes": found,
+                "bytes": gathered,
                 "count": sum(sent.values()),
                 "seconds": None if extra is None else seconds + extra,
                 "exposed_seconds": None,
@@ -136,8 +136,8 @@ def _add_row(
     }
     document["rows"].append(row)
     document["planned"] += [p.to_dict() for p in planned]
-    told = [
-        one
+    entries = [
+        common
         | {
             "tensor": what,
             "direction": direction,
@@ -151,22 +151,22 @@ def _add_row(
         }
         for size, count in sent.items()
     ]
-    document["emitted"] += told
-    document["unplanned"] += told if status == "unplanned" else []
+    document["emitted"] += entries
+    document["unplanned"] += entries if status == "unplanned" else []
     document["missing"] += [p.to_dict() for p in planned] if status == "missing" else []
-    for total, sides in (("bytes", (wanted, found)), ("sent", (round(wanted / pipe), blocks))):
+    for total, sides in (("bytes", (wanted, gathered)), ("sent", (round(wanted / pipe), blocks))):
         document[total]["planned"] += sides[0]
         document[total]["compiled"] += sides[1]
     if status != "match":
         sides = f"planned {format_bytes(wanted // pipe)}, sent {format_bytes(blocks)}"
-        said = f"{what}: {sides} a step by this stage"
+        text = f"{what}: {sides} a step by this stage"
         document["findings"].append(
-            Remark("collective", what, said, "", "", blocks - wanted // pipe, extra, direction).of_plan()
+            Remark("collective", what, text, "", "", blocks - wanted // pipe, extra, direction).of_plan()
         )
 
 
 def _of_all(found: Sequence[dict]) -> dict:
-    """The audit of all stages, of those of each."""
+    """The audit of all stages from the audits of each."""
     gaps = dict.fromkeys(gap for document in found for gap in document["not_understood"])
     named = [
         {key: [one | {"stage": stage} for one in document[key]] for key in _LISTS}

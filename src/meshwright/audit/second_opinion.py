@@ -1,4 +1,4 @@
-"""A search's best layouts, ranked again by what the hardware's own compiler makes of them."""
+"""A search's best layouts, ranked again by the compiler of the hardware."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,10 +20,11 @@ from meshwright.plan_file import Plan
 
 @dataclass(frozen=True)
 class Figures:
-    """compiled_bytes, scheduled_seconds: None where unavailable; reason: why there are no bytes, or "".
+    """A compiler's figures for one plan.
 
-    program: a hash of the compiled text, "" where nothing was compiled. is_final: whether to compile again
-    would say the same; False of a compile that took too long.
+    compiled_bytes, scheduled_seconds: None if unavailable. reason: why there are no bytes, or "". program: a
+    hash of the compiled text; "" without one. is_final: another compile would give the same result; False if
+    a compile took too long.
     """
 
     compiled_bytes: int | None
@@ -36,7 +37,10 @@ class Figures:
 def compiled_figures(
     plan: Plan, target: Target, progress: Callable[[str], None], *, use_cache: bool = True
 ) -> Figures:
-    """The figures of `plan`, compiled by `target`. A refusal is a result: its message is the reason."""
+    """The figures of `plan`, compiled by `target`.
+
+    A refusal is a result too: its message is the reason.
+    """
     from meshwright.audit.audit import scheduled_seconds  # reading programs is not needed to plan
 
     try:
@@ -52,15 +56,15 @@ def compiled_figures(
     return Figures(memory["total"] if memory else None, scheduled, reason, program)
 
 
-# How many of the best are compiled, and how many more until one of them fits.
+# Number of compiled layouts, and its maximum while none of them fits.
 NUM_AUDITED, MAX_AUDITED = 3, 6
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """Memory of one layout on one chip, and its step's seconds, planned and compiled.
+    """Planned and compiled memory of one layout on one chip, and seconds of its step.
 
-    reason: why there is no compiled memory. scheduled_seconds: of the compiled schedule; None where it has no
+    reason: why there is no compiled memory. scheduled_seconds: of the compiled schedule; None without a
     price.
     """
 
@@ -84,11 +88,11 @@ def second_opinion(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Search, tuple[Opinion, ...]]:
-    """The search with the compiled memory of its best, which refuses those that do not fit, and ranks those
-    that do by the seconds of their compiled schedules where these are known.
+    """The search with the compiled memory of its best layouts, and these figures.
 
-    The NUM_AUDITED best are compiled, and the next, up to MAX_AUDITED, until one fits. Raises AuditError
-    where the compiler of the hardware's chips is not there.
+    Layouts that do not fit are refused. Layouts that fit are ranked by the seconds of their compiled
+    schedules, if known. The NUM_AUDITED best are compiled, and further ones, up to MAX_AUDITED, until one
+    fits. Raises AuditError if the compiler of the hardware's chips is not installed.
     """
     target = _own_compiler(hardware, found.best)
     candidates, opinions = list(found.candidates), []
@@ -101,7 +105,7 @@ def second_opinion(
 
 
 def _by_schedule(candidates: list[Candidate], opinions: list[Opinion]) -> list[Candidate]:
-    """The candidates, those first whose compiled schedules fit and are priced, by the seconds of these."""
+    """The candidates; first those with a schedule that fits and has a price, by its seconds."""
     seconds = {one.layout: one.scheduled_seconds for one in opinions if one.fits}
     priced = [one for one in candidates if seconds.get(str(one.layout)) is not None]
     priced.sort(key=lambda one: seconds[str(one.layout)] or 0.0)
@@ -109,7 +113,7 @@ def _by_schedule(candidates: list[Candidate], opinions: list[Opinion]) -> list[C
 
 
 def _own_compiler(hardware: Hardware, best: Candidate) -> Target:
-    """The compiler of the hardware's chips: that of another tells nothing of their memory."""
+    """The compiler of the hardware's chips, since another's memory figures do not apply."""
     kind = hardware.chip.kind
     if kind not in TARGETS:
         raise AuditError(f"--audit has no compiler for {kind}; it has those of {', '.join(TARGETS)}")
@@ -124,15 +128,15 @@ def _asked(
     target: Target,
     progress: Callable[[str], None],
 ) -> tuple[Candidate, Opinion]:
-    found = compiled_figures(plan_of(config, hardware, workload, candidate), target, progress)
-    asked = replace(candidate, compiled_bytes=found.compiled_bytes)
-    return asked, Opinion(
+    figures = compiled_figures(plan_of(config, hardware, workload, candidate), target, progress)
+    compiled = replace(candidate, compiled_bytes=figures.compiled_bytes)
+    return compiled, Opinion(
         str(candidate.layout),
         candidate.memory.total,
-        found.compiled_bytes,
-        asked.fits,
+        figures.compiled_bytes,
+        compiled.fits,
         target.title,
-        found.reason,
+        figures.reason,
         candidate.step_seconds,
-        found.scheduled_seconds,
+        figures.scheduled_seconds,
     )

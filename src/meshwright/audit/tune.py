@@ -1,8 +1,8 @@
-"""Changes of a plan, each tried on the best before it by compiling for the plan's hardware.
+"""Changes of a plan, each tried on the best plan so far by compiling for the plan's hardware.
 
-The changes: the remat policies that run, the layouts near the best of these, then XLA's options. A change is
-taken if its step is faster by more than the price can tell, or fits where the best does not. Steps are
-compared by their compiled schedules, where the compiler prints what tells their time, else by the plan.
+The changes are the remat policies that run, the layouts near the best of these, then XLA's options. A change
+is taken if its step is faster by more than the price's resolution, or if it fits and the best does not. Steps
+are compared by their compiled schedules if the compiler prints the times of these, otherwise by the plan.
 """
 
 import json
@@ -27,14 +27,14 @@ from meshwright.plan.space import different_remats
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 
-# A layout is compiled although it does not fit by the plan, if it lacks no more than this: the compiled
-# memory of whole steps is 0.7 to 1.3 of the planned (docs/how-to/read-an-audit.md, the matrix).
+# Layouts that exceed the memory by at most this factor of the plan are compiled too: the compiled memory of
+# whole steps is 0.7 to 1.3 of the planned (docs/how-to/read-an-audit.md, the matrix).
 _MEMORY_MARGIN = 1.2
 _ZERO_STAGES = (0, 1, 2)
 
 
 def remats(plan: Plan) -> Iterator[Plan]:
-    """The plan under each of the other remat policies that run and make another program."""
+    """The plan under each other remat policy that runs and changes the program."""
     for remat in different_remats(plan.model, load(plan.hardware), REMATS):
         layout = plan.layout.replace(remat=remat)
         if remat != plan.layout.schedule.remat and why_not(plan.model, layout) is None:
@@ -42,40 +42,40 @@ def remats(plan: Plan) -> Iterator[Plan]:
 
 
 def neighbours(plan: Plan) -> list[Plan]:
-    """The layouts one step from the plan's that run, by planned step time: each in its fastest remat policy
-    that fits, or nearly does, by the plan.
+    """The layouts one step from the plan's that run, by planned step time.
 
-    A step: a factor moved from one mesh axis to another, half or twice the microbatches, another ZeRO stage,
-    sequence parallelism on or off. A layout whose rules have no short form has no neighbours.
+    Each has its fastest remat policy that fits, or nearly does, by the plan. A step moves a factor from one
+    mesh axis to another, halves or doubles the microbatches, changes the ZeRO stage, or switches sequence
+    parallelism. A layout without a short form has no neighbours.
     """
     if plan.layout.form is None:
         return []
-    found: dict[str, tuple[float, Plan]] = {}
+    by_layout: dict[str, tuple[float, Plan]] = {}
     for layout in _steps(plan.layout):
         best = _fastest(plan, layout)
         if best and best.layout != plan.layout:
             near = replace(plan, layout=best.layout)
-            found.setdefault(str(best.layout), (best.step_seconds, near))
-    return [near for _, near in sorted(found.values(), key=lambda pair: pair[0])]
+            by_layout.setdefault(str(best.layout), (best.step_seconds, near))
+    return [near for _, near in sorted(by_layout.values(), key=lambda pair: pair[0])]
 
 
 def _fastest(plan: Plan, layout: Layout) -> Candidate | None:
-    """The layout in the remat policy in which it is fastest by the plan; None where it fits in none."""
-    hardware, found = load(plan.hardware), []
+    """The layout with its fastest remat policy by the plan; None if it fits in none."""
+    hardware, candidates = load(plan.hardware), []
     for remat in different_remats(plan.model, hardware, REMATS):
-        one = layout.replace(remat=remat)
+        changed = layout.replace(remat=remat)
         try:
-            if why_not(plan.model, one) is None and not one.stage_programs:
-                found.append(price(plan.model, hardware, plan.workload, one))
+            if why_not(plan.model, changed) is None and not changed.stage_programs:
+                candidates.append(price(plan.model, hardware, plan.workload, changed))
         except MeshwrightError:  # it does not divide the model, the batch or the sequence
             continue
     usable = _MEMORY_MARGIN * hardware.chip.program_bytes
-    fitting = [one for one in found if one.memory.total <= usable]
+    fitting = [one for one in candidates if one.memory.total <= usable]
     return min(fitting, key=lambda one: one.step_seconds, default=None)
 
 
 def _steps(layout: Layout) -> Iterator[Layout]:
-    """The layouts one step away; those that cannot be written are left out."""
+    """The layouts one step away; impossible ones are left out."""
     words = [
         *_moved(layout),
         *({"microbatches": count} for count in _halved_and_doubled(layout.schedule.microbatches)),
@@ -90,7 +90,7 @@ def _steps(layout: Layout) -> Iterator[Layout]:
 
 
 def _moved(layout: Layout) -> Iterator[dict[str, int]]:
-    """The smallest factor of one degree, given to another."""
+    """The smallest factor of one degree, moved to another."""
     for source in (axis for axis in MULTIPLIED if layout.degree(axis) > 1):
         degree = layout.degree(source)
         factor = divisors(degree)[1]
@@ -104,10 +104,10 @@ def _halved_and_doubled(count: int) -> Iterator[int]:
         yield count // 2
 
 
-# Layouts near the best that are compiled: those that the plan prices lowest.
+# Number of compiled layouts near the best: the fastest by the plan.
 NUM_NEAR = 4
 AS_PLANNED = "as planned"
-# Verdicts of a trial beside the best before it.
+# Verdicts of a trial against the best before it.
 FASTER, SLOWER, FITS = "faster", "slower", "fits"
 SAME, ALIKE = "same program", "no difference"
 DOES_NOT_FIT, REFUSED = "does not fit", "refused"
@@ -115,12 +115,11 @@ DOES_NOT_FIT, REFUSED = "does not fit", "refused"
 
 @dataclass(frozen=True)
 class Trial:
-    """One change and what it gave.
+    """One change and its result.
 
-    change: in words of the layout or of XLA's options. over: the trial that it changes. bytes_per_chip: the
-    compiler's, where it is that of the plan's chips, else the plan's; None where it refused. gain: the share
-    of the step by which it is faster than `over`, None where either has no price. reason: why it has no
-    figures.
+    change: in words of the layout or of XLA's options. over: the trial that it changes. bytes_per_chip: of
+    the plan's own compiler, otherwise of the plan; None if the compiler refused. gain: share of the step by
+    which it is faster than `over`; None if either has no price. reason: why it has no figures.
     """
 
     change: str
@@ -146,7 +145,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trials in their order, the best of them, and its plan. compiler: who compiled."""
+    """The trials in order, the best of them, and its plan. compiler: the compiler's title."""
 
     trials: tuple[Trial, ...]
     best: Trial
@@ -154,7 +153,7 @@ class Tuning:
     compiler: str
 
     def to_dict(self) -> dict:
-        """The keys of `mw tune`. priced_by: `schedule`, or `plan` where no compiled schedule has a price."""
+        """The keys of `mw tune`. priced_by: `schedule`, or `plan` if no schedule has a price."""
         return {
             "trials": [one.to_dict() for one in self.trials],
             "best": self.best.to_dict(),
@@ -172,11 +171,12 @@ def tune(
     num_trials: int | None = None,
     use_cache: bool = True,
 ) -> Tuning:
-    """The trials of a training plan: remat policies, layouts near the best of these, then XLA's options.
+    """The trials of a training plan, in order.
 
-    target: as for `audit_plan`. num_trials: at most so many. Each trial's figures are kept by content as soon
-    as they are known, so that a run that was cut off goes on where it was. Raises PlanError for a plan of
-    another phase, AuditError where the target cannot compile the plan's layout.
+    They are remat policies, layouts near the best of these, then XLA's options. target: as for `audit_plan`.
+    num_trials: the maximum. Each trial's figures are stored by content as soon as they are known, so that an
+    interrupted run continues. Raises PlanError for a plan of another phase, AuditError if the target cannot
+    compile the plan's layout.
     """
     if plan.workload.phase != "train":
         raise PlanError(f"mw tune takes plans of training; this plan has phase {plan.workload.phase!r}")
@@ -188,7 +188,7 @@ def tune(
 
 
 class _Tuner:
-    """The best so far, and what comes next."""
+    """The best plan so far, and the further changes."""
 
     def __init__(
         self, plan: Plan, target: Target, progress: Callable[[str], None], *, use_cache: bool
@@ -200,12 +200,12 @@ class _Tuner:
         self.best: Trial | None = None
 
     def changes(self) -> Iterator[tuple[str, Plan]]:
-        """Each change in words, applied to the best at its time."""
+        """Each change in words, applied to the best plan at its time."""
         yield AS_PLANNED, self.best_plan
         yield from self._layouts(remats(self.best_plan))
         yield from self._layouts(neighbours(self.best_plan)[:NUM_NEAR])
         assert self.best, "the plan itself was tried first"
-        # Where the schedule has no price, nothing tells what an option gives.
+        # Without a price of the schedule the gain of an option is unknown.
         known = self.target.compiler.tuned_options if self.best.scheduled_seconds is not None else ()
         for options in known:
             if not options.items() <= self.best_plan.compiler.items():
@@ -213,8 +213,8 @@ class _Tuner:
                 yield words, replace(self.best_plan, compiler={**self.best_plan.compiler, **options})
 
     def _layouts(self, plans: Iterable[Plan]) -> Iterator[tuple[str, Plan]]:
-        for one in plans:
-            yield _difference(str(self.best_plan.layout), str(one.layout)), one
+        for plan in plans:
+            yield _difference(str(self.best_plan.layout), str(plan.layout)), plan
 
     def try_out(self, change: str, plan: Plan) -> None:
         trial = self._judged(change, plan)
@@ -224,27 +224,27 @@ class _Tuner:
 
     def _judged(self, change: str, plan: Plan) -> Trial:
         planned = price(plan.model, self.hardware, plan.workload, plan.layout)
-        found = self._figures(plan)
-        num_bytes = found.compiled_bytes if self.is_own_compiler else planned.memory.total
+        figures = self._figures(plan)
+        num_bytes = figures.compiled_bytes if self.is_own_compiler else planned.memory.total
         trial = Trial(
             change=change,
             over=self.best.change if self.best else "",
             layout=str(plan.layout),
             compiler=dict(plan.compiler),
             planned_seconds=planned.step_seconds,
-            scheduled_seconds=found.scheduled_seconds,
+            scheduled_seconds=figures.scheduled_seconds,
             bytes_per_chip=num_bytes,
-            fits=bool(found.program) and (num_bytes or 0) <= self.hardware.chip.program_bytes,
+            fits=bool(figures.program) and (num_bytes or 0) <= self.hardware.chip.program_bytes,
             verdict="",
             gain=None,
-            reason=found.reason,
-            program=found.program,
+            reason=figures.reason,
+            program=figures.program,
         )
         gain = _gain(trial, self.best) if self.best else None
         return replace(trial, verdict=_verdict(trial, self.best, gain), gain=gain)
 
     def _figures(self, plan: Plan) -> Figures:
-        """The figures of a plan: those kept of a trial before, else of a compile."""
+        """The figures of a plan: stored ones of an earlier trial, otherwise of a compile."""
         try:
             target = choose_target(plan.hardware, plan.layout, self.target.name)
         except MeshwrightError as error:
@@ -253,13 +253,13 @@ class _Tuner:
         if self.use_cache and kept.exists():
             self.progress(f"read what {target.title} made of {plan.layout} before")
             return Figures(**json.loads(kept.read_text(encoding="utf-8")))
-        found = compiled_figures(plan, target, self.progress, use_cache=self.use_cache)
-        if self.use_cache and found.is_final:
-            write_whole(kept, json.dumps(asdict(found)))
-        return found
+        figures = compiled_figures(plan, target, self.progress, use_cache=self.use_cache)
+        if self.use_cache and figures.is_final:
+            write_whole(kept, json.dumps(asdict(figures)))
+        return figures
 
     def result(self) -> Tuning:
-        """The trials, and the best's plan with them in it."""
+        """The trials, and the best plan with the trials in it."""
         assert self.best, "the plan itself was tried first"
         best = price(self.best_plan.model, self.hardware, self.best_plan.workload, self.best_plan.layout)
         planned = {"step_seconds": best.step_seconds, "mfu": best.mfu, "bytes_per_chip": best.memory.total}
@@ -273,8 +273,9 @@ def _file_of(plan: Plan, target: Target) -> Path:
 
 
 def _gain(trial: Trial, best: Trial) -> float | None:
-    """The share of the best's step by which a trial's is shorter; None where one has no price by its schedule
-    and the other has.
+    """The share of the best's step by which a trial's is shorter.
+
+    None if only one of them has a price by its schedule.
     """
     if not trial.program or (trial.scheduled_seconds is None) != (best.scheduled_seconds is None):
         return None

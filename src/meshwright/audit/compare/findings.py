@@ -1,7 +1,7 @@
-"""What differs from the plan: what it costs on the planned hardware, where it arises, and what to change.
+"""Findings: differences from the plan with their cost, their place and a remedy.
 
-Collectives that differ, matmuls that the plan does not have or that run in a wider type, time for which the
-schedule waits longer than planned, passes over weights, gradients and caches, and memory.
+These are collectives that differ, matmuls that are unplanned or in a wider type, longer waits of the schedule
+than planned, passes over weights, gradients and caches, and memory.
 """
 
 from collections import Counter
@@ -31,10 +31,9 @@ from meshwright.audit.remarks import Remark
 from meshwright.dtypes import dtype_bytes
 from meshwright.units import format_bytes
 
-# Products in a wider type than planned are told of where they are more than this of all FLOPs.
+# Products in a wider type than planned are reported above this share of all FLOPs.
 WIDE_SHARE = 0.01
-# A tensor for which the schedule waits longer than planned is told of where that is more than this of the
-# step.
+# Longer waits for a tensor than planned are reported above this share of the step.
 EXPOSED_SHARE = 0.05
 
 
@@ -44,19 +43,21 @@ def findings(rows: Iterable[Row], prices: Prices) -> list[Remark]:
 
 
 def product_findings(differences: Iterable[ProductDifference], prices: Prices, dtype: str) -> list[Remark]:
-    """A finding for each product that is not computed as often as planned; `dtype` gives its rate."""
+    """A finding for each product with other FLOPs than planned; `dtype` gives its rate."""
     return [
         Remark(
             "product",
-            one.tensor,
-            one.what,
-            one.where,
-            _RECOMPUTED if one.direction == "backward" and one.planned < one.compiled else "",
+            difference.tensor,
+            difference.what,
+            difference.where,
+            _RECOMPUTED
+            if difference.direction == "backward" and difference.planned < difference.compiled
+            else "",
             0,
-            prices.product_seconds(one.extra_flops, dtype),
-            one.direction,
+            prices.product_seconds(difference.extra_flops, dtype),
+            difference.direction,
         )
-        for one in differences
+        for difference in differences
     ]
 
 
@@ -64,7 +65,7 @@ _RECOMPUTED = "probably recomputed: compare the program's remat policy with the 
 
 
 def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Prices) -> list[Remark]:
-    """One finding for all products in a wider type than planned, where they are many of all `total` FLOPs."""
+    """One finding for products in a wider type, if they are many of all `total` FLOPs."""
     flops = sum(one.flops for one in wide)
     if flops <= WIDE_SHARE * total:
         return []
@@ -85,7 +86,7 @@ def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Pri
 
 
 def exposure_findings(rows: Iterable[Row], line: StepTimeline | None, step_seconds: float) -> list[Remark]:
-    """A finding for each row for which the schedule waits much longer than planned."""
+    """A finding for each row with much longer waits in the schedule than planned."""
     if line is None:
         return []
     return [
@@ -122,7 +123,7 @@ def _of_row(row: Row, prices: Prices) -> Remark:
 
 
 def kept_findings(program: Program) -> list[Remark]:
-    """One finding for the arrays that a training step gives back as they came: they are not updated."""
+    """One finding for arrays that a training step returns without an update."""
     results = [one for path, _ in arrays(program.main.result.shape) if (one := _origin(program, path))]
     kept = [one for one in results if one.shapes[0].num_bytes > NEGLIGIBLE_BYTES]
     if not kept:
@@ -135,30 +136,30 @@ def kept_findings(program: Program) -> list[Remark]:
 
 
 def weight_findings(program: Program, planned: Iterable[str]) -> list[Remark]:
-    """One finding where the weights that a training step takes are others than those planned, by path."""
+    """One finding if a training step has other weights than planned, by path."""
     named = (one.op_name for one in program.main.parameters if "params[" in one.op_name)
     given = {"/".join(keys_of(name)) for name in named}
     planned = set(planned)
-    told = [
+    differences = [
         f"{', '.join(sorted(names))}: {what}"
         for names, what in ((given - planned, "not in the plan"), (planned - given, "not in the program"))
         if names and given
     ]
-    return [Remark("state", "weights", "; ".join(told), "", "", 0)] if told else []
+    return [Remark("state", "weights", "; ".join(differences), "", "", 0)] if differences else []
 
 
-# How much more or less than planned the update may compute, or more reduce: unbroken steps have 0.947 to
-# 1.053 on GPUs and TPUs, where an operation of AdamW's 19 is merged or done twice, and up to 1.09 on CPUs
-# (of small models, whose vectors have as many elements as a matrix). At least half of the sums are there.
+# The update may compute this share more or less than planned. Correct steps have 0.947 to 1.053 on GPUs and
+# TPUs, which merge or repeat one of AdamW's 19 operations, and up to 1.09 on CPUs (small models, with vectors
+# of a matrix's size). At least half of the planned sums must be in the program.
 UPDATE_TOLERANCE, LEAST_REDUCED = 0.1, 0.5
 _NUMBER_BYTES = dtype_bytes("f32")
 
 
 def update_findings(planned: PlannedUpdate, found: UpdateArithmetic, prices: Prices) -> list[Remark]:
-    """Findings where the update computes, or reduces, more or fewer elements than planned."""
+    """Findings if the update computes or reduces more or fewer elements than planned."""
     again = found.computed / planned.computed - 1
     reduced = found.reduced - planned.reduced
-    told = (
+    figures = (
         ("computes", found.computed, planned.computed, again * planned.num_bytes, 1 - UPDATE_TOLERANCE),
         ("reduces", found.reduced, planned.reduced, reduced * _NUMBER_BYTES, LEAST_REDUCED),
     )
@@ -172,13 +173,13 @@ def update_findings(planned: PlannedUpdate, found: UpdateArithmetic, prices: Pri
             0,
             prices.read_seconds(extra),
         )
-        for does, compiled, wanted, extra, least in told
+        for does, compiled, wanted, extra, least in figures
         if not least * wanted <= compiled <= (1 + UPDATE_TOLERANCE) * wanted
     ]
 
 
 def norm_findings(program: Program) -> list[Remark]:
-    """One finding where a training step clips its gradients by no norm: by value, or not at all."""
+    """One finding if a training step does not clip its gradients by their norm."""
     if weights_depend_on_a_norm(program):
         return []
     what = "the new weights depend on no norm of the gradients, by which the planned step clips them"
@@ -186,7 +187,7 @@ def norm_findings(program: Program) -> list[Remark]:
 
 
 def sum_findings(program: Program) -> list[Remark]:
-    """One finding where weights or moments are multiplied once more after their update."""
+    """One finding if weights or moments are multiplied again after their update."""
     count = multiplied_results(program)
     if not count:
         return []
@@ -194,7 +195,7 @@ def sum_findings(program: Program) -> list[Remark]:
     return [Remark("update", "update", what, "", "", 0)]
 
 
-# The functions that an activation may be computed by; of all others it takes none.
+# The functions of an activation; other activations use none.
 _OF_ACTIVATION = {
     "silu": {"exp", "logistic"},
     "clamped_silu": {"exp", "logistic"},
@@ -207,9 +208,9 @@ _ACTIVATION = "_activation"
 def activation_findings(
     found: Mapping[str, Collection[str]], operations: Iterable[str], kind: str
 ) -> list[Remark]:
-    """A finding for each activation that takes another function than the planned `kind` does.
+    """A finding for each activation with another function than the planned `kind`.
 
-    found: the functions that the program takes, by scope.
+    found: the functions of the program, by scope.
     """
     fits = _OF_ACTIVATION.get(kind, set())
     scopes = [name for name in operations if name.endswith(_ACTIVATION) and name in found]
@@ -245,12 +246,12 @@ def unplanned_findings(
     operations that may be floating-point without a planned name.
     """
     total, sorts, unplanned, floats = 0, False, Counter[str](), 0
-    for one in found:
-        total += one.elements
-        if not is_of(one.op_name, operations):
-            unplanned[one.op_name] += one.elements
-            sorts |= one.sorts
-            floats += one.elements * one.is_float
+    for computed in found:
+        total += computed.elements
+        if not is_of(computed.op_name, operations):
+            unplanned[computed.op_name] += computed.elements
+            sorts |= computed.sorts
+            floats += computed.elements * computed.is_float
     elements = unplanned.total()
     is_little = elements <= UNPLANNED_SHARE * total
     is_little &= floats <= float_share * total
@@ -273,16 +274,16 @@ def unplanned_findings(
 
 
 def missing_findings(program: Program, elementwise: Iterable[str]) -> list[Remark]:
-    """One finding for planned elementwise operations of which the program has none: no rotation, no residual.
+    """One finding for planned elementwise operations that the program lacks, such as a rotation.
 
-    Of XLA:CPU, which keeps every name but those of sums that it puts in another order; others merge
-    operations of two names to one.
+    Only for XLA:CPU, which keeps all names except those of sums in another order. Other compilers merge
+    operations of two names into one.
     """
     scopes = {
         scope
         for computation in program.computations.values()
-        for one in computation.instructions.values()
-        for name in split_op_name(one.op_name)
+        for instruction in computation.instructions.values()
+        for name in split_op_name(instruction.op_name)
         for scope in scope_of(name)
     }
     absent = sorted(name for name in elementwise if not begins_or_is(name, scopes))
@@ -293,25 +294,26 @@ def missing_findings(program: Program, elementwise: Iterable[str]) -> list[Remar
 
 
 def result_findings(program: Program, operations: Collection[str]) -> list[Remark]:
-    """A finding for each result of an inference step that no planned operation makes, as of sorted logits."""
+    """A finding for each result of an inference step that no planned operation makes."""
     made = [one for one in made_by(program) if one.op_name and not is_of(one.op_name, operations)]
     return [
         Remark(
             "elementwise",
-            primitive_of(one.op_name),
-            f"a result is made by {one.op_name}, which belongs to no planned operation",
-            one.op_name,
+            primitive_of(instruction.op_name),
+            f"a result is made by {instruction.op_name}, which belongs to no planned operation",
+            instruction.op_name,
             "",
             0,
         )
-        for one in made
+        for instruction in made
     ]
 
 
 def state_findings(passes: Iterable[StatePass], planned: PlannedStep, prices: Prices) -> list[Remark]:
-    """One finding where weights or caches are computed with outside of products, or written elsewhere.
+    """One finding if weights or caches are computed with outside of products, or copied.
 
-    What a planned operation does with its own weight, as a norm that adds one to its scale, is planned.
+    A planned operation's arithmetic on its own weight is planned, for example in a norm that adds one to its
+    scale.
     """
     passes = [one for one in passes if not is_of(one.by.op_name, planned.operations)]
     num_bytes = sum(one.num_bytes for one in passes)
@@ -328,12 +330,12 @@ def state_findings(passes: Iterable[StatePass], planned: PlannedStep, prices: Pr
 
 
 def _origin(program: Program, path: tuple[int, ...]) -> Instruction | None:
-    """The input that a result of the program is; None where it is computed."""
-    found = resolve(program, TracedValue(program.main.result, CallPath(program.main), path)).instruction
-    return found if found.opcode == "parameter" and found.name in program.main.instructions else None
+    """The input that a result of the program is; None if it is computed."""
+    source = resolve(program, TracedValue(program.main.result, CallPath(program.main), path)).instruction
+    return source if source.opcode == "parameter" and source.name in program.main.instructions else None
 
 
-# Weights, moments and caches are counted, so that they agree but for the tiles that a compiler fills.
+# Weights, moments and caches are counted, so they agree except for the tiles that a compiler fills.
 STATE_TOLERANCE = 0.03
 # Of a chip's memory: of small models compilers join all collectives, so that more arrays wait.
 NEGLIGIBLE_MEMORY = 1e-3
@@ -356,13 +358,13 @@ def compare_memory(
     total, state = compiled["total"], planned.state_bytes
     fresh = compiled["outputs"] - results
     held = compiled["arguments"] - inputs + fresh
-    found = []
+    remarks = []
     if abs(held - state) > STATE_TOLERANCE * state:
-        found.append(_state(held, state, fresh))
+        remarks.append(_state(held, state, fresh))
     compared, wanted = total - held + state, planned.memory_total
     is_much = abs(compared - wanted) > NEGLIGIBLE_MEMORY * (capacity or 0)
     if is_much and not 1 / (1 + tolerance) <= compared / wanted <= 1 + tolerance:
-        found.append(
+        remarks.append(
             _finding(
                 "temporaries",
                 f"the program takes {format_bytes(total)}, {total / planned.memory_total:.2f} times the "
@@ -372,24 +374,25 @@ def compare_memory(
             )
         )
     if capacity is not None and total > capacity:
-        found.append(too_large(total, capacity))
-    return found
+        remarks.append(too_large(total, capacity))
+    return remarks
 
 
 def saved_findings(planned: PlannedStep, program: Program) -> list[Remark]:
-    """One finding where loops over layers keep more or less for the backward pass than planned.
+    """One finding if loops over layers keep more or less for the backward pass than planned.
 
-    Of XLA:CPU, which stores what JAX saves; the others compute some of it again, and put some elsewhere.
+    Only for XLA:CPU, which stores the values that JAX saves. Other compilers recompute some and store some
+    elsewhere.
     """
-    wanted, found = planned.layer_saved_bytes, layer_saved_bytes(program)
-    if not wanted or not found or abs(found - wanted) <= STATE_TOLERANCE * wanted:
+    wanted, saved = planned.layer_saved_bytes, layer_saved_bytes(program)
+    if not wanted or not saved or abs(saved - wanted) <= STATE_TOLERANCE * wanted:
         return []
-    what = f"layers keep {format_bytes(found)} for the backward pass, planned {format_bytes(round(wanted))}"
-    return [_finding("activations", what, "", round(found - wanted))]
+    what = f"layers keep {format_bytes(saved)} for the backward pass, planned {format_bytes(round(wanted))}"
+    return [_finding("activations", what, "", round(saved - wanted))]
 
 
 def too_large(total: int | None, capacity: int, said: str = "") -> Remark:
-    """A program that a chip has no room for; said: the compiler's own words, where it refused."""
+    """A program that exceeds a chip's memory; said: the compiler's message."""
     needs = f"the program needs {format_bytes(total)};" if total else "the program does not fit:"
     what = f"{needs} a chip has {format_bytes(capacity)}" + (f" ({said})" if said else "")
     change = "shard more, recompute more (remat), or use more microbatches"

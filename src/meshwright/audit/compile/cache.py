@@ -42,11 +42,11 @@ def content_key(plan: Plan, target: Target, environment: Mapping[str, str] = os.
 
 @cache
 def _source_hash() -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     root = Path(meshwright.__file__).parent
     for file in sorted(root.rglob("*.py")):
-        found.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
-    return found.hexdigest()
+        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def fetch(key: str) -> Path | None:

@@ -98,9 +98,9 @@ def compile_plan(
     the layout if it does not compile, or takes too long or too much memory.
     """
     key = content_key(plan, target)
-    if use_cache and (found := fetch(key)):
+    if use_cache and (stored := fetch(key)):
         progress(f"read the program of {plan.layout} that {target.title} made before")
-        return _read(found, cached=True)
+        return _read(stored, cached=True)
     lock = one_at_a_time(lambda: progress("waiting for another audit: libtpu runs one at a time"))
     with (
         tempfile.TemporaryDirectory(prefix="meshwright-audit-") as name,
@@ -121,7 +121,7 @@ def compile_plan(
 
 def _read(folder: Path, *, cached: bool) -> CompiledProgram:
     figures = json.loads((folder / _FIGURES).read_text())
-    figures["stages"] = StagePrograms.read(found) if (found := figures.get("stages")) else None
+    figures["stages"] = StagePrograms.read(stages) if (stages := figures.get("stages")) else None
     log = tuple(warning_lines((folder / _LOG).read_text(errors="replace")))
     return CompiledProgram((folder / _PROGRAM).read_text(), **figures, compiler_log=log, cached=cached)
 
@@ -238,9 +238,9 @@ def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
 
     def compiled(traced: Any) -> "jax.stages.Compiled":
         nonlocal seconds
-        found, more = _compiled(traced, target)
+        program, more = _compiled(traced, target)
         seconds += more
-        return found
+        return program
 
     on = Compiling(
         [stage.mesh for stage in step.stages], compiled, lambda one: memory_by_cause(one, target.compiler)

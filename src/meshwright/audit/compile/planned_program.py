@@ -164,11 +164,13 @@ def _update_products(plan: Plan, stage: int | None) -> dict[tuple[str, str], flo
 
 def _split_weights(plan: Plan, stage: int | None) -> Counter[str]:
     """The number of a plan's gradients that each mesh axis splits."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path, param, _ in _weights(plan, stage):
         array = plan.layout.rules.updated.weight(path.rpartition("/")[2], param.letters)
-        found.update(param.trained * [axis for axis in array.sharded_axes if plan.layout.mesh.size(axis) > 1])
-    return found
+        counts.update(
+            param.trained * [axis for axis in array.sharded_axes if plan.layout.mesh.size(axis) > 1]
+        )
+    return counts
 
 
 def _weights(plan: Plan, stage: int | None) -> Iterator[tuple[str, Param, Mapping[str, int]]]:
@@ -200,7 +202,7 @@ def _saved_by_layers(graph: Graph, layout: Layout) -> int | None:
 
 def product_flops(graph: Graph, layout: Layout, stage: int | None = None) -> dict[tuple[str, str], float]:
     """FLOPs of a step by tensor and pass, on the mean chip, of all or of a stage."""
-    found: dict[tuple[str, str], float] = defaultdict(float)
+    by_name: dict[tuple[str, str], float] = defaultdict(float)
     for segment, runs in zip(graph.segments, mean_runs(graph, layout, stage), strict=True):
         for direction in graph.directions:
             nodes = segment.nodes
@@ -209,8 +211,8 @@ def product_flops(graph: Graph, layout: Layout, stage: int | None = None) -> dic
             for node in nodes:
                 work = (*node.backward, *node.weight_gradient) if direction == "backward" else node.forward
                 if flops := sum(piece.flops for piece in work):
-                    found[node.name, direction] += flops * runs
-    return dict(found)
+                    by_name[node.name, direction] += flops * runs
+    return dict(by_name)
 
 
 def training_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:

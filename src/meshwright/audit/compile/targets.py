@@ -28,13 +28,13 @@ def choose_target(hardware: str, layout: Layout, asked: str | None = None) -> Ta
     if asked is not None and asked not in TARGETS:
         raise AuditError(f"--target {asked!r} is not supported; {nearest(asked, list(TARGETS))}")
     machine = catalog.load(hardware)
-    own = machine.chip.kind
+    kind = machine.chip.kind
 
     def has_own() -> bool:
-        return asked is None and own in _WITHOUT_CHIPS and not _refusal(own, machine, layout)
+        return asked is None and kind in _WITHOUT_CHIPS and not _refusal(kind, machine, layout)
 
-    if asked in _WITHOUT_CHIPS or (is_installed(own) and has_own()):
-        name = asked or own
+    if asked in _WITHOUT_CHIPS or (is_installed(kind) and has_own()):
+        name = asked or kind
         if refusal := _refusal(name, machine, layout):
             raise AuditError(refusal)
         _check_installed(name)
@@ -44,7 +44,7 @@ def choose_target(hardware: str, layout: Layout, asked: str | None = None) -> Ta
         raise AuditError(
             f"the layout {layout} has {layout.mesh.num_devices} devices and the cpu target compiles for "
             f"at most {MAX_CPU_DEVICES}; audit a smaller mesh of the same axes"
-            + (f", or install {PLATFORMS[own].compiler.title}: {_install(own)}" if has_own() else "")
+            + (f", or install {PLATFORMS[kind].compiler.title}: {_install(kind)}" if has_own() else "")
         )
     return Target("cpu")
 

@@ -1,16 +1,16 @@
-"""The work of one instruction of a compiled program: its FLOPs, and the seconds for which it computes.
+"""The work of one instruction of a compiled program: its FLOPs, and its seconds of compute.
 
-The FLOPs of a product follow from its shapes, those of an attention kernel, a custom call, from the part of
-the scores that it computes: splash attention (TPU) is told by a constant which blocks of keys each block of
-queries visits, cuDNN's call (GPU) carries the name of its mask and its window. How far sequences have come in
-a cache of pages is the data's: paged attention counts with all positions of its tables.
+The FLOPs of a product follow from its shapes. The FLOPs of an attention kernel, a custom call, follow from
+the part of the scores that it computes: a constant states the blocks of keys that each block of queries of
+splash attention (TPU) visits, and cuDNN's call (GPU) has the name of its mask and its window. The lengths of
+sequences in a cache of pages depend on data: paged attention counts all positions of its tables.
 
-XLA for TPU prints the cycles that it expects for each fusion:
+XLA for TPU prints its estimate of the cycles of each fusion:
 
     seconds = estimated_cycles / clock
 
-Of kernels, and of everything that XLA for GPU prints, the time is that of a roofline at what whole steps
-reach of the chip's ratings (the chip's `[step]`):
+The time of kernels, and of all instructions of XLA for GPU, is that of a roofline at the rates of whole steps
+(the chip's `[step]`):
 
     seconds = max(FLOPs / FLOPs per second, bytes / HBM bytes per second) + seconds of a kernel
 """
@@ -33,7 +33,7 @@ _CUDNN = "__cudnn$fmhaSoftmax"
 
 
 class _Products(NamedTuple):
-    """How many products a kernel makes over the head dimension of queries, and of values."""
+    """Products of a kernel over the head dimension of queries, and over that of values."""
 
     queries: int
     values: int
@@ -45,12 +45,12 @@ _SPLASH_PRODUCTS = {"fwd": _FORWARD, "dq": _Products(2, 1), "dkv": _Products(2, 
 
 
 def is_attention_kernel(instruction: Instruction) -> bool:
-    """Whether a custom call is an attention kernel that this module knows."""
+    """Whether a custom call is a known attention kernel."""
     return bool(_splash_pass(instruction)) or _is_cudnn(instruction) or _reads_pages(instruction)
 
 
 def attention_flops(program: Program, call: TracedValue) -> int | None:
-    """FLOPs of one run of an attention kernel; None where the program does not say what it skips."""
+    """FLOPs of one run of an attention kernel; None if the program does not state its mask."""
     if _reads_pages(call.instruction):
         return _Pages.of(call).flops
     flops = _cudnn if _is_cudnn(call.instruction) else _splash
@@ -62,7 +62,7 @@ def _is_of_tpu(instruction: Instruction) -> bool:
 
 
 def _reads_pages(instruction: Instruction) -> bool:
-    """Whether it is a kernel over a cache of pages, of a TPU or of a GPU."""
+    """Whether it is a kernel over a cache of pages, on a TPU or a GPU."""
     return _is_ragged(instruction) or (
         instruction.attributes.get("custom_call_target", "") == _TRITON and _PAGED in instruction.op_name
     )
@@ -73,18 +73,19 @@ def _is_ragged(instruction: Instruction) -> bool:
 
 
 class _Pages(NamedTuple):
-    """What a kernel over pages multiplies and reads where every row has as many keys as its table has."""
+    """FLOPs and bytes of a kernel over pages, with rows as long as their tables."""
 
     flops: int
     num_bytes: int
 
     @classmethod
     def of(cls, call: TracedValue) -> "_Pages":
-        """On TPUs lengths[R], tables[R, P], three of integers, then q[tokens, N, H] and kv[B, S, 2K, H].
+        """FLOPs and bytes from the shapes of the operands.
 
-        On GPUs q[R, 1, N, H], k[1, B, S, H] and v alike, of narrow ones each with its scales [1, B, S], then
-        tables[R, parts, P] and lengths[R, 1]: a row for each KV head, whose heads are filled up to a tile's,
-        as the scope says.
+        On TPUs lengths[R], tables[R, P], three of integers, then q[tokens, N, H] and kv[B, S, 2K, H]. On GPUs
+        q[R, 1, N, H], k[1, B, S, H] and v of the same shape, narrow ones each with its scales [1, B, S], then
+        tables[R, parts, P] and lengths[R, 1]: a row for each KV head. Its heads are padded to a tile's, as
+        the scope states.
         """
         given = _kernel_operands(call)
         heads, filled_up = 1, 1
@@ -94,8 +95,8 @@ class _Pages(NamedTuple):
         else:
             tables, q, pools = given[-2], given[0], given[1:-2]
             page, of_pool = pools[0].dims[2], 3
-            if said := _OF_TILE.search(call.instruction.op_name):
-                heads, filled_up = int(said[1]), int(said[2])
+            if tile := _OF_TILE.search(call.instruction.op_name):
+                heads, filled_up = int(tile[1]), int(tile[2])
         keys = prod(tables.dims[1:]) * page
         of_a_key = sum(pool.num_bytes // prod(pool.dims[:of_pool]) for pool in pools)
         flops = 4 * keys * q.num_elements * heads // filled_up
@@ -103,17 +104,18 @@ class _Pages(NamedTuple):
 
 
 def _splash_pass(instruction: Instruction) -> str:
-    """Which of its passes a kernel of splash attention is: fwd, dq or dkv; "" of others."""
-    found = _SPLASH.search(instruction.op_name) if _is_of_tpu(instruction) else None
-    return found[1] if found else ""
+    """The pass of a splash attention kernel: fwd, dq or dkv; "" for other instructions."""
+    kernel = _SPLASH.search(instruction.op_name) if _is_of_tpu(instruction) else None
+    return kernel[1] if kernel else ""
 
 
 def _splash(program: Program, call: TracedValue) -> int | None:
-    """Operands: where to read next and which blocks to visit [heads or 1, rows, columns]; then q, k, v.
+    """FLOPs from the shapes and masks of the operands.
 
-    q[batch, N, T, H], without batch if there is none. A block is left out where its number is 0. The one
-    backward kernel, which is dkv with more to do, gives a dQ [batch, columns, N, T, H] of each column. Where
-    devices have queries of other positions, each takes its own of the numbers of all: the mean counts.
+    Operands: where to read next and which blocks to visit [heads or 1, rows, columns]; then q, k, v. q[batch,
+    N, T, H], without batch if there is none. A block with number 0 is skipped. The single backward kernel,
+    which is dkv with more work, returns a dQ [batch, columns, N, T, H] of each column. If devices have
+    queries of different positions, each takes its part of all numbers, and the mean counts.
     """
     which = _splash_pass(call.instruction)
     mask = resolve(program, call.operand(1), COPIES | SLICES).instruction
@@ -143,7 +145,10 @@ def _is_cudnn(instruction: Instruction) -> bool:
 
 
 def _cudnn(program: Program, call: TracedValue) -> int | None:
-    """Operands q[B, T, N, H], k and v[B, S, K, H]; the call notes the shape [B, N, T, S] of the scores."""
+    """FLOPs from operands q[B, T, N, H], k and v[B, S, K, H].
+
+    The call notes the shape [B, N, T, S] of the scores.
+    """
     notes = call.instruction.attributes.get("backend_config", "")
     shape = re.search(r'"intermediate_tensor_shape":\s*{.*?"dimensions":\s*\[([^\]]*)\]', notes)
     mask = re.search(r'"mask_type":\s*"(\w+)"', notes)
@@ -172,7 +177,7 @@ def multiplies(instruction: Instruction, computation: Computation) -> bool:
 
 
 def flops_of(instruction: Instruction, computation: Computation) -> int:
-    """FLOPs of one instruction, 0 if it is not a matrix product."""
+    """FLOPs of one instruction; 0 if it is not a matrix product."""
     if instruction.opcode == "dot":
         return _dot(instruction, computation)
     if instruction.opcode == "ragged-dot":
@@ -183,7 +188,7 @@ def flops_of(instruction: Instruction, computation: Computation) -> int:
 
 
 def is_library_matmul(instruction: Instruction) -> bool:
-    """Whether a custom call is a matrix product whose FLOPs its shapes tell."""
+    """Whether a custom call is a matrix product with FLOPs that follow from its shapes."""
     target = instruction.attributes.get("custom_call_target", "").strip('"')
     return instruction.opcode == "custom-call" and target.startswith(MATMUL_TARGETS)
 
@@ -200,7 +205,7 @@ def _dot(instruction: Instruction, computation: Computation) -> int:
 
 
 def _ragged_dot(instruction: Instruction, computation: Computation) -> int:
-    """FLOPs are those of a dot, since each row meets one group; where rows are summed, those of one group."""
+    """FLOPs of a dot, since each row is in one group; of one group if rows are summed."""
     flops, named = _dot(instruction, computation), instruction.attributes
     summed = named.get("lhs_ragged_dims") == named.get("lhs_contracting_dims")
     return flops // instruction.shapes[0].dims[0] if summed else flops
@@ -214,10 +219,10 @@ def _library_matmul(instruction: Instruction, computation: Computation) -> int:
 
 
 def _convolution(instruction: Instruction, computation: Computation) -> int:
-    """2 * batch * output features * input features * (window positions that meet real input).
+    """2 * batch * output features * input features * (window positions on real input).
 
-    The TPU compiler writes every dot as a convolution, batch dimensions as padded and dilated
-    window dimensions; counting the padding would multiply their FLOPs.
+    The TPU compiler writes every dot as a convolution, with batch dimensions as padded and dilated window
+    dimensions; counting the padding would multiply their FLOPs.
     """
     labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes["dim_labels"])
     assert labels, instruction.attributes["dim_labels"]
@@ -240,7 +245,7 @@ def _window(text: str) -> dict[str, list[str]]:
 
 
 def _positions(size: int, num_outputs: int, num_taps: int, window: dict[str, list[str]], dim: int) -> int:
-    """(output, tap) pairs along one dimension whose tap falls on an input element."""
+    """(output, tap) pairs along one dimension with the tap on an input element."""
     names = ("stride", "lhs_dilate", "rhs_dilate")
     stride, dilate, tap_dilate = (int(window[name][dim]) if name in window else 1 for name in names)
     low = int(window["pad"][dim].split("_")[0]) if "pad" in window else 0
@@ -253,9 +258,9 @@ def _positions(size: int, num_outputs: int, num_taps: int, window: dict[str, lis
 
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-# XLA's word for "not known".
+# XLA's number for "unknown".
 _NO_CYCLES = 2**62
-# What takes no time of its own: names, tuples, and calls whose bodies are walked.
+# Opcodes without time: names, tuples, and calls whose bodies are counted.
 _FREE = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
     "replica-id", "iota", "opt-barrier", "add-dependency", "while", "conditional", "call", "copy-start",
@@ -271,7 +276,7 @@ def has_cycles(program: Program) -> bool:
 
 
 class InstructionSeconds:
-    """The seconds of instructions of one program on one chip; what is not known takes none."""
+    """Seconds of one program's instructions on one chip; 0 if unknown."""
 
     def __init__(self, program: Program, chip: Chip) -> None:
         self.program, self.chip = program, chip
@@ -284,7 +289,7 @@ class InstructionSeconds:
         return self.clock is not None or has_roofline
 
     def seconds(self, value: TracedValue) -> float:
-        """The time of one run of an instruction that is no collective and no loop."""
+        """The time of one run of an instruction, not of a collective or a loop."""
         instruction = value.instruction
         if instruction.opcode in _FREE:
             return 0.0
@@ -296,8 +301,8 @@ class InstructionSeconds:
             reading = read / self.chip.memory_bytes_per_second("bf16")
             return max(computing, reading) + self.chip.step.kernel_seconds
         if self.clock is not None:
-            said = _CYCLES.search(instruction.attributes.get("backend_config", ""))
-            return int(said[1]) / self.clock if said and int(said[1]) < _NO_CYCLES else 0.0
+            cycles = _CYCLES.search(instruction.attributes.get("backend_config", ""))
+            return int(cycles[1]) / self.clock if cycles and int(cycles[1]) < _NO_CYCLES else 0.0
         return self._roofline(value)
 
     def _roofline(self, value: TracedValue) -> float:
@@ -323,7 +328,7 @@ def _operands(instruction: Instruction, computation: Computation) -> list[ArrayS
 
 
 def _touched(instruction: Instruction, computation: Computation, called: list[Computation]) -> int:
-    """Bytes that an instruction reads and writes: of an array of which it takes a slice, the slice alone."""
+    """Bytes that an instruction reads and writes; of a sliced array only the slice counts."""
     written = sum(shape.num_bytes for shape in instruction.shapes)
     if instruction.opcode == "dynamic-slice":
         return 2 * written
@@ -338,7 +343,7 @@ def _touched(instruction: Instruction, computation: Computation, called: list[Co
     return read + written
 
 
-# What writes a part of its first operand in place, and which operand that part is.
+# Opcodes that write a part of their first operand in place, with the number of the part's operand.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 _SLICES = ("dynamic-slice", "slice", "gather")
 
@@ -353,10 +358,10 @@ def _read(fused: Computation, parameter: Instruction) -> int:
     return sum(shape.num_bytes for shape in parameter.shapes)
 
 
-def _users(fused: Computation, one: Instruction) -> Iterator[tuple[Instruction, int]]:
-    """What reads an instruction's numbers, past bitcasts, and as which operand."""
-    for user in fused.users[one.name]:
+def _users(fused: Computation, instruction: Instruction) -> Iterator[tuple[Instruction, int]]:
+    """The readers of an instruction past bitcasts, each with its operand number."""
+    for user in fused.users[instruction.name]:
         if user.opcode == "bitcast":
             yield from _users(fused, user)
         else:
-            yield user, user.operands.index(one.name)
+            yield user, user.operands.index(instruction.name)

@@ -20,12 +20,12 @@ from meshwright.models.transformer import BACKWARD, at_most_blocks
 
 PassName = Literal["forward", "backward", "remat", "update"]
 
-# The scope of what is done to gradients after the last of them was made: they are summed over microbatches.
+# The scope of operations on complete gradients, which are summed over microbatches.
 GRADIENTS = "gradients"
-# The scope of what a pipeline's forward pass does outside of what is differentiated: embedding, hops.
+# The scope of a pipeline's forward pass outside of differentiated code: embedding, hops.
 FORWARD = "forward"
 
-# Their scopes, also as a transformation wraps them: vmap(forward).
+# Both scopes, also inside a transformation: vmap(forward).
 _OF_BACKWARD = re.compile(rf"[/(]({GRADIENTS}|{BACKWARD})[/)]")
 _OF_FORWARD = re.compile(rf"[/(]{FORWARD}[/)]")
 
@@ -134,8 +134,8 @@ def split_op_name(op_name: str) -> list[str]:
     >>> split_op_name("jit(f)/mlp/(w_in/dot_general:w_out/dot_general)")
     ['jit(f)/mlp/w_in/dot_general', 'jit(f)/mlp/w_out/dot_general']
     """
-    prefix, found, merged = op_name.partition("/(")
-    if not found or not merged.endswith(")"):
+    prefix, separator, merged = op_name.partition("/(")
+    if not separator or not merged.endswith(")"):
         return [op_name]
     return [f"{prefix}/{part}" for part in _split_outside(merged[:-1], ":")]
 

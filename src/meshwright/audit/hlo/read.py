@@ -1,8 +1,8 @@
-"""Optimised HLO text, as `jax.stages.Compiled.as_text()` prints it, read into plain data.
+"""Optimised HLO text, as from `jax.stages.Compiled.as_text()`, as plain data.
 
-One `Program` holds computations, one `Computation` holds instructions in printed order. Nothing is
-interpreted here: `trace` follows values and loops, `facts` counts. Tables ahead of the computations have the
-source lines of instructions. Read against XLA of JAX 0.10.2 for CPU, TPU and GPU.
+A `Program` has computations, a `Computation` has instructions in printed order. Their meaning is left to
+`trace`, which follows values and loops, and to `facts`, which counts. Tables before the computations have the
+source lines of instructions. Tested with XLA of JAX 0.10.2 for CPU, TPU and GPU.
 """
 
 import re
@@ -17,7 +17,7 @@ from meshwright.platforms import CPU, PLATFORMS, Platform
 
 
 class StackFrames:
-    """The tables FileNames, FileLocations and StackFrames ahead of the computations.
+    """The tables FileNames, FileLocations and StackFrames before the computations.
 
     XLA before 2025 wrote source_file and source_line into each line; now a line names a stack frame.
     """
@@ -28,13 +28,13 @@ class StackFrames:
             int(n): name for n, name in re.findall(r'^(\d+) "(.*)"$', _section(head, "FileNames"), re.M)
         }
         location = re.compile(r"^(\d+) \{file_name_id=(\d+).*?\bline=(\d+)", re.M)
-        found = location.findall(_section(head, "FileLocations"))
-        self.locations = {int(n): (int(file), int(line)) for n, file, line in found}
+        locations = location.findall(_section(head, "FileLocations"))
+        self.locations = {int(n): (int(file), int(line)) for n, file, line in locations}
         frame = re.compile(r"^(\d+) \{file_location_id=(\d+)", re.M)
         self.frames = {int(n): int(place) for n, place in frame.findall(_section(head, "StackFrames"))}
 
     def source(self, metadata: Mapping[str, str]) -> tuple[str, int | None]:
-        """(file, line) of an instruction's metadata; ("", None) where it has none."""
+        """(file, line) of an instruction's metadata; ("", None) without any."""
         if "source_line" in metadata:
             return metadata.get("source_file", ""), int(metadata["source_line"])
         place = self.frames.get(int(metadata.get("stack_frame_id", -1)), -1)
@@ -44,8 +44,8 @@ class StackFrames:
 
 def _section(head: str, title: str) -> str:
     """The lines of one table, up to the next blank line."""
-    found = re.search(rf"^{title}\n(.*?)(?:\n\n|\Z)", head, re.M | re.S)
-    return found[1] if found else ""
+    table = re.search(rf"^{title}\n(.*?)(?:\n\n|\Z)", head, re.M | re.S)
+    return table[1] if table else ""
 
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "tf32": 32}
@@ -64,8 +64,8 @@ _RUN_BY = {
     "while": ("condition", "body"),
     "conditional": ("true_computation", "false_computation", "branch_computations"),
 }
-# XLA for GPU (from JAX 0.11 on) runs copies in and out of stacks of layers beside what else a loop does. They
-# are read as fusions that end where they start.
+# XLA for GPU (from JAX 0.11 on) overlaps copies in and out of stacks of layers with the rest of a loop. They
+# are read as synchronous fusions.
 _OF_ASYNC_FUSIONS = {"fusion-start": "fusion", "fusion-update": "opt-barrier", "fusion-done": "opt-barrier"}
 _INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 
@@ -89,7 +89,7 @@ class ArrayShape:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes with the minor dimensions padded to whole tiles, where the layout has tiles (TPU).
+        """Bytes with the minor dimensions padded to whole tiles, if the layout has tiles (TPU).
 
         >>> ArrayShape("f32", (4, 100), "{1,0:T(8,128)}").allocated_bytes == 8 * 128 * 4
         True
@@ -118,8 +118,8 @@ Shapes: TypeAlias = "ArrayShape | tuple[Shapes, ...]"
 class Instruction:
     """One line `%name = shape opcode(operands), attributes`.
 
-    literal: what stands in the parentheses of a constant, parameter or iota.
-    op_name: JAX's path of scopes; "" where the compiler made the instruction up.
+    literal: the text in the parentheses of a constant, parameter or iota. op_name: JAX's path of scopes; ""
+    for an instruction of the compiler's own.
     """
 
     name: str
@@ -153,24 +153,24 @@ class Computation:
     @cached_property
     def parameters(self) -> tuple[Instruction, ...]:
         """Parameters in the order of their numbers."""
-        found = [i for i in self.instructions.values() if i.opcode == "parameter"]
-        return tuple(sorted(found, key=lambda i: int(i.literal)))
+        unsorted = [i for i in self.instructions.values() if i.opcode == "parameter"]
+        return tuple(sorted(unsorted, key=lambda i: int(i.literal)))
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
         """Instructions that read each instruction."""
-        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        by_name: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self.instructions.values():
             for operand in dict.fromkeys(instruction.operands):
-                found.setdefault(operand, []).append(instruction)
-        return {name: tuple(users) for name, users in found.items()}
+                by_name.setdefault(operand, []).append(instruction)
+        return {name: tuple(users) for name, users in by_name.items()}
 
 
 @dataclass(frozen=True)
 class Program:
     """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`.
 
-    is_scheduled: instructions stand in the order in which they run.
+    is_scheduled: instructions are in the order in which they run.
     """
 
     name: str
@@ -224,7 +224,7 @@ def leaves(shape: Shapes) -> tuple[ArrayShape, ...]:
 
 
 def arrays(shape: Shapes, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], ArrayShape]]:
-    """The arrays of a possibly nested tuple, each with its place in it."""
+    """The arrays of a possibly nested tuple, each with its path."""
     if isinstance(shape, ArrayShape):
         yield path, shape
     else:
@@ -233,9 +233,9 @@ def arrays(shape: Shapes, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[in
 
 
 def parse_hlo(text: str) -> Program:
-    """The program that an optimised HLO module's text describes.
+    """The program of an optimised HLO module's text.
 
-    Raises AuditError where the text has no entry computation, a line is not HLO, or a part is missing.
+    Raises AuditError if the text has no entry computation, a line is not HLO, or a part is missing.
     """
     frames = StackFrames(text)
     computations: dict[str, Computation] = {}
@@ -257,22 +257,26 @@ def parse_hlo(text: str) -> Program:
 
 
 def check_complete(program: Program) -> None:
-    """Raises AuditError for an instruction whose operand, or whose computation, the text does not have."""
+    """Raises AuditError if the text lacks an instruction's operand or computation."""
     for computation in program.computations.values():
-        for one in computation.instructions.values():
-            for operand in one.operands:
+        for instruction in computation.instructions.values():
+            for operand in instruction.operands:
                 if operand not in computation.instructions:
-                    raise AuditError(f"HLO instruction {one.name} reads {operand}, which the text lacks")
-            for key in _RUN_BY.get(one.opcode, ()):
-                for name in re.findall(r"[\w.\-<>]+", one.attributes.get(key, "")):
+                    raise AuditError(
+                        f"HLO instruction {instruction.name} reads {operand}, which the text lacks"
+                    )
+            for key in _RUN_BY.get(instruction.opcode, ()):
+                for name in re.findall(r"[\w.\-<>]+", instruction.attributes.get(key, "")):
                     if name not in program.computations:
-                        raise AuditError(f"HLO instruction {one.name} runs {name}, which the text lacks")
+                        raise AuditError(
+                            f"HLO instruction {instruction.name} runs {name}, which the text lacks"
+                        )
 
 
 def _count(text: str, name: str) -> int:
-    """A number of the module's header, which is left out where it is one."""
-    found = re.search(rf"^HloModule.*\b{name}=(\d+)", text, re.M)
-    return int(found[1]) if found else 1
+    """A number of the module's header, which omits 1."""
+    number = re.search(rf"^HloModule.*\b{name}=(\d+)", text, re.M)
+    return int(number[1]) if number else 1
 
 
 def _computation_blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
@@ -336,13 +340,13 @@ def _instruction(line: str, frames: StackFrames) -> Instruction:
 
 
 def _shape(text: str, start: int) -> tuple[Shapes, int]:
-    """The shape that begins at `start`, and where it ends."""
+    """The shape that begins at `start`, and its end."""
     if text[start] != "(":
-        found = _ARRAY.match(text, start)
-        if not found:
+        array = _ARRAY.match(text, start)
+        if not array:
             raise AuditError(f"HLO shape not understood: {text[start : start + 80]!r}")
-        dims = tuple(int(d.strip().lstrip("<=")) for d in found[2].split(",") if d.strip())
-        return ArrayShape(found[1], dims, found[3]), found.end()
+        dims = tuple(int(d.strip().lstrip("<=")) for d in array[2].split(",") if d.strip())
+        return ArrayShape(array[1], dims, array[3]), array.end()
     parts: list[Shapes] = []
     start += 1
     while text[start] != ")":
