@@ -1,4 +1,4 @@
-"""Whether a Layout fits a model and a batch; what would, where it does not."""
+"""Checks that a Layout fits a model and a batch; errors name layouts that fit."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -78,7 +78,7 @@ def _check_divides(layout: Layout, config: ModelConfig, tables: tuple[str, ...],
 def _splits(
     rules: Rules, config: ModelConfig, tables: tuple[str, ...]
 ) -> Mapping[tuple[str, Axes], ShardedArray]:
-    """The dimensions that some of these tables split, over which axes, with the first array of each."""
+    """Pairs of a dimension and the axes that a table splits it over, with an array of each."""
     found: dict[tuple[str, Axes], ShardedArray] = {}
     for path, param in parameters(config).items():
         name = path.rpartition("/")[2]
@@ -111,7 +111,7 @@ def check_batch(layout: Layout, num_sequences: int | None, seq_len: int | None) 
 
 
 def cached_array(layout: Layout, config: ModelConfig) -> ShardedArray:
-    """How one layer's cache of keys is split, or that of latents."""
+    """The sharding of one layer's cache of keys, or of latents."""
     return layout.activation("latent", "BSR") if config.mla else layout.activation("k", "BSKH")
 
 
@@ -136,7 +136,7 @@ def num_replicas(layout: Layout, config: ModelConfig) -> int:
 
 
 def check_cache(layout: Layout, config: ModelConfig, num_sequences: int) -> None:
-    """Raises LayoutError where the sequences do not divide over what splits those of a cache."""
+    """Raise LayoutError if the sequences do not divide over the axes of the cache's sequences."""
     cache = cached_array(layout, config)
     axes = cache.axes_of("B")
     if num_sequences % (shards := layout.mesh.size(axes)):
@@ -152,7 +152,7 @@ def remats_of(config: ModelConfig) -> tuple[str, ...]:
 
 
 def check_fields(layout: Layout, config: ModelConfig) -> None:
-    """Raises LayoutError for a field that says something of what the model, or the layout, has not."""
+    """Raise LayoutError for a field that the model or the rest of the layout makes meaningless."""
     schedule, precision = layout.schedule, layout.precision
     scaled = [name for name in types_for("operands") if number_type(name).has_line_scales]
     if precision.matmul_scales and precision.matmul_dtype not in scaled:
@@ -181,7 +181,7 @@ def check_fields(layout: Layout, config: ModelConfig) -> None:
 
 
 def check_one_program(layout: Layout, who: str) -> None:
-    """Raises LayoutError where a step is not one program; who: takes one alone."""
+    """Raise LayoutError if a step is several programs; who: subject and verb of the message."""
     if layout.stage_programs:
         raise LayoutError(
             f"layout {layout}: {who} one program, and the stages of schedule = "

@@ -1,13 +1,13 @@
-"""The rules of a Layout: tables that say which mesh axes split each letter of an array.
+"""The rules of a Layout: tables from the letters of an array to mesh axes.
 
     stored       weights between two steps
-    used         weights as products read them; what `stored` splits besides is gathered first
+    used         weights as operands of products, after an all-gather over the other axes of `stored`
     gradients    a weight's gradient while microbatches add to it
     updated      the summed gradient, and the optimizer's state
-    activations  activations and caches; prefill and generate may have tables of their own
+    activations  activations and caches; prefill and generate may have separate tables
 
-FSDP, ZeRO stages, tensor and expert parallelism are entries of these tables (layout/axes/). So is what has
-no name: a weight split over another of its dimensions, heads replicated, a cache split by sequence.
+FSDP, ZeRO stages, tensor and expert parallelism are entries in the tables (layout/axes/). So are layouts
+without a name: a weight split over another dimension, replicated heads, a cache split by sequence.
 """
 
 from collections.abc import Iterable, Mapping
@@ -53,7 +53,7 @@ class Table:
         return self._hash  # tables are keys of caches that a search asks a million times
 
     def axes_of(self, letter: str) -> Axes:
-        """The axes of the entry for `letter`; none where there is no entry."""
+        """The axes of the entry for `letter`; empty without an entry."""
         return dict(self.letters).get(letter, ())
 
     @cached_property
@@ -67,12 +67,12 @@ class Table:
         return _split(self, name, letters)
 
     def weight(self, name: str, letters: str) -> ShardedArray:
-        """The weight `name[letters]` as the table splits it: a vector of every layer by layer alone."""
+        """The weight `name[letters]` as the table splits it: a vector of every layer only by layer."""
         return (self if is_matrix(letters) else self.of_layers).split(name, letters)
 
     @cached_property
     def of_layers(self) -> "Table":
-        """The entry for L alone: vectors of every layer are split by layer, and whole otherwise."""
+        """Only the entry for L: vectors of every layer are split by layer, and whole otherwise."""
         return Table(tuple(row for row in self.letters if row[0] == "L"))
 
     def without(self, axes: set[str]) -> "Table":
@@ -157,10 +157,10 @@ def _split(table: Table, name: str, letters: str) -> ShardedArray:
 
 @dataclass(frozen=True)
 class Rules:
-    """The tables of a Layout. Layouts that differ in degrees alone share them.
+    """The tables of a Layout. Layouts that differ only in degrees share them.
 
-    own: tables of activations of single phases; the others have `activations`, but that in generation the
-    axes that split positions split sequences.
+    own: tables of activations of single phases. Other phases use `activations`; in generation, axes that
+    split positions there split sequences.
     """
 
     stored: Table = Table(())
@@ -201,7 +201,7 @@ class Rules:
         return (*named, *self.own)
 
     def without(self, axes: set[str]) -> "Rules":
-        """These rules without the mesh axes named, as those of one device split nothing."""
+        """These rules without some mesh axes; without all axes, they are the rules of one device."""
         left = {name: table.without(axes) for name, table in self.tables()}
         own = tuple((phase, left.pop(phase)) for phase, _ in self.own)
         return Rules(**left, own=own)

@@ -1,4 +1,4 @@
-"""The schedule of a step: microbatches, the order of passes over stages, what is kept and recomputed."""
+"""The schedule of a step: microbatches, order of passes over stages, rematerialization, offloading."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,21 @@ DISPATCHES = ("each", "once")
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a step does when.
+    """The order of a step's work, and the activations that it keeps.
 
-    microbatches: of one step; without stages they accumulate gradients. pipeline: the order of passes over
-    the stages (layout/pipeline/). interleave: chunks of layers a stage. remat: what the backward pass
-    recomputes ("none", the scores of "attention", all but "matmuls" and attention, also what is made of
-    "latents", "alternate" ones of the matmuls as well, the "full" block). offload: saved activations wait in
-    the host's memory. offload_optimizer: so do the optimizer's state and float32 weights between updates.
-    capacity: how many times its even share of a device's tokens an expert takes at most, the others going
-    past it (None: all that choose it). grouped: tokens are gathered by the devices of a group of experts, and
-    no row travels (layout/grouped.py). dispatch: rows that travel go "each" to its expert, or those of one
-    token for the same node "once" over the network, and are copied there (DeepSeek-V3, 2024, section 3.2.2).
-    Programs that run here are told the nodes for that (`expert_nodes`); other software asks the machine.
+    microbatches: microbatches a step; without stages they accumulate gradients.
+    pipeline: the order of passes over the stages (layout/pipelines/).
+    interleave: chunks of layers a stage.
+    remat: activations that the backward pass recomputes: "none"; scores of "attention"; all but "matmuls" and
+    attention; also products of "latents"; "alternate" matmuls as well; the "full" block.
+    offload: saved activations wait in the host's memory.
+    offload_optimizer: optimizer state and float32 weights wait in the host's memory between updates.
+    capacity: maximum tokens of an expert, as a multiple of its even share of a device's tokens. Further
+    tokens skip the expert. None: no limit.
+    grouped: devices of a group of experts gather tokens, and no row travels (layout/grouped.py).
+    dispatch: "each" row travels to its expert, or a token travels "once" to each node and is copied on the
+    node (DeepSeek-V3, 2024, section 3.2.2). For "once" a layout names the nodes (`expert_nodes`) if its
+    programs run here; other software asks the machine.
     """
 
     microbatches: int = 1
@@ -65,7 +68,7 @@ class Schedule:
         return SCHEDULES[self.pipeline].spmd
 
     def num_passes(self, num_stages: int) -> int:
-        """Forward passes of a layer in a step, with those of a stage that has no microbatch."""
+        """Forward passes of a layer in a step, idle passes of its stage included."""
         return SCHEDULES[self.pipeline].num_passes(num_stages, self.microbatches)
 
 

@@ -38,8 +38,8 @@ def pipeline_schedule(name: str) -> PipelineSchedule:
 def pass_table(name: str, stages: int, microbatches: int, chunks: int = 1) -> PassTable:
     """The table of a schedule: for every stage, its passes in order.
 
-    chunks: of a stage, where the schedule lets one choose (interleaved).
-    Raises LayoutError for numbers with which the schedule does not exist.
+    chunks: chunks a stage, if the schedule has a choice (interleaved).
+    Raises LayoutError if the schedule does not exist for these arguments.
 
     >>> [one.kind + str(one.microbatch) for one in pass_table("1f1b", 2, 3).rows[0]]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']

@@ -1,6 +1,6 @@
-"""Depths: the chunks of layers into which a schedule cuts the model, in order.
+"""Depths: a schedule's chunks of layers, in the model's order.
 
-Which layers a depth has is decided here alone, for time, memory, the pictures and what runs.
+Only this file assigns layers to depths, for time, memory, pictures and programs.
 """
 
 from functools import lru_cache
@@ -24,13 +24,13 @@ def layers_of_depths(
 ) -> tuple[range, ...]:
     """The layers of every depth, in order and as even as whole layers allow.
 
-    head_layers: the head's work in layers, where the software counts it: then each depth but the last takes
+    head_layers: the head's work in layers, if the software counts it. Each depth but the last then takes
     layers until it is past its share, as nanotron fills stages.
 
-    Layers that are left over when all depths have as many go to one depth of every stage in turn: first to
-    the stages between, then to the one with the embedding, then to the one with the head. On a stage the
-    depth that has the embedding or the head takes one last. So 126 layers in 8 chunks on each of 16 stages
-    are one a chunk, and none beside the embedding and the head.
+    All depths get equal numbers of layers. The remaining layers go to one depth of every stage in turn:
+    first to the middle stages, then to the stage with the embedding, then to the stage with the head. Within
+    a stage, the depth with the embedding or the head comes last. So 126 layers in 8 chunks on each of 16
+    stages are one layer a chunk, and no layer next to the embedding or the head.
 
     >>> [len(layers) for layers in layers_of_depths(126, "1f1b", 8, 1)]
     [15, 16, 16, 16, 16, 16, 16, 15]
@@ -54,7 +54,7 @@ def cuts_groups(config: ModelConfig, schedule: str, pipe: int, interleave: int) 
 
 
 def _depths_in_turn(route: StageRoute, pipe: int) -> list[int]:
-    """Depths in the order in which they take a layer more."""
+    """Depths in the order of receiving one more layer."""
     last = len(route) - 1
     own: list[list[int]] = [[] for _ in range(pipe)]
     for depth in (*range(1, last), 0, last) if last else (0,):

@@ -10,12 +10,12 @@ from meshwright.layout.pipelines.table import Place, StageRoute, TablePass, tabl
 
 
 def dualpipe(p: int, m: int, v: int) -> list[list[TablePass]]:
-    """Half of the microbatches from each end: p + 1 alive on every stage, and two copies of the weights.
+    """DualPipe: half of the microbatches from each end, with two copies of the weights.
 
-    Stage s holds depth s for those that enter at stage 0 (chunk 0) and depth p - 1 - s for those that
-    enter at the last (chunk 1). In the middle of the step each F is joined with a B of the other
-    direction, so that the communication of one can hide under the other. Bubble (p/2 - 1) (F&B + B - 3 W),
-    where B is the whole backward pass and F&B a joined pair.
+    Each stage keeps p + 1 microbatches alive. Stage s holds depth s as chunk 0, for microbatches that enter
+    at stage 0, and depth p - 1 - s as chunk 1, for microbatches that enter at the last stage. In the middle
+    of the step each F is joined with a B of the other direction, and the communication of one can hide under
+    the other. Bubble (p/2 - 1) (F&B + B - 3 W); B: the whole backward pass. F&B: a joined pair.
     Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 3.2.1.
     """
     return [_row(s, p, m) for s in range(p)]

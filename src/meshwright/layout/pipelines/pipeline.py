@@ -1,4 +1,4 @@
-"""The record of a pipeline schedule, of which each file of this folder has one.
+"""The record of a pipeline schedule; each file of this folder defines one.
 
 Letters: p stages, m microbatches, v chunks a stage.
 """
@@ -14,7 +14,7 @@ from meshwright.layout.pipelines.table import PassTable, Place, StageRoute, Tabl
 
 @lru_cache(maxsize=256)
 def loop(p: int, v: int = 1) -> tuple[StageRoute, ...]:
-    """The places of p v depths in a loop: depth d lies on stage d mod p, in chunk d // p."""
+    """The places of p v depths in a loop: depth d is chunk d // p of stage d mod p."""
     return (tuple(Place(stage, chunk) for chunk in range(v) for stage in range(p)),)
 
 
@@ -39,22 +39,22 @@ class Alive(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """One schedule: its words, the numbers for which it exists and is searched, its table and memory.
+    """One pipeline schedule: its limits, its table of passes and its memory.
 
     words: the passes of a stage, as a clause for `--explain`.
     rows(p, m, v): the passes of every stage, in order.
-    most_alive(p, m, v, stage): the most microbatch-chunks whose activations are alive on a stage at once.
+    most_alive(p, m, v, stage): maximum microbatch-chunks with live activations on a stage.
     num_chunks: chunks of one stage that a microbatch visits; None if `interleave` gives their number.
     routes(p, v): the places of every depth, for each direction of microbatches.
-    splits_backward: whether the gradient of the weights may be a pass of its own, W.
-    least_stages: the fewest stages for which the schedule exists.
+    splits_backward: whether gradients of weights are separate passes, W.
+    least_stages: the minimum number of stages.
     check_numbers(p, m): raises LayoutError if the schedule does not exist for p stages and m microbatches.
-    spmd: whether all stages run one program, idle passes included, each with a share of the vocabulary and
-    with its layers' weights stored on it (L over `pipe`). Otherwise each stage runs programs of its own,
-    which one process dispatches in the order of the table.
-    searched_from: the fewest stages with which a search tries it; None: no search does.
-    only_if_run: whether a search of everything that can be planned tries it only if conditions name stages
-    or schedules: another schedule is faster.
+    spmd: whether all stages run one program, idle passes included. Each stage then has a share of the
+    vocabulary and stores the weights of its layers (L over `pipe`). Otherwise each stage has its own
+    programs, and one process dispatches them in the order of the table.
+    searched_from: the minimum number of stages in a search; None: no search tries the schedule.
+    only_if_run: whether a search of all plannable layouts tries the schedule only if conditions name stages
+    or schedules, because another schedule is faster.
     tried_chunks(p, num_layers, every): numbers of chunks to try; every: all of them, not only the usual.
     """
 
@@ -73,7 +73,7 @@ class PipelineSchedule:
     tried_chunks: Callable[[int, int, bool], list[int]] = one_chunk
 
     def check(self, stages: int, microbatches: int, chunks: int = 1) -> None:
-        """Raises LayoutError where the schedule does not exist for these numbers, with those that fit."""
+        """Raise LayoutError, with numbers that fit, if the schedule does not exist."""
         counts = {"pipe": stages, "microbatches": microbatches, "interleave": chunks}
         for field, value in counts.items():
             if value < 1:
@@ -104,7 +104,7 @@ class PipelineSchedule:
             )
 
     def exists(self, stages: int, microbatches: int, chunks: int = 1) -> bool:
-        """Whether the schedule has a table for these numbers."""
+        """Whether the schedule has a table of this size."""
         try:
             self.check(stages, microbatches, chunks)
         except LayoutError:
@@ -112,7 +112,7 @@ class PipelineSchedule:
         return True
 
     def searched(self, stages: int, num_layers: int, *, every: bool = False) -> list[int]:
-        """The numbers of chunks that a search tries for these stages."""
+        """Numbers of chunks that a search tries, given `stages`."""
         if self.searched_from is None or stages < self.searched_from:
             return []
         return self.tried_chunks(stages, num_layers, every)
@@ -126,29 +126,30 @@ class PipelineSchedule:
         return interleave if self.num_chunks is None else self.num_chunks
 
     def table(self, stages: int, microbatches: int, chunks: int = 1) -> PassTable:
-        """The table of a step. Raises LayoutError for numbers with which the schedule does not exist."""
+        """The table of a step; raises LayoutError if the schedule does not exist."""
         self.check(stages, microbatches, chunks)
         chunks = self.chunks(chunks)
         rows = tuple(map(tuple, self.rows(stages, microbatches, chunks)))
         return PassTable(self.name, microbatches, self.routes(stages, chunks), rows)
 
     def num_passes(self, stages: int, microbatches: int) -> int:
-        """Forward passes that a stage runs of a chunk, idle ones included; as many are backward."""
+        """Forward passes of one chunk on a stage, idle ones included; equal to its backward passes."""
         return microbatches + (stages - 1 if self.spmd else 0)
 
     def in_flight(self, stages: int, microbatches: int, chunks: int = 1, stage: int = 0) -> int:
-        """The most microbatch-chunks whose activations are alive at once on the stage.
+        """Maximum microbatch-chunks with live activations on the stage.
 
-        A chunk is one of `self.chunks(chunks)` parts of the stage's layers. Raises LayoutError for numbers
-        with which the schedule does not exist.
+        A chunk is one of `self.chunks(chunks)` parts of the stage's layers. Raises LayoutError if the
+        schedule does not exist.
         """
         self.check(stages, microbatches, chunks)
         return self.most_alive(stages, microbatches, self.chunks(chunks), stage)
 
     def alive(self, stages: int, microbatches: int, chunks: int = 1, stage: int = 0) -> tuple[Alive, ...]:
-        """What is alive on the stage when it may have most: at no other time is there more of all.
+        """Live activations of the stage at each time of a possible memory peak.
 
-        Raises LayoutError for numbers with which the schedule does not exist.
+        No other time of the step exceeds one of them in every kind. Raises LayoutError if the schedule does
+        not exist.
         """
         most = self.in_flight(stages, microbatches, chunks, stage)
         if not self.splits_backward:

@@ -1,14 +1,14 @@
-"""The table of a pipeline schedule: for every stage, the passes that it makes, in order.
+"""The table of a pipeline schedule: the passes of every stage, in order.
 
 A stage is a rank of the `pipe` axis. It holds chunks of the model, and a microbatch visits the chunks in
 the order of its route: from depth 0, which has the embedding, to the last, which has the vocabulary
-head, and back. A table says only the order. When each pass starts follows from what it waits for
+head, and back. A table gives only the order. The times follow from the dependencies between passes
 (cost/pipeline/simulate.py).
 
     F  forward pass of one microbatch through one chunk
-    B  its backward pass: the gradient of the input alone where a W of the same microbatch and chunk
-       stands later in the row, else the whole backward pass
-    W  the gradient of the weights, which no other pass waits for
+    B  its backward pass: only the gradient of the input if a W of the same microbatch and chunk
+       follows in the row, otherwise the whole backward pass
+    W  the gradient of the weights; no other pass waits for it
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -31,7 +31,7 @@ table_pass = lru_cache(maxsize=2**16)(TablePass)
 
 
 class Place(NamedTuple):
-    """The stage on which a chunk of the model lies, and its number there."""
+    """The stage of a chunk of the model, and the chunk's number on that stage."""
 
     stage: int
     chunk: int
@@ -44,9 +44,9 @@ Row = tuple[TablePass, ...]
 
 @dataclass(frozen=True)
 class PassTable:
-    """The table of one step: rows[stage] is what the stage does, in order.
+    """The table of one step: rows[stage] holds the stage's passes, in order.
 
-    routes: one for each direction. All schedules but DualPipe have one direction. DualPipe sends the
+    routes: the route of each direction. All schedules but DualPipe have one direction. DualPipe sends the
     second half of the microbatches from the last stage to the first, through its second copy of the
     weights.
     """
@@ -77,7 +77,7 @@ class PassTable:
 
     @cached_property
     def depths(self) -> dict[tuple[int, int], int]:
-        """The depth of the model that lies at each (stage, chunk)."""
+        """The depth of the model at each (stage, chunk)."""
         return {place: depth for route in self.routes for depth, place in enumerate(route)}
 
     @cached_property
@@ -86,9 +86,9 @@ class PassTable:
         return tuple(frozenset((p.microbatch, p.chunk) for p in row if p.kind == "W") for row in self.rows)
 
     def in_order(self) -> Iterator[tuple[int, tuple[TablePass, ...]]]:
-        """(stage, its next pass or two that are joined), each after what it waits for.
+        """All passes as (stage, pass or joined pair), each after its dependencies.
 
-        In turns: in each, every stage goes on, if what it waits for was made in turns before.
+        The order is by turns. In each turn, every stage whose dependencies are done makes one step.
 
         >>> from meshwright.layout.pipelines import pass_table
         >>> [f"{one.kind}{one.microbatch} on {s}" for s, (one,) in pass_table("1f1b", 2, 2).in_order()]
@@ -109,7 +109,10 @@ class PassTable:
             done |= {(one.kind, one.microbatch, Place(s, one.chunk)) for s, passes in turn for one in passes}
 
     def _is_ready(self, stage: int, row: Sequence[TablePass], done: Container[tuple]) -> bool:
-        """Whether what a stage's next passes read of other depths is done; the rest is earlier in its row."""
+        """Whether the passes of other depths that the stage's next passes depend on are done.
+
+        Dependencies on the same depth come earlier in the row.
+        """
         for one in row[: 2 if row[0].joined else 1]:
             before, after = self.neighbours(Place(stage, one.chunk))
             place = {"F": before, "B": after, "W": None}[one.kind]
@@ -118,7 +121,7 @@ class PassTable:
         return True
 
     def neighbours(self, place: Place) -> tuple[Place | None, Place | None]:
-        """The places of the depths before and after the one that lies there; None at the ends."""
+        """The places of the depths before and after the depth at `place`; None at the ends."""
         depth = self.depths[place]
         route = next(route for route in self.routes if route[depth] == place)
         before = route[depth - 1] if depth else None

@@ -1,4 +1,4 @@
-"""ZB-H1: 1F1B with the backward pass split, so that gradients of weights fill what would be idle."""
+"""ZB-H1: 1F1B with a split backward pass; gradients of weights fill idle slots."""
 
 from meshwright.layout.pipelines.pipeline import PipelineSchedule
 from meshwright.layout.pipelines.table import TablePass, table_pass

@@ -47,9 +47,9 @@ def _forwards_and_backwards(s: int, p: int, m: int) -> list[TablePass]:
 
     A microbatch goes down the first chunks in steps of 1 slot and up the second in steps of 5; so does
     its backward pass. 1 and -5 are the same modulo the period of 6, so its four passes take the same
-    four places on every stage and those of other microbatches never collide. A chunk's activations
-    then live 12 (p - 1) slots in all on any stage: 2p chunks alive, 1F1B's memory. The F that stage s
-    has time for before the first microbatch returns go first.
+    four slots on every stage and never collide with passes of other microbatches. Activations of a
+    stage's two chunks then live for 12 (p - 1) slots in total: 2p chunks alive, 1F1B's memory. Stage s
+    begins with all F that fit before the first microbatch returns.
     """
     turn = 6 * (p - 1)
     offsets = {
@@ -69,9 +69,9 @@ def _forwards_and_backwards(s: int, p: int, m: int) -> list[TablePass]:
 
 @dataclass(slots=True)
 class _Filling:
-    """A stage while its row is made: what is left of its order, what is alive, which W are due.
+    """The partial row of a stage, with its remaining F and B, live chunks and W due.
 
-    slots: by kind and chunk, in which slot each microbatch's pass has its input, and in which it ran.
+    slots: by kind and chunk, the slots that make each microbatch's input, and the slots of its passes.
     """
 
     order: deque[TablePass]
@@ -82,10 +82,9 @@ class _Filling:
     due: deque[TablePass] = field(default_factory=deque)
 
     def take(self, slot: int) -> None:
-        """The pass of this slot: the next of the order if it may start, else the oldest W due, else none.
+        """Fill one slot: the next pass in order, or the oldest W due, or none.
 
-        It starts if it has its input, which is there from the slot after that in which it is made, and room
-        for its activations.
+        The next pass starts if an earlier slot made its input and its activations fit in memory.
         """
         if self.order:
             kind, i, chunk, _ = self.order[0]
