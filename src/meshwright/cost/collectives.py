@@ -43,9 +43,9 @@ NOTHING = CollectivePrice(0.0, "bandwidth", 0, None)
 
 
 class Protocol(NamedTuple):
-    """A protocol of NCCL for messages over a switch; figures are shares of those of its protocol Simple.
+    """A protocol of NCCL for messages over a switch, relative to its protocol Simple.
 
-    nvlink_hop, nic_hop: the latency of one step inside a domain and between domains. bandwidth: of the links.
+    nvlink_hop, nic_hop: latency of one step inside a domain and between domains. bandwidth: of the links.
     """
 
     nvlink_hop: float

@@ -38,10 +38,10 @@ class Dtypes:
 class SegmentPass:
     """One direction of one run of a segment.
 
-    seconds: of its work. streamed: of these, waiting for products' weights. idle: of these, at the start and
-    end of kernels, when memory is free. put_off: of these, weight gradients, which a zero-bubble schedule may
-    run later. transfers: also those of a whole step, which the first forward pass (an update's) or the last
-    backward pass (gradients') hides. Seconds are arrays if the segment was recorded for many layouts.
+    seconds: of its work. Three parts of it: streamed: waiting for products' weights. idle: start and end of
+    kernels, when memory is free. put_off: weight gradients, which a zero-bubble schedule may run later.
+    transfers: including transfers once per step, hidden by the first forward pass (an update's) or the last
+    backward pass (gradients'). Seconds are arrays if the segment was recorded for many layouts.
     """
 
     direction: Direction
@@ -149,7 +149,7 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
 
 
 def _roofline(compute: Any, hbm: Any, chip: Chip) -> Any:
-    """Seconds of work from those of its FLOPs and bytes (`StepEfficiency.roofline`)."""
+    """Seconds of work from the seconds of FLOPs and of bytes (`StepEfficiency.roofline`)."""
     longer, overlap = larger(compute, hbm), chip.step.roofline
     return longer if overlap == 1 else longer + (1 - overlap) * smaller(compute, hbm)
 

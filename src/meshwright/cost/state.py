@@ -20,8 +20,8 @@ from meshwright.units import whole
 class Stored:
     """Parameters on one chip of a stage: as stored, as accumulated gradients, and in the optimizer.
 
-    weight_bytes: of stored weights, with scales. optimizer: elements of the state. optimizer_blocks: blocks
-    of these with a scale. update_flops: of an update.
+    weight_bytes: stored weights with scales. optimizer: elements of the state. optimizer_blocks: its blocks
+    with a scale. update_flops: FLOPs of an update.
     """
 
     weights: int

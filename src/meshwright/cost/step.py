@@ -472,9 +472,8 @@ def done_once(
 ) -> tuple[Any, Any]:
     """(waiting, room) of a stage's transfers once per step, in seconds.
 
-    waiting: of these transfers. room: of one microbatch's passes that can hide them.
-
-    counts: runs of each segment per microbatch. times: runs of its transfers per step.
+    waiting: the transfers' time. room: time of one microbatch's passes that can hide them. counts: runs of
+    each segment per microbatch. times: runs of its transfers per step.
     """
     waiting = sum(
         count * seconds
@@ -542,7 +541,7 @@ class _Sums:
     ) -> None:
         """A transfer of a pass that runs `times` times; exposed: the share of its time that is not hidden.
 
-        seconds: of its runs in a row; None for those of the transfer by itself.
+        seconds: of its runs in a row; None if it is sent by itself.
         """
         price, runs = self._price(transfer), times * transfer.repeat
         one_run = price.seconds if seconds is None else seconds / transfer.repeat

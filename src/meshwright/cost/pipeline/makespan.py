@@ -25,7 +25,7 @@ _MOST_KEPT = 100_000
 
 
 def makespan(name: str, stages: int, microbatches: int, chunks: int, times: Times) -> float:
-    """Seconds of one step of the schedule without the optimizer, equal to those of `simulate`.
+    """Seconds of one step of the schedule without the optimizer, as `simulate` returns.
 
     Raises LayoutError for numbers that the schedule does not support.
     """
