@@ -1,4 +1,4 @@
-"""The devices that are measured, and programs that keep all of them busy at once."""
+"""The measured devices, and programs that run on all of them at once."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ class Operand:
 
 
 def local_hardware(spec: str) -> Hardware:
-    """The hardware that `spec` names, after checking that JAX has as many devices of its kind.
+    """The hardware of a spec, after checking that JAX has its devices.
 
-    Raises DeviceError where JAX has another platform or too few devices.
+    Raises DeviceError if JAX has another platform or too few devices.
     """
     hardware = catalog.load(spec)
     kind, needed = hardware.chip.kind, hardware.num_chips
@@ -43,7 +43,7 @@ def local_hardware(spec: str) -> Hardware:
 
 
 def free_bytes(hardware: Hardware) -> int:
-    """Bytes that one device may take: what it says is free, or its share of the host's free memory."""
+    """Free bytes of a device, or its share of the host's free memory."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
@@ -52,16 +52,16 @@ def free_bytes(hardware: Hardware) -> int:
 
 @dataclass(frozen=True)
 class Bench:
-    """Devices in a mesh, and the operands that the programs on them share."""
+    """Devices in a mesh, and the shared operands of their programs."""
 
     mesh: Mesh
     _operands: dict[Operand, Array] = field(default_factory=dict)
 
     def program(self, local: Callable[..., object], operands: Sequence[Operand]) -> TimedCall:
-        """`local` compiled to run on every device at once, each on blocks of its own.
+        """`local` compiled to run on all devices at once, each with its own blocks.
 
-        Inside, every mesh axis has its name. Operands are zeros: the time does not depend on the
-        values, and a sum repeated many times stays finite.
+        `local` can use the names of the mesh axes. Operands are zeros, since the time does not depend on the
+        values, and repeated sums stay finite.
         """
         grid = np.asarray(jax.devices()[: self.mesh.num_devices]).reshape(tuple(self.mesh.sizes.values()))
         mesh = jax.sharding.Mesh(grid, self.mesh.axes)
@@ -82,5 +82,5 @@ class Bench:
 
 
 def bench_of(num_devices: int) -> Bench:
-    """All devices along one axis, for what each does alone."""
+    """All devices along one axis, for work without communication."""
     return Bench(Mesh({"devices": num_devices}))

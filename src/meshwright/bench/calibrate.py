@@ -1,10 +1,9 @@
-"""Measures this machine's devices, and describes them as hardware that plans can be priced on.
+"""Calibration: hardware for plans from measurements of this machine's devices.
 
-All devices work at once, as in a training step, so a figure is one device's share of the cores.
-All programs are timed in the same rounds, so figures stay in proportion where the machine is shared; those of
-a server after the others, in more rounds (bench/serving_steps.py).
-On a host what is measured is what is achieved: products reach all of it, and nothing is derived from a
-peak. On accelerators the peaks of the sheet stay, and what is measured is the share of them ([step]).
+All devices work at once, as in a training step, so that a device's figures are for its share of the cores.
+All programs are timed in the same rounds, so that other work on the machine slows all figures equally. Only a
+server's programs are timed afterwards, in more rounds (bench/serving_steps.py). On CPUs the figures are the
+achieved rates. On accelerators the rated peaks stay, and the figures are the achieved shares ([step]).
 """
 
 from collections.abc import Callable
@@ -28,7 +27,7 @@ _NUM_LAUNCHES = 50
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: collectives by V and arrays streamed, in bytes; matmuls; steps of models."""
+    """Sizes to measure: V of collectives and streamed arrays, in bytes; matmuls; models of steps."""
 
     collectives: tuple[int, ...] = CALIBRATION
     matmuls: tuple[matmul.MatmulShape, ...] = matmul.SHAPES
@@ -46,7 +45,7 @@ ACCELERATOR_SIZES = Sizes(
 
 @dataclass(frozen=True)
 class Calibration:
-    """The hardware and the measurements behind it."""
+    """The hardware and its measurements."""
 
     hardware: Hardware
     matmuls: list[matmul.MeasuredMatmul]
@@ -58,8 +57,8 @@ class Calibration:
 def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Hardware:
     """The hardware `spec` with its figures as measured on this machine.
 
-    JAX must have been started on these devices: N virtual ones for cpu:N. progress: told what is
-    being measured. Raises DeviceError where JAX has other devices or too few.
+    JAX must have been started on these devices: N virtual ones for cpu:N. progress: called with a message
+    for each step. Raises DeviceError if JAX has other devices or too few.
     """
     if catalog.load(spec).chip.platform.virtual:
         return measure(spec, Sizes(), progress).hardware
@@ -67,9 +66,9 @@ def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Ha
 
 
 def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = None) -> Hardware:
-    """The GPUs or TPUs `spec` with the shares of their products, memory and links as measured.
+    """The GPUs or TPUs `spec` with measured shares of their products, memory and links.
 
-    step.matmul: share of a dtype's peak over all shapes. step.memory: what a multiply-add streams.
+    step.matmul: share of a dtype's peak over all shapes. step.memory: share of the peak in a multiply-add.
     """
     hardware = local_hardware(spec)
     num_devices = hardware.num_chips
@@ -127,7 +126,7 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
     if measured:
         hardware = with_collectives(hardware, measured)
     hardware = train_step.with_effective_memory(steps, hardware)
-    if num_devices == 1:  # which a server uses
+    if num_devices == 1:  # servers on CPUs use one device
         served = serving_steps.prepare(progress, sizes.served)
         tell(progress, f"timing {len(served.programs)} kinds of steps of a server")
         [of_server] = run_prepared(served, serving_steps.ROUNDS)
@@ -136,14 +135,14 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
 
 
 def _exchanges(num_devices: int, progress: Callable[[str], None] | None, sizes: Sizes) -> list[Prepared]:
-    """The collectives; none of a device alone, whose links stay as the catalog has them."""
+    """The collectives; none for a single device, which keeps the links of the catalog."""
     if num_devices == 1:
         return []
     return [collective_times.prepare(group_mesh(num_devices), progress, sizes.collectives)]
 
 
 def _launches(num_devices: int) -> Prepared[float]:
-    """The seconds of a program that adds one to one number on every device."""
+    """Seconds of a program that adds 1 to a number on every device."""
     empty = bench_of(num_devices).program(lambda x: x + 1, [Operand((1,), "f32")])
 
     def launches() -> None:

@@ -1,7 +1,7 @@
 """Collectives over the axes of a mesh, measured at several sizes.
 
-Every point runs inside a loop in one program, as a step runs them inside its scan over layers, with
-all devices at work: while one group of two exchanges, so do the others.
+Each point runs in a loop within one program, as in a step's scan over layers, and on all devices: all groups
+of devices communicate at the same time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +18,8 @@ from meshwright.notation.array import Axes
 from meshwright.notation.mesh import Mesh
 from meshwright.platforms import PLATFORMS
 
-_LOOP_BYTES = 33_554_432  # a loop moves about this much, so that it outlasts its launch
-_LOOPS = (2, 32)  # at least and at most; what a program allocates once must not count
+_LOOP_BYTES = 33_554_432  # a loop moves about this much, so that it takes longer than its launch
+_LOOPS = (2, 32)  # minimum and maximum; several, so that allocations of a program hardly count
 _WORD = 4  # float32
 
 
@@ -56,14 +56,14 @@ class MeasuredCollective:
 
 
 def combinations_of(mesh: Mesh) -> Iterator[Axes]:
-    """Every choice of axes that joins devices: X, Y, XY."""
+    """All choices of axes with several devices: X, Y, XY."""
     axes = [axis for axis in mesh if mesh.sizes[axis] > 1]
     for count in range(1, len(axes) + 1):
         yield from combinations(axes, count)
 
 
 def prepare(mesh: Mesh, progress: Listener, sizes: Sequence[int]) -> Prepared[MeasuredCollective]:
-    """Every collective over every choice of axes, at these sizes V in bytes that split evenly."""
+    """All collectives over all choices of axes, at the sizes V in bytes that divide evenly."""
     bench = Bench(mesh)
     points = [
         CollectivePoint(op, mesh, axes, size)
@@ -89,13 +89,13 @@ def _program(point: CollectivePoint, bench: Bench) -> TimedCall:
 
 
 def operand(point: CollectivePoint) -> Operand:
-    """What one device starts from: all of V where sums are made, else its block."""
+    """A device's operand: all of V for sums, otherwise its block."""
     whole = point.op in ("reduce_scatter", "all_reduce")
     return Operand((point.gathered_bytes // _WORD // (1 if whole else point.num_devices),), "f32")
 
 
 def runs_in_sequence(point: CollectivePoint) -> Callable[[Array], Array]:
-    """Several runs in sequence: one element of a result goes into the next run's operand."""
+    """Several runs in sequence, each with an element of the previous result in its operand."""
     collective = _COLLECTIVES[point.op]
 
     def run(_: Array, x: Array) -> Array:

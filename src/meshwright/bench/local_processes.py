@@ -1,4 +1,4 @@
-"""Several JAX processes on this machine, which reach each other over gloo as hosts do over a network."""
+"""Several JAX processes on this machine, which communicate over gloo as hosts do over a network."""
 
 import json
 import os
@@ -37,14 +37,14 @@ class CollectiveSweep:
 
 @dataclass(frozen=True)
 class CalibrateTask:
-    """All that mw calibrate measures; sizes: those of calibrate.Sizes, None for its own."""
+    """A whole calibration. sizes: a calibrate.Sizes, None for its default."""
 
     sizes: Any
 
 
 @dataclass(frozen=True)
 class ProcessJob:
-    """A task on cpu:N as one process of several gets it."""
+    """A task on cpu:N for one of several processes."""
 
     hardware: str
     task: CollectiveSweep | CalibrateTask
@@ -58,17 +58,17 @@ def sweep_in_processes(
 ) -> dict[str, Any]:
     """The document of `sweep`, measured over processes that each hold an equal part of cpu:N.
 
-    Raises DeviceError, naming the process and its last words, if one fails or time runs out. No
-    process outlives the call, nor the caller, whatever ends it.
+    Raises DeviceError, with the process and its last line of stderr, if one fails or time runs out. All
+    processes end with the call, and also if the caller ends.
     """
     task, budget = CollectiveSweep(dict(mesh), list(sizes), max_seconds), 2 * max_seconds
     return json.loads(_in_processes(spec, task, num_processes, budget, "give --max-seconds more"))
 
 
 def calibrate_in_processes(spec: str, num_processes: int, sizes: Any = None) -> Hardware:
-    """The hardware of `calibrate` measured in the same way: its collectives go over gloo.
+    """The hardware of `calibrate` measured in the same way, with collectives over gloo.
 
-    Matmuls, memory and the training step are timed with the processes at work together, too.
+    Matmuls, memory and the training step are also timed in all processes at once.
     """
     text = _in_processes(
         spec, CalibrateTask(sizes), num_processes, _CALIBRATION_SECONDS, "ask for fewer devices"
@@ -79,7 +79,7 @@ def calibrate_in_processes(spec: str, num_processes: int, sizes: Any = None) -> 
 def _in_processes(
     spec: str, task: CollectiveSweep | CalibrateTask, num_processes: int, seconds: float, cure: str
 ) -> str:
-    """What process 0 wrote when all are done, within `seconds` and the time to meet."""
+    """The output of process 0 after all have ended, within `seconds` and the time to connect."""
     num_devices = _num_devices(spec, num_processes)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
@@ -139,7 +139,7 @@ class _Worker:
         return lines[-1] if lines else "said nothing"
 
     def end(self) -> None:
-        """Ends the process, if it still runs, and waits for it."""
+        """End the process, if it still runs, and wait for it."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -150,7 +150,7 @@ class _Worker:
 
 
 def _wait(workers: Sequence[_Worker], deadline: float, cure: str) -> None:
-    """Returns when all are done. One that failed is named before those that only wait for it."""
+    """Wait for all. A process that failed is reported before the processes that wait for it."""
     while True:
         codes = [worker.process.poll() for worker in workers]
         for worker, code in zip(workers, codes, strict=True):
@@ -167,7 +167,7 @@ def _wait(workers: Sequence[_Worker], deadline: float, cure: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that started it is gone, however that ended."""
+    """End this process when the process that started it has ended in any way."""
 
     def watch() -> None:
         os.read(0, 1)  # not sys.stdin, whose lock the end of the interpreter waits for

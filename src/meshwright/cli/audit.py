@@ -1,4 +1,4 @@
-"""mw audit: what the compiler makes of a plan, beside what was planned."""
+"""mw audit: a comparison of the compiled program with the plan."""
 
 import json
 from dataclasses import replace
@@ -104,7 +104,7 @@ def audit(
 
 
 def _finish(document: dict, output: Path | None, before: dict | None, *, as_json: bool) -> None:
-    """Writes and shows an audit, or what it changed; exits 1 if it differs from its plan."""
+    """Write and show an audit, or its changes from an earlier one. Exits 1 if it differs from its plan."""
     if before is not None:
         from meshwright.audit.checks import changes
 
@@ -138,12 +138,12 @@ def _of_program(file: Path, hardware: str | None, mesh: str | None, given: dict[
 def _from_file(plan: Path, options: dict[str, Any], phase: str | None) -> Plan:
     """The plan of a file, in a phase. Raises PlanError for an option that describes another."""
     refuse_beside(options, f"{plan} already gives these", otherwise=", or edit the plan")
-    found = load_plan(plan)
-    return replace(found, workload=replace(found.workload, phase=phase)) if phase else found
+    loaded = load_plan(plan)
+    return replace(loaded, workload=replace(loaded.workload, phase=phase)) if phase else loaded
 
 
 def _from_options(options: dict[str, Any], phase: str) -> Plan:
-    """The plan that the options describe. Raises PlanError naming those that are missing."""
+    """The plan of the options. Raises PlanError with the missing options."""
     if missing := [name for name, value in options.items() if value is None]:
         raise PlanError(f"name a plan.toml, or give {', '.join(missing)}")
     model, hardware, batch_tokens, seq_len, layout = options.values()
@@ -158,7 +158,7 @@ def _from_options(options: dict[str, Any], phase: str) -> Plan:
 
 
 def _read(path: Path) -> dict:
-    """An audit's document. Raises AuditError for a file that is none."""
+    """An audit's document. Raises AuditError if the file is not one."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""mw bench: what is measured here, beside what is predicted."""
+"""mw bench: measurements on this machine, compared with predictions."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 command(app)(bench_serve.serve)
 _Column = tuple[str, Callable[[dict[str, Any]], str]]
 
-# A plan of each size that people ask for: (model, hardware, sequences, sequence length).
+# Searches of common sizes: (model, hardware, sequences, sequence length).
 _SEARCHES = (
     ("demo", "cpu:8", 32, 256),
     ("llama-3-8b", "v5e:16x16", 512, 4096),
@@ -78,7 +78,7 @@ def collectives(
 def _sweep(
     hardware: str, mesh: str | None, sizes: Sequence[int] | None, processes: int, max_seconds: float
 ) -> dict[str, Any]:
-    """The measurement, in this process or over several."""
+    """The measurement, in this process or in several."""
     from meshwright.bench import local_processes as several
     from meshwright.bench import sizes as choices
     from meshwright.notation.parse import parse_mesh
@@ -168,13 +168,13 @@ def _time_search(model: str, hardware: str, num_sequences: int, seq_len: int, *,
 
     config, machine, workload = load_model(model), catalog.load(hardware), Workload(num_sequences, seq_len)
     dtype = machine.chip.platform.dtype
-    found = [
+    runs = [
         search(config, machine, workload, weights_dtype=dtype, compute_dtypes=(dtype,))
         for _ in range(repeats)
     ]
-    # Nothing predicts the time of a search, so there is no ratio to give.
-    seconds = {"seconds": median(one.seconds for one in found), "predicted_seconds": None, "ratio": None}
-    return {"model": model, "hardware": hardware, "considered": found[0].considered, **seconds}
+    # The time of a search has no prediction, so there is no ratio.
+    seconds = {"seconds": median(run.seconds for run in runs), "predicted_seconds": None, "ratio": None}
+    return {"model": model, "hardware": hardware, "considered": runs[0].considered, **seconds}
 
 
 def _print(document: dict, title: str, columns: list[_Column], as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Hardware as people read it: the shape of a machine, its roofs, and figures beside their sources."""
+"""Hardware for the terminal: the shape of a machine, its roofs, and figures with their sources."""
 
 from dataclasses import fields
 
@@ -20,13 +20,13 @@ from meshwright.units import format_bytes, format_number_of, format_seconds
 
 
 def num_hosts(machine: Hardware) -> int:
-    """The number of hosts: two slices or NVLink domains share none, and the last may be part full."""
+    """The number of hosts. Slices and NVLink domains share none, and a last host may be partly full."""
     domains = machine.dims[0] if isinstance(machine.chip.network, Switch) else machine.num_slices
     return domains * -(-machine.num_chips // domains // machine.chip.chips_per_host)
 
 
 def shape(machine: Hardware) -> str:
-    """Two lines: how the chips are joined, and their total FLOP/s and memory."""
+    """Two lines: the connections of the chips, and their total FLOP/s and memory."""
     chip, network, hosts = machine.chip, machine.chip.network, num_hosts(machine)
     if isinstance(network, Torus):
         joined = _torus_words(machine, network)
@@ -44,7 +44,7 @@ def shape(machine: Hardware) -> str:
 
 
 def _torus_words(machine: Hardware, torus: Torus) -> str:
-    """The torus of a slice: which dimensions are rings, and what makes them so."""
+    """The torus of a slice: its rings, and the reason that they are closed."""
     sizes = list(map(str, machine.dims))
     closed = [size for size, ring in zip(sizes, machine.wraparound, strict=True) if ring]
     which = (
@@ -96,16 +96,16 @@ def networks_table(networks: list[Network]) -> object:
     for heading in ("latency", "in a step", "a chip, one way", "share of it", "falloff"):
         table.add_column(heading, justify="right")
     table.add_column("")
-    for one in networks:
+    for network in networks:
         table.add_row(
-            one.name,
-            one.joins,
-            format_seconds(one.hop_seconds),
-            format_seconds(one.hop_seconds * one.step_latency),
-            f"{format_bytes(one.bytes_per_second)}/s" if one.bytes_per_second else "its port",
-            "the chip's" if one.share is None else f"{one.share:.0%}",
-            f"{one.falloff:.3g}" if one.joins == "nodes" else "",
-            one.about,
+            network.name,
+            network.joins,
+            format_seconds(network.hop_seconds),
+            format_seconds(network.hop_seconds * network.step_latency),
+            f"{format_bytes(network.bytes_per_second)}/s" if network.bytes_per_second else "its port",
+            "the chip's" if network.share is None else f"{network.share:.0%}",
+            f"{network.falloff:.3g}" if network.joins == "nodes" else "",
+            network.about,
         )
     return table
 
@@ -135,7 +135,7 @@ _KINDS = {
 
 
 def roofs_table(machine: Hardware) -> object:
-    """The bandwidths of one chip, and the FLOPs that each byte over them must feed."""
+    """The bandwidths of a chip, and the FLOPs per byte above which they are not the limit."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -161,7 +161,7 @@ def _joins(roof: Roof) -> str:
 
 
 def _ratio(roof: Roof) -> str:
-    """FLOPs per byte in whole numbers, as alpha is printed elsewhere."""
+    """FLOPs per byte in whole numbers."""
     return f"{roof.flops_per_byte:,.0f}"
 
 
@@ -242,7 +242,7 @@ def _curves(efficiency: LinkEfficiency) -> str:
 
 
 def _range(points: Points) -> str:
-    """The shares of a bandwidth that messages reach, from the smallest to the largest size."""
+    """The shares of a bandwidth, from the smallest to the largest message."""
     ends = [f"{share:.0%} of it at {format_bytes(int(size))}" for size, share in (points[:1] + points[-1:])]
     return f", {' to '.join(ends)}" if points else ""
 

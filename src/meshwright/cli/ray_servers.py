@@ -1,4 +1,4 @@
-"""The Ray deployments of `mw serve --replicas`. Each replica has a process of its own. Imports no JAX."""
+"""The Ray deployments of `mw serve --replicas`, with a process for each replica. Imports no JAX."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

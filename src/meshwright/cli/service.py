@@ -1,4 +1,4 @@
-"""A checkpoint behind a running engine, for `mw serve` and `mw generate`. Imports JAX."""
+"""A running engine for a checkpoint, for `mw serve` and `mw generate`. Imports JAX."""
 
 import math
 import warnings
@@ -153,7 +153,7 @@ def _drafter(runner: JaxRunner, settings: EngineSettings, report: Progress) -> D
         num_drafts=0,
         host_cache_bytes=None,
     )
-    # The drafter places its pages itself, and has pages of a whole context for every slot.
+    # The drafter allocates its own pages, for a whole context in every slot.
     small, _ = _runner(folder, small_settings, keeps_windows=False)
     report("compiling the draft model", None)
     small.warm_up()

@@ -1,4 +1,4 @@
-"""What a cluster must start: a command on so many nodes, read off the plan that the command names."""
+"""A job of a cluster: a command, and the number of nodes from the plan that the command names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout.runnable import machine_lacks
 from meshwright.plan_file import load_plan
 
-# Process 0 listens here for the others, where no launcher can look for a free port.
+# Port of process 0, since launchers on clusters cannot look for a free one.
 PORT = 8476
-# Time for a checkpoint between the word that a node is going and its end.
+# Time for a checkpoint between the signal to a node and its end.
 GRACE_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """A command, the machine that its plan is for, and how often it may start again.
+    """A command, the machine of its plan, and the maximum number of restarts.
 
-    The command goes on by itself (--resume), so that starting it again is all that a cluster must do.
-    is_alone: whether one process takes all chips of its node, as the stages of a pipeline may need.
+    The command resumes by itself (--resume), so that a cluster only has to start it again. is_alone: whether
+    one process takes all chips of its node, as programs of pipeline stages need.
     """
 
     name: str
@@ -44,8 +44,8 @@ def cluster_job(
 ) -> ClusterJob:
     """The job of a command such as `mw train plan.toml --data DIR --run DIR`.
 
-    resumes: whether it takes --resume. Raises PlanError where it names no plan to read the machine from, or
-    one for virtual CPU devices.
+    resumes: whether it takes --resume. Raises PlanError if it names no plan with a machine, or one for
+    virtual CPU devices.
     """
     plans = [Path(word) for word in command if word.endswith(".toml") and Path(word).is_file()]
     if not plans:

@@ -73,7 +73,7 @@ def _pod(job: ClusterJob, image: str, volume: str | None, join_seconds: float) -
 
 
 def with_volume(pod: dict[str, Any], volume: str | None) -> dict[str, Any]:
-    """The pod with a PersistentVolumeClaim mounted at /runs, where one is given."""
+    """The pod with a PersistentVolumeClaim mounted at /runs, if one is given."""
     if volume is None:
         return pod
     mounted = [{"name": "runs", "mountPath": "/runs"}]
@@ -84,7 +84,7 @@ def with_volume(pod: dict[str, Any], volume: str | None) -> dict[str, Any]:
 
 
 def _environment(job: ClusterJob, join_seconds: float) -> list[dict[str, str]]:
-    """Variables by which the pods find each other."""
+    """Environment variables with which the pods find each other."""
     if job.hardware.chip.platform.self_joining:
         return []
     values = {

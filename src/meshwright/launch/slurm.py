@@ -7,10 +7,10 @@ from meshwright.launch.cluster_job import GRACE_SECONDS, PORT, ClusterJob
 
 
 def slurm_script(job: ClusterJob, *, time_limit: str, partition: str | None, join_seconds: float) -> str:
-    """The script: one process a GPU, or a node, all ended with the first that fails and queued again.
+    """The script: one process per GPU, or per node; if one fails all end, and the job is queued again.
 
-    SLURM sends SIGTERM GRACE_SECONDS before the time limit, at which a run saves and ends; the script is
-    then queued again, as after a failure, up to `restarts` times. Raises PlanError for a plan on TPUs.
+    SLURM sends SIGTERM GRACE_SECONDS before the time limit, and the run then saves and ends. The job is
+    queued again, as after a failure, up to `restarts` times. Raises PlanError for a plan on TPUs.
     """
     if not job.hardware.chip.platform.slurm:
         raise PlanError(f"{job.hardware.spec}: SLURM starts GPU jobs; for TPUs see mw launch k8s")

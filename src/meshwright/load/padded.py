@@ -1,4 +1,4 @@
-"""Steps as the server's programs take them: filled up to the numbers of rows and blocks that are compiled."""
+"""Seconds of a server's steps, padded to the compiled numbers of rows and blocks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,14 +16,13 @@ if TYPE_CHECKING:  # it loads an HTTP client, which generation does without
 
 
 class PaddedSteps:
-    """What a step takes in the smallest program that holds it (`JaxRunner`), in seconds.
+    """Seconds of a step in the smallest program that it fits (`JaxRunner`).
 
-    Steps that generate have 1, 2, 4, ... rows a replica; beside prompts all slots have one, and prompts have
-    1, 2, 4, ... blocks. Rows that nobody holds attend to nothing, and are multiplied or passed over, as the
-    limits say; passed over they take the share `padding` of the time of others. has_kernels: a whole
-    prompt that comes alone has a program without rows (accelerators). host_step_seconds,
-    host_token_seconds: of a step and of each sequence that generates in it, whose tokens the devices' cores
-    send, too.
+    Steps that only generate have 1, 2, 4, ... rows per replica. With prompts all slots have a row, and
+    prompts have 1, 2, 4, ... blocks. Padding rows attend to nothing; by the limits they are multiplied, or
+    they are skipped and take the share `padding` of the time of a row. has_kernels: a single whole prompt
+    has a program without rows (accelerators). host_step_seconds, host_token_seconds: host time of a step,
+    and of each sequence that generates in it, if the devices are the host's cores.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class PaddedSteps:
     def of(
         cls, config: ModelConfig, layout: Layout, hardware: Hardware, limits: Limits, num_drafts: int
     ) -> "PaddedSteps":
-        """The steps of a server of this layout on a machine, as that prices them."""
+        """The steps of a server of this layout, priced on a machine."""
         most, reached = limits.max_step_tokens(num_drafts), in_inference(hardware).chip.step
         return cls(
             StepSeconds(config, layout, hardware, most, limits.context),

@@ -1,4 +1,4 @@
-"""A serving plan under load: its replicas simulated, and the figures that `mw bench serve` prints."""
+"""A simulated load test of a serving plan, for `mw bench serve`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +23,9 @@ from meshwright.serve.engine.policy import DISAGGREGATED, Mode, mode_of
 from meshwright.units import format_number_of, format_seconds
 
 _MODES = (*get_args(Mode), DISAGGREGATED)
-# Servers that are tried for a load before it is given up.
+# Maximum number of servers to try.
 _MOST_REPLICAS = 4096
-# Answers of a hundred that must meet the targets.
+# Share of the answers that must meet the targets.
 _GOOD = 0.95
 
 
@@ -36,10 +36,10 @@ class NotEnoughError(PlanError):
 def simulated(
     path: Path, servers: SimulatedServers, load: Load, targets: LatencyTargets, report: Any
 ) -> dict[str, Any]:
-    """The document of `mw bench serve` for the plan at `path`, with `simulated` besides.
+    """The document of `mw bench serve` for the plan at `path`, with the key `simulated`.
 
-    Raises PlanError for a plan that serves nothing or a mode that is none, NotEnoughError for a load for
-    which no number of replicas tried is enough.
+    Raises PlanError for a training plan or an unknown mode, NotEnoughError if no tried number of replicas is
+    enough.
     """
     plan = load_plan(path)
     if plan.workload.phase == "train":
@@ -102,7 +102,7 @@ def _server(plan: Plan, servers: SimulatedServers) -> Planned:
 
 
 def _multiplies_padding(plan: Plan, hardware: Hardware) -> bool:
-    """Whether rows that nobody holds take the server's time: not where this model's are passed over there."""
+    """Whether padding rows take the time of others: not if the machine skips them for this model."""
     if in_inference(hardware).chip.step.padding == 1:
         return True
     from meshwright.nn.cached_ops import passes_over_zeros  # it needs JAX, which has measured such a machine
@@ -121,11 +121,11 @@ def transfer_seconds(plan: Plan, hardware: Hardware) -> float:
 
 
 def simulated_figures(server: Planned, load: Load, targets: LatencyTargets) -> dict[str, Any]:
-    """The figures of `load` on a simulated server: those of `summary`, and what its replicas did."""
+    """The figures of `load` on a simulated server: of `summary`, and of its replicas."""
     with collector_paused():
         answers, used = simulate_server(server, load)
-        found = summary(answers, targets)
-    return found | {"simulated": _used(used, found["seconds"], server)}
+        figures = summary(answers, targets)
+    return figures | {"simulated": _used(used, figures["seconds"], server)}
 
 
 def _used(used: Used, seconds: float, server: Planned) -> dict[str, Any]:
@@ -141,15 +141,15 @@ def _used(used: Used, seconds: float, server: Planned) -> dict[str, Any]:
 def _fewest(
     server: Planned, load: Load, targets: LatencyTargets, report: Any
 ) -> tuple[Planned, dict[str, Any]]:
-    """The fewest replicas with which the load meets its targets, by doubling and halving."""
+    """The smallest number of replicas that meets the targets, by doubling and bisection."""
 
     def tried(number: int) -> tuple[Planned, dict[str, Any], bool]:
         report(f"trying {format_number_of(number, 'replica')}", None)
         several = replace(
             server, replicas=number, prefill_replicas=number * server.prefill_replicas and number
         )
-        found = simulated_figures(several, load, targets)
-        return several, found, found["goodput"] >= _GOOD * found["requests_per_second"]
+        figures = simulated_figures(several, load, targets)
+        return several, figures, figures["goodput"] >= _GOOD * figures["requests_per_second"]
 
     number = 1
     while not (last := tried(number))[2]:
@@ -170,10 +170,10 @@ def _fewest(
     return enough[0], enough[1]
 
 
-def _beyond(found: dict[str, Any], targets: LatencyTargets) -> str:
-    """The targets that 95% of the answers do not meet, beside what these reach."""
+def _beyond(figures: dict[str, Any], targets: LatencyTargets) -> str:
+    """The targets that 95% of the answers do not meet, with the times of these answers."""
     asked = {"ttft": targets.ttft_seconds, "tpot": targets.tpot_seconds}
-    reached = {name: found[f"{name}_seconds"]["p95"] for name in asked}
+    reached = {name: figures[f"{name}_seconds"]["p95"] for name in asked}
     missed = [
         f"--{name} {format_seconds(target)}, where 95% are within {format_seconds(reached[name])}"
         for name, target in asked.items()

@@ -1,4 +1,4 @@
-"""What is to be trained and where, with everything checked that can be without JAX or the data's text."""
+"""A training job, with all checks that need neither JAX nor the data's text."""
 
 import re
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from meshwright.units import parse_count
 
 
 def check_run(run: Path) -> None:
-    """Raises CheckpointError where the folder `run` is no run of mw train."""
+    """Raise CheckpointError if the folder is not a run of mw train."""
     if not (run / PLAN_FILE).is_file():
         raise CheckpointError(f"run {run}: holds no {PLAN_FILE}; name the folder of a run of mw train")
 
@@ -81,7 +81,7 @@ class TrainingJob:
 def prepare_job(
     plan: Plan | None, figures: str | None, options: RunOptions, given: Mapping[str, Any]
 ) -> TrainingJob:
-    """The checked job of these options. Writes nothing, and loads neither JAX nor the text.
+    """The checked job of `options`. Writes nothing, and loads neither JAX nor the text.
 
     plan: None for the plan of the run. given: settings by name; None or missing for the run's, or the
     default. `resume` without a checkpoint begins at step 0 and says so: the same command can be repeated
@@ -128,7 +128,7 @@ def prepare_job(
     if sentence := emulated(chosen.layout, chip.platform, chip):
         notes.append(sentence)
     if not chosen.planned:
-        figures = None  # they are of what was changed above
+        figures = None  # they are not of the changed plan
     return TrainingJob(chosen, figures, folder, settings, bool(saved), notes, profile)
 
 
@@ -152,7 +152,7 @@ def _check_plan(plan: Plan) -> None:
 
 
 def _check_new(settings: Settings, model: ModelConfig) -> None:
-    """Raises where what a new run is to read is not there, or does not fit its model."""
+    """Raise an error if inputs of a new run are missing, or do not fit its model."""
     for source in parse_sources(settings.data):
         check_source(source.path)
     for path in evaluation_sets(settings.eval).values():
@@ -171,7 +171,7 @@ def _check_new(settings: Settings, model: ModelConfig) -> None:
 
 
 def _with_adapters(plan: Plan | None, rank: int | None, alpha: float | None) -> Plan | None:
-    """The plan with adapters beside its model's weights; its figures are of training all of them."""
+    """The plan with adapters of its model's weights; its figures are of training all weights."""
     if plan is None or (rank is None and alpha is None):
         return plan
     if alpha is not None and rank is None and plan.model.lora_rank is None:
@@ -183,14 +183,14 @@ def _with_adapters(plan: Plan | None, rank: int | None, alpha: float | None) -> 
 
 
 def _with_optimizer(plan: Plan, optimizer: str) -> Plan:
-    """The plan with this optimizer; its figures are of its own."""
+    """The plan with this optimizer, without figures if it changes."""
     if plan.layout.precision.optimizer == optimizer:
         return plan
     return replace(plan, layout=plan.layout.replace(optimizer=optimizer), planned={})
 
 
 def _check_start(folder: Path, planned: ModelConfig) -> None:
-    """Raises CheckpointError or PlanError where `folder` holds no weights of the planned model."""
+    """Raise CheckpointError or PlanError if `folder` has no weights of the planned model."""
     if not folder.is_dir() or not any(folder.glob("*.safetensors*")):
         raise CheckpointError(
             f"--from {folder}: there are no *.safetensors; name the folder of a Hugging Face checkpoint"
@@ -216,7 +216,7 @@ def _check_same_model(run: Path, trained: ModelConfig, planned: ModelConfig) -> 
 
 
 def _plan_changes(written: Plan, chosen: Plan) -> list[str]:
-    """What of the plan changes a run that goes on, a sentence each."""
+    """A sentence about each difference of the plan from that of the run."""
     pairs = {
         "layout": (written.layout, chosen.layout),
         "hardware": (written.hardware, chosen.hardware),

@@ -1,4 +1,4 @@
-"""The training loop: batches in, steps dispatched one ahead; metrics, validation and checkpoints out.
+"""The training loop, with steps dispatched one ahead, metrics, validation and checkpoints.
 
 run/metrics.jsonl         see `metrics`
 run/checkpoints/<step>/   see `nn.checkpoint`
@@ -31,18 +31,18 @@ from meshwright.train.trend import LossTrend
 
 METRICS_FILE = "metrics.jsonl"
 
-# Batches of a validation during the run; the one at the end reads the whole split.
+# Batches of a validation during the run; the last validation reads the whole split.
 _EVAL_BATCHES = 8
-# Batches left out after one checkpoint before the run is given up: then the data is not to blame.
+# After this number of skipped batches since a checkpoint the run ends: then the data is not the cause.
 _MOST_SKIPPED = 5
 
 
 class TrainStep(Protocol):
-    """A compiled training step and what the loop must know of it.
+    """A compiled training step, with figures for the loop.
 
     flops_per_step: model FLOPs of one step over all devices. peak_flops_per_second: of the whole
     machine. State is a pytree of arrays; `step` may donate it. Tokens are int32[n, T+1], the rows of the
-    batch with the numbers `own_rows`: those that this process's devices hold, ascending.
+    batch that this process's devices hold. own_rows: the numbers of these rows, ascending.
     """
 
     @property
@@ -59,19 +59,19 @@ class TrainStep(Protocol):
     def init(self, seed: int) -> Any: ...
 
     def abstract_state(self) -> Any:
-        """The state as it is saved, as jax.ShapeDtypeStruct with shardings."""
+        """The saved state as jax.ShapeDtypeStruct with shardings."""
         ...
 
     def saved(self, state: Any) -> Any:
-        """The state as it is saved: by names that are alike under all layouts."""
+        """The state to save, with names that are equal under all layouts."""
         ...
 
     def placed(self, saved: Any) -> Any:
-        """The state of one that was restored."""
+        """The state from a restored one."""
         ...
 
     def step(self, state: Any, tokens: np.ndarray) -> tuple[Any, dict[str, jax.Array]]:
-        """(next state, {"loss", "grad_norm", "learning_rate"}), dispatched and not waited for."""
+        """(next state, {"loss", "grad_norm", "learning_rate"}), dispatched without waiting."""
         ...
 
     def evaluate(self, state: Any, tokens: np.ndarray) -> jax.Array:
@@ -96,7 +96,7 @@ class Start:
     best_loss: float = math.inf
 
     def examples(self, batch_sequences: int) -> Iterator[int]:
-        """The first example of each batch to come."""
+        """The first example of each following batch."""
         begin = self.next_example
         while True:
             over = [end for first, end in self.skipped if first < begin + batch_sequences and begin < end]
@@ -109,12 +109,12 @@ class Start:
 
 @dataclass(frozen=True)
 class Rhythm:
-    """How often things happen, in steps; 0 is at the end alone.
+    """Intervals of the loop, in steps; 0 is for the end only.
 
-    save_seconds: between checkpoints by the clock, beside those of checkpoint_every. keep: how many of
-    the last checkpoints are kept, beside the one with the lowest validation loss. on_spike: whether a
-    loss that is not finite, or a spike, is left out or ends the run. profile: the first and the last step
-    that are traced into run/profile.
+    save_seconds: time between checkpoints, in addition to checkpoint_every. keep: the number of last
+    checkpoints to keep; the one with the lowest validation loss is kept too. on_spike: whether the batch of a
+    loss that is not finite, or a spike, is skipped, or the run ends. profile: the first and the last step to
+    trace into run/profile.
     """
 
     log_every: int = 10
@@ -127,10 +127,10 @@ class Rhythm:
 
 
 def begin(run: Path, step: TrainStep, corpus: Corpus, *, seed: int = 0, resume: bool = False) -> Start:
-    """The start of a new run, or with `resume` that of its last sound checkpoint; nothing is written.
+    """The start of a new run, or with `resume` its last sound checkpoint; writes nothing.
 
-    Raises DataError for a corpus that is not the plan's or the checkpoint's, CheckpointError for a
-    checkpoint in the way, and where none is sound.
+    Raises DataError for a corpus that does not fit the plan or the checkpoint. Raises CheckpointError for a
+    new run in a folder with checkpoints, and to resume without a sound one.
     """
     if corpus.seq_len != step.seq_len:
         raise DataError(
@@ -163,20 +163,20 @@ def train(
     """The last line of run/metrics.jsonl, after training up to step `num_steps`.
 
     A line: step, loss (nats/token), grad_norm, learning_rate, step_seconds, planned_step_seconds,
-    tokens_per_second, mfu, after a validation validation_loss and evaluation_losses, and skipped where
-    examples were left out. step_seconds is the median wall time of the steps since the last line, without the
-    process's first step (it compiles), validation and saving; None where that leaves no step. mfu =
+    tokens_per_second, mfu, after a validation validation_loss and evaluation_losses, and skipped if there are
+    skipped examples. step_seconds is the median wall time of the steps since the last line, without the
+    process's first step (it compiles), validation and saving; None without such a step. mfu =
     flops_per_step / (step_seconds * peak_flops_per_second).
 
     Lines are written every log_every steps, at every validation and at the end; on_step gets one every step.
-    inputs takes the seconds that each step waited for its batch. The validation at the end reads the whole
-    split. Checkpoints are written in the background, at the rhythm's times, after a validation better than
-    all before, and at the end. Where the loss is not finite or a spike, training goes back to the last
-    checkpoint and leaves the batch out. SIGINT or SIGTERM (to any process) end the run with a checkpoint, and
-    the line returned is of a step below num_steps.
+    inputs: gets the seconds that each step waited for its batch. The validation at the end reads the whole
+    split. Checkpoints are written in the background, at the rhythm's times, after the best validation so far,
+    and at the end. If the loss is not finite or a spike, training returns to the last checkpoint and skips
+    the batch. SIGINT or SIGTERM (to any process) end the run with a checkpoint, and the returned line is of a
+    step below num_steps.
 
-    Raises MeshwrightError once the loss is not finite and is not to be skipped, or still is not after
-    several batches were left out; OutputError where a file cannot be written.
+    Raises MeshwrightError if the loss is not finite or a spike and may not be skipped, or still is after
+    several skipped batches; OutputError if a file cannot be written.
     """
     if start.step >= num_steps:
         return _finished(run, start.step, num_steps)
@@ -201,7 +201,7 @@ def train(
 
 
 class _Spike(Exception):
-    """The numbers of a step that are not to be trained on. example: the first of its batch."""
+    """A step whose batch must be skipped. example: the first of its batch."""
 
     def __init__(self, step: int, fault: str, example: int) -> None:
         super().__init__(fault)
@@ -209,7 +209,7 @@ class _Spike(Exception):
 
 
 class _Loop:
-    """Steps from a start to num_steps; what outlives a return to an earlier step."""
+    """Steps from a start to num_steps. It is kept when training returns to an earlier step."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class _Loop:
         )
 
     def advance(self, start: Start) -> Line:
-        """The last line once num_steps is reached or the run was told to stop. Raises _Spike."""
+        """The last line, after num_steps or a signal to stop. Raises _Spike."""
         step, reporter = self.step, self.reporter
         self.trend, self.best_loss = start.trend, start.best_loss
         self.first_examples.clear()
@@ -256,7 +256,7 @@ class _Loop:
             self.first_examples[number] = example
             self.profiler.before(number, state)
             state, metrics = step.step(state, tokens)
-            # The devices now compute; meanwhile the next batch is read and the last step reported.
+            # While the devices compute, the next batch is read and the last step reported.
             example = next(examples)
             dispatched = time.perf_counter()
             tokens = batches.at(example)
@@ -271,7 +271,7 @@ class _Loop:
         return reporter.line
 
     def _pause(self, number: int, state: Any, start: Start, next_example: int) -> bool:
-        """Validates and saves after step `number` where it is time; whether to stop there."""
+        """Validate and save after step `number` if due; returns whether to stop there."""
         rhythm, last = self.rhythm, number == self.num_steps
         self.saver.check()
         stopped, time_to_save = self.agreement.after(number)
@@ -280,13 +280,13 @@ class _Loop:
         if not (evaluates or saves):
             return False
         self.reporter.wait()
-        loss, found = None, {}
+        loss, losses = None, {}
         if evaluates:
-            found = self._evaluated(state, last=last)
-        if found:
-            loss = found["validation_loss"]
+            losses = self._evaluated(state, last=last)
+        if losses:
+            loss = losses["validation_loss"]
             saves, self.best_loss = saves or loss < self.best_loss, min(loss, self.best_loss)
-        self.reporter.report(always=evaluates, found=found)
+        self.reporter.report(always=evaluates, found=losses)
         if saves:
             position = {
                 "next_example": next_example,
@@ -303,10 +303,10 @@ class _Loop:
         return stopped
 
     def _evaluated(self, state: Any, *, last: bool) -> Line:
-        """validation_loss, and evaluation_losses by name where there are further sets.
+        """validation_loss, and evaluation_losses by name if there are other sets.
 
-        At the last step they are of whole splits, which may take longer than there is to save once the run
-        is told to stop: then nothing.
+        At the last step they are of whole splits, which may take too long after a signal to stop; then the
+        result is empty.
         """
         agreement, counted = self.agreement.anew(), itertools.count(1)
 
@@ -323,9 +323,9 @@ class _Loop:
                     warnings.warn("told to stop: the validation of the last step is left out", stacklevel=2)
                 return {}
             losses.append(loss)
-        found: Line = {"validation_loss": losses[0]}
-        named = dict(zip(self.corpus.evaluations, losses[1:], strict=True))
-        return found | ({"evaluation_losses": named} if named else {})
+        validation: Line = {"validation_loss": losses[0]}
+        by_name = dict(zip(self.corpus.evaluations, losses[1:], strict=True))
+        return validation | ({"evaluation_losses": by_name} if by_name else {})
 
     def _check(self, line: Line) -> None:
         example = self.first_examples.pop(line["step"])
@@ -336,10 +336,10 @@ class _Loop:
 
 
 def _input_wait(reading: float, waiting: float) -> float:
-    """Seconds that the devices had nothing to do, since a batch was still read.
+    """Seconds that the devices were idle while a batch was read.
 
-    They were done by then if the host did not wait for them afterwards; how long before is not known, so all
-    of the reading counts.
+    They were idle at its end if the host did not have to wait for them afterwards. The time at which they
+    became idle is not known, so all of the reading is counted.
     """
     return reading if waiting < 0.01 * reading else 0.0
 
@@ -368,7 +368,7 @@ def _back(
             "go on from the last checkpoint, or start again, with a lower learning rate"
         )
     batch = (spike.example, spike.example + step.batch_sequences)
-    # Of a start that never reached a checkpoint, what it left out is left out again.
+    # The start may have skipped batches and never reached a checkpoint; these are skipped again.
     skipped = tuple(sorted({*start.skipped, *back.skipped, batch}))
     if jax.process_index() == 0:
         truncate(run / METRICS_FILE, back.step)
@@ -388,13 +388,13 @@ def validation_loss(
     split: str = VALIDATION,
     stopped: Callable[[], bool] = lambda: False,
 ) -> float | None:
-    """Mean nats per counted token over the rows of a split, or over those of the first `num_batches`.
+    """Mean nats per counted token over the rows of a split, or over the first `num_batches`.
 
-    Every batch has the one compiled size B. Rows left over at the end are taken d at a time, d the
-    largest divisor of B that they still fill, each repeated B / d times: so every row counts once.
-    stopped: asked before each batch; None once it says so.
+    Each batch has the compiled size B. The last rows are taken d at a time, with d the largest divisor of B
+    that they fill, and repeated B / d times, so that each row counts once. stopped: called before each batch;
+    if it returns True the result is None.
     """
-    batch, own = step.batch_sequences, list(step.own_rows)
+    batch, own_rows = step.batch_sequences, list(step.own_rows)
     rows = corpus.rows(split)[: None if num_batches is None else num_batches * batch]
     total, num_counted = 0.0, 0
     for begin_, size in _exact_chunks(len(rows), batch):
@@ -402,8 +402,8 @@ def validation_loss(
             return None
         counted = int(np.count_nonzero(is_counted(rows[begin_ : begin_ + size, 1:])))
         tokens = np.tile(rows[begin_ : begin_ + size], (batch // size, 1)).astype(np.int32)
-        # Fetched one by one, for the reason given in `_Loop.advance`.
-        total += counted * float(step.evaluate(state, tokens[own]))
+        # Fetched for each batch, since platforms may need steps in turn (see `_Loop.advance`).
+        total += counted * float(step.evaluate(state, tokens[own_rows]))
         num_counted += counted
     return total / max(num_counted, 1)
 
@@ -447,7 +447,7 @@ def _restored(run: Path, step: TrainStep, corpus: Corpus) -> Start:
 
 
 def _finished(run: Path, step: int, num_steps: int) -> Line:
-    """The last line of a run that is resumed where it was to end; MeshwrightError if it is past that."""
+    """The last line of a run resumed at its end; MeshwrightError if it is past that."""
     lines = read_lines(run / METRICS_FILE)
     if step > num_steps or not lines:
         raise MeshwrightError(

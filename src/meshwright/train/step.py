@@ -44,7 +44,7 @@ from meshwright.train.settings import check_has_routers
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Parameters, the optimizer's state and how many updates were made."""
+    """Parameters, the optimizer's state and the number of updates."""
 
     params: Any
     opt_state: Any
@@ -52,9 +52,9 @@ class TrainState:
 
 
 class Mastered(NamedTuple):
-    """The optimizer's state where a float32 copy of the weights lies beside them (`master_weights`).
+    """The optimizer's state with a float32 copy of the weights (`master_weights`).
 
-    weights: the copy, split as gradients once summed. moments: optax's state.
+    weights: the copy, split as summed gradients. moments: optax's state.
     """
 
     weights: Any
@@ -62,12 +62,12 @@ class Mastered(NamedTuple):
 
 
 class CompiledStep:
-    """What `train.loop.train` drives: the step of one model, layout and workload on its devices.
+    """The step for `train.loop.train`: of one model, layout and workload on its devices.
 
-    peak_flops_per_second: of one chip, in the compute dtype; for MFU. options: XLA's, beyond
-    `compiler_options`' own. start_from: the Hugging Face checkpoint that parameters start from, all but
-    adapters. masked: rows have the flags of `rows`: attention stays within a document, and targets that
-    are not counted have no loss.
+    peak_flops_per_second: of one chip, in the compute dtype; for MFU. options: XLA's, in addition to
+    `compiler_options`. start_from: a Hugging Face checkpoint with the first parameters, except adapters.
+    masked: rows have the flags of `row_codes`: attention stays within a document, and uncounted targets have
+    no loss.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class CompiledStep:
     # State
 
     def init(self, seed: int) -> TrainState:
-        """Fresh parameters, or those of `start_from`, and moments on their shards."""
+        """The first state: fresh parameters or the weights of `start_from`, and moments on their shards."""
         if self.start_from is None:
             params = init_params(self.config, self.layout, self.mesh, seed)
         else:
@@ -140,9 +140,9 @@ class CompiledStep:
         return TrainState(params, Mastered(master, self.optimizer.init(master)), start)
 
     def abstract_state(self, params: Any = None) -> TrainState:
-        """The state as ShapeDtypeStructs with shardings: moments are split as gradients once summed.
+        """The state as ShapeDtypeStructs with shardings: moments are split as summed gradients.
 
-        params: those of a part of the model, by default of all.
+        params: parameters of a part of the model, by default of the whole model.
         """
         if params is None:
             params = abstract_params(self.config, self.layout, self.mesh)
@@ -158,7 +158,7 @@ class CompiledStep:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec))
 
     def _waiting(self, opt_state: Any) -> Any:
-        """The optimizer's state where it waits for the next update; its counters stay on the device."""
+        """The optimizer's state between updates; its counters stay on the device."""
         return (
             _moved(opt_state, jax.memory.Space.Host) if self.layout.schedule.offload_optimizer else opt_state
         )
@@ -168,14 +168,14 @@ class CompiledStep:
         return state
 
     def placed(self, saved: TrainState) -> TrainState:
-        """The state of one that was restored as `abstract_state` has it."""
+        """The state of a restored one, which has the form of `abstract_state`."""
         return saved
 
     # Batches
 
     @cached_property
     def batch_sharding(self) -> NamedSharding:
-        """Rows of T+1 tokens are split over the batch axes; T is split once inputs and targets part."""
+        """Rows of T+1 tokens split over the batch axes; T is split after inputs and targets are cut."""
         rows = token_sharding(self.layout, "tokens").replace(axes={"T": ()})
         return named_sharding(rows, self.mesh)
 
@@ -187,14 +187,14 @@ class CompiledStep:
     def own_rows(self) -> list[int]:
         """The numbers of the batch's rows that devices of this process hold, ascending.
 
-        Processes whose devices differ in other axes alone hold the same rows.
+        Processes with devices that differ only in other axes hold the same rows.
         """
         batch = self.abstract_tokens().shape
         held = self.batch_sharding.addressable_devices_indices_map(batch).values()
         return sorted({row for index in held if index for row in range(*index[0].indices(batch[0]))})
 
     def put(self, tokens: np.ndarray) -> Array:
-        """The batch of which `tokens` are this process's `own_rows`."""
+        """The batch. tokens: this process's rows of it, `own_rows`."""
         batch, rows = self.abstract_tokens().shape, self.own_rows
 
         def held(index: Any) -> np.ndarray:
@@ -209,7 +209,7 @@ class CompiledStep:
     def step(self, state: TrainState, tokens: np.ndarray) -> tuple[TrainState, dict[str, Array]]:
         """(next state, {"loss", "grad_norm", "learning_rate"}); the state is donated.
 
-        Where the routers' losses have weights also "balance_loss" and "router_z_loss", of the mean layer.
+        If the routers' losses have weights, also "balance_loss" and "router_z_loss", means over the layers.
         """
         with jax.set_mesh(self.mesh):
             return self._run(self.jitted, state, self.put(tokens))
@@ -220,7 +220,7 @@ class CompiledStep:
             return self._run(self._jitted_loss, state.params, self.put(tokens))
 
     def _run(self, jitted: Any, *arguments: Any) -> Any:
-        """The result of a program, which no process begins before all have compiled it."""
+        """The result of a program, which a process begins only after all have compiled it."""
         if jitted not in self._compiled:
             jitted.lower(*arguments).compile()  # JAX keeps it for the call
             if platform_of(self.mesh).host_memory:
@@ -235,19 +235,19 @@ class CompiledStep:
         options = compiler_options(self.mesh, self.options)
         if not self.layout.schedule.offload_optimizer:
             return jax.jit(self._step, donate_argnums=0, compiler_options=options)
-        # Said, since XLA gives up donated memory of the host otherwise.
+        # Given, since XLA otherwise does not use donated memory of the host.
         where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
         return jax.jit(self._step, donate_argnums=0, out_shardings=(where, None), compiler_options=options)
 
     def program_texts(self) -> dict[str, str]:
-        """The optimized HLO of the step by its name; it is compiled for this once more."""
+        """The optimized HLO of the step by its name; compiles it again."""
         with jax.set_mesh(self.mesh):
             compiled = self.jitted.lower(self.abstract_state(), self.abstract_tokens()).compile()
         return {"step": compiled.as_text()}
 
     @property
     def num_compiled(self) -> int:
-        """How many programs of the step were compiled: one, unless the types of its arguments changed."""
+        """The number of compiled programs of the step: 1, unless the types of its arguments changed."""
         return self.jitted._cache_size()
 
     @cached_property
@@ -262,12 +262,12 @@ class CompiledStep:
         return loss * self.all_over_counted(rows) if self.masked else loss
 
     def _over_all(self, params: Any, rows: Array, ops: JaxOps) -> tuple[Array, Any]:
-        """The nats of the counted targets over the number of all; and the sum of the routers' losses."""
+        """(nats of the counted targets over the number of all targets, sum of the routers' losses)."""
         tokens, targets, places = self.dealt(rows)
         return transformer.losses(self.config, ops, ops.reads(params), tokens, targets, places)
 
     def all_over_counted(self, rows: Array) -> Array:
-        """B T over the number of targets that count; of the whole batch, since microbatches differ in it."""
+        """B T over the number of counted targets, in the whole batch, since microbatches differ."""
         targets = rows[:, 1:]
         counted = jnp.sum((targets & (BEGINS | UNCOUNTED)) == 0)
         return targets.size / jnp.maximum(counted, 1).astype(jnp.float32)
@@ -320,7 +320,7 @@ class CompiledStep:
     def metrics(
         self, loss: Array, of_routers: Array | None, norm: Array, num_updates: Array
     ) -> dict[str, Array]:
-        """What `step` tells. of_routers: the sum of the layers' losses; num_updates: before this one."""
+        """The metrics of `step`. of_routers: sum of the layers' losses. num_updates: before this one."""
         metrics = {"loss": loss, "grad_norm": norm, "learning_rate": self.schedule(num_updates)}
         if of_routers is not None:
             mean = of_routers / self.config.num_expert_layers
@@ -329,7 +329,7 @@ class CompiledStep:
 
     @jax.named_scope("update")
     def updated(self, state: TrainState, grads: Any, norm: Array, **given: Any) -> TrainState:
-        """The state after an update. norm: of the gradients. given: what else the optimizer takes."""
+        """The state after an update. norm: of the gradients. given: other arguments of the optimizer."""
         mine, opt_state = self._updated_shards(state, grads, norm, **given)
         params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
         return TrainState(params, self._waiting(opt_state), state.num_updates + 1)
@@ -346,7 +346,7 @@ class CompiledStep:
 
     @jax.named_scope("update")
     def mean_squares(self, state: TrainState, grads: Any, norm: Array) -> MeanSquares:
-        """What Adafactor takes the sizes of a stack of, where a stage of a pipeline has a part of it."""
+        """Adafactor's mean squares of a part of the model, from which a pipeline gets those of stacks."""
         weights, moments = self._to_update(state)
         return mean_squares(self.optimizer, grads, moments, weights, norm)
 
@@ -360,12 +360,12 @@ class CompiledStep:
         return shards(self.config, self.layout, state.params), opt_state
 
     def loss_and_gradients(self, params: Any, rows: Array) -> tuple[Array, Any]:
-        """The mean loss of the batch, without what routers lose, and the gradients of all."""
+        """The mean loss of the batch, without the routers' losses, and the gradients of the whole loss."""
         (loss, _), gradients = self._losses_and_gradients(params, rows)
         return loss, gradients
 
     def whole_gradients(self, params: Any, tokens: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-        """(loss, gradients by path) in the host's memory, of a whole model's parameters there."""
+        """(loss, gradients by path) for a whole model's parameters, all in the host's memory."""
         where = shardings(self.config, self.layout, self.mesh)
         with jax.set_mesh(self.mesh):
             placed = jax.device_put(params, where), self.put(tokens)
@@ -373,7 +373,7 @@ class CompiledStep:
         return float(loss), {path: np.asarray(one) for path, one in flatten(gradients).items()}
 
     def _losses_and_gradients(self, params: Any, rows: Array) -> tuple[tuple[Array, Any], Any]:
-        """((loss, the routers' losses), gradients) over the microbatches, which are run one after another."""
+        """((loss, the routers' losses), gradients) over the microbatches, which run in sequence."""
         config, layout, count = self.config, self.layout, self.layout.schedule.microbatches
         leaves = differentiated(config, layout, params)
 
@@ -409,12 +409,12 @@ class CompiledStep:
 
 
 def _moved(tree: Any, space: Any) -> Any:
-    """Arrays of a pytree in another memory; single numbers stay where they are."""
+    """The pytree with its arrays in another memory, except single numbers."""
     return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, tree)
 
 
 def _on_the_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The type of an array in the host's memory, to which devices have access; numbers stay as they are."""
+    """The type of an array in host memory that devices can access; single numbers are unchanged."""
     if not leaf.shape:
         return leaf
     sharding = leaf.sharding.with_memory_kind("pinned_host")
