@@ -1,15 +1,15 @@
-"""Attention block by block, in memory linear in the positions, on one device or round a ring of them.
+"""Attention block by block, in memory linear in the positions, on one device or round a ring of devices.
 
-All blocks of queries meet one block of keys after another, and keep a running maximum, sum and result, so
-that no score outlives its block; blocks that no query sees are passed over. For the backward pass the result
-and the log-sum-exp of each query are kept, and scores are computed again (FlashAttention-2, Dao 2023). Loops
-take blocks out of whole arrays and put them back in place: stacked or regrouped, each array is there twice.
+All blocks of queries attend to one block of keys after another, with a running maximum, sum and result, so
+that scores are kept for one block only; blocks that no query sees are skipped. The backward pass reads the
+result and the log-sum-exp of each query, and computes scores again (FlashAttention-2, Dao 2023). Loops slice
+blocks from whole arrays and update them in place: stacking or regrouping would hold each array twice.
 
-Where keys are split by position over n devices they go round them (ring attention, Liu et al., 2023): n - 1
-times forward; backward as often again, and as often the gradients of keys and values, which begin at their
-neighbour and end at home. Each block is sent on while queries meet it, and what comes takes its place: a
-device holds its own keys, those that it is to meet, and a block. The turns are a loop: of turns in a row a
-compiler sends the keys of all at once, and a device then holds all keys.
+Keys that are split by position over n devices go round them (ring attention, Liu et al., 2023): n - 1
+transfers in the forward pass; in the backward pass n - 1 again, and n - 1 of the gradients of keys and
+values, which start at the next device and end at the owner. Each block is sent on after queries used it, and
+the block received replaces it: a device holds its own keys, the visiting keys, and a block. The turns are a
+loop: XLA would start the transfers of unrolled turns together, and a device would then hold all keys.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
 from meshwright.nn.start.device_mesh import partition_spec
 from meshwright.notation.array import Axes
 
-_HIDDEN = -1e30  # of scores that are not seen: finite, so that a block without any makes no NaN
+_HIDDEN = -1e30  # of hidden scores: finite, so that a block without visible keys makes no NaN
 
 
 class _Seen(NamedTuple):
-    """What decides which keys a query sees, and how well: arrays, or how they are split.
+    """The inputs of the mask and of ALiBi: arrays, or their shardings.
 
     queries, keys: the places of a device's own queries, and of all keys. first: the first position that each
     query sees. slopes: of ALiBi, one a head.
@@ -50,9 +50,9 @@ class _Seen(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """What queries know that have met some keys: largest score, sum of weights, weighted values.
+    """Running softmax of the queries: largest score, sum of weights, weighted values.
 
-    Arrays, or which of their dimensions is that of positions.
+    Holds arrays, or the dimension of positions of each array.
     """
 
     peak: Any  # [B, K, G, T]
@@ -75,12 +75,12 @@ def blockwise(
     how: Scores,
     windows: Sequence[Window | None] = (None,),
 ) -> Array:
-    """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend`, without its memory.
+    """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend` in linear memory.
 
-    Where S of k and v is split, they pass round a ring. Where they are typed `reduced`, as those that were
-    gathered, their cotangents stay partial sums. queries: split as q over T; keys: of all positions.
-    first: i32[B, T], split as the queries, the first position that each sees; None where it is the first
-    of all. windows: of the layers that this is in turn; they tell an audit how many blocks are met.
+    If S of k and v is split, they pass round a ring. If they are typed `reduced`, as after a gather, their
+    cotangents stay partial sums. queries: split as q over T; keys: of all positions. first: i32[B, T], split
+    as the queries, the first position that each sees; None if that is position 0 for all. windows: of the
+    layers that share this program; an audit counts blocks by them.
     """
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
     ring = heads.axes_of("T") if uses_ring(layout) else ()
@@ -112,7 +112,7 @@ def blockwise(
     def forward(*operands: Any) -> tuple[Array, Any]:
         local = partial(_forward, how=how, ring=ring, windows=windows)
         run = each_device(local, inputs, (of_q, of_log_sum))
-        # Named for the policies of remat: with these two the backward pass needs no second ring.
+        # Named for the remat policies: if they are saved, the backward pass needs no second ring.
         out, log_sum = (checkpoint_name(x, KEPT) for x in run(*operands))
         return out, (*operands, out, log_sum)
 
@@ -121,7 +121,7 @@ def blockwise(
         of_d_k = of_cotangent(of_k)
         given, taken = (*inputs, of_q, of_log_sum, of_q), (of_q, of_d_k, of_d_k, of_sinks)
         d_q, d_k, d_v, d_sinks = each_device(local, given, taken)(*saved, d_out)
-        with jax.named_scope("k"):  # sums over devices have the names of what they add
+        with jax.named_scope("k"):  # a sum over devices is named after its operand
             d_k = d_k.astype(k.dtype)
         with jax.named_scope("v"):
             d_v = d_v.astype(v.dtype)
@@ -185,12 +185,12 @@ def _backward(
     shared: Axes,
     windows: Sequence[Window | None],
 ) -> tuple[Array, Array, Array, Array | None]:
-    """The gradients. shared: axes over which queries of one KV head are split, which add to its own."""
+    """The gradients. shared: axes that split the queries of one KV head, to sum its gradients over."""
     num_kv, size, home = k.shape[2], _size(ring), (k, v)
     arrived, delta = _first_turn(home, out, d_out, ring)
 
     def turn(step: Any, state: Any, own: int = 0, *, sends: bool, adds: bool = True) -> Any:
-        """What the blocks of keys that are here give. adds: to what comes from the device before."""
+        """Gradients from the blocks of visiting keys. adds: to gradients from the device before."""
         scope = _blocks_met(q, k, windows, size, own)
 
         def of_keys(number: Array, state: Any) -> Any:
@@ -206,7 +206,7 @@ def _backward(
 
     zeros = jnp.zeros(q.shape, jnp.float32), tuple(jnp.zeros(x.shape, jnp.float32) for x in home)
     # Blocks of neighbours first, a device's own last: then the last transfer brings gradients home. Neither
-    # the gradients of the first blocks nor the keys of the last are sent, so both stand beside the loop.
+    # the gradients of the first blocks nor the keys of the last are sent, so both turns are outside of the loop.
     state = home, *zeros
     if size > 1:
         state = turn(1, (arrived, *zeros), sends=size > 2, adds=False)
@@ -225,10 +225,10 @@ def _backward(
 
 
 def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -> tuple[Any, Array]:
-    """k and v of the device before, and sum over O of out dout [B, K, G, T]: what scores' gradients lose.
+    """k and v of the device before, and delta[B, K, G, T], the sum over O of out * d_out.
 
-    Both in one loop: of loops that send alone, those of layers that share keys are one to XLA for CPU, which
-    keeps what comes from the first such layer to the last.
+    Both in one loop: XLA for CPU merges loops that only send, of layers that share keys, and keeps the keys
+    received from the first such layer to the last.
     """
 
     def summed(out: Array, d_out: Array) -> Array:
@@ -241,8 +241,8 @@ def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -
 
     if _size(ring) == 1:
         return home, summed(out, d_out)
-    # Each block is written. What is filled with a constant XLA for CPU makes when the program starts, where a
-    # forward pass has as much beside it (jax 0.10.2).
+    # The loop overwrites each block. XLA for CPU would allocate arrays filled with a constant at the program's
+    # start, next to the memory of the forward pass (jax 0.10.2).
     late = d_out[(0,) * d_out.ndim]
     made = jax.tree.map(
         lambda x: jnp.full(x.shape, late, x.dtype), (home, jax.eval_shape(summed, out, d_out))
@@ -254,10 +254,10 @@ def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -
 
 
 def zigzag(x: Array, num_shards: int) -> Array:
-    """x[B, T] in the order in which shards have alike many early and late positions.
+    """x[B, T] reordered so that all shards have equally many early and late positions.
 
     Of 2n pieces the first shard has the first and the last, the next the second and the one before the last:
-    under a causal mask all have as many keys to see.
+    under a causal mask all shards have equally many keys to see.
     """
     return _in_order(x, _dealt(x.shape[1], num_shards), 1)
 
@@ -270,13 +270,13 @@ def dealt_positions(length: int, num_shards: int) -> np.ndarray:
 
 
 def in_order(x: Array, num_shards: int, dim: int) -> Array:
-    """The way back of `zigzag`, of dimension `dim`."""
+    """The inverse of `zigzag`, along dimension `dim`."""
     dealt = _dealt(x.shape[dim], num_shards)
     return _in_order(x, sorted(range(len(dealt)), key=dealt.__getitem__), dim)
 
 
 def _dealt(length: int, num_shards: int) -> list[int]:
-    """The pieces of so many positions, shard by shard."""
+    """The order of the pieces of `length` positions, shard by shard."""
     if num_shards == 1 or length % (2 * num_shards):
         return [0]
     return [piece for i in range(num_shards) for piece in (i, 2 * num_shards - 1 - i)]
@@ -304,14 +304,14 @@ def _from_the_one_before(arrays: tuple[Array, ...], ring: Axes) -> tuple[Array, 
 
 
 def _sent_on(kv: tuple[Array, ...], number: Array, ring: Axes) -> tuple[Array, ...]:
-    """k and v, of which a block has gone to the next device, and that of the one before is in its place."""
+    """k and v with one block sent to the next device and replaced by the block of the one before."""
     return _put(kv, _from_the_one_before(_cut(kv, number), ring), number)
 
 
 def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) -> _Seen:
-    """What is seen, with the places of a block of the keys that are here after so many transfers.
+    """The mask's inputs for one block of the visiting keys after `step` transfers.
 
-    length: of all keys that are here.
+    length: of all visiting keys.
     """
     holder = (lax.axis_index(ring) - step) % lax.axis_size(ring) if ring else 0
     block = attention_block(length)
@@ -326,17 +326,17 @@ def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) ->
 def _blocks_met(
     q: Array, k: Array, windows: Sequence[Window | None], size: int, own: int, among: int = 1
 ) -> str:
-    """The scope of products that run for pairs of blocks of which queries see something.
+    """The scope of products that run for pairs of blocks with a visible key.
 
-    size: of the ring, all devices of which are counted together. own: in how many of `among` turns the keys
-    are of the queries' own positions. In the others they are another device's, which see as much of what is
-    seen of all positions as the next, as a zigzag deals them.
+    size: of the ring; pairs of all its devices are summed. own: the number of the `among` turns with keys of
+    the queries' own positions. In the other turns the keys are another device's, and a zigzag gives every
+    device an equal part of the visible pairs.
     """
     block = attention_block(k.shape[1])
     num_keys, num_queries = k.shape[1] // block, q.shape[1] // attention_block(q.shape[1])
 
     def seen(window: Window | None) -> float:
-        """Pairs of blocks that one device meets, had it blocks of queries as of keys."""
+        """Visible pairs of blocks on one device, if its queries are in blocks of the size of keys."""
         mine = visible_pairs(num_keys, block, window)
         of_others = visible_pairs(size * num_keys, block, window) / size - mine
         return own * mine + (among - own) * of_others / max(size - 1, 1)
@@ -346,7 +346,7 @@ def _blocks_met(
 
 
 def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores, scope: str) -> _Running:
-    """What the queries have after this block of keys as well."""
+    """The running softmax of the queries after this block of keys."""
 
     def of_queries(number: Array, running: _Running) -> _Running:
         block = _grouped(_cut(q, number), k.shape[2])
@@ -385,7 +385,7 @@ def _gradients(
     how: Scores,
     scope: str,
 ) -> tuple[Array, tuple[Array, ...]]:
-    """d_q with what this block of keys adds, and what the queries give its d_k and d_v."""
+    """d_q plus this block's part, and the block's own d_k and d_v."""
 
     def of_queries(number: Array, found: Any) -> Any:
         d_q, d_kv = found
@@ -417,7 +417,7 @@ def _gradients(
 
 
 def _scored(q: Array, k: Array, seen: _Seen, how: Scores) -> tuple[Array, Array, Array]:
-    """(mask, scores, what a score's gradient is multiplied by on its way to q . k), of one pair of blocks."""
+    """(mask, scores, derivative of a score with respect to q . k) of one pair of blocks."""
     scale = q.shape[-1] ** -0.5 if how.scale is None else how.scale
     # Keys first: the other way round XLA for CPU transposes every score (jax 0.10.2).
     scores = scale * jnp.einsum("BSKH,BTKGH->BKGTS", k, q, preferred_element_type=jnp.float32)
@@ -447,7 +447,7 @@ def _sees_any(seen: _Seen) -> Array:
 
 
 def _of_queries(seen: _Seen, number: Array) -> _Seen:
-    """What is seen by the queries of a block."""
+    """The mask's inputs for one block of queries."""
     queries, first = _cut((seen.queries, seen.first), number)
     return seen._replace(queries=queries, first=first)
 
@@ -468,7 +468,7 @@ def _cut(arrays: Any, number: Array, dims: Any = 1) -> Any:
 
 
 def _put(arrays: Any, blocks: Any, number: Array, dims: Any = 1) -> Any:
-    """The arrays, with these as their blocks."""
+    """The arrays with one block of each replaced."""
 
     def put(x: Array, block: Array, dim: int) -> Array:
         return lax.dynamic_update_slice_in_dim(x, block, number * block.shape[dim], dim)

@@ -1,23 +1,23 @@
-"""The training step of a pipeline under SPMD 1F1B: one program whose ticks are alike on all stages.
+"""The training step of a pipeline under SPMD 1F1B: one program that runs the same ticks on all stages.
 
-What the stages have is one array with a leading dimension, split over `pipe`: weights [p, n, ...] of n layers
-each, activations [p, B, T, D]. A pass of all stages is the `vmap` of one stage's over that dimension, so
-everything else about a layer is as it is without a pipeline, and hops are permutes along it. Embedding and
-head lie outside: their vocabulary is split over `pipe`, too.
+Arrays of the stages have a leading dimension, split over `pipe`: weights [p, n, ...] of n layers each,
+activations [p, B, T, D]. The pass of all stages is `vmap` of one stage's pass over that dimension, so layers
+are computed as they are without a pipeline, and hops are permutes along it. Embedding and head are outside
+the `vmap`: their vocabulary is split over `pipe`, too.
 
     forward tick   x[0] = enter(tokens of the next microbatch); y = stages(x); hop to the right
-    head           of y[p - 1]: loss, and the cotangent that the last stage starts from
-    backward tick  hop to the left; dx, dw = of what the forward pass of the same microbatch saved
+    head           from y[p - 1]: the loss, and the cotangent that the last stage starts from
+    backward tick  hop to the left; dx, dw from the residuals of the same microbatch's forward pass
 
-Where a tick has both, the hop to the left is beside the forward pass, the other beside the backward one.
+A tick with both passes overlaps the hop to the left with the forward pass, the other with the backward pass.
 
-What a forward pass saves, as the remat policy says, waits in a ring of 2p - 1 slots, one for every tick that
-passes at most until its backward pass: on the devices, or in the host's memory, from where the slot of a
-backward pass comes whole. Weights are no part of it. In an idle tick a stage computes on what some tick
-saved: the cotangents that it gets are zeros, and so is what it adds to gradients.
+The residuals of a forward pass, as the remat policy selects them, wait in a ring of 2p - 1 slots: at most
+that many ticks pass until the backward pass. The ring is on the devices, or in the host's memory, from where
+each slot is copied whole. It holds no weights. In an idle tick a stage computes on the residuals of another
+tick: its cotangents are zeros, and so are the gradients that it adds.
 
-Tried and dropped (jax 0.10.2): `shard_map` over `pipe` alone, whose boundary gathers every weight over the
-other axes, unless all is wrapped in `auto_axes`, which forgets what gradients are partial sums over.
+Tried and dropped (jax 0.10.2): `shard_map` over `pipe` only. It gathers every weight over the other axes at
+its boundary, unless all is wrapped in `auto_axes`, which drops the axes that gradients are partial sums over.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,14 +45,14 @@ from meshwright.nn.start.device_mesh import partition_spec
 
 # (tokens[B, T], targets[B, T], places) of the rows[B, T + 1] of a microbatch.
 Deal = Callable[[Array], tuple[Array, Array, Places]]
-# The scope of what a forward pass does outside of what JAX differentiates: the audit reads passes off names.
+# The scope of forward work outside of JAX's own differentiation: the audit reads passes off names.
 FORWARD = "forward"
 
 
 class _Forward(NamedTuple):
-    """What forward ticks hand on: the stages' next inputs [p, B, T, D], and the ring of what was saved.
+    """State between forward ticks: the stages' next inputs [p, B, T, D] and the ring of residuals.
 
-    of_routers: the losses so far of each stage's routers, [p, 2]; None where they do not count.
+    of_routers: the losses so far of each stage's routers, [p, 2]; None if they are not counted.
     """
 
     arrived: Array
@@ -61,7 +61,7 @@ class _Forward(NamedTuple):
 
 
 class _Backward(NamedTuple):
-    """What backward ticks hand on: the cotangents dx[p, B, T, D], the gradients so far and the loss."""
+    """State between backward ticks: the cotangents dx[p, B, T, D], the gradients so far and the loss."""
 
     d_x: Array
     d_ends: Any
@@ -70,10 +70,10 @@ class _Backward(NamedTuple):
 
 
 class SpmdPipeline:
-    """One step's loss and gradients, of a model under a layout whose schedule is `lanes`.
+    """Loss and gradients of one step, for a model under a layout with schedule `lanes`.
 
-    rows[m, B, T + 1]: of the microbatches. share: what the loss of one weighs in that of the step.
-    router_weights: what each of the routers' losses weighs, f32[2], where `ops` has them.
+    rows[m, B, T + 1]: of the microbatches. share: weight of one microbatch's loss in the loss of the step.
+    router_weights: weights of the routers' losses, f32[2], if `ops` has such losses.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SpmdPipeline:
         self.zeros = zeros(config, layout, leaves)
         each = config.num_layers // layout.pipe
         self._own = [config.layers[first : first + each] for first in range(0, config.num_layers, each)]
-        # Of one stage's backward pass: the structure of what it reads, and which of that is no activation.
+        # One stage's backward pass: the structure of its residuals, and the residuals that are no activations.
         self._vjp: Any = None
         self._inputs_saved: dict[int, int] = {}
         self._constants: dict[int, Any] = {}
@@ -118,7 +118,7 @@ class SpmdPipeline:
     def losses_and_gradients(self) -> tuple[tuple[Array, Any], Any]:
         """((mean loss of the microbatches, mean losses of the routers), gradients).
 
-        Gradients lie as `leaves` do, partial where those add up.
+        Gradients are sharded as `leaves`, as partial sums over the axes on which `leaves` are reduced.
         """
         p, m = self.stages, self.microbatches
         forward = self._first_tick()
@@ -134,7 +134,7 @@ class SpmdPipeline:
         return (backward.loss, of_routers), gradients
 
     def loss(self) -> Array:
-        """The mean loss of the microbatches alone."""
+        """The mean loss of the microbatches, without gradients or routers' losses."""
         p, m = self.stages, self.microbatches
 
         def tick(arrived: Array, t: Array) -> tuple[Array, Array]:
@@ -160,7 +160,7 @@ class SpmdPipeline:
         return self._advanced(before, t)[1], None
 
     def _advanced(self, before: _Forward, t: Array) -> tuple[Array, _Forward]:
-        """y[p, B, T, D] of a forward tick, and what it hands on."""
+        """y[p, B, T, D] of a forward tick, and the state for the next."""
         y, of_routers, saved = self._forward(before.arrived, t)
         total = jax.tree.map(jnp.add, before.of_routers, of_routers)
         return y, _Forward(_hop(y), self._kept(before.ring, saved, t), total)
@@ -186,7 +186,7 @@ class SpmdPipeline:
     # Passes
 
     def _forward(self, arrived: Array, t: Array) -> tuple[Array, Any, Any]:
-        """y[p, B, T, D] of all stages, what the routers of those at work lose, and what all save."""
+        """(y[p, B, T, D] of all stages, losses of the routers of busy stages, residuals of all stages)."""
         tokens, _, entering = self._batch(jnp.minimum(t, self.microbatches - 1))
         with jax.named_scope(FORWARD):
             x = transformer.enter(self.config, self.ops, self.ops.reads(self.ends), tokens, entering)
@@ -195,7 +195,7 @@ class SpmdPipeline:
             self._stage_forward, in_axes=(0, 0, None, of_places, 0, None), out_axes=(0, 0, 0, None)
         )
         y, of_routers, saved, constants = run(self.layers, arrived, x, places, self._numbers(), t)
-        self._constants = self._constants or constants  # of the first tick, which all others can read
+        self._constants = self._constants or constants  # equal in all ticks, so the first tick's serve all
         return y, of_routers, jax.tree.map(_on_stages, saved)
 
     def _stage_forward(
@@ -216,7 +216,7 @@ class SpmdPipeline:
         saved, self._vjp = jax.tree.flatten(vjp)
         known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves((weights, diff, places)))}
         self._inputs_saved = {n: known[id(leaf)] for n, leaf in enumerate(saved) if id(leaf) in known}
-        # What no device made, such as a window, is alike on all stages and in all ticks.
+        # An array without a mesh, such as a window, is equal on all stages and in all ticks.
         constants = {n: leaf for n, leaf in enumerate(saved) if jax.typeof(leaf).sharding.mesh.empty}
         here = [leaf for n, leaf in enumerate(saved) if n not in {*self._inputs_saved, *constants}]
         return y, of_routers, here, constants
@@ -225,7 +225,7 @@ class SpmdPipeline:
         return (number >= 0) & (number < self.microbatches)
 
     def _backward(self, before: _Backward, ring: Any, d_y: Array, t: Array, d_head: Any = None) -> _Backward:
-        """All stages' backward passes, of what each saved when the same microbatch was there.
+        """All stages' backward passes, from the residuals of the same microbatch's forward pass.
 
         d_head: the gradients of the weights that the head of the same tick read: a tied table's two are added
         before they are scattered.
@@ -291,9 +291,9 @@ class SpmdPipeline:
         return tokens, targets, places if self.places is None else self.entering
 
     def _places(self, numbers: Array) -> tuple[Places, int | None]:
-        """The places of the microbatches[p] that stages are at, and which of their dimensions is of stages.
+        """The places of each stage's microbatch, and their dimension of stages, for `vmap`.
 
-        A stage without a microbatch has those of another.
+        A stage without a microbatch gets the places of another.
         """
         if self.places is not None:
             return self.places, None
@@ -301,10 +301,10 @@ class SpmdPipeline:
         _, _, places = jax.vmap(self.deal)(rows)
         return _split_as(jax.typeof(rows).sharding.spec, places), 0
 
-    # What lies on stages
+    # Arrays split over stages
 
     def _dealt(self, stacked: Array) -> Array:
-        """A stack [L, ...] as [p, L/p, ...]; whether its cotangent is partial is said within a stage."""
+        """A stack [L, ...] as [p, L/p, ...]; `_type_within` types its cotangent, within a stage."""
         spec = jax.typeof(stacked).sharding.spec
         shape = (self.stages, stacked.shape[0] // self.stages, *stacked.shape[1:])
         split = PartitionSpec(STAGES, None, *spec.partitions[1:], unreduced=spec.unreduced)
@@ -332,27 +332,27 @@ class SpmdPipeline:
         return jax.tree.map(put, ring, saved)
 
     def _waiting(self, x: Array) -> Array:
-        """x where the ring lies."""
+        """x in the memory of the ring."""
         return jax.device_put(x, jax.memory.Space.Host) if self.layout.schedule.offload else x
 
     def _back(self, x: Array) -> Array:
         return jax.device_put(x, jax.memory.Space.Device) if self.layout.schedule.offload else x
 
-    # Weights of which some are differentiated by their shards (nn/gradients.py), and some not at all
+    # Weights: some are differentiated by their shards (nn/gradients.py), some are not trained
 
     def _trained(self, weights: Any) -> Any:
-        """The weights that training changes, of these."""
+        """The weights that training changes."""
         flat = flatten(weights)
         return build(self.config, lambda path, _: flat[path], only=trained(self.config) & flat.keys())
 
     def _differentiated(self, weights: Any) -> Any:
-        """What of the weights gradients are of."""
+        """The arrays that gradients are taken of: weights, or shards of scattered weights."""
         return jax.tree.map(
             lambda w: w.shard if _is_scattered(w) else w, self._trained(weights), is_leaf=_is_scattered
         )
 
     def _with(self, weights: Any, differentiated: Any) -> Any:
-        """The weights with other arrays in the place of those."""
+        """The weights with their `differentiated` arrays replaced."""
 
         def one(weight: Any, shard: Array) -> Any:
             return replace(weight, shard=shard) if _is_scattered(weight) else shard
@@ -362,7 +362,7 @@ class SpmdPipeline:
 
 
 def _parts(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of a tree of parameters lies outside of the layers, and the stacks of layers."""
+    """The parameters outside of the layers, and the stacks of layers."""
     stacks = {name: node for name, node in tree.items() if name in STACK_LETTERS}
     return {name: node for name, node in tree.items() if name not in stacks}, stacks
 
@@ -379,22 +379,22 @@ def _split_as(spec: PartitionSpec, places: Places) -> Places:
 
 
 def _type_within(stacked: Array) -> PartitionSpec:
-    """The type of one stage's share of what is stacked over all layers."""
+    """The type of one stage's share of a stack of all layers."""
     spec = jax.typeof(stacked).sharding.spec
     return PartitionSpec(None, *spec.partitions[1:], reduced=spec.reduced)
 
 
 def _on_stages(x: Array) -> Array:
-    """What every stage made for itself, split over them; what is alike on all `vmap` leaves whole."""
+    """Residuals [p, ...], split over stages; `vmap` leaves those equal on all stages replicated."""
     spec = jax.typeof(x).sharding.spec
     return reshard(x, PartitionSpec(STAGES, *spec.partitions[1:]))
 
 
 @custom_vmap
 def _of_stage(gradient: Array, number: Array) -> Array:
-    """A gradient that vmap stacks over the stages, also that of a weight which has none: zeros alike on all.
+    """A gradient that `vmap` stacks over the stages, also of a weight that has none: zeros on all.
 
-    By itself vmap cannot repeat what is partial (jax 0.10.2, an error on `unreduced`). number: of the stage.
+    `vmap` by itself cannot repeat a partial sum (jax 0.10.2, an error on `unreduced`). number: of the stage.
     """
     return gradient
 
@@ -417,7 +417,7 @@ def _joined(x: Array) -> Array:
 
 
 def _no_slots(x: Array, num_slots: int, waiting: Callable[[Array], Array]) -> Array:
-    """A ring [slots, p, ...] for arrays like x, of zeros that are made where it lies, not moved there."""
+    """A ring [slots, p, ...] of zeros for arrays like x, made in its own memory rather than moved to it."""
     split = PartitionSpec(None, *jax.typeof(x).sharding.spec.partitions)
     return lax.broadcast(waiting(jnp.zeros((), x.dtype)), (num_slots, *x.shape), out_sharding=split)
 
@@ -458,7 +458,7 @@ def _on_first(x: Array, num_stages: int) -> Array:
 
 
 def _of_last(x: Array) -> Array:
-    """x[p - 1] of x[p, ...], on all stages: a sum of which all addends but one are zeros."""
+    """x[p - 1] of x[p, ...], on all stages: a sum with zeros for all other stages."""
     spec = jax.typeof(x).sharding.spec
     with jax.named_scope(FORWARD), jax.named_scope("leave"):
         mine = jnp.where(_stage_of(x) == x.shape[0] - 1, x, 0)
@@ -471,5 +471,5 @@ def _stage_of(x: Array) -> Array:
 
 
 def _transposed(linear: Callable[[Array], Array], like: Array, cotangent: Array) -> tuple[Array]:
-    """The transpose of a linear function of arrays like `like`, named as what JAX transposes."""
+    """The transpose of a linear function of arrays like `like`, with the names of JAX's own transposes."""
     return jax.vjp(linear, like)[1](cotangent)
