@@ -206,7 +206,7 @@ def _backward(
 
     zeros = jnp.zeros(q.shape, jnp.float32), tuple(jnp.zeros(x.shape, jnp.float32) for x in home)
     # Blocks of neighbours first, a device's own last: then the last transfer brings gradients home. Neither
-    # the gradients of the first blocks nor the keys of the last are sent, so both turns are outside of the loop.
+    # the gradients of the first blocks nor the keys of the last are sent, so both are unrolled.
     state = home, *zeros
     if size > 1:
         state = turn(1, (arrived, *zeros), sends=size > 2, adds=False)
@@ -241,8 +241,8 @@ def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -
 
     if _size(ring) == 1:
         return home, summed(out, d_out)
-    # The loop overwrites each block. XLA for CPU would allocate arrays filled with a constant at the program's
-    # start, next to the memory of the forward pass (jax 0.10.2).
+    # The loop overwrites each block. XLA for CPU would allocate arrays filled with a constant when a program
+    # starts, in addition to the memory of the forward pass (jax 0.10.2).
     late = d_out[(0,) * d_out.ndim]
     made = jax.tree.map(
         lambda x: jnp.full(x.shape, late, x.dtype), (home, jax.eval_shape(summed, out, d_out))

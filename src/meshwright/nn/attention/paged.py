@@ -1,26 +1,26 @@
 """A cache of pages: keys and values of sequences of any length, in one pool a layer.
 
-    pool     k[B_data, K_tensor, S, H], v alike: B pages of S positions each
+    pool     k[B_data, K_tensor, S, H], and v: B pages of S positions each
     table    i32[R_data, G, P]: the pages of each row of the step, in the order of its positions, for each
-             group of layers: those that see every position, and those with a window, which may have fewer
+             group of layers: layers that see every position, and layers with a window, which may have fewer
 
 A row is some consecutive tokens of one sequence. All tokens of a step are written before any is read, so a
 row may read pages that another row of the same step has written. Axes that split B make replicas: each has
-its own rows, and pages that it numbers from 0 on. Those of them that split heads besides (`cache=batch`)
-exchange them for sequences: a device attends to its own sequences with the queries of all the heads that read
-the keys it holds, which one AllToAll brings and another takes back. Axes that split S have a part of the
-positions of every page: each device attends to its own with the queries of all that share them, and the
+its own rows, and pages that it numbers from 0 on. If such axes also split heads (`cache=batch`), they
+exchange heads for sequences: one AllToAll brings a device the queries of its own sequences for all the heads
+that read its keys, and another returns the results. Axes that split S have a part of the positions of every
+page: each device attends to its own positions with the queries of all devices that share the pages, and the
 softmaxes are joined by their log-sum-exps (as in flash-decoding; Dao et al., 2023).
 
-On a CPU attention goes page by page through each row's own pages: nothing is gathered, and a row costs what
-its sequence is long (16 rows of 300 positions, six layers of 12 heads of 64, jax 0.10.2 on two shared cores:
-44 ms, where gathered tables of 512 positions took 208 and dense caches of that length 42). GPUs and TPUs have
-kernels (paged_kernel.py). The TPU's wants pools of its own, key and value of a head side by side:
+On a CPU attention goes page by page through each row's own pages: nothing is gathered, and the cost of a row
+is linear in its sequence (16 rows of 300 positions, six layers of 12 heads of 64, jax 0.10.2 on two shared
+cores: 44 ms; with gathered tables of 512 positions 208 ms; with dense caches of 512 positions 42 ms). GPUs
+and TPUs have kernels (paged_kernel.py). The TPU's reads pools with key and value of a head side by side:
 
     pool     kv[B_data, S, 2K_tensor, H]
 
-Elsewhere tables are gathered. What stands in a page beyond its sequence is never seen, be it padding or of an
-earlier one.
+Other devices gather tables. Positions of a page beyond its sequence are never seen: they are padding, or keys
+of an earlier sequence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,11 +52,11 @@ from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.platforms import Platform
 
-Pool = Array | Quantised  # where narrow with a scale for each token and head
+Pool = Array | Quantised  # Quantised if the type needs a scale for each token and head
 Pools = dict[str, list[Pool]]
 NOBODY = -1  # the position of a token that is padding
 _SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
-_HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without any makes no NaN
+_HIDDEN = -1e30  # of hidden scores: finite, so that a page without visible keys makes no NaN
 
 
 class Rows(NamedTuple):
@@ -72,16 +72,17 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class PagedCache:
-    """The pools of all layers, and where this step's tokens stand in them.
+    """The pools of all layers, and the places of this step's tokens in them.
 
-    positions i32[N]: of each token in its sequence, NOBODY for padding; split as the pools' pages are.
-    tables i32[R, G, P]: a row for each of a replica's `rows`, in order, replica by replica. groups: of each
-    cache, the group whose pages it has. is_fresh: the rows are whole prompts, each from its position 0 on, so
-    that attention needs no page. stands: (queries, positions) of every sequence, where they are known: its
-    rows are at the last so many of so many. An audit counts by it. with_native: kernels.py is there, and
-    attends where it can; with_kernel: so does the accelerator's kernel. batch_invariant: a query's result
-    depends on its own position and pages alone. sharing: of the axes that split pages those over which
-    replicas share the step's tokens, each with positions of its own: NOBODY for what others keep.
+    positions i32[N]: of each token in its sequence, NOBODY for padding; split as the pools' pages are. tables
+    i32[R, G, P]: a row for each of a replica's `rows`, in order, replica by replica. groups: for each cache,
+    its group of page tables. is_fresh: the rows are whole prompts, each from its position 0 on, so that
+    attention needs no page. stands: (queries, positions) of every sequence, if they are known: its rows are
+    the last `queries` of its `positions`. An audit counts by it. with_native: kernels.py is available, and
+    attends if it supports the pools; with_kernel: the same of the accelerator's kernel. batch_invariant: a
+    query's result depends only on its own position and pages. sharing: axes that split pages over replicas
+    that share the step's tokens; each replica has only the positions of its own sequences, NOBODY for all
+    others.
     """
 
     pools: Pools
@@ -111,7 +112,7 @@ class PagedCache:
         if _SIDE_BY_SIDE in pools:
             new = {_SIDE_BY_SIDE: paged_kernel.side_by_side(new["k"], new["v"])}
         elif self.with_kernel:
-            # What it does not see has no weight, and NaN times zero is NaN.
+            # The kernel gives unseen values weight zero, and NaN times zero is NaN.
             new = {**new, "v": jnp.where(jnp.isfinite(new["v"]), new["v"], 0)}
         for name, x in new.items():
             pool = pools[name][number]
@@ -137,7 +138,7 @@ class PagedCache:
         return jax.tree.map(partial(_set, at), pool, _as_stored(x, pool))
 
     def _places(self, positions: Array, tables: Array, num_pages: int, size: int) -> tuple[Array, Array]:
-        """The page and the place in it of every token of a replica; for padding a page that there is not."""
+        """The page of every token of a replica, and the place in it; padding gets a page out of range."""
         row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
         page = jnp.maximum(positions, 0) // size
         pages = tables[jnp.asarray(row_of_token, jnp.int32), page]
@@ -151,8 +152,8 @@ class PagedCache:
     def attend(self, number: int, q: Array, window: Window | None, how: Scores, sinks: Array | None) -> Array:
         """out f32[N, heads, O] of q[N, heads, H] over the pages of each token's sequence.
 
-        A token sees the positions up to its own, of these those of `window`. sinks[heads]: a logit more,
-        which takes weight from all keys.
+        A token sees the positions up to its own, within `window`. sinks[heads]: an additional logit, which
+        takes weight from all keys.
         """
         names = list(self.pools)
         pools = [self.pools[name][number] for name in names]
@@ -173,8 +174,8 @@ class PagedCache:
         if is_alone and form is _gathered:
             form = _gathered_in_tiles
         if self.with_native and not split and sinks is None and slopes is None and kernels.attends(pools):
-            form, is_alone = _natively, False  # where each is by itself
-        kernel = form  # of an accelerator, of which the GPU's takes one query a row
+            form, is_alone = _natively, False  # the native kernel computes each query by itself
+        kernel = form  # the GPU's takes one query a row
         if self.with_kernel:
             by_row = partial(_decoded, self.batch_invariant)
             kernel = _ragged if names == [_SIDE_BY_SIDE] else by_row
@@ -222,7 +223,7 @@ class PagedCache:
 
 
 def _letters(name: str, ndim: int) -> str:
-    """The dimensions of a pool; where keys and values are side by side, K are 2K."""
+    """The dimensions of a pool; K is 2K if keys and values are side by side."""
     if name == _SIDE_BY_SIDE:
         return "BSKH"
     return "BKSH" if ndim == 4 else "BSR"
@@ -246,7 +247,7 @@ def _repeated(rows: Rows, first: int) -> list[int]:
 
 
 def page_groups(config: ModelConfig, *, has_windows: bool) -> tuple[int, ...]:
-    """The group whose pages each cache has: 1 with a window, where such have their own, else 0."""
+    """The group of page tables of each cache: 1 for a window with tables of its own, otherwise 0."""
     return tuple(int(has_windows and window is not None) for window in cache_windows(config))
 
 
@@ -285,7 +286,7 @@ def _values(pool: Pool) -> Array:
 
 
 def _spec_of(pool: Pool, values: PartitionSpec) -> Any:
-    """How a pool is split: its scales as its values, whose last dimension they have not."""
+    """The sharding of a pool: scales are split as values, without the last dimension."""
     return Quantised(values, PartitionSpec(*values[:-1])) if isinstance(pool, Quantised) else values
 
 
@@ -305,18 +306,18 @@ def _read(at: Array, pool: Pool) -> Array:
     return pool.values[at].astype(jnp.float32) * pool.scales[at][..., None]
 
 
-_Running = tuple[Array, Array, Array]  # of a softmax that goes on: its maximum, sum and output
+_Running = tuple[Array, Array, Array]  # state of a running softmax: maximum, sum and output
 
 
 class _Found(NamedTuple):
-    """out[R, Q, N, O], and where devices share positions the log-sum-exp of each query's scores [R, Q, N]."""
+    """out[R, Q, N, O], and if devices share positions the log-sum-exp of each query's scores [R, Q, N]."""
 
     out: Array
     log_sum: Any
 
 
 class _Asked(NamedTuple):
-    """The queries of some rows: q[R, Q, N, H], where they stand i32[R, Q], and their pages i32[R, P]."""
+    """The queries of some rows: q[R, Q, N, H], their positions i32[R, Q], and their pages i32[R, P]."""
 
     q: Array
     positions: Array
@@ -324,7 +325,7 @@ class _Asked(NamedTuple):
 
 
 def _side_by_side(pages: Sequence[Array], pool: Pool) -> Array:
-    """x[K, P * S, H] of these pages, or x[P * S, R] of latents.
+    """x[K, P * S, H] of some pages, or x[P * S, R] of latents.
 
     XLA's CPU compiler copies slices and joins them run by run; it gathers number by number, then transposes.
     """
@@ -332,7 +333,7 @@ def _side_by_side(pages: Sequence[Array], pool: Pool) -> Array:
 
 
 def _keys_and_values(pools: Sequence[Pool], read: Callable[[Pool], Array]) -> tuple[Array, Array]:
-    """k[..., K, S, H] and v[..., K, S, O] of pages; latents are one head, of whose keys they are a part."""
+    """k[..., K, S, H] and v[..., K, S, O] of pages; latents are one head, with values a part of its keys."""
     first, second = map(read, pools)
     if _values(pools[0]).ndim == 4:
         return first, second
@@ -366,7 +367,7 @@ def _page_by_page(
     split: Axes = (),
     stands: tuple[int, int] | None = None,
 ) -> _Found:
-    """Each row meets its pages one after another, a long one several at a time, with a running softmax."""
+    """Attention of each row to its pages in turn, a long row's several at a time, with a running softmax."""
     num_rows, length, num_heads, _ = asked.q.shape
     first_pool, second_pool = (_values(pool) for pool in pools)
     own, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
@@ -375,7 +376,7 @@ def _page_by_page(
     no_sink = jnp.full(grouped, _HIDDEN, jnp.float32)
     size, first = own * _count(split), own * _number(split)
     start, total = no_sink, jnp.zeros(grouped, jnp.float32)
-    if sinks is not None:  # of one device, where several join their sums
+    if sinks is not None:  # on one device only: several join their sums
         is_first = _number(split) == 0
         start = jnp.where(is_first, no_sink * 0 + jnp.reshape(sinks, (*grouped[:2], 1)), no_sink)
         total = jnp.where(is_first, jnp.ones_like(total), total)
@@ -394,7 +395,7 @@ def _page_by_page(
             k, v = _keys_and_values(pools, partial(_side_by_side, list(pages)))
             begins = (number + jnp.arange(count, dtype=jnp.int32))[:, None] * size
             keys = jnp.reshape(begins + first + jnp.arange(own, dtype=jnp.int32)[None], -1)
-            # What lies beyond may be of a sequence that failed, and NaN times zero is NaN.
+            # Later positions may be of a sequence that failed, and NaN times zero is NaN.
             v = jnp.where((keys <= last)[None, :, None], v, 0.0).astype(jnp.float32)
             scores = jnp.einsum("KGQH,KSH->KGQS", q, k.astype(jnp.float32))
             scores = _scored(scores, positions, keys, window, how, slopes)
@@ -489,7 +490,7 @@ def _gathered(
     own = _values(pools[0]).shape[-2]
     pages = jnp.arange(k.shape[2] // own, dtype=jnp.int32)[:, None] * (own * _count(split))
     keys = jnp.reshape(pages + own * _number(split) + jnp.arange(own, dtype=jnp.int32)[None], (1, -1))
-    # What lies beyond may be of a sequence that failed, and what a window has left may be anyone's.
+    # Later positions may be of a sequence that failed; pages before the window may be reused by others.
     seen = keys <= jnp.max(asked.positions, axis=1, keepdims=True)
     if window is not None:
         seen &= keys >= window.first(asked.positions[:, :1])
@@ -499,7 +500,7 @@ def _gathered(
     )
     scores = _scored(scores, asked.positions, keys, window, how, slopes)
     if sinks is not None:
-        sinks = jnp.where(_number(split) == 0, sinks, _HIDDEN)  # of one device, where several join their sums
+        sinks = jnp.where(_number(split) == 0, sinks, _HIDDEN)  # on one device only: several join their sums
         sink = jnp.broadcast_to(jnp.reshape(sinks, (1, *grouped[2:4], 1, 1)), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sink], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[2]].astype(v.dtype)
@@ -512,7 +513,7 @@ def _gathered(
 
 
 def _gathered_in_tiles(asked: _Asked, *how: Any) -> _Found:
-    """`_gathered` of as many rows at a time, however many there are."""
+    """`_gathered` in tiles of equally many rows, so that results do not depend on the number of rows."""
     return in_tiles(lambda some: _gathered(some, *how), asked)
 
 
@@ -535,7 +536,7 @@ def _count(split: Axes) -> int:
 
 
 def _number(split: Axes) -> Any:
-    """The number of this device among those that share positions."""
+    """The index of this device along the axes that share positions."""
     return lax.axis_index(split) if split else 0
 
 
