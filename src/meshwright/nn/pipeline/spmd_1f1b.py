@@ -108,7 +108,7 @@ class SpmdPipeline:
         self.zeros = zeros(config, layout, leaves)
         each = config.num_layers // layout.pipe
         self._own = [config.layers[first : first + each] for first in range(0, config.num_layers, each)]
-        # One stage's backward pass: the structure of its residuals, and the residuals that are no activations.
+        # One stage's backward pass: the structure of its residuals, and the inputs and constants among them.
         self._vjp: Any = None
         self._inputs_saved: dict[int, int] = {}
         self._constants: dict[int, Any] = {}
@@ -118,7 +118,7 @@ class SpmdPipeline:
     def losses_and_gradients(self) -> tuple[tuple[Array, Any], Any]:
         """((mean loss of the microbatches, mean losses of the routers), gradients).
 
-        Gradients are sharded as `leaves`, as partial sums over the axes on which `leaves` are reduced.
+        Gradients are sharded as `leaves`: partial sums over axes if `leaves` are typed `reduced` over them.
         """
         p, m = self.stages, self.microbatches
         forward = self._first_tick()

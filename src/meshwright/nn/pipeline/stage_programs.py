@@ -1,18 +1,17 @@
 """The passes of a pipeline whose stages run programs of their own, one chunk of layers at a time.
 
-A chunk is of consecutive layers; the first has the embedding, the last the head. Its programs are for the
-devices of one stage alone, whose layout is without `pipe`: what else splits a layer is as without a pipeline.
+A chunk is of consecutive layers; the first has the embedding, the last the head. Its programs run on the
+devices of one stage only, whose layout is without `pipe`: other axes split layers as without a pipeline.
 
-    forward          x[B, T, D] -> y[B, T, D], and what the backward pass reads, as the remat policy says. Of
-                     the last chunk instead of y the loss and its cotangent: no logits outlive the program
-    backward         dy -> dx, and the gradients of the chunk's weights are added to what there is of them
-    input_gradient   dy -> dx, and what the gradients of the products' weights are made of
-    weight_gradient  of that, those gradients
+    forward          x[B, T, D] -> y[B, T, D], and the residuals that the remat policy selects. The last
+                     chunk returns the loss and its cotangent instead of y: no logits outlive the program
+    backward         dy -> dx, and the gradients of the chunk's weights are added to the totals
+    input_gradient   dy -> dx, and the operands of the gradients of the products' weights
+    weight_gradient  operands -> the gradients of the products' weights
 
-The two gradients of a product x W are parted by a token, the number 1. The backward pass is traced with
-dW = (token x)^T dy: linear in the token, so that `jax.linearize` leaves dW for later, with x and dy as what
-it is made of. All other gradients are part of input_gradient: of norms, biases, experts, narrow products and
-both ends.
+A token, the number 1, parts the two gradients of a product x W. The backward pass is traced with
+dW = (token x)^T dy: linear in the token, so that `jax.linearize` leaves dW for later, with operands x and dy.
+All other gradients are part of input_gradient: of norms, biases, experts, narrow products and both ends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,23 +34,23 @@ from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import flatten
 from meshwright.nn.pipeline.spmd_1f1b import FORWARD
 
-# Of a step, as a stage has them: none where nothing reads them.
+# Rows of a step on a stage; None on a stage that reads none.
 Rows = Array | None
-# (tokens[B, T], targets[B, T], places) of the microbatch with this number, of the rows of a step.
+# (tokens[B, T], targets[B, T], places) from the rows of a step and the microbatch's number.
 Microbatch = Callable[[Rows, Array], tuple[Array, Array, Places]]
 STACKS: tuple[Stack, ...] = tuple(STACK_LETTERS)
 TOKEN = np.float32(1)
 Totals = dict[str, Array]
-# By the depth that has the parameter, and its path: what several chunks of one stage read has one.
+# By depth of the parameter's chunk, and path: chunks of one stage that read a parameter share its entry.
 StageTotals = dict[tuple[int, str], Array]
 LOSS, ROUTERS = "loss", "router_losses"
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of the model: consecutive layers, numbered within it, and what there is of both ends.
+    """A part of the model: consecutive layers, numbered within it, and the embedding or head at an end.
 
-    rows: by stack, those that are its own. depth: its number.
+    rows: by stack, the chunk's own rows of it. depth: position of the chunk in the model.
     """
 
     layers: tuple[Layer, ...]
@@ -82,18 +81,19 @@ class Chunk:
         return self.depth == 0
 
     def has(self, path: str) -> bool:
-        """Whether the parameter of this path lies here, or rows of it."""
+        """Whether the chunk has the parameter of this path, or rows of it."""
         stack, _, _ = path.rpartition("/")
         return stack in self.rows if stack else (self.is_first if path in ENTERING else self.is_last)
 
     def home(self, path: str) -> int:
-        """The depth that has a parameter which is read here: the first has a tied table."""
+        """The depth of the chunk that has a parameter read here: the first chunk has a tied table."""
         return self.depth if self.has(path) else 0
 
     def part(self, path: str, whole: Any) -> Any:
-        """What of a whole array lies here: a parameter, or what an optimizer keeps of it.
+        """This chunk's part of a whole array: of a parameter, or of an optimizer's moment.
 
-        What an optimizer does not keep of a stack, since it keeps another array, has the shape (1,).
+        A moment of a stack that the optimizer replaces by another array has the shape (1,), and is returned
+        whole.
         """
         if whole.shape == (1,):
             return whole
@@ -105,7 +105,7 @@ class Chunk:
 
 
 def is_stacked(path: str) -> bool:
-    """Whether a parameter, or what an optimizer keeps of it, is stacked over layers.
+    """Whether a parameter, or an optimizer's moment of it, is stacked over layers.
 
     >>> is_stacked("layers/wq"), is_stacked("opt_state.mu.layers.wq"), is_stacked("opt_state.mu.embed")
     (True, True, False)
@@ -119,9 +119,9 @@ def _names(path: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a pytree is made of arrays that are there (`known`) and of those that were kept.
+    """How to rebuild a pytree from arrays that are available (`known`) and arrays that were kept.
 
-    places: of every leaf, its number among the known and the kept, which are counted after all of the known.
+    places: for every leaf, its index among the known arrays followed by the kept arrays.
     """
 
     structure: Any
@@ -129,7 +129,7 @@ class Recipe:
 
     @classmethod
     def of(cls, tree: Any, known: Any) -> tuple["Recipe", list[Array]]:
-        """The recipe of a pytree, and what of it is to be kept: each array once, and none that is known."""
+        """The recipe of a pytree, and the arrays to keep: each once, without the known arrays."""
         leaves, structure = jax.tree.flatten(tree)
         there = list(map(id, jax.tree.leaves(known)))
         kept = {id(leaf): leaf for leaf in leaves if id(leaf) not in there}
@@ -143,9 +143,9 @@ class Recipe:
 
 
 class ChunkPrograms:
-    """What a stage computes of one chunk; methods are to be traced under the stage's mesh, forward first.
+    """A stage's computations of one chunk; methods are traced under the stage's mesh, `forward` first.
 
-    layout: of a stage. share: what a microbatch's loss weighs in that of a step with these rows.
+    layout: of a stage. share: weight of a microbatch's loss in the loss of its step, given the rows.
     router_weights: see `SpmdPipeline`. weights: the pytree of the chunk's parameters. totals: sums over the
     microbatches so far, by path; every program adds to some.
     """
@@ -179,11 +179,11 @@ class ChunkPrograms:
         return found
 
     def by_home(self, totals: Totals) -> StageTotals:
-        """Totals of the chunk as those of its stage."""
+        """The chunk's totals keyed by (depth of the parameter's chunk, path), as its stage stores them."""
         return {(self.chunk.home(path), path): total for path, total in totals.items()}
 
     def adds_to(self, program: str) -> list[tuple[int, str]]:
-        """Which of its stage's totals a program adds to; of the parted gradients once `forward` is traced."""
+        """The stage's totals that a program adds to; parted gradients are known once `forward` is traced."""
         of_layers = [path for path in self._summed if path.startswith(STACKS)]
         losses = [path for path in self._summed if path in (LOSS, ROUTERS)]
         of_ends = [path for path in self._summed if path not in (*of_layers, *losses)]
@@ -202,7 +202,7 @@ class ChunkPrograms:
     def forward(
         self, totals: Totals, weights: Any, x: Array | None, rows: Rows, index: Array, token: Array | None
     ) -> tuple[Totals, Array, list[Array]]:
-        """(totals, y or, of the last chunk, its cotangent, what is saved)."""
+        """(totals, y or, for the last chunk, its cotangent, residuals)."""
         _, targets, places = self.batch(rows, index)
         stacks, leaves = self._parts(weights, STACKS)
         x = self._entered(self.ops, self._ends(weights)[0], x, rows, index)
@@ -213,7 +213,7 @@ class ChunkPrograms:
                 return transformer.through(self.config, ops, used, x, places, None, self.layers)
 
         (y, of_routers), vjp = jax.vjp(run, leaves, x)
-        # The same arrays as `run` reads: weights made anew would be kept with every microbatch.
+        # The same arrays as `run` reads: copies of weights would be kept with every microbatch.
         self._saved, saved = Recipe.of(vjp, (token, (stacks, leaves), places))
         if of_routers is not None:
             totals = totals | {ROUTERS: totals[ROUTERS] + of_routers / self.layout.schedule.microbatches}
@@ -253,7 +253,7 @@ class ChunkPrograms:
         index: Array,
         token: Array,
     ) -> tuple[Totals, Array, list[Array]]:
-        """(totals, dx, what the products' gradients are made of)."""
+        """(totals, dx, operands of the products' gradients)."""
 
         def of_token(token: Array) -> tuple[Any, Any]:
             d_stacks, d_x = self._pulled_back(weights, saved, d_y, rows, index, token)
@@ -268,7 +268,7 @@ class ChunkPrograms:
         return added(totals, now | self._d_entered(weights, d_x, rows, index)), d_x, left
 
     def for_later(self, saved: Sequence[Array], left: Sequence[Array]) -> list[Array]:
-        """What `weight_gradient` reads, of what was saved and of what `input_gradient` made."""
+        """The arrays that `weight_gradient` reads: some of `saved`, and all that `input_gradient` left."""
         return [*(saved[number] for number in self._read_later), *left]
 
     def weight_gradient(self, totals: Totals, left: Sequence[Array]) -> tuple[Totals]:
@@ -277,7 +277,7 @@ class ChunkPrograms:
         return (added(totals, self._left.made(left, ())(jnp.ones_like(TOKEN))),)
 
     def loss(self, weights: Any, x: Array | None, rows: Rows, index: Array) -> Array:
-        """y, or of the last chunk the microbatch's share of the loss, as in validation."""
+        """y, or for the last chunk the microbatch's share of the loss, as in validation."""
         _, targets, places = self.batch(rows, index)
         ops = self.ops.of_validation()
         x = self._entered(ops, self._ends(weights)[0], x, rows, index)
@@ -288,7 +288,7 @@ class ChunkPrograms:
             return y
         return self._left_with_loss(ops, self._ends(weights)[0], y, targets, rows)
 
-    # What they have in common
+    # Shared by the programs
 
     def _pulled_back(
         self, weights: Any, saved: Sequence[Array], d_y: Array, rows: Rows, index: Array, token: Array | None
@@ -310,7 +310,7 @@ class ChunkPrograms:
             return transformer.enter(self.config, ops, ops.reads(ends), tokens, places)
 
     def _d_entered(self, weights: Any, d_x: Array, rows: Rows, index: Array) -> Totals:
-        """The gradients of what the first chunk's input is made of."""
+        """The gradients of the embedding's weights on the first chunk; no gradients on others."""
         if not self.is_first:
             return {}
 
@@ -326,12 +326,12 @@ class ChunkPrograms:
         return transformer.leave_with_loss(self.config, ops, ops.reads(ends), y, targets) * self.share(rows)
 
     def _ends(self, weights: Any, leaves: Any = None) -> tuple[Any, Any]:
-        """The weights of the embedding or the head as they are used, and what gradients are of."""
+        """The weights of the embedding or the head as they are used, and the arrays to differentiate."""
         own, fresh = self._parts(weights, [name for name in weights if name not in STACKS])
         leaves = fresh if leaves is None else leaves
         return as_used(self.config, self.layout, own, leaves), leaves
 
     def _parts(self, weights: Any, names: Sequence[str]) -> tuple[Any, Any]:
-        """Some of the weights, and what of them gradients are of."""
+        """The weights of some names, and the arrays to differentiate for them."""
         own = {name: weights[name] for name in names if name in weights}
         return own, differentiated(self.config, self.layout, own)
