@@ -1,12 +1,12 @@
-"""Shardings of gradients: while microbatches add to them, and once summed, beside the optimizer's moments.
+"""Shardings of gradients: while microbatches add to them, and once summed, as the optimizer's moments.
 
-The type of what is differentiated says where its gradient ends. A weight typed `reduced` over axes has one
-that stays a partial sum over them: every device adds up its own over the microbatches, and `summed`
-reduces them once a step. ZeRO 1 and 2 keep weights whole whose gradients are scattered, which no type of
+The type of the array that is differentiated says where its gradient ends. A weight typed `reduced` over axes
+has a gradient that stays a partial sum over them: every device adds up its own over the microbatches, and
+`summed` reduces them once a step. ZeRO 1 and 2 keep weights whole and scatter gradients, which no type of
 the weight can say: there the shard of the weight that a device updates is differentiated instead, and
 `Scattered` carries both into the layers, so that each layer's gradient is scattered where it is made.
-So it is where gradients have another type than weights (`gradients_dtype`), in which they are summed and
-added up: the shard has that type then.
+The same holds for gradients of another type than weights (`gradients_dtype`): the shard has that type, so
+gradients are summed and accumulated in it.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import cotangent
 
-# The scope of what is done to gradients once they are made: the audit reads passes off names.
+# The scope of work on finished gradients: the audit reads passes off names.
 _SCOPE = "gradients"
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scattered:
-    """A whole weight whose gradient is that of `shard`, of which no value is read.
+    """A whole weight with the gradient of `shard`, whose values are never read.
 
     letters: of one layer's weight, though both arrays may be stacked over the layers.
     """
@@ -48,10 +48,10 @@ class Scattered:
 
 
 def summed_over(layout: Layout, letters: str) -> Axes:
-    """The axes over which the gradient of a weight with these letters is a partial sum.
+    """The axes over which a weight's gradient is a partial sum. letters: of the weight.
 
-    Each device has that of its own tokens: the axes that split B and T where the weight is used, whose
-    other letters go first. A norm of heads (H alone) meets every head besides.
+    Each device has the gradient of its own tokens: the axes split B and T in an activation with the weight's
+    letters. A norm of heads (letters H) is applied to each head, so axes that split N count as well.
     """
     heads = "N" if letters == "H" else ""
     met = layout.activation("", "BT" + heads + letters)
@@ -70,7 +70,7 @@ def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
 
 
 def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
-    """What the loss is differentiated by: trained weights, or their shards where gradients are scattered."""
+    """The arrays to differentiate: trained weights, or their shards if gradients are scattered."""
 
     def leaf(path: str, letters: str, weight: Array) -> Array:
         gradient = accumulated(layout, path, letters)
@@ -81,9 +81,9 @@ def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
 
 
 def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> Any:
-    """The weights as the model reads them, whose gradients are those of `leaves`, `differentiated`.
+    """The weights as the model reads them, with gradients typed as `leaves`, from `differentiated`.
 
-    Of the weights that are not trained there are no leaves: they are read as they are.
+    Weights that are not trained have no leaves: they are read as they are.
     """
 
     def leaf(path: str, letters: str, weight: Array, differentiated: Array) -> Array | Scattered:
@@ -96,7 +96,7 @@ def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> An
 
 
 def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
-    """The weight, whose gradient is that of its shard; where that is scattered, in `dtype` and sent so."""
+    """The weight in `dtype`, with its shard's gradient; a scattered gradient travels as `sent_types` says."""
     shard_dtype = weight.shard.dtype
     if not _is_scattered(layout, name, weight.letters):
         return _retyped(weight)
@@ -123,7 +123,7 @@ def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
 
 
 def _retyped(weight: Scattered) -> Array:
-    """The weight, whose cotangent has the type of its shard, and lies as it."""
+    """The weight, with a cotangent in the type and the sharding of its shard."""
     spec, wider = jax.typeof(weight.shard).sharding.spec, weight.weight.dtype
     wider = jnp.promote_types(wider, weight.shard.dtype)
 
@@ -140,13 +140,13 @@ def _retyped(weight: Scattered) -> Array:
 
 
 def sent_types(layout: Layout, dtype: Any) -> SentIn | None:
-    """How weights in `dtype` and their gradients travel in training; None where both do in that."""
+    """Types in which weights in `dtype` and gradients travel in training; None if both are `dtype`."""
     name = layout.precision.gradients_dtype if layout.phase == "train" else None
     return None if name is None or jax_dtype(name) == dtype else SentIn(dtype, jax_dtype(name))
 
 
 def _added_in(layout: Layout) -> str:
-    """The type in which the gradients of microbatches are added up, and the optimizer gets them."""
+    """The type for adding up the gradients of microbatches, and for handing them to the optimizer."""
     return layout.precision.gradients_dtype or layout.precision.weights_dtype
 
 
@@ -161,7 +161,7 @@ def zeros(config: ModelConfig, layout: Layout, leaves: Any) -> Any:
 
 
 def summed(config: ModelConfig, layout: Layout, gradients: Any) -> Any:
-    """The gradients as the moments lie, of those of all microbatches."""
+    """The gradients of all microbatches, summed over devices and sharded as the moments."""
 
     def leaf(path: str, letters: str, gradient: Array) -> Array:
         partial = accumulated(layout, path, letters)
@@ -174,7 +174,7 @@ def summed(config: ModelConfig, layout: Layout, gradients: Any) -> Any:
 
 
 def added(total: Any, more: Any) -> Any:
-    """The gradients of microbatches so far, and those of one more."""
+    """The gradients of microbatches so far, plus the gradients of one more."""
 
     def leaf(path: Any, before: Array, new: Array) -> Array:
         with jax.named_scope(tensor_of(keystr(path, simple=True, separator="/"))):
@@ -206,7 +206,7 @@ def gathered(config: ModelConfig, layout: Layout, updated: Any) -> Any:
 
 
 def tensor_of(path: str) -> str:
-    """The name that the plan has for what a parameter's gradient travels as: a norm's bias is the norm's.
+    """The plan's name for a parameter's gradient as it travels: a norm's bias travels with the norm.
 
     >>> tensor_of("layers/mlp_norm_bias"), tensor_of("layers/wq_bias")
     ('mlp_norm', 'wq_bias')
@@ -216,9 +216,9 @@ def tensor_of(path: str) -> str:
 
 
 def _named(gradient: Array, partial: ShardedArray) -> Array:
-    """The gradient as an operation of its own: the compiler names a sum after what it sums.
+    """The gradient as an operation of its own: the compiler names a sum after its operand.
 
-    That would be the loop over the microbatches, for all gradients alike.
+    Otherwise the operand is the loop over the microbatches, with the same name for all gradients.
     """
     spec = partition_spec(partial)
     inner = PartitionSpec(None, *spec.partitions, unreduced=spec.unreduced)
@@ -232,7 +232,7 @@ def _is_scattered(layout: Layout, name: str, letters: str) -> bool:
 
 
 def _mapped(config: ModelConfig, leaf: Callable[..., Any], *trees: Any) -> Any:
-    """The pytree of `leaf(path, letters, array, ...)` of what is trained of the first tree's parameters."""
+    """The pytree of `leaf(path, letters, array, ...)` over the first tree's trained parameters."""
     flat = [flatten(tree) for tree in trees]
 
     def one(path: str, param: Param) -> Any:

@@ -1,15 +1,15 @@
-"""The way of tokens to the experts that they chose, and back, where experts have no capacity.
+"""Dispatch of tokens to their chosen experts, and the combine, for experts without a capacity.
 
     m[1, n, D], gates      the tokens that a device makes rows of: its own, or all of a group of experts
     r[1, C, D]             a row for each of them and each expert that it chose, sorted by expert
-    d[1, C, D]             the rows of a device's own experts, each's filled up to whole blocks with zeros
-    y[1, C, D]             what the experts made of them, which travels back the same way
+    d[1, C, D]             the rows of a device's own experts, each expert padded to whole blocks with zeros
+    y[1, C, D]             the experts' outputs, which travel back the same way
     x[B, T, D]             the sums of each token's rows, which gates weigh here or as they are made
 
-Each device has its own part of these, along a first dimension over all axes of `row_routing`. No token is
-dropped: rows for which there is no room wait for another round (`in_rounds`). On TPUs and GPUs only the rows
-that there are travel (`lax.ragged_all_to_all`). XLA for CPU has no such exchange (jax 0.10.2): there as many
-travel as there is room for.
+Each device has its own part of these arrays, along a first dimension over all axes of `row_routing`. No token
+is dropped: rows beyond the capacity of a pass wait for an extra pass (`in_rounds`). On TPUs and GPUs only
+real rows travel (`lax.ragged_all_to_all`). XLA for CPU has no such exchange (jax 0.10.2): it sends the whole
+capacity.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,11 +34,11 @@ from meshwright.notation.array import Axes
 
 
 class Choices(NamedTuple):
-    """What the tokens of each device chose.
+    """The rows that each device's tokens chose, for all passes.
 
-    num_rounds: i32 that all rows take, at least one, alike on all devices. tokens, owners: as of `Routes`, of
-    all rounds. totals: i32[1, e] rows of a device's own experts. counts: i32[1, s, p, E], where rows travel,
-    the rows that each device of a group has for each expert.
+    num_rounds: i32 passes that all rows take, at least one, equal on all devices. tokens, owners: as in
+    `Routes`, of all passes. totals: i32[1, e] rows of a device's own experts. counts: i32[1, s, p, E], if
+    rows travel, the rows that each device of a group has for each expert.
     """
 
     blocks: Blocks
@@ -50,14 +50,14 @@ class Choices(NamedTuple):
 
 
 class Routes(NamedTuple):
-    """The rows of tokens and experts in one round, on each device.
+    """The rows of tokens and experts in one pass, on each device.
 
-    gates: f32[1, n, E] of the tokens that rows are made of, for a device's own experts, or all where rows
-    travel. tokens: i32[1, C] which of them is a row, or n where it is none. owners: i32[1, C] its expert, of
-    those of `gates`. counts: i32[1, s, p, E] twice, where rows travel: how many rows each device of a group
-    sends to each expert, and where these begin among its own. experts: i32[1, blocks] whose rows a
-    block has, of a device's own. num_blocks: i32[1] that there are. blocks: of a device. num_even: rows
-    that a device makes by even load.
+    gates: f32[1, n, E] of the tokens that rows are made of, for a device's own experts, or for all if rows
+    travel. tokens: i32[1, C] index of each row's token, or n for padding. owners: i32[1, C] index of each
+    row's expert in `gates`. counts: a pair of i32[1, s, p, E], if rows travel: the number of rows that each
+    device of a group sends to each expert, and their first index among its own rows. experts: i32[1, blocks]
+    expert of each block of rows, among a device's own. num_blocks: i32[1] blocks in use. blocks: sizes on a
+    device. num_even: rows that a device makes by even load.
     """
 
     gates: Array
@@ -73,8 +73,8 @@ class Routes(NamedTuple):
 class Pieces(NamedTuple):
     """Pieces of an array, by the device that they go to and the expert: [p, e] each.
 
-    send_at, sizes: where a piece begins here, and its rows. land_at: where it begins there. receive_at,
-    received: of the pieces that come here.
+    send_at, sizes: a piece's first row on the sender, and its rows. land_at: its first row on the receiver.
+    receive_at, received: first rows and sizes of the pieces that arrive here.
     """
 
     send_at: Array
@@ -84,13 +84,13 @@ class Pieces(NamedTuple):
     received: Array
 
 
-# Tokens and gates, to where rows are made, and sums of rows back
+# Exchanges of tokens and gates with the devices that make rows
 
 
 def met_tokens(x: Array, layout: Layout, routing: RowRouting) -> Array:
-    """m[1, n, D] of x[B, T, D], to whose cotangents all add that have rows or columns of theirs.
+    """m[1, n, D] of x[B, T, D]; each device that holds rows or columns of a token adds to its cotangent.
 
-    routing: the layout's, or the part of it until tokens cross to nodes, or that from there.
+    routing: the layout's, or its part before tokens cross to nodes, or its part after.
     """
     *_, columns = spec_of(x).partitions
     there, back = _ways_of_tokens(routing, _local_shape(x))
@@ -98,7 +98,7 @@ def met_tokens(x: Array, layout: Layout, routing: RowRouting) -> Array:
 
 
 def home_tokens(total: Array, like: Array, routing: RowRouting) -> Array:
-    """[B, T, D], like `like`, of what each device adds to the tokens m[1, n, D]."""
+    """[B, T, D], like `like`: sums over devices of their parts of the tokens m[1, n, D]."""
     there, back = _ways_of_tokens(routing, _local_shape(like))
     return _moved(back, there, spec_of(total), spec_of(like))(total)
 
@@ -136,7 +136,7 @@ def met_gates(gates: Array, layout: Layout, routing: RowRouting) -> Array:
         found = jnp.reshape(gates, (-1, shape[-1]))
         if routing.exchanged or routing.nodes:
             return found[None]
-        # One dimension for each axis of the experts: those that tokens travel over first, of others its own.
+        # One dimension for each axis of the experts: exchanged if tokens travel over it, otherwise indexed.
         parts = jnp.reshape(found, (-1, *sizes, shape[-1] // prod(sizes)))
         for place, axis in reversed(list(enumerate(routing.experts))):
             if axis not in first:
@@ -155,7 +155,7 @@ def met_gates(gates: Array, layout: Layout, routing: RowRouting) -> Array:
 
 
 def _met_in_turn(routing: RowRouting) -> tuple[Axes, Axes]:
-    """The axes over which tokens are gathered: first those of experts, over which gates are exchanged."""
+    """The axes over which tokens are gathered: first axes of experts, which exchange gates."""
     first = tuple(axis for axis in routing.experts if axis in routing.gathered)
     return first, tuple(axis for axis in routing.gathered if axis not in first)
 
@@ -183,7 +183,7 @@ def _moved(
 def choices_of(
     gates: Array, layout: Layout, moe: MoE, kept: str, crossing: Crossing | None = None
 ) -> Choices:
-    """What the gates that `met_gates` gives say of rows. kept: the name of that, for remat policies.
+    """The rows that the gates of `met_gates` choose. kept: their name for remat policies.
 
     crossing: of the tokens, if they came from other nodes.
     """
@@ -236,7 +236,7 @@ def choices_of(
 
 
 def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int) -> Routes:
-    """The rows of one round of the gates that `choices` are of. num_even: those of a device by even load."""
+    """The rows of pass `number`, given the gates of `choices`. num_even: a device's rows by even load."""
     blocks = choices.blocks
     number = jnp.asarray(number, jnp.int32)
 
@@ -252,7 +252,7 @@ def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int
         return lax.dynamic_slice_in_dim(rows, num_rows * number, num_rows, axis=1)
 
     def rows_to_send(counts: Array, totals: Array, number: Array) -> tuple[Array, Array]:
-        """How many of the counts[1, s, p, E] are of this round, and where they begin at home."""
+        """The rows of counts[1, s, p, E] in this pass, and their first indices on the senders."""
         num_experts, own = counts.shape[-1], totals.shape[-1]
         by_source = jnp.reshape(counts, (-1, num_experts))
         of_devices = jnp.reshape(jnp.sum(by_source, axis=0), (-1, own))
@@ -286,12 +286,12 @@ def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int
 
 
 def in_rounds(run: Callable[..., Array], choices: Any, *arrays: Any) -> Array:
-    """The sum over all rounds of run(choices, number, *arrays), m[1, n, D] like the first of the arrays.
+    """The sum over all passes of run(choices, number, *arrays), m[1, n, D] like the first of the arrays.
 
-    What the first round saves is kept. Another, which there is where a device gets more rows than a round has
-    room for, is run again in the backward pass. Those come before the first, which hands the cotangents of
-    the arrays on to them, so that they add to them without another sum. choices: Choices or Crossings, of
-    which the first says how many rounds the worst load takes, and the second how many this one does.
+    Residuals of the first pass are kept. Extra passes, for devices with more rows than the capacity of a
+    pass, run again in the backward pass. They come before the first, so that its cotangents of the arrays are
+    handed on to them, and they add to them without another sum. choices: Choices or Crossings, whose first
+    field gives the passes of the worst load, and whose second gives the passes of this load.
     """
     room, *told = choices
     if room.passes == 1:
@@ -306,7 +306,7 @@ def in_rounds(run: Callable[..., Array], choices: Any, *arrays: Any) -> Array:
             return lax.while_loop(lambda state: state[0] < told[0], body, (jnp.int32(1), start))[1]
 
     def there(number: Array, arrays: Sequence[Any]) -> Any:
-        """The arrays as what depends on the round, or XLA gathers them before it knows that there is one."""
+        """The arrays, made to depend on the pass: otherwise XLA gathers them even if no extra pass runs."""
         return jax.tree.map(lambda one: jnp.where(number > 0, one, jnp.zeros_like(one)), tuple(arrays))
 
     @jax.custom_vjp
@@ -359,7 +359,7 @@ def _rows(m: Array, tokens: Array) -> Array:
 
 
 def sums_of_rows(rows: Array, routes: Routes, moe: MoE) -> Array:
-    """What rows[1, C, D] add to the tokens m[1, n, D], by gate where no gate scaled them before."""
+    """m[1, n, D]: sums of each token's rows[1, C, D], by gate unless gates scaled the inputs."""
 
     def local(rows: Array, gates: Array, tokens: Array, owners: Array) -> Array:
         made = rows[0] if moe.scales_input else _by_gate(rows[0], gates, tokens, owners)
@@ -380,14 +380,14 @@ def _by_gate(rows: Array, gates: Array, tokens: Array, owners: Array) -> Array:
 def rows_at_experts(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
     """d[1, C, D] on the experts' devices of r[1, C, D], as the tokens' devices sorted them.
 
-    Where the columns of an expert are split over tokens' axes they lie close, without room between experts.
+    If an expert's columns are split over tokens' axes, rows are packed, without padding between experts.
     """
     there, back = _ways_of_rows(routes, layout, moe)[0]
     return _exchanged(there, back, rows, routes)
 
 
 def rows_at_tokens(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
-    """The way back of `rows_at_experts`."""
+    """The inverse of `rows_at_experts`."""
     there, back = _ways_of_rows(routes, layout, moe)[0]
     return _exchanged(back, there, rows, routes)
 
@@ -399,7 +399,7 @@ def rows_at_columns(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Ar
 
 
 def sums_of_columns(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
-    """The way back of `rows_at_columns`, which sums what each device's columns add to a row."""
+    """The transpose of `rows_at_columns`: sums of the devices' parts of each row."""
     there, back = _ways_of_rows(routes, layout, moe)[1]
     return _exchanged(back, there, rows, routes)
 
@@ -425,12 +425,12 @@ def _exchanged(there: _Travel, back: _Travel, rows: Array, routes: Routes) -> Ar
 def _ways_of_rows(
     routes: Routes, layout: Layout, moe: MoE
 ) -> tuple[tuple[_Travel, _Travel], tuple[_Travel, _Travel]]:
-    """What a device runs to send rows to experts and home, and to others with their columns and back."""
+    """The exchanges with the experts' devices, and with devices of other columns, each in both directions."""
     routing, sizes, blocks = row_routing(layout).of_node, get_abstract_mesh().shape, routes.blocks
     num_peers, num_copies = (prod(sizes[axis] for axis in axes) for axes in (routing.exchanged, routing.rows))
     own = _own_experts(layout, moe)
     num_home = routes.tokens.shape[1]
-    # From one device to another at most, and in all.
+    # Most rows from one device to another, and in all.
     num_in_blocks = blocks.capacity * blocks.rows
     most = min(routes.gates.shape[1] * min(moe.experts_per_token, own), num_home, num_in_blocks)
     num_between = min(num_peers * most, num_in_blocks) if routing.rows else num_in_blocks
@@ -449,7 +449,7 @@ def _ways_of_rows(
         with jax.named_scope(rows_by_even_load(op, routes.num_even * num_copies)):
             if platform().ragged_exchange:
                 return ragged_exchange(rows, way, num_rows, axes=routing.rows)
-            if op == "all_gather":  # of rows that lie close
+            if op == "all_gather":  # of packed rows
                 return _arrived(lax.all_gather(rows, routing.rows), way, num_rows)
             sent = _sent(rows, way, num_between)
             return lax.psum_scatter(sent, routing.rows, scatter_dimension=0)
@@ -480,11 +480,11 @@ class _Ways(NamedTuple):
 
 
 def _ways(counts: Array, at: Array, routing: RowRouting, own: int, block: int, num_between: int) -> _Ways:
-    """The beginnings of all pieces. counts[s, p, E]: rows of one round; at: where they begin at home."""
+    """All pieces of one pass. counts[s, p, E]: its rows; at: their first indices on the senders."""
     here = lax.axis_index(routing.exchanged)
     copy = lax.axis_index(routing.rows) if routing.rows else 0
     mine = counts[copy]  # [p, E]
-    experts = _experts_of(routing, own, counts.shape[1])  # [p, e] those of each device
+    experts = _experts_of(routing, own, counts.shape[1])  # [p, e] of each device
     # Rows of each device's experts, by the device that they come from: [from, p, e].
     pieces = mine[:, experts]
     starts = _first_rows(jnp.sum(pieces, axis=0), 1 if routing.rows else block)
@@ -537,7 +537,7 @@ def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> A
     arrives = zeros_beside((rows,), (num_rows, rows.shape[-1]), rows.dtype)
     sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
     arrives = lax.ragged_all_to_all(rows, arrives, *sent, axis_name=axes)
-    # XLA's instruction has no name of its own: it takes that of the rounding that changes nothing.
+    # XLA's instruction gets no name of its own: it takes the name of this rounding, which changes nothing.
     kind = jnp.finfo(rows.dtype)
     return lax.reduce_precision(arrives, kind.nexp, kind.nmant)
 
@@ -548,7 +548,7 @@ def _sent(rows: Array, way: Pieces, most: int) -> Array:
 
 
 def _arrived(rows: Array, way: Pieces, num_rows: int) -> Array:
-    """[num_rows, D]: the rows[p, most, D] of each device, as `_sent` has them, where they belong."""
+    """[num_rows, D]: the rows[p, most, D] of each device, as `_sent` made them, in their final places."""
     places = jnp.reshape(_places(way.receive_at, way.received, rows.shape[1], num_rows), -1)
     source = jnp.full(num_rows, len(places), jnp.int32)
     source = source.at[places].set(jnp.arange(len(places), dtype=jnp.int32), mode="drop")
@@ -569,7 +569,7 @@ def _places(at: Array, sizes: Array, most: int, none: int) -> Array:
 
 
 def _of_rows(layout: Layout, last: Any = None, dims: int = 3) -> PartitionSpec:
-    """The sharding of arrays of which each device has its own, along the first dimension."""
+    """The sharding of arrays with one entry a device, along the first dimension."""
     first = row_routing(layout).devices or None
     return PartitionSpec(first, *[None] * (dims - 2), *([last] if dims > 1 else []))
 
