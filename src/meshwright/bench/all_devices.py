@@ -32,11 +32,11 @@ def local_hardware(spec: str) -> Hardware:
     """
     hardware = catalog.load(spec)
     kind, needed = hardware.chip.kind, hardware.num_chips
-    found = jax.devices()
-    if found[0].platform != kind or len(found) < needed:
+    devices = jax.devices()
+    if devices[0].platform != kind or len(devices) < needed:
         cure = f"; set JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
         raise DeviceError(
-            f"{spec}: JAX sees {len(found)} {found[0].platform} devices, not {needed} {kind} devices"
+            f"{spec}: JAX sees {len(devices)} {devices[0].platform} devices, not {needed} {kind} devices"
             f"{cure if hardware.chip.platform.virtual else ''}"
         )
     return hardware

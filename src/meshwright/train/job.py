@@ -195,9 +195,9 @@ def _check_start(folder: Path, planned: ModelConfig) -> None:
         raise CheckpointError(
             f"--from {folder}: there are no *.safetensors; name the folder of a Hugging Face checkpoint"
         )
-    there = read_model(folder)
+    model = read_model(folder)
     for field_ in fields(ModelConfig):
-        stored, wanted = getattr(there, field_.name), getattr(planned.base, field_.name)
+        stored, wanted = getattr(model, field_.name), getattr(planned.base, field_.name)
         if stored != wanted and field_.name not in ("name", "max_seq_len"):
             raise PlanError(
                 f"--from {folder}: its model has {field_.name} = {stored} and the plan's has {wanted};"
@@ -207,11 +207,10 @@ def _check_start(folder: Path, planned: ModelConfig) -> None:
 
 def _check_same_model(run: Path, trained: ModelConfig, planned: ModelConfig) -> None:
     for field_ in fields(ModelConfig):
-        there, here = getattr(trained, field_.name), getattr(planned, field_.name)
-        if there != here:
+        old, new = getattr(trained, field_.name), getattr(planned, field_.name)
+        if old != new:
             raise PlanError(
-                f"run {run}: its model has {field_.name} = {there} and the plan's has {here}; "
-                "name another --run"
+                f"run {run}: its model has {field_.name} = {old} and the plan's has {new}; name another --run"
             )
 
 
