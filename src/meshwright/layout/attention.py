@@ -23,7 +23,7 @@ BLOCK, SMALL_BLOCK = 512, 128
 def why_no_flash(
     platform: Platform, capability: float | None, config: ModelConfig, layout: Layout, seq_len: int
 ) -> str | None:
-    """The reason for which no kernel takes attention over sequences of `seq_len` tokens; None if one does.
+    """Why no flash kernel runs attention over `seq_len` tokens; None if one does.
 
     capability: compute capability of an NVIDIA GPU; None for other chips.
     """
@@ -48,7 +48,7 @@ def why_no_flash(
 
 
 def lacks_flash(config: ModelConfig, hardware: Hardware, layout: Layout, seq_len: int) -> str | None:
-    """`why_no_flash` on these chips; None for other software, which has a kernel for everything."""
+    """`why_no_flash` on `hardware`; None for other software, assumed to have kernels for everything."""
     chip = hardware.chip
     if not hardware.software.is_ours:
         return None
@@ -56,7 +56,7 @@ def lacks_flash(config: ModelConfig, hardware: Hardware, layout: Layout, seq_len
 
 
 def why_no_paged(platform: Platform, config: ModelConfig, layout: Layout, queries: int = 1) -> str | None:
-    """The reason for which no kernel attends to a cache in rows of `queries`; None if one does."""
+    """Why no kernel attends to a cache in rows of `queries`; None if one does."""
     if platform.paged is None:
         return f"{platform.plural} have none"
     kept = layout.activation("k", "BKSH")

@@ -1,4 +1,4 @@
-"""Contractions of activations with weights under a Layout: which operands move, and over which axes."""
+"""Contractions of activations with weights under a Layout, with the reshards of their operands."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,8 +53,8 @@ class InputGroup(NamedTuple):
 def input_groups(layout: Layout, specs: Mapping[str, str]) -> list[InputGroup]:
     """Contractions of one input, grouped by the reshard of the input.
 
-    There is one group, unless some weights are split over axes that others repeat, as those of keys with
-    replicated heads.
+    There is one group, unless some weights are split over axes that others repeat, such as weights of keys
+    with replicated heads.
     """
     groups: dict[Reshard, dict[str, Contraction]] = {}
     for name, spec in specs.items():

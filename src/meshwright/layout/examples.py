@@ -1,4 +1,4 @@
-"""Examples of layouts, one a feature, and in which phases each runs: what `mw support` and its page show."""
+"""Examples of layouts, one a feature, with the phases that each runs: the table of `mw support`."""
 
 from collections.abc import Mapping, Sequence
 

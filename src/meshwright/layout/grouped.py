@@ -24,9 +24,9 @@ _SUMMED = 4
 class Blocks(NamedTuple):
     """The blocks of one device.
 
-    rows: rows of a block. most: their largest number. even: their number by even load. capacity: blocks of a
-    pass. together: blocks of an expert whose gradient of its weight is one product. sums: number of these
-    products by even load. Numbers, or arrays with a number for each of many layouts.
+    rows: rows a block. most: maximum number of blocks. even: number of blocks under even load.
+    capacity: blocks a pass. together: blocks of one expert that share one product for the weight's gradient.
+    sums: number of such products under even load. Fields are numbers, or arrays with one for each layout.
     """
 
     rows: Any
@@ -75,10 +75,10 @@ def blocks_of(
 class Crossing(NamedTuple):
     """The tokens that a device sends, in a pass, to the devices of its own place in all nodes.
 
-    num_nodes: number of nodes. own: tokens of the device. capacity: rows of experts on one node that end in a
-    pass. tokens: most tokens to one node in a pass. rows: most rows that are made of these there. passes:
-    passes of the worst load. even: tokens to all nodes by even load. Numbers, or arrays with a number for
-    each of many layouts.
+    own: tokens of the device. capacity: rows for the experts of one node that a pass completes.
+    tokens: maximum tokens to one node in a pass. rows: maximum rows that the node makes of these tokens.
+    passes: passes under the worst load. even: tokens to all nodes under even load. Fields are numbers, or
+    arrays with a number for each layout.
     """
 
     num_nodes: Any

@@ -3,8 +3,8 @@
 The planner emits it, the runner takes it, the audit checks it.
 
 The rules are tables from letters to mesh axes (rules.py): plain data, which plan.toml shows and a person may
-edit. What has a name in the field is written short, `data=2,fsdp=4,tensor=2,remat=full`, and expands to such
-tables (axes/, one record for each axis):
+edit. Methods with a name in the field have a short form, `data=2,fsdp=4,tensor=2,remat=full`. It expands to
+such tables (axes/, one record for each axis):
 
     data, fsdp   B of activations; fsdp also D of weights, which are gathered over it before use (ZeRO 3)
     tensor       N, K, F and V of weights and activations; with sequence_parallel also T where none of them is
@@ -80,7 +80,7 @@ class Layout:
 
     @classmethod
     def of(cls, **words: object) -> "Layout":
-        """The layout of these words of the short form; those left out have their defaults.
+        """The layout of these words of the short form; missing words have their defaults.
 
         >>> Layout.of(fsdp=64, tensor=8).mesh.num_devices
         512
@@ -181,7 +181,7 @@ class Layout:
         return cls(Mesh(mesh), rules, Schedule(**schedule), Precision(**precision))
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Mesh, rules, schedule and precision as tables without what is None; `from_dict` reads them back."""
+        """Mesh, rules, schedule and precision as tables without None; `from_dict` reads them."""
         schedule = {
             WORD_OF_FIELD.get(name, name): value
             for name, value in asdict(self.schedule).items()
@@ -196,7 +196,7 @@ class Layout:
         }
 
     def __str__(self) -> str:
-        """The short form as `--layout` reads it, without dtypes; or the mesh, where the rules have none.
+        """The short form as `--layout` reads it, without dtypes; the mesh if the rules have no short form.
 
         >>> print(Layout.of(fsdp=4, tensor=2, remat="full"))
         fsdp=4,tensor=2,remat=full
@@ -280,11 +280,11 @@ class Layout:
         return tuple(axis for axis in self.mesh if axis in split and self.mesh.size(axis) > 1)
 
     def weight(self, name: str, letters: str) -> ShardedArray:
-        """The sharding in which a weight is stored."""
+        """The stored sharding of a weight."""
         return self.rules.stored.weight(name, letters)
 
     def activation(self, name: str, letters: str) -> ShardedArray:
-        """The sharding of an activation (or a cache) with these letters."""
+        """The sharding of the activation or cache `name[letters]`."""
         return self.table.split(name, letters)
 
     @property

@@ -55,7 +55,7 @@ class Precision:
         return self.kv_dtype or self.compute_dtype
 
     def stored_dtype(self, path: str, param: Param) -> str:
-        """The type in which a weight is stored: `weights_dtype`, if the weight is quantised.
+        """The stored type of a weight: `weights_dtype`, if the weight is quantised.
 
         Embedding tables are int8 if weights are int4; routers, norms and biases are never quantised.
         """

@@ -1,6 +1,6 @@
-"""What runs here: the one place that the search, `mw train` and `mw serve` ask.
+"""Features that run here, for the search, `mw train` and `mw serve`.
 
-Everything can be planned. What nn/ does not run yet is named here, feature by feature.
+Every layout can be planned. This file lists the features that nn/ does not run yet.
 """
 
 from meshwright.dtypes import Phase, types_for
@@ -76,24 +76,24 @@ def emulated(layout: Layout, platform: Platform, chip: Chip | None = None) -> st
 
 
 def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:
-    """What of the layout does not run on this machine."""
+    """The feature of the layout that does not run on `hardware`, or None."""
     if layout.spmd_stages and layout.schedule.offload and not hardware.chip.platform.lanes_offload:
         return f"offload=true with schedule=lanes on {hardware.chip.name}"
     return hosts_lack(layout, hardware.num_hosts)
 
 
 def hosts_lack(layout: Layout, num_hosts: int) -> str | None:
-    """What of the layout does not run on so many hosts, each with a process that dispatches for itself."""
+    """The feature that does not run on `num_hosts` hosts, each with its own process, or None."""
     if layout.stage_programs and num_hosts > 1:
         return f"schedule={layout.schedule.pipeline} on {num_hosts} hosts"
     return None
 
 
 def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
-    """Whether the rows of experts have a fixed capacity, as in programs of static shapes, which run here.
+    """Whether the rows of experts have a fixed capacity, as in our programs of static shapes.
 
-    Layouts without a program here, such as stages on several hosts with programs of their own, are priced
-    like other software: with as many rows as there are.
+    Layouts without a program here, such as separate stage programs on several hosts, are priced like other
+    software: with the actual number of rows.
     """
     return hardware.software.static_rows and hosts_lack(layout, hardware.num_hosts) is None
 

@@ -104,7 +104,7 @@ def _needs(name: str) -> tuple[str, ...]:
 
 
 def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Clean words as those of (axes, Schedule, Precision), under the names that they have there."""
+    """Clean words split into fields of (axes, Schedule, Precision)."""
     form = {name: value for name, value in words.items() if name in DEFAULTS}
     schedule = {FIELD_OF_WORD[name]: value for name, value in words.items() if name in FIELD_OF_WORD}
     precision = {name: value for name, value in words.items() if name in _PRECISION}
@@ -112,7 +112,7 @@ def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], di
 
 
 def whole_form(words: Mapping[str, object]) -> ShortForm:
-    """All degrees and options, checked one by one and together; what is not said has its default."""
+    """All degrees and options, checked one by one and together; missing words have defaults."""
     form = {**DEFAULTS, **words}
     for name in DEGREES:
         check_positive(name, form[name])
@@ -129,7 +129,7 @@ def whole_form(words: Mapping[str, object]) -> ShortForm:
 
 
 def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
-    """The mesh and the rules that a whole form stands for under a schedule."""
+    """The mesh and the rules of a whole form under a schedule."""
     owner, cut = expert_owner(form)
     sizes: dict[str, int] = {}
     for axis in AXES:

@@ -1,4 +1,4 @@
-"""A Workload: how many sequences of how many tokens one step takes, and in which phase."""
+"""A Workload: the sequences of one step, their length, and the phase."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -15,9 +15,9 @@ PHASES = ("train", *get_args(Phase))
 
 @dataclass(frozen=True)
 class Workload:
-    """What one step eats: whole sequences of seq_len tokens.
+    """The input of one step: whole sequences of seq_len tokens.
 
-    phase: "train"; "prefill", of that many tokens of each; "generate", one more token of each, behind a
+    phase: "train"; "prefill" of seq_len tokens a sequence; "generate", one more token a sequence after a
     cache of seq_len positions.
     """
 

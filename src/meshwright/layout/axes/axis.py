@@ -120,10 +120,12 @@ class Ask:
 class Axis:
     """One mesh axis. A new axis is a file with its record, its test and a row in the table of axes.
 
-    turn: its place in the order in which a search chooses degrees; choices depend on those before.
-    options: its words in the short form other than its degree. always: whether every mesh has it.
-    is_ranks: whether its devices are data ranks, which take sequences of their own. needs: axes that need the
-    same degree for it to exist: it is cut out of them, and degrees of the others multiply to the chips.
+    turn: rank in a search, which chooses degrees by rising turn, each given the degrees chosen before.
+    options: its words in the short form other than its degree.
+    always: whether every mesh has it.
+    is_ranks: whether its devices are data ranks, each with separate sequences.
+    needs: the axes that it is cut out of; at the same degree as these it is valid. Degrees of axes without
+    needs multiply to the number of chips.
     takes_from: axes whose degrees its choices change.
     """
 
@@ -146,7 +148,7 @@ class Axis:
         """Add the rules of the axis."""
 
     def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
-        """Words of the axis by which rules were composed; form: the mesh's degrees and words read before."""
+        """Words of the axis that compose these rules; form: the mesh's degrees and words read before."""
         return {}
 
     def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:

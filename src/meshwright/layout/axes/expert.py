@@ -142,7 +142,7 @@ class ExpertNodes(Axis):
 
 
 def _nodes(owner: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
-    """Numbers of nodes to try: those of `cut` devices as inner axes place them, or any if conditions name it.
+    """Numbers of nodes to try: the nodes of `cut` devices, or any number if conditions name it.
 
     The list is empty if no token crosses to another node, and [1] if nodes need no names.
     """
@@ -158,9 +158,9 @@ def _nodes(owner: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
 
 
 def sums_as_matrices(config: ModelConfig) -> bool:
-    """Whether all gradients of experts are sums of matrices, with other data ranks or without.
+    """Whether all gradients of experts are sums of matrices, for any number of data ranks.
 
-    Gradients of biases are summed with those of matrices without data ranks, and apart from them with some.
+    False with biases: several data ranks sum their gradients separately from the matrices' gradients.
     """
     return config.moe is not None and not config.moe.expert_bias
 

@@ -61,7 +61,7 @@ class Fsdp(Axis):
         """FSDP over every degree that divides D, and two that pad it; ZeRO 1 and 2 over all data ranks.
 
         Each of them also over the ranks of `context`, if there are several. `inner` is tried only if a
-        condition names it: no published run to which prices were fitted has it.
+        condition names it: prices are not fitted to any published run with it.
         """
         ranks, context, d_model = ask.chips, form["context"], ask.config.d_model
         yield {"fsdp": 1}
@@ -110,7 +110,7 @@ def zero_stage(form: ShortForm) -> int:
 
 
 def shared_axes(form: ShortForm) -> tuple[str, ...]:
-    """The mesh axes over which arrays of the ZeRO stage are sharded."""
+    """The mesh axes that shard the arrays of the ZeRO stage."""
     shared = "fsdp" if form["fsdp"] > 1 else "data"
     with_expert = ("expert_nodes", "expert") if form["expert"] > 1 and form["expert_owner"] == shared else ()
     return (shared, *with_expert, *(("context",) if form["zero_context"] else ()))

@@ -34,10 +34,10 @@ _LETTERS = WIDE_LETTERS.replace("K", "")
 class KvReplicas(Axis):
     """N, F and V over `tensor` and then `kv_replicas`; K over `tensor` only, so G takes the replicas.
 
-    In generation the axes over which the heads leave a cache whole may split it otherwise: `cache=batch`
-    splits its sequences, cache[B_kv_replicas, S, K_tensor, H], `cache=sequence` its positions,
-    cache[B, S_kv_replicas, K_tensor, H]. Latents have no heads, so `tensor` does it too. With `cache=batch`
-    queries travel to the cache and sums of values back: two AllToAlls a layer.
+    In generation, axes that do not split the cache's heads may split another of its dimensions.
+    `cache=batch` splits sequences, cache[B_kv_replicas, S, K_tensor, H], and `cache=sequence` positions,
+    cache[B, S_kv_replicas, K_tensor, H]. Latents have no heads, so `tensor` is one of these axes too. With
+    `cache=batch` queries travel to the cache and sums of values back: two AllToAlls a layer.
     """
 
     def compose(self, tables: Composition) -> None:

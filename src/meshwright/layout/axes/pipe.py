@@ -18,9 +18,9 @@ _MOST_STAGES = 64
 
 
 class Pipe(Axis):
-    """No array is split over `pipe`: the schedule gives each stage its layers, and what it is handed.
+    """Pipeline stages: the schedule gives each stage its layers, and no array is split over `pipe`.
 
-    Where all stages run one program, weights are split by layer (L), and everything by vocabulary (V).
+    If all stages run one program, weights are split by layer (L), and all arrays by vocabulary (V).
     """
 
     def compose(self, tables: Composition) -> None:

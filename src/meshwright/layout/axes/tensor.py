@@ -98,7 +98,7 @@ def tensor_degrees(config: ModelConfig, num_chips: int) -> list[int]:
 
 
 def cached_heads(config: ModelConfig) -> int:
-    """Heads over which devices split attention in inference: query heads of latents, otherwise KV heads."""
+    """Heads that devices can split in inference: query heads with latents, otherwise KV heads."""
     return config.num_heads if config.mla else config.num_kv_heads
 
 

@@ -51,7 +51,7 @@ def gathered_keys(layout: Layout, name: str, letters: str = "BTKH") -> Reshard:
 
 @lru_cache(maxsize=8192)
 def _gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
-    """Queries are split by position, and by the axes of N beyond those of K, whose devices share KV heads."""
+    """Split queries by position, and by axes of N without K: their devices share KV heads."""
     projected = activations.split(name, letters)
     whole = projected.replace(axes={"T": ()})
     queries = activations.split("q", "BTNH")
@@ -83,7 +83,7 @@ def token_sharding(layout: Layout, name: str) -> ShardedArray:
 
 
 def single_tokens(layout: Layout) -> Layout:
-    """The layout of single tokens, such as those whose logits are wanted: T is not split."""
+    """The layout of single tokens, such as the last tokens for logits: T is not split."""
     if not layout.table.axes_of("T"):
         return layout
     return replace(layout, rules=_single_token_rules(layout.rules, layout.phase), phase="prefill")

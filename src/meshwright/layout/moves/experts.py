@@ -21,11 +21,13 @@ from meshwright.notation.einsum import Reshard, cotangent, mirrored
 class RowRouting(NamedTuple):
     """The mesh axes between tokens x[B, T, D] and the rows d[E, C, D] of a device's experts.
 
-    tokens: axes of B and T. experts: axes of E. columns: axes of M. exchanged: axes of E over which rows
-    travel. gathered: axes over which tokens are gathered before they are sorted. rows: axes over which rows
-    are gathered after they travelled, since columns are split over them. repeated: axes of E and M without
-    tokens of their own: each device has a part of the results of the same tokens. nodes: axes of E over which
-    a token travels once for all of its experts on a node, before its rows travel, or it is gathered, there.
+    tokens: axes of B and T. experts: axes of E. columns: axes of M.
+    exchanged: axes of E between which rows travel.
+    gathered: axes of the all-gather of tokens before sorting.
+    rows: axes of the all-gather of rows after they travelled, since columns are split over them.
+    repeated: axes of E and M that do not split tokens: each device has a part of the same tokens' results.
+    nodes: axes of E that a token crosses once for all of its experts on a node. Within the node, its rows
+    travel or the token is gathered.
     """
 
     tokens: Axes
@@ -133,7 +135,7 @@ def sorted_rows(layout: Layout, name: str) -> ShardedArray:
 
 
 def _fixed_axes(layout: Layout) -> Axes:
-    """The axes of E over which no row travels after it is sorted."""
+    """The axes of E that sorted rows do not cross."""
     if has_fixed_rows(layout):
         return ()
     way = row_routing(layout)
@@ -189,7 +191,7 @@ def tokens_from_experts(layout: Layout, name: str) -> Reshard:
 
 
 def to_nodes(layout: Layout, name: str, letters: str = "ECD") -> Reshard:
-    """The reshard of tokens' rows, one for each node that a token goes to, to that node.
+    """The reshard that sends each token, as one row a node, to the nodes of its experts.
 
     Each node receives the gates of these rows, E, for its own experts.
 
@@ -206,7 +208,7 @@ def to_nodes(layout: Layout, name: str, letters: str = "ECD") -> Reshard:
 def gathered_in_node(layout: Layout, name: str, letters: str = "ECD") -> Reshard:
     """The reshard of a node's tokens to the rows of all devices with columns of its experts.
 
-    Each of these devices adds to their cotangents. Nothing moves if rows travel there.
+    Each such device adds to the rows' cotangents. Nothing moves if rows travel within the node.
     """
     given, gathered = to_nodes(layout, name, letters).used, row_routing(layout).gathered
     used = given.replace(axes={"C": tuple(axis for axis in given.axes_of("C") if axis not in gathered)})
