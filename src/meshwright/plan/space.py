@@ -1,8 +1,8 @@
 """The layouts that a search considers, each with its memory and its time.
 
 A layout is a mesh (how many chips each axis takes), a microbatch, a schedule and a remat policy.
-Meshes that do not divide the model, the sequence or the batch are left out. Those that have the same
-operations and collectives are recorded and priced together (cost/many.py).
+Meshes that do not divide the model, the sequence or the batch are left out. Meshes with the same operations
+and collectives are recorded and priced together (cost/many.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,8 +41,8 @@ _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat", "offload")
 class Considered(NamedTuple):
     """One layout for a batch that it divides, whose price is not itemised yet.
 
-    bytes_per_chip: at the peak. host_bytes: in the host's memory, for a chip. stages, place: where its price
-    is.
+    bytes_per_chip: peak memory. host_bytes: host memory per chip. stages: prices of its group of layouts.
+    place: its index in `stages`.
     """
 
     bytes_per_chip: float
@@ -59,12 +59,12 @@ class Considered(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """What its step takes, the pipeline simulated."""
+        """Seconds of a step, with the pipeline simulated."""
         return self._slowdown * self.stages.step_seconds(self.place, self.schedule)
 
     @property
     def least_seconds(self) -> float:
-        """What its step takes at least."""
+        """Lower bound on the seconds of a step."""
         return self._slowdown * float(self.stages.least_seconds([self.place], self.schedule)[0])
 
     @property
@@ -83,15 +83,15 @@ class Considered(NamedTuple):
 
     @property
     def lacking_bytes(self) -> float:
-        """Bytes that it needs and a chip, or its share of the host, has not; 0 where it fits."""
+        """Bytes by which it exceeds a chip's memory or its share of the host's; 0 if it fits."""
         return self.stages.family.chip.lacking_bytes(self.bytes_per_chip, self.host_bytes)
 
 
 class Space:
-    """The layouts of one model and machine that share `base`'s dtypes, each for a batch that it divides.
+    """The layouts of one model and machine with `base`'s dtypes, each for a batch that it divides.
 
-    batch_within: the share by which that batch may differ from the workload's. given: what every layout
-    must meet.
+    batch_within: the share by which the batch may differ from the workload's.
+    given: conditions on every layout.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Space:
         return {is_spmd: base.replace(grouped=True) for is_spmd, base in self._bases.items()}
 
     def _bases_of(self, pipe: int, running: bool) -> list[Layout]:
-        """The base with the rules of each kind of schedules that are searched for these stages."""
+        """The base under each kind of schedule (SPMD or not) that a search tries at `pipe` stages."""
         key = pipe, running
         if key not in self._bases_by_stages:
             self._bases_by_stages[key] = [
@@ -169,14 +169,14 @@ class Space:
         return bool(self._chunks(record, pipe))
 
     def _chunks(self, record: PipelineSchedule, pipe: int) -> list[int]:
-        """The numbers of chunks that are searched for these stages and meet the conditions."""
+        """Numbers of chunks to search at `pipe` stages, as far as conditions allow."""
         if not self._meets("schedule", record.name):
             return []
         chunks = record.searched(pipe, self.config.num_layers, every="interleave" in self._given_schedule)
         return [count for count in chunks if self._meets("interleave", count)]
 
     def _holds(self, form: ShortForm, chosen: Mapping[str, Any]) -> bool:
-        """Whether layouts with these words can meet the conditions and divide the batch.
+        """Whether layouts with the chosen words can meet the conditions and divide the batch.
 
         Data ranks of the axes so far divide the ranks of all: if they divide no batch, no more are chosen.
         """
@@ -185,7 +185,7 @@ class Space:
         return all(one.holds(chosen[one.field]) for one in self._of_mesh if one.field in chosen)
 
     def _divides(self, shards: int) -> bool:
-        """Whether so many data ranks divide one of the batches."""
+        """Whether `shards` data ranks divide one of the batches."""
         return self._batches[-1] // shards * shards >= self._batches[0]
 
     def _is_given(self, mesh: Layout) -> bool:
@@ -210,7 +210,7 @@ class Space:
                         waiting += [(other, more) for other in self.next_savings(saving, group.pipe)]
 
     def groups(self, meshes: Iterable[Layout]) -> Iterator["Group"]:
-        """The meshes by microbatches, those together that are priced at once and have as many stages."""
+        """Meshes grouped for pricing together, with equal microbatches and numbers of stages."""
         families: dict[tuple, list[Member]] = {}
         patterns: dict[tuple[Rules, bool, bool, bool], Rules] = {}
         seq_len = self.workload.seq_len
@@ -229,7 +229,7 @@ class Space:
                 yield Group(self, family, pipe)
 
     def microbatches(self, mesh: Layout) -> list[tuple[int, int]]:
-        """(microbatches, sequences) of steps: as many whole sequences for each microbatch of a data rank.
+        """(microbatches, sequences) of steps with equal microbatches of whole sequences on each data rank.
 
         Interleaved schedules take microbatches in rounds of `pipe`.
         """
@@ -250,9 +250,9 @@ class Space:
                 yield microbatches, num_sequences
 
     def _microbatch_sizes(self, shards: int, context: int) -> list[int]:
-        """Sequences of a microbatch on one data rank, about twice as many each.
+        """Sequences of a microbatch on one data rank to try, about doubling.
 
-        Those that divide the rank's share, and powers of two where these are far apart.
+        Divisors of the rank's share, with powers of two if divisors are far apart.
         """
         share = max(1, nearest_multiple(self.workload.num_sequences, shards) // shards)
         dividing = divisors(share) if "microbatches" in self._given_schedule else _spread(divisors(share))
@@ -289,7 +289,7 @@ class Space:
         return on_chip[:1] or offloaded
 
     def next_savings(self, saving: Saving, pipe: int) -> Sequence[Saving]:
-        """What is tried where `saving` does not fit: the next remat policy, and the same one offloaded."""
+        """Policies to try if `saving` does not fit: the next remat policy, and `saving` with offload."""
         on_chip, offloaded = self._savings(pipe)
         if saving.offload:
             return ()
@@ -297,14 +297,14 @@ class Space:
         return [*on_chip[place : place + 1], *(one for one in offloaded if one.remat == saving.remat)]
 
     def tries_next(self, choice: Considered) -> bool:
-        """Whether another policy is tried: for what does not fit, and for a policy that is not run."""
+        """Whether to try another policy: `choice` does not fit, or its policy does not run."""
         return choice.lacking_bytes > 0 or choice.remat == "attention"
 
     def _savings(self, pipe: int) -> tuple[Sequence[Saving], Sequence[Saving]]:
-        """Policies that save on the chip, the one that recomputes least first, and in the host's memory.
+        """Policies that save on the chip, by rising recomputation, and policies with offload.
 
-        The second are searched if `offload` is given, and on platforms that hide the transfers
-        (`Platform.hides_offload`) without stages, with which they do not run.
+        Offload is searched if conditions name it. On platforms that hide the transfers
+        (`Platform.hides_offload`) it is also searched without stages; with stages it does not run.
         """
         asked = any(one.field == "offload" for one in self._of_schedule)
         asked = asked or (pipe == 1 and self.hardware.chip.platform.hides_offload)
@@ -322,7 +322,7 @@ def _schedules_of(is_spmd: bool, pipe: int) -> Iterator[PipelineSchedule]:
 
 
 class Group:
-    """The members of a family that have as many stages. A place is that of one among them."""
+    """The members of a family with equal numbers of stages. A place is a member's index."""
 
     def __init__(self, space: Space, family: Family, pipe: int) -> None:
         self.space, self.family, self.pipe = space, family, pipe
@@ -341,7 +341,7 @@ class Group:
         return sum(map(len, self.schedules.values()))
 
     def least_seconds_of(self, schedule: str, interleave: int, saving: Saving, places: Sequence[int]) -> Any:
-        """What a step takes at least with the members at `places`, an array of one number for each."""
+        """Lower bounds on the seconds of a step, an array with one for each of the members at `places`."""
         stages = self.family.stages(schedule, self.pipe, interleave, saving)
         return self._slowdown * stages.least_seconds(places, schedule)
 

@@ -1,7 +1,7 @@
-"""The best layouts to train a model on a machine, ranked by the cost model, and why.
+"""Search for the best layouts to train a model on a machine, by the cost model.
 
-Every layout of plan/space.py is considered, with its memory and its time. Those that rank are priced
-once more by cost/step.py, which says what their time consists of.
+plan/space.py gives every layout with its memory and its time. cost/step.py prices the ranked layouts again
+and itemises their time.
 """
 
 import time
@@ -59,11 +59,11 @@ class Faster:
 
 @dataclass(frozen=True)
 class Search:
-    """Candidates, best first; those that do not fit come last.
+    """Candidates, best first; candidates that do not fit come last.
 
-    workload: what they were priced for. notices: what is to be said before they are shown: the batch where
-    it is not the one asked for, and that nothing of what is ranked runs. faster: None where no layout is more
-    than 2% faster than the best of those that run.
+    workload: the planned workload. notices: sentences to show first, if the planned batch is not the
+    requested one or no ranked layout runs. faster: a layout that does not run and is more than 2% faster than
+    the best runnable one, or None.
     """
 
     candidates: tuple[Candidate, ...]
@@ -114,9 +114,9 @@ def price(
 ) -> Candidate:
     """One layout, priced, with its innermost axes on the innermost links.
 
-    whole: refuse microbatches of part of a sequence, which no step takes; published rows may have them.
-    graph: of a microbatch, where it is recorded already.
-    Raises LayoutError where the layout does not divide or has another chip count.
+    whole: refuse microbatches of part of a sequence. No step takes them, but published rows may have them.
+    graph: the recorded graph of a microbatch, if known.
+    Raises LayoutError if the layout does not divide or has another chip count.
     """
     layout.precision.check_trains()
     check_enough(workload, layout)
@@ -139,10 +139,11 @@ def price(
 def price_alone(
     config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Sequence[Layout]
 ) -> Search:
-    """The search that looked at one layout, in the fastest of the dtypes in which `layouts` has it.
+    """A Search of one layout, in the fastest dtype of `layouts`.
 
-    Its batch is the nearest that the layout divides. Raises LayoutError where the layout does not divide the
-    model, has more ranks than there are sequences, or another number of devices than the machine.
+    layouts: the layout in each dtype to compare. The batch is the nearest that the layout divides. Raises
+    LayoutError if the layout does not divide the model, has more ranks than the batch has sequences, or
+    another number of devices than the machine.
     """
     started = time.perf_counter()
     for layout in layouts:
@@ -164,13 +165,13 @@ def only(
     seconds: float = 0.0,
     notices: tuple[str, ...] = (),
 ) -> Search:
-    """The search that found one layout alone."""
+    """A Search with a single candidate."""
     said = tuple(assumptions(config, workload, candidate))
     return Search((candidate,), 1, seconds, said, workload, notices)
 
 
 def well_placed(candidate: Candidate) -> Candidate:
-    """The candidate with each axis on the links with which its step is shortest."""
+    """The candidate in the placement of axes on links with the shortest step."""
     layout, hardware = candidate.layout, candidate.hardware
     placements = at_step_rates(hardware).placements(layout.mesh)
     costs = [StepPricer(candidate.graph, layout, hardware, placement).cost() for placement in placements]
@@ -193,11 +194,12 @@ def search(
     num_ranked: int = NUM_RANKED,
     on_progress: Callable[[int], None] | None = None,
 ) -> Search:
-    """The `num_ranked` best layouts by step time, or those that come nearest to fitting.
+    """The `num_ranked` best layouts by step time, or the nearest to fitting.
 
-    given: what every layout must meet. runnable: True ranks what runs, False whatever can be planned; by
-    default what runs, or all where nothing does. batch_within: shares by which the batch may differ from the
-    workload's, each tried where those before it have no layout. Raises PlanError where no layout divides.
+    given: conditions on every layout. runnable: True ranks runnable layouts, False all layouts; None ranks
+    runnable layouts, or all if none is runnable. batch_within: shares by which the batch may differ from the
+    workload's. A later share is tried only if no earlier one has a layout. Raises PlanError if no layout
+    divides.
     """
     started = time.perf_counter()
     scout = _Scout(config, hardware, weights_dtype, compute_dtypes, tuple(given), on_progress)
@@ -257,7 +259,7 @@ class _Scout:
     def pool(
         self, workload: Workload, runnable: bool | None, batch_within: Sequence[float]
     ) -> tuple[Fastest, bool]:
-        """The layouts out of which the best gives the batch, and whether they are those that run."""
+        """The layouts considered for every batch, and whether they are limited to runnable ones."""
         asked, found = workload.num_sequences, Fastest([])
         some_run = why_not(self._config, self._bases[0]) is None
         for runs in [True] * (runnable is not False and some_run) + [False] * (runnable is not True):
@@ -268,7 +270,7 @@ class _Scout:
         return found, bool(runnable)
 
     def nearest(self, workload: Workload, *, runs: bool) -> Fastest:
-        """The layouts that take the workload's own batch: what runs, or all."""
+        """The layouts for exactly the workload's batch; runs: only runnable ones."""
         return self._fastest(self._groups(workload, 0.0, runs=runs or None), None, runs=runs)
 
     def _fastest(self, groups: Iterable[Group], asked: int | None, *, runs: bool) -> Fastest:
@@ -276,9 +278,9 @@ class _Scout:
         return Fastest(groups, asked=asked, wanted=wanted)
 
     def narrow(self, pool: Fastest, asked: Workload, planned: Workload, *, runs: bool) -> None:
-        """Leaves in the pool what takes the planned batch, all of it.
+        """Keep in the pool only layouts of the planned batch, and add the missing ones.
 
-        A mesh of few shards divides a batch nearer to the one asked for, too, which the pool has it for.
+        Meshes of few shards are missing: the pool has them for a divisible batch nearer to the requested one.
         """
         few = _few_shards(asked, planned)
         self._few = list(self._groups(planned, 0.0, runs=runs or None, most_shards=few)) if few else []
@@ -295,7 +297,7 @@ class _Scout:
     def _groups(
         self, workload: Workload, within: float, *, runs: bool | None, most_shards: float = inf
     ) -> Iterator[Group]:
-        """The groups of meshes that run, that do not, or, where `runs` is None, of all."""
+        """The groups of meshes that run, that do not run, or of all meshes if `runs` is None."""
         for space in self.spaces(workload, within, self._given):
             meshes = (
                 mesh
@@ -339,14 +341,14 @@ def _few_shards(asked: Workload, planned: Workload) -> int:
 
 
 def _takes(num_sequences: int, few: int) -> Callable[[Considered], bool]:
-    """Whether a layout takes so many sequences on a mesh of more than `few` shards."""
+    """Test for layouts with `num_sequences` sequences on a mesh of more than `few` shards."""
     return lambda one: one.num_sequences == num_sequences and one.mesh.num_batch_shards > few
 
 
 def _planned_batch(pool: Fastest, asked: int) -> int:
-    """The batch nearest to the `asked` sequences at which some layout takes them about as soon as any.
+    """The batch nearest to `asked` sequences among the batches of the fastest layouts.
 
-    About: within TIE. Where nothing fits, at which some layout needs about as little memory as any.
+    A layout counts as fastest within TIE of the minimum. If no layout fits, lacking bytes replace seconds.
     """
     best, near = None, set[int]()
     for seconds, choice in pool:
@@ -361,12 +363,12 @@ def _planned_batch(pool: Fastest, asked: int) -> int:
 
 
 def _distance(number: int, asked: int) -> tuple[int, int]:
-    """Smaller for what is nearer to `asked`; of two as near the larger."""
+    """Sort key by distance from `asked`; at equal distance the larger number comes first."""
     return abs(number - asked), -number
 
 
 def _best(layouts: Fastest, num_ranked: int) -> list[Layout]:
-    """The fastest that fit, and the plainest that ties with them; or those that come nearest to fitting."""
+    """The fastest layouts that fit, plus the plainest that ties; or the nearest to fitting."""
     fastest = list(islice(layouts, num_ranked))
     if not fastest:
         nearest = nsmallest(num_ranked, layouts.lacking, key=lambda choice: choice.lacking_bytes)
