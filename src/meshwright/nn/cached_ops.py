@@ -1,11 +1,11 @@
 """The operations of the forward pass for inference: a layer at a time, over a cache of pages.
 
 A step takes tokens of many sequences at once, as x[B, 1, D] with one token per row: the rows of a batch of
-prompts and answers need not be equally long. Products are of all of them; attention alone knows sequences.
+prompts and answers need not be equally long. Products are over all tokens; only attention knows sequences.
 
-Weights lie a layer an array, what is summed over last: wq[N, H, D], w_out[D, F]. So XLA for CPU reads one
-row's product x W^T at memory speed and copies nothing (12 x 768 x 2048 in f32, one row: 11 ms, as W[D, F] 18;
-bf16, 16 rows: 32 and 37; jax 0.10.2, two shared cores); stacked, each layer's weights are copied out first.
+Each layer has an array of weights, with summed dimensions last: wq[N, H, D], w_out[D, F]. So XLA for CPU
+reads one row's product x W^T at memory speed and copies nothing (12 x 768 x 2048 in f32, one row: 11 ms, as
+W[D, F] 18; bf16, 16 rows: 32 and 37; jax 0.10.2, two shared cores). A stack's layers are copied first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,17 +54,17 @@ from meshwright.notation.einsum import Contraction, Reshard
 
 Params = dict[str, Any]
 
-# Matrices that are not, or not only, multiplied by rows: looked up, absorbed, or of a router.
+# Matrices with other uses than products of rows: looked up, absorbed, or of a router.
 _READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up"}
 _BEFORE_ATTENTION = {"wq_bias", "wk_bias", "wv_bias"}
-# Weights that are multiplied by one input, and lie as one where that is faster.
+# Weights that are multiplied by one input, stored as one array on platforms where that is faster.
 _OF_ONE_INPUT = ("wq", "wk", "wv"), ("w_gate", "w_in"), ("shared_gate", "shared_in")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["sizes"])
 @dataclass(frozen=True)
 class Joined:
-    """Weights of one input as one, in the place of the first: `sizes` of its first dimension are of each."""
+    """Weights of one input joined in the first one's place: `sizes` are of their first dimensions."""
 
     weight: Any
     sizes: tuple[int, ...]
@@ -73,13 +73,13 @@ class Joined:
 @partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=[])
 @dataclass(frozen=True)
 class Elsewhere:
-    """In the place of a weight that is part of a Joined one."""
+    """Placeholder of a weight that is part of a Joined one."""
 
 
 class InferenceOps(JaxOps):
-    """Runs `models/transformer.py` on weights as `layered` and a PagedCache. Call under `jax.set_mesh`.
+    """Operations of `models/transformer.py` on weights from `layered` and a PagedCache, under `jax.set_mesh`.
 
-    Products with weights in panels are those of kernels.py.
+    Products with weights in panels run in kernels.py.
     """
 
     def einsums(self, x: Array, weights: Mapping[str, Any], **specs: str) -> tuple[Array, ...]:
@@ -107,7 +107,7 @@ class InferenceOps(JaxOps):
             return apply_reshard(plan.out_reshard, y)
 
     def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels) -> Array:
-        """The product of operands as computed on, of weights in int8 and fp8 with x in that type."""
+        """The product of operands in their computed types; weights in int8 and fp8 meet x in that type."""
         there = partition_spec(plan.product)
         if isinstance(w, Panels):
             return einsum_of_rows(kernels.product, spec, x, w.numbers, there)
@@ -191,9 +191,9 @@ class InferenceOps(JaxOps):
         scale: float | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, Any]:
-        """Writes keys and values of the step's tokens to their pages, then reads each sequence's own.
+        """Attention over pages: writes keys and values of the step's tokens, then reads each sequence's own.
 
-        Those that another layer has made are there.
+        A layer that shares keys and values writes none: another layer has written them.
         """
         if cache is None:
             how = {"softcap": softcap, "scale": scale, "sinks": sinks}
@@ -310,7 +310,7 @@ class InferenceOps(JaxOps):
 
 
 def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
-    """The einsum as `InferenceOps` has it of XLA."""
+    """The einsum by XLA, summed in float32, in the form that is fastest on the platform."""
     if x.shape[:2] == (1, 1) and spec.startswith("B") and _is_paired(x):
         return _product(spec, jnp.concatenate([x, x]), w, out_sharding)[:1]
     if spec.startswith("B") and w.ndim > 2:
@@ -334,7 +334,7 @@ def _is_paired(x: Array) -> bool:
 def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
     """The einsum with w[N, H, D] as [N·H, D]: XLA for CPU would copy it transposed, every step.
 
-    On a 134M LLaMA a step with one row took 245 ms, most of it for these copies (jax 0.10.2, two busy cores).
+    On a 134M LLaMA a step with one row took 245 ms, mostly for such copies (jax 0.10.2, two busy cores).
     """
     _, rhs, out = spec.replace("->", ",").split(",")
     kept = [letter for letter in rhs if letter in out]
@@ -364,7 +364,7 @@ def _spec_like(x: Array, *parts: Any) -> PartitionSpec:
 
 
 def _letters_there(plan: Contraction) -> str:
-    """The letters of a weight's array: what the product sums over last."""
+    """The letters of a weight's stored array, with summed letters last."""
     einsum = plan.einsum
     return "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
 
@@ -389,7 +389,7 @@ def _by_token(out: Array) -> Array:
 
 
 def _in_order(reshard: Reshard, letters: str) -> Reshard:
-    """The same move of an array whose dimensions lie in the order of `letters`."""
+    """The same reshard for an array with its dimensions in the order of `letters`."""
     given, used = _transposed(reshard.given, letters), _transposed(reshard.used, letters)
     return Reshard(given, used, _transposed(reshard.yielded, letters))
 
@@ -399,11 +399,11 @@ def _transposed(array: ShardedArray, letters: str) -> ShardedArray:
     return ShardedArray(array.name, tuple(letters), axes, array.unreduced)
 
 
-# Parameters, a layer an array
+# Parameters, an array for each layer
 
 
 def stored_letters(param: Param) -> str:
-    """The letters of one layer's array: without the layer, of matrices what is summed over last.
+    """The letters of one layer's array: without the layer, and for matrices with summed letters last.
 
     >>> stored_letters(Param("LDNH")), stored_letters(Param("LD", "ones")), stored_letters(Param("VD"))
     ('NHD', 'D', 'VD')
@@ -424,8 +424,8 @@ def layered(
 ) -> Params:
     """The parameters of `nn/params.py` with an array a layer, as InferenceOps reads them.
 
-    with_panels: what can lie in panels does, for the products of kernels.py, which must be there. Takes the
-    arrays out of `params` one by one, so that memory holds at most one parameter twice.
+    with_panels: store every eligible weight in panels, for the products of kernels.py, which must be
+    available. Takes the arrays out of `params` one by one, so that memory holds at most one parameter twice.
     """
     stacks = {name: dict(node) for name, node in params.items() if isinstance(node, Mapping)}
     plain = {name: node for name, node in params.items() if not isinstance(node, Mapping)}
@@ -448,7 +448,7 @@ def layered(
 
 
 def _cut(param: Param, dtype: str, types: Any, whole: Array, row: Array | None) -> Any:
-    """One layer's array out of a stack, what is summed over last, stored as `dtype`, of these types."""
+    """One layer's array out of a stack, with summed dimensions last, stored as `dtype` in the given types."""
     one = whole if row is None else lax.dynamic_index_in_dim(whole, row, keepdims=False)
     letters = of_a_layer(param.letters)
     turned = jnp.transpose(one, [letters.index(letter) for letter in stored_letters(param)])
@@ -499,7 +499,7 @@ def _with_joined(params: Params, mesh: jax.sharding.Mesh, concatenate: Callable)
 
 
 def _can_be_joined(parts: Sequence[Any]) -> bool:
-    """Whether they are alike but for their first dimensions, and no axis splits them."""
+    """Whether parts differ only in their first dimensions, and no axis splits them."""
     alike = {
         (jax.tree.structure(part), *((leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(part)))
         for part in parts
@@ -540,9 +540,9 @@ def _type(
 
 
 def passes_over_zeros(config: ModelConfig, layout: Layout) -> bool:
-    """Whether, with panels, rows of zeros stay zeros through all layers, so that no product is of them.
+    """Whether, with panels, rows of zeros stay zeros through all layers, so that products may skip them.
 
-    Biases make others of them, but those of queries, keys and values: attention of nobody's token is zero.
+    Biases make them nonzero, except biases of queries, keys and values: attention of a padding token is zero.
     """
     of_layers = {path: param for path, param in parameters(config).items() if "/" in path}
     matrices = {path: param for path, param in of_layers.items() if param.init == "normal"}
@@ -552,7 +552,7 @@ def passes_over_zeros(config: ModelConfig, layout: Layout) -> bool:
 
 
 def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Param) -> bool:
-    """Whether products alone read the weight, where it is stored and in the type in which it is."""
+    """Whether only products read the weight, in its stored sharding and type."""
     name, dtype = path.rpartition("/")[2], layout.precision.stored_dtype(path, param)
     is_of_products = param.init == "normal" and name not in _READ_OTHERWISE and "E" not in param.letters
     if not is_of_products or (name == "embed" and not config.tied_embeddings):

@@ -1,8 +1,8 @@
-"""What every device runs on its own blocks, also within a stage of a pipeline.
+"""Functions that every device runs on its own blocks, also within a stage of a pipeline.
 
 A `shard_map` that is mapped over stages takes their dimension whole: every device is sent the blocks of all
-stages, and computes on them (jax 0.10.2, whose rule for explicit axes has None there). Here it is split over
-`pipe`, as all that stages have is.
+stages, and computes on them (jax 0.10.2, whose rule for explicit axes has None there). Here the dimension is
+split over `pipe`, as it is for all arrays of stages.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec, get_abstract_mesh, reshard
 from meshwright.layout.rules import STAGES
 from meshwright.notation.array import Axes
 
-# What a remat policy may keep of a kernel, beside its inputs.
+# The name of a kernel's residuals, other than its inputs, for remat policies.
 KEPT = "attention"
 
 
@@ -47,9 +47,9 @@ def each_device(local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Cal
 def _within_a_stage(
     local: Callable[..., Any], given: Sequence[PartitionSpec], taken: Any
 ) -> Callable[..., Any]:
-    """`_mapped`, of specs that say `reduced` or `unreduced`, which no `shard_map` takes there (jax 0.10.2).
+    """`_mapped` for specs with `reduced` or `unreduced`, which `shard_map` refuses in a stage (jax 0.10.2).
 
-    Partial sums come out as an array for each device, which are added outside.
+    Partial sums are returned as an array for each device, and added outside.
     """
     plain = [PartitionSpec(*spec.partitions, unreduced=spec.unreduced) for spec in given]
 
@@ -58,7 +58,7 @@ def _within_a_stage(
         return PartitionSpec(over, *spec.partitions) if over else spec
 
     def each_taken(change: Callable[[Array, PartitionSpec], Array], made: Any) -> Any:
-        """`change` of every partial sum; a spec may stand for several arrays, as those of `shard_map` may."""
+        """`change` applied to every partial sum; as in `shard_map`, one spec may cover a tree of arrays."""
 
         def changed(spec: PartitionSpec, arrays: Any) -> Any:
             return jax.tree.map(lambda x: change(x, spec) if spec.unreduced else x, arrays)
@@ -88,17 +88,16 @@ def with_gradient(
     constants: Callable[[], Sequence[Array]] = tuple,
     names: Sequence[str] = (),
 ) -> Callable[..., Array]:
-    """`each_device`, differentiated in its first arguments by what `local` saves, each device its own.
+    """`each_device`, differentiated in its first arguments; residuals stay on their device.
 
-    Cotangents are sums over the axes that split the result and not the argument, and stay partial over those
-    that the argument is typed `reduced` over. kept: the name, for remat
-    policies, of the result and of what is saved beside it and the arguments. constants: makes what `local`
-    takes after the blocks, anew in each pass: no pass saves it for another. names: of the arguments, for the
-    sums of their cotangents over devices.
+    Cotangents are sums over axes that split the result but not the argument, and stay partial over axes in
+    the argument's `reduced` type. kept: the name, for remat policies, of the result and of residuals other
+    than arguments. constants: makes the last arguments of `local`, again in each pass: no pass saves them for
+    another. names: of the arguments, for the sums of their cotangents over devices.
     """
     given = tuple(in_specs)
     own = PartitionSpec(tuple(axis for axis in get_abstract_mesh().axis_names if axis != STAGES))
-    # Of what the backward pass reads, what is an argument, the result or a constant.
+    # Residuals that are an argument, the result or a constant: index of the residual -> index among them.
     known: dict[int, int] = {}
 
     def computed(*blocks: Array) -> Array:
@@ -126,7 +125,7 @@ def with_gradient(
         rest, fixed = iter(saved), constants()
         there = (*arrays, *fixed)
         leaves = [there[known[n]] if n in known else next(rest)[0] for n in range(len(known) + len(saved))]
-        # Traced again, without computing: a stage of a pipeline has another type than one that is not mapped.
+        # Traced again, without computing: within a stage of a pipeline types differ.
         structure = jax.tree.structure(jax.eval_shape(lambda *b: differentiated(b, fixed)[1], *arrays[:-1]))
         found = jax.tree.unflatten(structure, leaves)(d_out)
         summed = []
@@ -151,7 +150,7 @@ def with_gradient(
 
 
 def own_copies(x: Array) -> Array:
-    """x[n, ...], one for each of the devices over which x is typed `reduced`: each adds to its cotangent.
+    """Copies of x[n, ...] for the devices in its `reduced` axes; each adds to x's cotangent.
 
     Within a stage of a pipeline no `shard_map` takes such types (jax 0.10.2).
     """
@@ -173,10 +172,10 @@ def own_copies(x: Array) -> Array:
 
 
 def zeros_beside(read: Sequence[Array], shape: Sequence[int], dtype: Any, number: int = 0) -> Array:
-    """Zeros that are an array of their own, made no sooner than all that a device reads beside them.
+    """Zeros in an array of their own, allocated only once the arrays `read` exist.
 
-    XLA makes equal ones a single array, which stays as long as one is used, and of which each loop that
-    writes into it takes a copy. number: tells such arrays apart that lie beside the same.
+    XLA merges equal zeros into a single array, which stays allocated until its last use, and each loop that
+    writes into it takes a copy. number: distinguishes several such arrays with the same `read`.
     """
     first = [lax.index_in_dim(jnp.ravel(x), number % x.size, keepdims=False) for x in read]
     least = jnp.min(jnp.stack([x.astype(jnp.float32) for x in first]))
@@ -184,12 +183,12 @@ def zeros_beside(read: Sequence[Array], shape: Sequence[int], dtype: Any, number
 
 
 def never(x: Array) -> Array:
-    """False, once x is there, which XLA does not know: no number is less than -inf."""
+    """False, in a form that XLA cannot fold before x exists: no number is less than -inf."""
     return x.astype(jnp.float32) < -jnp.inf
 
 
 def of_cotangent(spec: PartitionSpec) -> PartitionSpec:
-    """The sharding of a cotangent: partial where the array is typed `reduced`, and the other way round."""
+    """The sharding of a cotangent: partial if the array is typed `reduced`, and the other way round."""
     return PartitionSpec(*spec.partitions, unreduced=spec.reduced, reduced=spec.unreduced)
 
 
@@ -221,7 +220,7 @@ def _mapped(local: Callable[..., Any], given: Sequence[PartitionSpec], taken: An
         return jax.shard_map(local, in_specs=tuple(given), out_specs=taken, check_vma=False)(*arrays)
 
     def of_stages(num_stages: int, are_of_stages: Sequence[bool], *arrays: Array) -> tuple[Any, Any]:
-        """All stages at once, of which a device has one."""
+        """All stages at once; each device has one stage."""
 
         def of_stage(*blocks: Array) -> Any:
             own = (x[0] if mapped else x for x, mapped in zip(blocks, are_of_stages, strict=True))

@@ -87,14 +87,14 @@ from meshwright.nn.start.device_mesh import partition_spec
 from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.operation import bias_reshard
 
-# What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
+# Names that a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
 MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
-# Such products of a latent: queries, keys and values, larger than what they are made of.
+# The same products with a latent as input: queries, keys and values, larger than the latent.
 OF_LATENT = {MATMUL: "matmul of a latent", SECOND: "second matmul of a latent"}
-# An Array, or in training one that is Kept: operations for inference take arrays alone.
+# An Array, or in training a Kept: operations for inference take only arrays.
 Readable = Any
-# What enters a layer, by this name where it is offloaded: without one it stays on the device.
+# The name of a layer's input if it is offloaded: without a name it stays on the device.
 INPUT = "input"
 
 _SAVED = {
@@ -108,9 +108,9 @@ _SAVED = {
 
 
 def _policy(layout: Layout) -> Callable[..., Any]:
-    """What the backward pass does not compute again, and where it waits.
+    """The remat policy: the arrays to save for the backward pass, and the memory that holds them.
 
-    XLA for CPU has one memory alone: what is offloaded stays where it is (jax 0.10.2).
+    XLA for CPU has only one memory: offloaded arrays stay in it (jax 0.10.2).
     """
     if not layout.schedule.offload:
         return jax.checkpoint_policies.save_only_these_names(*_SAVED[layout.schedule.remat], LATER)
@@ -123,15 +123,16 @@ def _policy(layout: Layout) -> Callable[..., Any]:
 
 
 def _kept_mean(x: Array) -> Array:
-    """The mean over the last dimension, which is split: kept, since to recompute it is another all-reduce."""
+    """The mean over a split last dimension, saved: to recompute it would take another all-reduce."""
     return checkpoint_name(mean_of_last(x), OPERATION)
 
 
 class JaxOps:
-    """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
+    """Operations of `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
-    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: `layers`
-    hands on the sum of the layers' `router_losses`. A cache is for inference (nn/cached_ops.py), none here.
+    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: `layers` also
+    returns the sum of the layers' `router_losses`. Caches are for inference (nn/cached_ops.py): here always
+    None.
     """
 
     def __init__(
@@ -161,29 +162,29 @@ class JaxOps:
         self.parted: set[str] = set()
 
     def of_validation(self) -> "JaxOps":
-        """These operations, whose loss is the cross-entropy alone."""
+        """A copy with the plain cross-entropy as its loss."""
         ops = copy(self)
         ops.z_loss, ops.router_losses = 0.0, False
         return ops
 
     def on_stage(self, number: Array, layers: Sequence[Sequence[Layer]]) -> "JaxOps":
-        """These operations in the stage of a pipeline with this number; layers: those of each stage."""
+        """A copy for stage `number` of a pipeline. layers: of every stage."""
         ops = copy(self)
         ops._stage = number, layers
-        ops.layout = self.layout.replace(offload=False)  # what it saves is the whole ring's to move
+        ops.layout = self.layout.replace(offload=False)  # the pipeline offloads the ring as a whole
         return ops
 
     def parting(self, token: Array | None) -> "JaxOps":
-        """These operations, whose products multiply gradients of weights by `token` (`local_product`).
+        """A copy whose products multiply gradients of weights by `token` (`local_product`).
 
-        parted: the names of those weights, which are known once a program has been traced.
+        `parted` holds the names of such weights once a program has been traced.
         """
         ops = copy(self)
         ops._token = token
         return ops
 
     def reads(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """The weights, those whose gradients are scattered as `read`; each layer does so with its own."""
+        """The weights, each scattered one by `gradients.read`; each layer reads its own in this way."""
         return {
             name: read(self.layout, self.dtype, name, weight) if isinstance(weight, Scattered) else weight
             for name, weight in weights.items()
@@ -199,7 +200,7 @@ class JaxOps:
             return checkpoint_name(x + rows, OPERATION)
 
     def _table(self, table: Array) -> Array:
-        """A table as its rows are looked up: in the type that it travels in, if its gradient has no other."""
+        """A table for look-ups: in the type that it travels in, unless its gradient has another."""
         return table if self._sent_in else table.astype(self.dtype)
 
     def scale(self, name: str, x: Array, factor: float) -> Array:
@@ -218,7 +219,7 @@ class JaxOps:
             return checkpoint_name(norm(x, scale, bias, kind, self.config, mean), OPERATION)
 
     def kept(self, name: str, x: Array) -> Array | Kept:
-        """x for products and gates, in the type of `saved_dtype`, by the name that policies know x by."""
+        """x for products and gates, in the type of `saved_dtype`, under its name in remat policies."""
         if self._saved_in is None:
             return x
         is_sum = name + ADAPTER_B in self._kinds  # of a product and its adapter's
@@ -244,9 +245,9 @@ class JaxOps:
         return tuple(made[name] for name in specs)
 
     def _moved(self, x: Array | Kept, here: Array, there: Reshard) -> Array | Kept:
-        """An input where its products are; of one that is kept narrow, they keep no more of what arrives.
+        """An input where its products are; if it is kept narrow, they save the moved array narrow, too.
 
-        here: x as it is sent, by the name of what reads it.
+        here: x as it is sent, under the name of its reader.
         """
         moved = apply_reshard(there, here, is_named=True)
         if not isinstance(x, Kept) or self._saved_in is None:
@@ -268,27 +269,27 @@ class JaxOps:
             return checkpoint_name(apply_reshard(plan.out_reshard, y), kind)
 
     def _rows_at_columns(self, rows: Array, there: Reshard) -> Array:
-        """The rows of experts where their columns are, of those where they arrived."""
+        """Rows of experts, exchanged from the devices where they arrived to devices with columns."""
         assert self._routes and self.config.moe, "only a mixture of experts has rows of experts"
         if not there.forward:
             return rows
         return rows_at_columns(rows, self._routes, self.layout, self.config.moe)
 
     def _fetched(self, plan: Contraction, weight: Array) -> Array:
-        """A weight as its product reads it, whose gradient is summed in the type that the Layout says."""
+        """A weight as its product reads it, with a gradient summed in the layout's type for gradients."""
         if self._sent_in is None:
             return apply_reshard(plan.rhs_reshard, weight.astype(self.dtype))
         return apply_reshard(plan.rhs_reshard, weight, self._sent_in)
 
     def _kind_of_product(self, plan: Contraction) -> str:
-        """MATMUL, or SECOND for every second product of a layer; sums of several devices are all kept."""
+        """MATMUL, or SECOND for every second product of a layer; sums over devices are always MATMUL."""
         number, self._num_products = self._num_products, self._num_products + 1
         is_sum = plan.out_reshard.forward or plan.out_reshard.backward
         kind = MATMUL if number % 2 == 0 or is_sum else SECOND
         return OF_LATENT[kind] if is_latent(plan.einsum.lhs) else kind
 
     def bias(self, name: str, y: Array, b: Array) -> Array:
-        """y plus b, which has the last dimensions of y, or of y[E, C, M] the first and the last."""
+        """y plus b; b has the last dimensions of y, or of y[E, C, M] the first and the last."""
         is_of_experts = (y.ndim, b.ndim) == (3, 2)
         dims = (y.ndim - 3, y.ndim - 1) if is_of_experts else tuple(range(y.ndim - b.ndim, y.ndim))
         with jax.named_scope(name):
@@ -298,7 +299,7 @@ class JaxOps:
             return checkpoint_name(y + along(y, split, dims), OPERATION)
 
     def _biased_rows(self, name: str, y: Array, b: Array) -> Array:
-        """Rows plus b[E, M] or, of sums over the columns of an expert, b[E, D]."""
+        """Rows plus b[E, M] or, for sums over the columns of an expert, b[E, D]."""
         assert self._routes, "rows have routes"
         is_sum = name.startswith("expert_out")
         rows = expert_rows(self.layout, name, "ECD" if is_sum else "ECM")
@@ -311,7 +312,7 @@ class JaxOps:
         return biased_rows(y, b, self._routes, row_routing(self.layout).columns if is_sum else ())
 
     def _split_as(self, x: Array, dims: Sequence[int], vector: Array) -> Array:
-        """A small weight split as the dimensions of x that it has."""
+        """A small weight split as the dimensions `dims` of x."""
         split = [jax.typeof(x).sharding.spec.partitions[dim] for dim in dims]
         return reshard(vector, PartitionSpec(*split, reduced=jax.typeof(vector).sharding.spec.reduced))
 
@@ -399,7 +400,7 @@ class JaxOps:
         return moved("a", from_heads(layout, "a", "BTNH"), out)
 
     def _first(self, positions: Array, kind: KindInLoop) -> Array | None:
-        """The first position that each query sees; None where no layer of the loop has a window."""
+        """The first position that each query sees; None if no layer of the loop has a window."""
         if kind.windows == (None,):
             return None
         nothing = jnp.zeros_like(positions)
@@ -473,7 +474,7 @@ class JaxOps:
     def _across_nodes(
         self, block: Callable[..., Array], w: Mapping[str, Any], x: Array, gates: Array
     ) -> Array:
-        """What all experts add to the tokens x[1, n, D], which go to each of their nodes once."""
+        """The sum of all experts for the tokens x[1, n, D], each sent to each of its nodes once."""
         layout, moe = self.layout, self.config.moe
         assert moe is not None, "only a mixture of experts has experts"
         with jax.named_scope("dispatch"):
@@ -505,7 +506,7 @@ class JaxOps:
         gates: Array,
         crossing: Crossing | None = None,
     ) -> Array:
-        """What a device's experts add to the tokens m[1, n, D], of which `crossing` tells if they crossed."""
+        """The sum of a device's experts for tokens m[1, n, D]. crossing: of tokens from other nodes."""
         assert self.config.moe is not None, "only a mixture of experts has experts"
         with jax.named_scope("dispatch"):
             choices = choices_of(gates, self.layout, self.config.moe, MATMUL, crossing)
@@ -523,7 +524,7 @@ class JaxOps:
         return in_rounds(of_round, choices, met, gates, dict(w))
 
     def _sums_of_experts(self, block: Callable[..., Array], w: Mapping[str, Any], met: Array) -> Array:
-        """What the rows of one round add to the tokens m[1, n, D] of which they are made."""
+        """The sum of one pass's rows for the tokens m[1, n, D]."""
         routes, layout, moe = self._routes, self.layout, self.config.moe
         assert routes and moe, "rows have routes"
         with jax.named_scope("dispatch"):
@@ -536,7 +537,7 @@ class JaxOps:
                 self._kinds["dispatch"] = MATMUL
         y = block(self, w, rows)
         if row_routing(layout).rows:
-            # After the bias, of which the first device's columns have all, and in the name of the product.
+            # After the bias, which only the first device's columns add, and under the product's name.
             with jax.named_scope("expert_out"):
                 y = checkpoint_name(sums_of_columns(y, routes, layout, moe), MATMUL)
         with jax.named_scope("combine"):
@@ -559,7 +560,7 @@ class JaxOps:
             return checkpoint_name(combine(rows, gates, layout, moe), OPERATION)
 
     def _own(self, places: Places) -> Places:
-        """The places of a device's own tokens, which may have a share of the positions T alone."""
+        """The places of a device's own tokens; T may be split, unlike in the places that are given."""
         spec = partition_spec(token_sharding(self.layout, "tokens"))
         return jax.tree.map(lambda x: reshard(x, spec), places)
 
@@ -632,7 +633,7 @@ class JaxOps:
         cap: float | None = None,
         **head: str,
     ) -> Array:
-        """The mean over all targets, also over those that are not counted, which add nothing to the sum."""
+        """The mean over all targets; targets that are not counted add zero to the sum."""
         [group] = input_groups(self.layout, head)
         [(weight, plan)] = group.plans.items()
 

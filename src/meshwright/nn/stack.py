@@ -1,9 +1,9 @@
 """The layers of a model, one after another, as loops over stacked weights.
 
-Layers of one stack differ in their kind alone, such as the window that they see. A loop has the kind as data
+Layers of one stack differ only in their kind, such as their window. A loop has the kind as data
 (`KindInLoop`), so that it reads its stack from end to end: cut into periods of local and global layers, the
 weights of Gemma-3 were copied every step (43 MB of temporaries for 31 MB of weights).
-Where stacks alternate, a step of the loop runs one period of them.
+If stacks alternate, a step of the loop runs one period of them.
 
 Unrolled, XLA for CPU copies each layer's weights out of the stack (14 layers of 15 MB, one token: 185 ms and
 176 MB of temporaries, in a loop 88 ms and 13 MB, with arrays of their own a layer 68 ms; jax 0.10.2).
@@ -21,13 +21,13 @@ from jax.sharding import PartitionSpec
 from meshwright.models.config import Layer, LayerKind, Stack, Window
 from meshwright.models.transformer import SHARED_KV
 
-# What one layer does: (x, its weights, a sum over the layers, kind, keys and values of the last layer that
-# made any) -> (x, the sum, those that it made).
+# One layer: (x, its weights, a sum over the layers, kind, keys and values of the last layer that made any) ->
+# (x, the sum, its own keys and values).
 RunLayer = Callable[[Array, Any, Any, "KindInLoop", Any], tuple[Array, Any, Any]]
 
 
 class KindInLoop(NamedTuple):
-    """The kind of the layer that runs: one of `among`, number `which` of them where they are several."""
+    """The kind of the layer that runs: `among[which]`, or the only one of `among`."""
 
     among: tuple[LayerKind, ...]
     which: Array | None = None
@@ -41,9 +41,9 @@ class KindInLoop(NamedTuple):
         return tuple(kind.window for kind in self.among)
 
     def choose(self, values: Sequence[Any]) -> Any:
-        """This layer's array out of one for each of `among`, of finite numbers.
+        """This layer's array, of `values` with one for each of `among`, all finite.
 
-        As a sum, since a selection by numbers that lie on stages is made whole first and split then.
+        A sum, since JAX would gather a selection by numbers that are split over stages.
         """
         if self.which is None:
             return values[0]
@@ -69,7 +69,7 @@ class _Loop(NamedTuple):
 def run_layers(
     run: RunLayer, weights: Mapping[str, Any], x: Array, total: Any, layers: Sequence[Layer]
 ) -> tuple[Array, Any]:
-    """x after `layers`, and what they add to `total`; `weights`: the stacks [L, ...] by name."""
+    """x after `layers`, and `total` plus their losses. weights: the stacks [L, ...] by name."""
     for loop in _loops(layers):
         if loop.times == 1:
             x, total = _in_order(run, x, total, (_alone(weights, layer) for layer in loop.layers))
@@ -86,11 +86,11 @@ def run_stage(
     stage: Array,
     layers: Sequence[Sequence[Layer]],
 ) -> tuple[Array, Any]:
-    """x after the layers of one stage of a pipeline, and what they add to `total`, a sum over layers.
+    """x after the layers of one stage of a pipeline, and `total` plus their losses.
 
-    weights: the stage's own. layers: of each stage, all of which have the same stacks in the same order.
+    weights: the stage's own. layers: of each stage; all stages have the same stacks in the same order.
 
-    Stages run one program: where their layers are of different kinds, the number of the kind is data.
+    Stages run one program: if their layers are of different kinds, the number of the kind is data.
     """
     for of_stages in zip(*map(_loops, layers), strict=True):
         x, total = _scan(run, weights, x, total, of_stages, stage)
@@ -100,7 +100,7 @@ def run_stage(
 def _in_order(
     run: RunLayer, x: Array, total: Any, layers: Iterable[tuple[Any, KindInLoop]]
 ) -> tuple[Array, Any]:
-    """x and the total after layers with these weights, of which the first has keys and values of its own."""
+    """x and the total after layers given as (weights, kind); the first has keys and values of its own."""
     shared, kinds = None, list(layers)
     for (w, kind), (_, after) in zip(kinds, [*kinds[1:], kinds[0]], strict=True):
         own = shared
@@ -113,9 +113,9 @@ def _in_order(
 
 @jax.custom_vjp
 def _read_twice(shared: Any) -> tuple[Any, Any]:
-    """What a layer reads of the keys and values of another, and those after it, whose cotangents are added.
+    """Two copies of shared keys and values, for a layer and for later layers; their cotangents are added.
 
-    JAX would add them as well, in no name that an audit could read.
+    JAX would add them as well, but under no name that an audit could read.
     """
     return shared, shared
 
@@ -141,7 +141,7 @@ def _scan(
     of_stages: Sequence[_Loop],
     stage: Array | None = None,
 ) -> tuple[Array, Any]:
-    """x and the total after a loop, which is that of every stage of a pipeline; the stacks are of `stage`."""
+    """x and the total after a loop that all stages of a pipeline run; the stacks are of `stage`."""
     loop = of_stages[0]
     kinds = [
         tuple(dict.fromkeys(layer.kind for own in of_stages for layer in own.at(place)))
@@ -170,19 +170,19 @@ def _scan(
 def _numbers(
     among: Sequence[LayerKind], place: int, of_stages: Sequence[_Loop], stage: Array | None
 ) -> Array | None:
-    """For each period of a stage, which of `among` the layer at this place is; None where all are alike."""
+    """For each period of a stage, the index in `among` of the layer at this place; None for one kind."""
     if len(among) == 1:
         return None
     numbers = [[among.index(layer.kind) for layer in own.at(place)] for own in of_stages]
     if stage is None or all(own == numbers[0] for own in numbers):
         return jnp.asarray(numbers[0], jnp.int32)
-    # No look-up: indices that lie on stages have no sharding of a result that JAX could infer.
+    # No look-up: JAX infers no sharding of the result from indices that are split over stages.
     mine = jnp.arange(len(numbers))[:, None] == stage
     return jnp.sum(jnp.where(mine, jnp.asarray(numbers, jnp.int32), 0), 0)
 
 
 def _loops(layers: Sequence[Layer]) -> list[_Loop]:
-    """The layers as loops, each over as many as repeat after it begins, in the shortest period.
+    """The layers as loops, each over the most layers that repeat from its start, in the shortest period.
 
     Layers that share keys and values are in one period.
     """
@@ -204,7 +204,7 @@ def _loops(layers: Sequence[Layer]) -> list[_Loop]:
 
 
 def _repeats(stacks: Sequence[tuple[Stack, ...]], period: int) -> int:
-    """How often the first `period` groups stand there one after another."""
+    """How often the first `period` groups repeat at the start."""
     count = 1
     while stacks[count * period : (count + 1) * period] == stacks[:period]:
         count += 1
@@ -212,10 +212,11 @@ def _repeats(stacks: Sequence[tuple[Stack, ...]], period: int) -> int:
 
 
 def _each(stack: Any, count: int, *, by_slices: bool) -> list[Any]:
-    """The layers' weights of a stack [count, ...], or the one that it is.
+    """The weights of each layer of a stack [count, ...]; a stack for count 1 has no such dimension.
 
-    By a split: of slices each gradient is padded, and the padded ones are added. by_slices: under `vmap`,
-    where gradients that are partial sums cannot be joined again (jax 0.10.2: an error on `spec[...]`).
+    By a split: the gradient of each slice would be padded, and padded gradients added. by_slices: under
+    `vmap`, where gradients that are partial sums cannot be joined again (jax 0.10.2: an error on
+    `spec[...]`).
     """
     if count == 1:
         return [stack]
