@@ -1,8 +1,8 @@
 """Checkpoints of a training state through Orbax: saved while the run goes on, restored onto any mesh.
 
 Arrays are stored by name (params.wq, opt_state.0.mu.wq) and not by tree, so a checkpoint outlives the
-classes that held it, and serving reads the parameters without knowing the optimizer. The files around
-them, and what makes a checkpoint whole, stand in checkpoint_files.py.
+classes that held it, and serving reads the parameters without knowing the optimizer. The folder's other
+files, and the rules for complete checkpoints, are in checkpoint_files.py.
 """
 
 import json
@@ -28,14 +28,14 @@ from meshwright.nn.files import checkpoint_files as files
 from meshwright.nn.moments import in_blocks, is_packed, repacked
 from meshwright.nn.start.processes import wait_for_all
 
-# Orbax writes what goes wrong in its threads to standard error, traceback and all, before it raises it here.
+# Orbax writes errors of its threads to standard error, with tracebacks, before it raises them here.
 absl_logging.set_verbosity(absl_logging.FATAL)
 
 
 class Saver:
     """Saves checkpoints into a folder in the background, one at a time.
 
-    keep: how many of the last are kept, beside the one with the lowest validation loss. Every process
+    keep: number of latest checkpoints to keep, plus the one with the lowest validation loss. Every process
     calls the same methods in the same order. `save` returns once the arrays are copied off the devices,
     so that the next step may overwrite them. An error of a save is raised by the next call.
     """
@@ -75,7 +75,7 @@ class Saver:
             self._error = error
 
     def check(self) -> None:
-        """Raises OutputError where a save has failed; what it wrote is removed to make room."""
+        """Raises OutputError if a save has failed, and removes its files to make room."""
         if self._error is not None and not self.busy:
             error, self._error = self._error, None
             with self._errors():
@@ -106,7 +106,7 @@ class Saver:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """What goes wrong in writing, as OutputError with the step to go on from."""
+        """Errors in writing, as OutputError with the step to go on from."""
         try:
             yield
         except (OSError, ValueError, OutputError) as error:  # TensorStore raises ValueError for any status
@@ -120,10 +120,10 @@ class Saver:
 
 
 def _quiet_failures() -> None:
-    """Leaves a failed save to `Saver.check`: asyncio and TensorStore print each array's failure as well.
+    """Mutes asyncio's and TensorStore's reports of each array of a failed save; `Saver.check` raises.
 
-    TensorStore's callbacks find the event loop closed that Orbax left at the first failure, and Python prints
-    what nobody can catch (orbax 0.12, tensorstore 0.1.86).
+    Orbax closes the event loop at the first failure; later callbacks of TensorStore raise an error that no
+    code can catch, and that Python prints (orbax 0.12, tensorstore 0.1.86).
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     previous = sys.unraisablehook
@@ -140,10 +140,10 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
     """(state, position, step) of the checkpoint `step`, or of the last that is sound.
 
     abstract_state: the state as jax.ShapeDtypeStruct with the shardings to restore onto (an array
-    without one goes to the first device); neither the mesh nor the number of devices need be those
-    that saved. A damaged checkpoint is passed over for the one before it, with a warning that names it.
-    Moments in 8 bits are packed anew where the layout that saved them had other blocks.
-    Raises CheckpointError where there is none, `step` itself is damaged, or an array differs.
+    without one goes to the first device); mesh and number of devices may differ from the run that saved.
+    A damaged checkpoint is skipped for the one before it, with a warning that names it.
+    Moments in 8 bits are packed again if the layout that saved them had other blocks.
+    Raises CheckpointError if there is none, `step` itself is damaged, or an array differs.
     """
     step = sound_step(directory, step)
     with _opened(directory, step) as checkpointer:
@@ -161,7 +161,7 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
 
 
 def _in_stored_blocks(abstract_state: Any, stored: dict[str, Any]) -> Any:
-    """The state's types, with moments in the blocks in which they are stored."""
+    """The state's types, with moments in the blocks of the stored arrays."""
 
     def leaf(path: tuple[Any, ...], own: Any) -> Any:
         there = stored.get(f"{jax.tree_util.keystr(path, simple=True, separator='.')}.scales")
@@ -174,17 +174,17 @@ def _in_stored_blocks(abstract_state: Any, stored: dict[str, Any]) -> Any:
 
 
 def _in_own_blocks(restored: Any, abstract: Any) -> Any:
-    """A leaf of the state that was restored; a moment in the blocks that `abstract` has."""
+    """A restored leaf of the state; a moment is repacked into the blocks of `abstract`."""
     if not is_packed(restored) or restored.scales.shape == abstract.scales.shape:
         return restored
     return repacked(restored, abstract)
 
 
 def restore_params(directory: Path, abstract_params: Any, step: int | None = None) -> Any:
-    """The parameters alone of the checkpoint `step` or the last sound one, for serving.
+    """Only the parameters of the checkpoint `step` or the last sound one, for serving.
 
-    They are what the saved state held under the name `params`. Warnings and errors as for `restore`;
-    arrays are cast to the type asked for.
+    They are the arrays that the saved state held under the name `params`. Warnings and errors as for
+    `restore`; arrays are cast to the type asked for.
     """
     step = sound_step(directory, step)
     abstract = {"params": abstract_params}
@@ -196,9 +196,9 @@ def restore_params(directory: Path, abstract_params: Any, step: int | None = Non
 
 
 def sound_step(directory: Path, step: int | None = None) -> int:
-    """`step`, or the last sound one; every process gets that of process 0, which reads the files.
+    """`step`, or the last sound one; process 0 reads the files and broadcasts the result.
 
-    Warns of each damaged checkpoint that is passed over. Raises CheckpointError where none is sound.
+    Warns of each damaged checkpoint that is skipped. Raises CheckpointError if none is sound.
     """
     failure, damaged = "", []
     if jax.process_index() == 0:
@@ -227,7 +227,7 @@ def _path(directory: Path, step: int) -> Path:
 
 
 def by_name(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their dotted paths, whatever containers it is made of."""
+    """The leaves of a tree of any containers by their dotted paths."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
     assert len(named) == len(leaves), "two leaves share a name"
@@ -252,7 +252,7 @@ def _to_restore(wanted: dict[str, Any]) -> ocp.args.PyTreeRestore:
 
 @contextmanager
 def _opened(directory: Path, step: int) -> Iterator[ocp.Checkpointer]:
-    """A reader of the checkpoint's arrays, whose failures come out as CheckpointError."""
+    """A reader of the checkpoint's arrays, whose failures are raised as CheckpointError."""
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         try:
             yield checkpointer
@@ -264,7 +264,7 @@ def _opened(directory: Path, step: int) -> Iterator[ocp.Checkpointer]:
 
 
 def _reason(error: BaseException) -> str:
-    """The sentence of an error that says most: the system's own where there is one."""
+    """The most specific sentence of an error: the system's own if it has one."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = str(error).splitlines() or [type(error).__name__]
@@ -283,10 +283,10 @@ def _stored(directory: Path, step: int, checkpointer: ocp.Checkpointer) -> dict[
 def _check(
     directory: Path, step: int, wanted: dict[str, Any], checkpointer: ocp.Checkpointer, cast: bool = False
 ) -> dict[str, Any]:
-    """What the checkpoint holds by name; CheckpointError at the first array it lacks or has otherwise."""
+    """The checkpoint's types by name; CheckpointError at the first array that is missing or differs."""
     path, stored = directory / str(step), _stored(directory, step, checkpointer)
     for name, leaf in wanted.items():
-        # A moment is packed in one of two runs alone.
+        # A moment may be packed in only one of the two runs.
         other = stored.get(name.removesuffix(".values"), stored.get(f"{name}.values"))
         if name not in stored and other is not None:
             raise _of_other_dtype(path, name, other.dtype, leaf.dtype)

@@ -1,8 +1,7 @@
 """The loop over a pipeline's table: one process dispatches the programs of all stages.
 
-A program waits for its inputs alone, and the devices of a stage run what they get in order. So the stages
-work as the table has it, while the loop is further on already. Two passes that the table joins are one
-program.
+A program waits only for its inputs, and the devices of a stage run programs in order of dispatch. So stages
+follow the table while the loop runs ahead of them. Two passes that the table joins are one program.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from meshwright.platforms.platform import Options
 
 
 class Executor(Protocol):
-    """What runs programs: on devices, or by their types alone.
+    """Runs programs on devices, or traces them by their types only.
 
     send: the arrays on another stage. what: "activations", "cotangents", "weights", "gradients" or "sums".
     """
@@ -40,12 +39,12 @@ class OnDevices:
         return jax.block_until_ready(found) if platform_of(mesh).in_turn else found
 
     def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any:
-        """The arrays on another stage, split alike; those that lie there as they are."""
+        """The arrays on another stage with the same sharding; arrays already on it are not copied."""
         return jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, x.sharding.spec)), tree)
 
 
 class _Pass(NamedTuple):
-    """A pass of the table as it is made: its program, and what that takes besides totals."""
+    """A pass of the table ready to run: its program, and its arguments other than totals."""
 
     one: TablePass
     place: Place
@@ -56,7 +55,7 @@ class _Pass(NamedTuple):
 class Dispatch:
     """The steps of a pipeline. meshes: of the stages. chunks: by place. options: XLA's.
 
-    programs: jitted, by the places and names of what runs in each.
+    programs: jitted, by the place and name of each pass in the program.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Dispatch:
 
     @property
     def num_compiled(self) -> int:
-        """How many versions of a program there are, at most."""
+        """Most versions of a program that JAX compiled."""
         return max(program._cache_size() for program in self.programs.values())
 
     def _run(self, on: Executor, place: Place, name: str, *arguments: Any) -> Any:
@@ -113,7 +112,7 @@ class Dispatch:
         return on.run(self.meshes[place.stage], self.programs[key], *arguments)
 
     def _together(self, passes: tuple[tuple[Place, str], ...]) -> Any:
-        """The program of one pass or several: (totals, arguments of each) -> (totals, what each gives)."""
+        """The program of one or several passes: (totals, arguments of each) -> (totals, results of each)."""
         if passes not in self.programs:
 
             def run(totals: StageTotals, arguments: Sequence[Any]) -> tuple[StageTotals, list[Any]]:
@@ -133,7 +132,7 @@ class Dispatch:
 
 
 def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function under a name by which a trace tells its program from the others."""
+    """The function renamed, so that a trace tells its program from others."""
 
     @wraps(function)
     def run(*arguments: Any) -> Any:
@@ -144,7 +143,7 @@ def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _name(passes: Sequence[tuple[Place, str]]) -> str:
-    """What a program is called: stage0_chunk0_forward, or stage0_chunk0_forward_chunk1_backward."""
+    """The name of a program: stage0_chunk0_forward, or stage0_chunk0_forward_chunk1_backward."""
     chunks = "_".join(f"chunk{place.chunk}_{name}" for place, name in passes)
     return f"stage{passes[0][0].stage}_{chunks}"
 
@@ -152,8 +151,8 @@ def _name(passes: Sequence[tuple[Place, str]]) -> str:
 class _Step:
     """A step while it is dispatched.
 
-    inputs: what passes to come are handed, by kind, microbatch and place. held: what the passes of a
-    microbatch left for later ones at the same place.
+    inputs: of later passes, by kind, microbatch and place. held: residuals that a microbatch's passes leave
+    for later passes at the same place.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class _Step:
         self.held: dict[tuple[int, Place], Any] = {}
 
     def begun(self, place: Place, one: TablePass) -> _Pass:
-        """A pass, with its inputs, which it takes from here."""
+        """A pass with its inputs, which are removed from `inputs` or `held`."""
         key = one.microbatch, place
         batch = self.rows[place.stage], np.int32(one.microbatch), self.dispatch.token
         if one.kind == "W":
@@ -178,7 +177,7 @@ class _Step:
         return _Pass(one, place, name, (self.weights[place], saved, x, *batch))
 
     def end(self, made: _Pass, found: Sequence[Any]) -> None:
-        """Keeps what a pass gave, and sends what another stage waits for."""
+        """Keeps a pass's residuals, and sends its result to the stage that waits for it."""
         one, place, key = made.one, made.place, (made.one.microbatch, made.place)
         before, after = self.dispatch.table.neighbours(place)
         if one.kind == "F":
