@@ -49,7 +49,7 @@ def plan_document(
     sizing: Smallest | None = None,
     opinions: Sequence[Opinion] = (),
 ) -> dict:
-    """The keys of contract.md: best, candidates, assumptions and search, explanation, then inputs.
+    """The keys of docs/reference/json.md: best, candidates, assumptions and search, explanation, then inputs.
 
     batch_tokens: the requested tokens of a batch.
     """

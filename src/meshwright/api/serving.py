@@ -150,7 +150,7 @@ class ServedLayouts:
 
 
 def serve_document(config: ModelConfig, work: Serve, found: ServePlan) -> dict:
-    """The keys of `mw plan serve` in contract.md, then each chip's frontier and the inputs."""
+    """The keys of `mw plan serve` in docs/reference/json.md, then each chip's frontier and the inputs."""
     best = found.best
     return {
         "frontier": [point.to_dict() for point in found.frontier],

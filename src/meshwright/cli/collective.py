@@ -146,7 +146,7 @@ def _checked(move: Collective, text: str) -> Collective:
 
 
 def _document(move: Collective, moved_bytes: int, price: CollectivePrice) -> dict:
-    """The keys of `mw collective` in contract.md."""
+    """The keys of `mw collective` in docs/reference/json.md."""
     return {
         "op": move.op,
         "axes": list(move.axes),

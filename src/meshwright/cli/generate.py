@@ -81,7 +81,10 @@ def generate(
 
 
 async def _answer(service: "Service", request: "Request", stops: Sequence[str], echo: str | None) -> dict:
-    """The keys of `mw generate` in contract.md. echo: None, or a text to print before the answer's pieces."""
+    """The keys of `mw generate` in docs/reference/json.md.
+
+    echo: None, or a text to print before the answer's pieces.
+    """
     from meshwright.serve.text.generation import Generation
 
     started = time.perf_counter()

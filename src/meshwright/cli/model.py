@@ -107,7 +107,7 @@ def _explanation_table(explanation: Explanation) -> object:
 
 
 def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
-    """The keys of `mw model` in contract.md."""
+    """The keys of `mw model` in docs/reference/json.md."""
     params = counted.count_params(config)
     flops = counted.forward_flops(config, seq_len)
     return {

@@ -250,7 +250,7 @@ def default_hardware(mesh: Mesh) -> Hardware:
 
 
 def _document(ranked: list[Strategy], objective: str, limit: int) -> dict:
-    """The keys of `mw shard` in contract.md; best is null if no strategy fits the memory."""
+    """The keys of `mw shard` in docs/reference/json.md; best is null if no strategy fits the memory."""
     question = ranked[0].question
     return {
         "best": 0 if ranked[0].fits(limit) else None,

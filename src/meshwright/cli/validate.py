@@ -93,7 +93,7 @@ def validate(
 
 
 def validation_document(predictions: list[Prediction], anchor: bool) -> dict:
-    """The keys of `mw validate` in contract.md, then scores by source, of memory and of regret."""
+    """The keys of `mw validate` in docs/reference/json.md, then scores by source, of memory and of regret."""
     steps = step_rows(predictions) or inference_rows(predictions)
     ranked = rankings(predictions)
     return {

@@ -77,7 +77,7 @@ class Memory:
         return max(parts.items(), key=lambda part: part[1])
 
     def to_dict(self) -> dict[str, int]:
-        """The keys of contract.md, and `host` if something is offloaded."""
+        """The keys of docs/reference/json.md, and `host` if something is offloaded."""
         items = asdict(self)
         if not self.host:
             del items["host"]

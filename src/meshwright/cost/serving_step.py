@@ -77,7 +77,7 @@ class InferenceMemory:
         return self.weights + self.cache + self.buffers
 
     def to_dict(self) -> dict[str, int]:
-        """The keys of `bytes_per_chip` in contract.md."""
+        """The keys of `bytes_per_chip` in docs/reference/json.md."""
         return {**asdict(self), "total": self.total}
 
 

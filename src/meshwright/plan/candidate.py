@@ -94,7 +94,7 @@ class Candidate:
         return self.hardware.num_chips * self.hardware.chip.flops(layout.precision.operand_dtype)
 
     def to_dict(self) -> dict:
-        """The keys of `mw plan train` in contract.md."""
+        """The keys of `mw plan train` in docs/reference/json.md."""
         chips, seconds = self.hardware.num_chips, self.cost.seconds
         network = self.hardware.chip.network
         return {

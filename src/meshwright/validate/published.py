@@ -1,4 +1,4 @@
-"""Rows of a table of published measurements, read from CSV (contract.md, "Published results").
+"""Rows of a table of published measurements, read from CSV (docs/reference/json.md, "Published results").
 
 A row has the model's dimensions, the hardware, the layout and one measured figure.
 `validate/reproduce.py` turns it into a configuration that the planner prices. Its id and source name it in

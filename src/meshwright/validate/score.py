@@ -59,7 +59,7 @@ class Prediction:
         return None if self.baseline is None else self.baseline / self.row.value - 1
 
     def to_dict(self) -> dict:
-        """The keys of a row of `mw validate` in contract.md."""
+        """The keys of a row of `mw validate` in docs/reference/json.md."""
         return {
             "id": self.row.id,
             "source": self.row.source,

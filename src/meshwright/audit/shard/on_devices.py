@@ -10,52 +10,18 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from meshwright.audit.shard.job import ShardJob
 from meshwright.cost.strategy import Strategy
 from meshwright.dtypes import dtype_bytes, number_type, types_for
 from meshwright.errors import AuditError
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import Contraction, EinsumSide
+from meshwright.notation.einsum import Contraction
 from meshwright.notation.mesh import Mesh
 from meshwright.units import format_bytes
-
-
-@dataclass(frozen=True)
-class ShardJob:
-    """A contraction (plan), then steps of its result; or only steps of an array.
-
-    window: the transfer of the contraction that runs in steps under its product. gradients: run both
-    operands' gradients too.
-    """
-
-    plan: Contraction | None
-    then: tuple[Collective, ...]
-    window: EinsumSide | None
-    mesh: Mesh
-    sizes: Mapping[str, int]
-    dtype: str
-    seed: int
-    gradients: bool = False
-
-    @property
-    def operands(self) -> tuple[ShardedArray, ...]:
-        return (self.plan.lhs, self.plan.rhs) if self.plan else (self.then[0].operand,)
-
-    @property
-    def result(self) -> ShardedArray:
-        if self.then:
-            return self.then[-1].result
-        assert self.plan
-        return self.plan.out
-
-    @property
-    def steps(self) -> list[Collective]:
-        return [*(self.plan.steps if self.plan else ()), *self.then]
-
 
 RUN_DTYPES = tuple(name for name in types_for("operands") if number_type(name).scales is None)
 # Limits for some seconds on a laptop, over all virtual devices together.

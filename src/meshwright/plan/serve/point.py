@@ -137,7 +137,7 @@ class Point:
         return tuple(sorted(ways, key=lambda way: way.ttft_seconds))
 
     def to_dict(self) -> dict:
-        """The keys of a point of `mw plan serve` in contract.md, then what else is known of it."""
+        """The keys of a point of `mw plan serve` in docs/reference/json.md, then what else is known of it."""
         precision = self.layout.precision
         return {
             "hardware": self.hardware.spec,
