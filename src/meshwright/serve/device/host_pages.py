@@ -1,4 +1,4 @@
-"""Pages in the host's memory: what was evicted from the cache, until it is copied back or forgotten."""
+"""Pages in the host's memory: pages evicted from the cache, until copied back or dropped."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,10 +12,10 @@ from meshwright.serve.engine.limits import on_each
 
 
 class HostPages:
-    """The cache pages in host memory, as many as `num_bytes` hold, of all layers, divided among the replicas.
+    """The cache pages of all layers in `num_bytes` of host memory, divided among the replicas.
 
-    page: the types of the arrays of a page of each replica, its replicas along their first dimensions.
-    Raises PlanError where the bytes are too few for a page of each.
+    page: the types of the arrays of one page per replica, with replicas along the first dimension.
+    Raises PlanError if the bytes do not hold one page per replica.
     """
 
     def __init__(self, page: Any, num_replicas: int, num_bytes: int, page_size: int) -> None:
@@ -35,7 +35,7 @@ class HostPages:
         self._arriving: list[tuple[Sequence[Sequence[int]], list[jax.Array]]] = []
 
     def take(self, numbers: Sequence[Sequence[int]], exported: Any) -> None:
-        """Keeps the exported pages of each replica under these numbers, once they have arrived."""
+        """Keep the exported pages of each replica under `numbers`, once they have arrived."""
         arrays = jax.tree.leaves(exported)
         for array in arrays:
             array.copy_to_host_async()
@@ -52,7 +52,7 @@ class HostPages:
         self._arriving.clear()
 
     def pages(self, numbers: Sequence[Sequence[int]], count: int) -> Any:
-        """The pages with these numbers of each replica, filled up to `count` of each."""
+        """The pages `numbers` of each replica, padded to `count` pages a replica."""
         self.settle()
         found = []
         for kept in self._kept:

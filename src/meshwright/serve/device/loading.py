@@ -1,4 +1,4 @@
-"""What a server needs of a folder that holds a model: one of our runs, or a Hugging Face checkpoint.
+"""Load a model folder for a server: one of our runs, or a Hugging Face checkpoint.
 
 a run       config.json, tokenizer.json, checkpoints/<step>/   (Orbax)
 HF's        config.json, tokenizer.json, *.safetensors
@@ -49,9 +49,9 @@ class ModelFolder:
 def load_model_folder(path: Path) -> ModelFolder:
     """The model in `path`; its weights are not read yet.
 
-    Where a run has been exported into its own folder too, its checkpoints count. Raises CheckpointError
-    where `path` is neither kind, ModelError where its config.json is unsound; load_params raises
-    CheckpointError where the weights are cut short or another model's.
+    If a run has also been exported into its own folder, its checkpoints count. Raises CheckpointError if
+    `path` is neither kind, ModelError if its config.json is invalid. load_params raises CheckpointError if
+    the weights are truncated or belong to another model.
     """
     check_model_folder(path)
     config = read_model(path)
@@ -67,7 +67,7 @@ def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Para
 
 
 def _with_adapters(run: Path, config: ModelConfig) -> ModelConfig:
-    """The model as its run's checkpoints hold it: beside adapters, if such were trained."""
+    """The model as in its run's checkpoints: with adapters, if the run trained adapters."""
     if not (run / PLAN).is_file():
         return config
     planned = load_plan(run / PLAN).model

@@ -18,7 +18,7 @@ _PROBE_SECONDS, _POLL_SECONDS = 2.0, 0.001
 class PageTransfer:
     """This process's end of transfers, at an address of `host`. JAX must know its devices.
 
-    page_types: the types and shardings of so many exported pages; the same at both ends.
+    page_types: the types and shardings of a number of exported pages; the same at both ends.
     """
 
     def __init__(self, host: str, page_types: Callable[[int], Any]) -> None:
@@ -49,7 +49,7 @@ class PageTransfer:
             raise EngineError(f"{offer.num_pages} pages from {offer.address} did not come {why}") from error
 
     def withdraw(self, offer: Offer) -> None:
-        """Lets go of what nobody has pulled. An offer ends with a pull alone, so here is one."""
+        """Release the pages of an offer that was not pulled, by pulling them: only a pull ends an offer."""
         self._dispatch(offer)
 
     def _dispatch(self, offer: Offer) -> Any:
@@ -59,7 +59,7 @@ class PageTransfer:
 
 
 async def _probe(address: str) -> None:
-    """Raises OSError where nobody listens at the address."""
+    """Raise OSError if no process listens at the address."""
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(_PROBE_SECONDS):
         _, writer = await asyncio.open_connection(host.strip("[]"), int(port))

@@ -1,8 +1,8 @@
 """Prefill in other processes: one kind of server fills pages, the other fetches them and generates.
 
-A server that generates asks for the full pages of a prompt, caches them as if it had computed them, and goes
-on from there: what is left of the prompt, less than a page, and every token of the answer are its own. So an
-answer does not depend on who has prefilled, and where no pages come it computes them itself.
+A server that generates asks for the full pages of a prompt and caches them as if it had computed them. It
+computes the rest of the prompt, less than a page, and every token of the answer. So an answer does not depend
+on the server that prefilled, and without pages the server computes them itself.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ class PageChannel(Protocol):
 
 
 class Prefiller:
-    """Fills pages for others, in the process that prefills.
+    """Fills pages for other servers, in the process that prefills.
 
-    server: its name, by which those who have pulled pages find it again.
+    server: its name in offers, so that a server that pulled pages can report it.
     """
 
     def __init__(self, engine: Engine, channel: PageChannel, server: str = "") -> None:
@@ -59,9 +59,9 @@ class Prefiller:
         self._waiting: dict[int, asyncio.TimerHandle] = {}
 
     async def prefill(self, prompt: Tokens) -> Offer | None:
-        """An offer of the full pages of a prompt; None where it has none.
+        """An offer of the full pages of a prompt; None if it fills no page.
 
-        Raises RequestError for a prompt that does not fit, and EngineError where the engine has stopped.
+        Raises RequestError for a prompt that does not fit, and EngineError if the engine has stopped.
         """
         await self._room.acquire()
         pages, offer = None, None
@@ -101,7 +101,7 @@ class Prefills(Protocol):
         ...
 
     async def prefill(self, prompt: Tokens) -> Offer | None:
-        """What the `prefill` of one of them gives (see Prefiller)."""
+        """The offer of one of the servers (see Prefiller.prefill)."""
         ...
 
     async def pulled(self, offer: Offer) -> None:
@@ -117,7 +117,7 @@ class PrefilledElsewhere:
         self._failures = (EngineError, RequestError, TimeoutError, *servers.failures)
 
     async def fetch(self, prompts: Sequence[Tokens]) -> None:
-        """Caches the full pages of these prompts, as far as they are not cached here already."""
+        """Cache the full pages of `prompts` that are not yet cached here."""
         await asyncio.gather(*(self._fetch(prompt) for prompt in dict.fromkeys(prompts)))
 
     async def _fetch(self, prompt: Tokens) -> None:

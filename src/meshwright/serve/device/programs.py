@@ -1,12 +1,15 @@
 """The inference programs: one builder for the server, `mw generate` and the audit.
 
 A step takes rows of tokens: one token per row to generate, a block of tokens per row to prefill, a token and
-its drafts per row to verify them, or whole prompts. It writes their keys and values to pages, and yields the
-logits that are sampled. Axes of the layout that split the batch make replicas: each has its own slots, rows
-and pages, so that no token of one is ever sent to another. Axes that split the sequences of the cache alone
-(`cache=batch`) make replicas of each of these, which share all but slots, rows and pages. Axes that split the
-positions of prompts (`context`) make replicas for generation, which prefill a whole prompt together: each has
-a part of it, attends to all of it, and its keys and values go to the pages of the one whose sequence it is.
+its drafts per row to verify them, or whole prompts. It writes their keys and values to pages, and returns the
+logits to sample. Three kinds of mesh axes make replicas, each with its own slots, rows and pages:
+
+    axes that split the batch                       replicas exchange no tokens
+    axes that split only the cache's sequences      (`cache=batch`) replicas of a batch shard share all else
+    axes that split the positions of prompts        (`context`) replicas prefill a whole prompt together
+
+In the last case each replica has a part of the prompt and attends to all of it. Keys and values go to the
+pages of the replica that generates the sequence.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,12 +60,11 @@ _TOKENS, _POSITIONS, _SLOTS, _TABLES, _HEADS = range(5)  # the columns of a step
 
 
 class StepShape(NamedTuple):
-    """The shape of a step, alike on every replica: its rows, and how many logits of them are wanted.
+    """The shape of a step on each replica: its rows, and its numbers of logits.
 
-    num_logits: rows of logits of the step, the last of which may be padding. pages_of_row: the width of the
-    tables, and so the longest sequence. is_fresh: the rows are whole prompts, which read no page.
-    stands: as of PagedCache. num_hidden: rows to which the hidden states of all tokens are padded, which the
-    step then yields too; 0: it does not.
+    num_logits: rows of logits after padding. pages_of_row: the width of the tables, which limits the length
+    of sequences. is_fresh: the rows are whole prompts and read no page. stands: see PagedCache.
+    num_hidden: rows of hidden states after padding, as a further result; 0: no such result.
     """
 
     rows: tuple[Rows, ...]
@@ -93,11 +95,13 @@ class Scores(NamedTuple):
 class InferencePrograms:
     """The steps of one model under one layout, over a cache of pages of `page_size` positions.
 
-    Of each replica: num_slots entries of `last`, which holds the token that each slot's sequence was given
-    last, and one that is nobody's; num_pages pages, and where layers with a window have their own
-    num_window_pages of those. with_native: the programs call native/kernels.py, which must be there; else
-    they are XLA's alone, as in audits, which count what XLA's operations compute and move. batch_invariant:
-    what a token gives does not depend on which others share its step, nor on the step's shape, bit for bit.
+    num_slots: sequences a replica. The array `last` holds the last token of each, plus an unused entry.
+    num_pages: pages a replica. num_window_pages: pages a replica for layers with a window; 0: they use the
+    other pages.
+    with_native: the programs call native/kernels.py, which must be built. Otherwise they have only XLA's
+    operations, for audits that count their FLOPs and bytes.
+    batch_invariant: results of a token do not depend on other tokens of its step or on the step's shape, bit
+    for bit.
     """
 
     def __init__(
@@ -134,13 +138,17 @@ class InferencePrograms:
     def step(self, step: StepShape) -> Any:
         """The step, to be compiled: (params, pools, last, tokens, positions, slots, tables, heads).
 
-        Replica by replica: tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions
-        i32[N]; tables i32[R, G, P], one for each group of layers; heads i32[num_heads], after which tokens
-        logits are wanted, NOBODY where none are. Slots and tokens are numbered through all the replicas that
-        share a shard of the batch. Where replicas prefill prompts together, tokens and heads are of all of
-        them, and positions of each, NOBODY for the tokens of others.
-        Yields those, f32[num_logits, V], whole over V, the pools, updated in place, and if asked for the
-        hidden states after the last layer, [shards num_per_shard num_hidden, 1, D].
+        Arguments, replica by replica:
+        tokens i32[N]: token ids; PENDING: the last token of the slot in slots i32[N].
+        positions i32[N]: NOBODY for padding.
+        tables i32[R, G, P]: page numbers, with one table for each group of layers.
+        heads i32[num_heads]: indices of the tokens whose logits are returned; NOBODY for padding.
+        Slots and tokens are numbered through all replicas of a shard of the batch. If replicas prefill
+        prompts together, they share tokens and heads, and each has its own positions, NOBODY for the tokens
+        of other replicas.
+
+        Returns logits f32[num_logits, V], whole over V, the pools, updated in place, and with num_hidden
+        the hidden states after the last layer, [shards num_per_shard num_hidden, 1, D].
         """
         jitted, arguments = self.jitted_step(step)
         return self._lowered(jitted, *arguments)
@@ -171,7 +179,7 @@ class InferencePrograms:
     def choice(self, num_logits: int, needs: Needs | None, *, with_edits: bool) -> Any:
         """The choice of tokens, to be compiled: (last, logits, slots, rows, edits) -> (last, sampled).
 
-        num_logits: of each replica. needs: those of the rows that it is for.
+        num_logits: rows a replica. needs: the sampling features that the rows use.
         """
         vocab_size, count = self.config.vocab_size, self.num_replicas * num_logits
         greedy = batch_rows([GREEDY] * count, [0] * count)
@@ -182,9 +190,9 @@ class InferencePrograms:
         return self._lowered(choose, *arguments, self._split(count), *types)
 
     def export(self, num_pages: int) -> Any:
-        """The compiled copy of pages: (pools, numbers i32[R num_pages]) -> what stands in them.
+        """The compiled copy of pages: (pools, numbers i32[R num_pages]) -> contents.
 
-        num_pages: of each of R replicas, in order, which number their pages from 0 on.
+        num_pages: pages of each of R replicas, in order. Each replica numbers its pages from 0.
         """
         jitted = jax.jit(partial(self._by_pool, _copied))
         return self._compile(jitted, self.abstract_pools(), self._numbers(num_pages))
@@ -192,14 +200,14 @@ class InferencePrograms:
     def accept(self, num_pages: int) -> Any:
         """The compiled write of pages: (pools, numbers i32[R num_pages], exported) -> pools, in place.
 
-        A number that is no page's is passed over.
+        Numbers out of range are skipped.
         """
         jitted = jax.jit(partial(self._by_pool, _pasted), donate_argnums=0)
         exported = self.exported(num_pages)
         return self._compile(jitted, self.abstract_pools(), self._numbers(num_pages), exported)
 
     def exported(self, num_pages: int) -> Any:
-        """The types of so many exported pages of each replica."""
+        """The types of `num_pages` exported pages of each replica."""
         of_caches = [self.num_replicas * num_pages] * len(self._groups)
         return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
 
@@ -221,8 +229,8 @@ class InferencePrograms:
     def scores(self, num_hidden: int, num_rows: int) -> Any:
         """The scores of tokens, to be compiled: (params, hidden, rows i32[n], targets i32[n]) -> Scores.
 
-        hidden: of a step with this `num_hidden`. rows: `num_rows` on each shard of the batch, whose next
-        tokens are `targets`; NOBODY for padding.
+        hidden: from a step with the same `num_hidden`. rows: `num_rows` rows of `hidden` on each shard of the
+        batch; NOBODY for padding. targets: the tokens after these rows.
         """
         return self._readout(self._scores, num_hidden, num_rows, 2)
 
@@ -268,7 +276,7 @@ class InferencePrograms:
 
     @property
     def multiplies_padding(self) -> bool:
-        """Whether rows that nobody holds take as long as others."""
+        """Whether padding rows take as long as others."""
         return not self.with_panels or not passes_over_zeros(self.config, self.layout)
 
     def reads_whole_tables(self, queries: int) -> bool:
@@ -334,9 +342,9 @@ class InferencePrograms:
         tables: Array,
         heads: Array,
     ) -> tuple[Array, Pools]:
-        """The step of whole prompts, each of which several replicas prefill: a shard of its positions each.
+        """The step of whole prompts; replicas split the positions of each prompt.
 
-        layout: that of prefill. Positions are dealt so that all shards have early and late ones.
+        layout: the layout of prefill. Each shard has early and late positions, for balance.
         """
         [rows], num_shards = step.rows, layout.num_prompt_shards
         length = rows.length
@@ -387,7 +395,7 @@ class InferencePrograms:
         rows: SampledRows,
         edits: Edits | None,
     ) -> tuple[Array, Sampled]:
-        """Every device of a replica chooses alike from whole logits; tokens stay there for the next step."""
+        """Choose tokens from whole logits on every device, and keep them in `last` for the next step."""
         by_replica = PartitionSpec(self._x[0])
         own = partial(_sampled, needs)
         chosen = partial(in_tiles, own) if self._batch_invariant else own
@@ -396,7 +404,7 @@ class InferencePrograms:
         return self._on_each(_given, last, slots, sampled.tokens), sampled
 
     def _taken(self, x: Array, rows: Array) -> Array:
-        """x[n, 1, D] of these rows of each shard of the batch."""
+        """The rows x[n, 1, D] of each shard of the batch; zeros for padding with native kernels."""
         taken = self._on_each(_taken, x, rows)
         return self._on_each(_of_somebody, taken, rows) if self._with_native else taken
 
@@ -426,7 +434,7 @@ class InferencePrograms:
 
 
 def num_kept_apart(layout: Layout, config: ModelConfig) -> int:
-    """`num_replicas` of the cache that a step fills: by parts of prompts that of generation."""
+    """`num_replicas` of the cache that a step fills; prompts split by position fill that of generation."""
     splits = layout.phase == "prefill" and layout.rules.prompt_axes
     return num_replicas(layout.at("generate") if splits else layout, config)
 
@@ -441,10 +449,10 @@ def workload_step(
 ) -> tuple[Any, tuple[Any, ...], jax.sharding.Mesh]:
     """The step of a whole workload: the jitted function, its arguments' types, and the mesh.
 
-        prefill    the prompts of all B sequences, of T = S tokens each, into their pages
-        generate   the next token of each, behind the S - 1 that stand in its pages
+        prefill    the prompts of all B sequences, each of T = S tokens, into their pages
+        generate   the next token of each sequence, after S - 1 positions in its pages
 
-    Raises LayoutError where the layout does not run in this phase, or does not divide the workload.
+    Raises LayoutError if the layout does not run in this phase, or does not divide the workload.
     """
     layout = layout.at(phase)
     check_runs(layout, phase)
@@ -513,7 +521,7 @@ def _pasted(pool: Array, numbers: Array, exported: Array) -> Array:
 
 
 def _of_somebody(x: Array, places: Array) -> Array:
-    """Rows of zeros in place of nobody's: most layers leave them zeros, and kernels.py passes over these."""
+    """Zeros in padding rows: most layers keep them zero, and kernels.py skips zero rows."""
     return jnp.where((places == NOBODY)[:, None, None], jnp.zeros((), x.dtype), x)
 
 
@@ -532,13 +540,13 @@ def _padded(num_rows: int, num_replicas: int, logits: Array) -> Array:
 
 
 def _repeated(num_rows: int, num_replicas: int, logits: Array) -> Array:
-    """The rows, filled up, for each replica: alike for all that made them."""
+    """The logits with padding rows, repeated for each replica that computed them together."""
     padded = jnp.pad(logits, ((0, num_rows - logits.shape[0]), (0, 0)))
     return jnp.tile(padded, (num_replicas, 1))
 
 
 def _at(heads: Array, x: Array, positions: Array) -> Array:
-    """x[R, 1, D] of x[R, T, D] where positions[R, T] are heads[R]: a sum of which other devices add zeros."""
+    """x[R, 1, D]: the rows of x[R, T, D] at positions heads[R], as a sum with zeros of other devices."""
     first, _, last = jax.typeof(x).sharding.spec.partitions
     mine = (positions == heads[:, None])[:, :, None]
     own, spec = jnp.where(mine, x, jnp.zeros((), x.dtype)), PartitionSpec(first, last)
