@@ -1,12 +1,12 @@
-"""A mixture of experts: which experts a token goes to, and its way to experts with a capacity and back.
+"""A mixture of experts: routing of tokens to experts, and dispatch and combine for experts with a capacity.
 
     gates[B, T, E]   the weight of each expert's work on a token, zero but for its k
     d[E, C, D]       for every expert the tokens that it takes, of each device C in its own order
-    y[E, C, D]       what the experts made of them, summed by gate at home; just summed, where gates scaled d
+    y[E, C, D]       the experts' outputs, summed by gate on the owners; plain sums if gates scaled d
 
-Between them the rows travel as the Layout says (`Layout.to_experts`). Shapes are fixed: an expert takes so
-many times its even share of each device's tokens, and later tokens go past it. Without a capacity none is
-dropped (nn/experts/dropless.py).
+Between them the rows travel as the layout plans (`Layout.to_experts`). Shapes are fixed: an expert takes its
+even share of each device's tokens times the capacity factor, and later tokens skip it. Without a capacity no
+token is dropped (nn/experts/dropless.py).
 
 Two losses keep a router in balance and its logits small (`router_losses`); training weighs them.
 
@@ -28,7 +28,7 @@ from meshwright.nn.norms import log_sum_exp
 from meshwright.nn.start.device_mesh import partition_spec
 
 _SCORES = {"softmax": lambda logits: jax.nn.softmax(logits, axis=-1), "sigmoid": jax.nn.sigmoid}
-# Of a group's experts, how many scores say how good it is.
+# Number of top scores of a group whose sum ranks it.
 _BEST = {"softmax": 1, "sigmoid": 2}
 
 
@@ -38,7 +38,7 @@ def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> A
     local = partial(_gates, moe=moe)
     if choice is None:
         return with_gradient(local, [spec], spec, 1)(logits)
-    # Typed as whole, whatever its gradient would be: it has none.
+    # Whole, and not typed `reduced`: it has no gradient.
     choice = reshard(lax.stop_gradient(choice), PartitionSpec())
     return with_gradient(local, [spec, PartitionSpec()], spec, 1)(logits, choice)
 
@@ -46,7 +46,7 @@ def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> A
 def _gates(logits: Array, choice: Array | None = None, *, moe: MoE) -> Array:
     logits = logits.astype(jnp.float32)
     scores = _SCORES[moe.score](logits)
-    # By logits where experts are chosen by their own, since large ones have sigmoids that are alike.
+    # By logits if each expert is chosen by its own score: sigmoids of large logits are equal.
     by = logits if choice is None and moe.num_groups == 1 else scores
     chosen = lax.stop_gradient(_chosen(by if choice is None else by + choice[None, None, :], moe))
     gates = jnp.where(chosen, scores, 0.0)
@@ -77,10 +77,10 @@ def router_losses(logits: Array, gates: Array, moe: MoE) -> Array:
 
         balance = mean over sequences of sum_e f_e P_e      z = mean over tokens of log(sum_e exp(logits))^2
 
-    f_e: E/k times the share of a sequence's tokens that go to expert e. P_e: its mean score, where a token's
-    scores add up to 1. Balance is 1 where all experts get as much, and up to E/k where k get everything. It
-    is one of each sequence, so that neither microbatches nor how the batch is split change it.
-    Sources: DeepSeek-V3, 2024, section 2.1.2; Zoph et al., "ST-MoE", 2022, section 3.1.
+    f_e: E/k times the share of a sequence's tokens that go to expert e. P_e: its mean score, with each
+    token's scores normalised to a sum of 1. Balance is 1 if all experts get equal shares, and up to E/k if k
+    get everything. It is computed per sequence, so it depends on neither microbatches nor the batch's
+    sharding. Sources: DeepSeek-V3, 2024, section 2.1.2; Zoph et al., "ST-MoE", 2022, section 3.1.
     """
     wide = logits.astype(jnp.float32)
     log_sum = log_sum_exp(wide)
@@ -98,7 +98,7 @@ def rows_of(num_tokens: int, moe: MoE, capacity: float) -> int:
 
 
 def within_capacity(gates: Array, moe: MoE, capacity: float) -> Array:
-    """gates[1, n, E] of each device's tokens, without those of the tokens that go past an expert."""
+    """gates[1, n, E] of each device's tokens, with zeros for tokens beyond an expert's capacity."""
     taken = jnp.cumsum(gates > 0, axis=1) <= rows_of(gates.shape[1], moe, capacity)
     return jnp.where(taken, gates, 0)
 
@@ -117,9 +117,9 @@ def dispatch(x: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
 
 
 def combine(y: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
-    """[B, T, D] of y[E, C, D], back on the tokens' devices: what experts made of a token, times its gates.
+    """[B, T, D] of y[E, C, D], on the tokens' devices: sums of the experts' outputs, weighted by gates.
 
-    Where gates scaled what they took, as it is.
+    If gates scaled the experts' inputs, outputs are not weighted again.
     """
     letters = "BTD"
 
@@ -137,7 +137,7 @@ def combine(y: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
 
 
 def _tokens_of_experts(gates: Array, layout: Layout, moe: MoE) -> Array:
-    """The numbers of each expert's tokens, [E, C]: first those that chose it, in order."""
+    """The indices of each expert's tokens, [E, C]: first the tokens that chose it, in order."""
     by_expert = jnp.reshape(gates, (-1, moe.num_experts)).T
     assert layout.schedule.capacity is not None, "nn/experts/dropless.py has the others"
     num_rows = rows_of(by_expert.shape[1], moe, layout.schedule.capacity)
@@ -145,7 +145,7 @@ def _tokens_of_experts(gates: Array, layout: Layout, moe: MoE) -> Array:
 
 
 def _gates_of_rows(gates: Array, tokens: Array) -> Array:
-    """[E, C, 1]: the gate of each row of tokens[E, C]; 0 where the token did not choose the expert."""
+    """[E, C, 1]: the gate of each row of tokens[E, C]; 0 if the token did not choose the expert."""
     by_expert = jnp.reshape(gates, (-1, gates.shape[-1])).T
     return jnp.take_along_axis(by_expert, tokens, axis=1)[..., None]
 

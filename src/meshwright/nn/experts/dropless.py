@@ -471,7 +471,7 @@ def _ways_of_rows(
 
 
 class _Ways(NamedTuple):
-    """The pieces of rows to the experts' devices and home, and to devices with other columns and back."""
+    """The pieces of rows to the experts' devices and back, and to devices with other columns and back."""
 
     out: Pieces
     home: Pieces
@@ -533,7 +533,7 @@ def _first_rows(counts: Array, block: int = 1) -> Array:
 
 
 def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> Array:
-    """[num_rows, D] of what arrives of rows[C, D]."""
+    """[num_rows, D]: the rows that arrive, of rows[C, D] of each device."""
     arrives = zeros_beside((rows,), (num_rows, rows.shape[-1]), rows.dtype)
     sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
     arrives = lax.ragged_all_to_all(rows, arrives, *sent, axis_name=axes)

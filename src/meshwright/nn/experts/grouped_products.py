@@ -1,11 +1,11 @@
-"""Products of the rows of experts: each row with the weights of its expert alone, block by block.
+"""Products of experts' rows, block by block: each row with the weights of its expert only.
 
     d[1, C, D] . w[E, D, M]    a product of each block of rows with the weights of its expert
 
-The loops over blocks end after those that there are (layout/grouped.py). A block is one product on every
+The loops over blocks end after the blocks in use (layout/grouped.py). A block is one product on every
 platform: `lax.ragged_dot` multiplies all rows with all of a device's experts on CPUs and GPUs, and on TPUs
-for the weights' gradients (jax 0.10.2). What follows a product element by element is in such a loop as well,
-so that room for rows that there are not costs memory alone.
+for the weights' gradients (jax 0.10.2). Elementwise operations after a product run in such a loop as well, so
+that unused capacity costs only memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ def grouped_product(
 ) -> Array:
     """y[1, C, O] of x[1, C, I] and w[E, I, O], each block of rows by the weights of its expert.
 
-    Sums over the columns of an expert are left to the tokens, so each device has its own; those over D are
-    all-reduced. Cotangents of w are partial over what it is typed `reduced` over.
+    Sums over the columns of an expert are left to the tokens, so each device has its own; sums over D are
+    all-reduced. Cotangents of w are partial over the axes of its `reduced` type.
     """
     multiply, w = multiply or _product, own_copies(w)
     of_x, of_w = spec_of(x), spec_of(w)
@@ -74,13 +74,13 @@ def grouped_product(
 def read_product(
     plan: Contraction, x: Array, weight: Any, routes: Routes, multiply: Callable[[Array, Any], Array]
 ) -> Array:
-    """The forward pass of `grouped_product` with a weight that may be several arrays, of E each.
+    """The forward pass of `grouped_product` with a weight of one or several arrays, each with E first.
 
-    multiply: a block's product with those of one expert, which are all that it reads.
+    multiply: the product of one block with its expert's arrays; no other weights are read.
     """
     specs = jax.tree.map(spec_of, weight)
     of_x, is_second = spec_of(x), plan.einsum.contracted == "M"
-    # Weights lie with what is summed over last.
+    # Weights are stored with summed dimensions last.
     _, second, first = jax.tree.leaves(specs)[0].partitions
     over_d = () if is_second else axes_of(first)
     out = PartitionSpec(of_x.partitions[0], None, second if is_second else None)
@@ -107,7 +107,7 @@ def biased_rows(y: Array, b: Array, routes: Routes, parts: Axes = ()) -> Array:
 
     def local(y: Array, b: Array, experts: Array) -> Array:
         adds = (lax.axis_index(parts) == 0).astype(b.dtype) if parts else jnp.asarray(1, b.dtype)
-        # By block, so that the gradient sums the rows of each first: GPUs add rows to a few biases one by one
+        # By block, so that the gradient sums each block's rows first: GPUs add rows to biases one by one
         # (gpt-oss of 4 layers, 65,536 rows, H200: 4.5 of 5.4 s of kernels).
         return jnp.reshape(_blocks(y, experts) + (adds * b[0])[experts[0]][:, None], y.shape)
 
@@ -150,9 +150,9 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
 
 
 def _looped(one: Callable[[Array], Any], read: Sequence[Array], count: Array, most: int, scope: str) -> Any:
-    """What `one` makes of each of the first `count` blocks, of `most`, one after another; zero of others.
+    """Results of `one` for the first `count` of `most` blocks, one after another; zeros for the others.
 
-    read: what it reads, among which is what no other loop does.
+    read: arrays that the loop reads, one of them in no other loop (`zeros_beside`).
     """
     types = jax.eval_shape(one, jnp.int32(0))
     leaves, structure = jax.tree.flatten(types)
@@ -224,5 +224,5 @@ def _blocks(rows: Array, experts: Array) -> Array:
 
 
 def _product(spec: str, one: Array, other: Array, _: bool) -> Array:
-    """The product in float32: XLA for CPU is fast in bfloat16 with such a result alone."""
+    """The product, summed in float32: XLA for CPU is fast in bfloat16 only with such a result."""
     return jnp.einsum(spec, one, other, preferred_element_type=jnp.float32)

@@ -1,14 +1,14 @@
 """Tokens that go to a node once, for all of the experts that they chose there (`dispatch=once`).
 
     x[1, n, D], gates[1, n, E]       the tokens of a device
-    x[1, p R, D], gates[1, p R, E/p] those of p devices, its peers in the nodes, that came to its own node
-    y[1, p R, D]                     what the node's experts made of them, summed there, which travels back
+    x[1, p R, D], gates[1, p R, E/p] tokens that arrive at the device's node from p peers, one in each node
+    y[1, p R, D]                     the sums of the node's experts for them, which travel back
     y[1, n, D]                       the sums over nodes of each token's rows
 
-Within the node the tokens that came are what elsewhere the device's own tokens are (nn/experts/dropless.py).
-No token is dropped: those for which a node has no room wait for another round. As with rows, on TPUs and
-GPUs only the tokens that there are travel, and on CPUs as many as there is room for; gates travel by room
-everywhere, since they tell a node which of it has a token.
+Within the node the tokens that arrived are treated as a device's own tokens (nn/experts/dropless.py). No
+token is dropped: tokens beyond a node's capacity wait for an extra pass. As with rows, on TPUs and GPUs only
+real tokens travel, and on CPUs the whole capacity; gates of the whole capacity travel on all platforms, since
+they tell a node which places hold a token.
 
 Source: DeepSeek-V3, 2024, section 3.2.2, and DeepEP.
 """
@@ -32,10 +32,10 @@ from meshwright.nn.start.device_mesh import platform
 
 
 class Crossings(NamedTuple):
-    """What the tokens of each device send to nodes.
+    """The tokens that each device sends to nodes.
 
-    num_rounds: i32 that all tokens take, at least one, alike on all devices. tokens: i32[1, rounds, p R]
-    which tokens go to each node in turn; n where there are no more.
+    num_rounds: i32 passes that all tokens take, at least one, equal on all devices. tokens: i32[1, rounds, p
+    R] tokens for each node in turn; n for padding.
     """
 
     room: Crossing
@@ -52,7 +52,7 @@ def crossings_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Crossings
         chosen = jnp.reshape(gates[0] > 0, (num_tokens, num_nodes, -1))
         rows = jnp.sum(chosen, axis=2, dtype=jnp.int32)
         goes = rows > 0
-        # A token is in the round of its last row.
+        # A token is in the pass of its last row.
         rounds = jnp.where(goes, (jnp.cumsum(rows, axis=0) - 1) // room.capacity, room.passes)
         numbers, node = (lax.broadcasted_iota(jnp.int32, rows.shape, dim) for dim in (0, 1))
         before = jnp.sum(rounds[None] < jnp.arange(room.passes)[:, None, None], axis=1, dtype=jnp.int32)
@@ -71,7 +71,7 @@ def crossings_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Crossings
 
 
 class Route(NamedTuple):
-    """The tokens of one round.
+    """The tokens of one pass.
 
     tokens: i32[1, p R]. sent, received: i32[1, p], how many go to each node, and how many come from it.
     """
@@ -85,7 +85,7 @@ class Route(NamedTuple):
 def gates_at_nodes(
     gates: Array, crossings: Crossings, number: Array | int, layout: Layout
 ) -> tuple[Array, Route]:
-    """[1, p R, E/p] of gates[1, n, E], those of the tokens that come to a node in a round, and their way."""
+    """[1, p R, E/p] of gates[1, n, E] for the tokens that arrive at a node in a pass, and their route."""
     room, own = crossings.room, spec_of(gates)
     rows = PartitionSpec(own.partitions[0], None)
 
@@ -111,12 +111,12 @@ def gates_at_nodes(
 
 
 def _num_in_pieces(there: Array, room: Crossing) -> Array:
-    """i32[1, p]: how many are there of bool[1, p R]."""
+    """i32[1, p]: the number of true entries of bool[1, p R], by peer."""
     return jnp.sum(jnp.reshape(there, (1, room.num_nodes, -1)), axis=2, dtype=jnp.int32)
 
 
 def rows_at_nodes(rows: Array, route: Route, layout: Layout) -> Array:
-    """[1, p R, D] of the tokens that come to a node, of those[1, p R, D] that a device sends to each."""
+    """[1, p R, D]: the tokens that arrive at a node, from rows[1, p R, D] that each device sends."""
     return _exchanged(rows, route, layout)
 
 
@@ -126,7 +126,7 @@ def rows_from_nodes(rows: Array, route: Route, layout: Layout) -> Array:
 
 
 def sums_of_nodes(rows: Array, route: Route) -> Array:
-    """[1, n, D]: what all nodes made of each token."""
+    """[1, n, D]: each token's sum over the results of all nodes."""
 
     def local(rows: Array, tokens: Array) -> Array:
         total = zeros_beside((rows,), (route.room.own, rows.shape[-1]), rows.dtype)
@@ -136,7 +136,7 @@ def sums_of_nodes(rows: Array, route: Route) -> Array:
 
 
 def _exchanged(rows: Array, route: Route | None, layout: Layout) -> Array:
-    """rows[1, p R, D], of which each node is sent its R. Without a route all of them travel."""
+    """rows[1, p R, D], R for each node, exchanged. Without a route, padding travels too."""
     nodes, num_peers = row_routing(layout).nodes, _num_peers(layout)
 
     def local(rows: Array, *counts: Array) -> Array:
