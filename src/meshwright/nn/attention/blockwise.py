@@ -458,7 +458,7 @@ def _num_blocks(x: Array) -> int:
 
 
 def _cut(arrays: Any, number: Array, dims: Any = 1) -> Any:
-    """A block of each of a tree of arrays. dims: where their positions are, one for all or a tree of them."""
+    """A block of each of a tree of arrays. dims: of positions, one for all or a tree of them."""
 
     def cut(x: Array, dim: int) -> Array:
         block = attention_block(x.shape[dim])

@@ -1,8 +1,8 @@
 """Causal attention by kernels that keep scores on chip: splash attention on TPUs, cuDNN's on GPUs.
 
-They serve where a sequence starts at position 0: query t sees the keys s <= t, of these the last
-`window`. Both skip blocks that the mask hides. For the backward pass they keep their result and the
-log-sum-exp of each query's scores, and compute the scores again.
+They support sequences that start at position 0: query t sees the keys s <= t, within its `window`. Both skip
+blocks that the mask hides. For the backward pass they keep their result and the log-sum-exp of each query's
+scores, and compute the scores again.
 
 Sources: Dao, "FlashAttention-2", 2023; jax.experimental.pallas.ops.tpu.splash_attention;
 jax.nn.dot_product_attention.
@@ -28,7 +28,7 @@ from meshwright.nn.attention.reference import Scores
 from meshwright.nn.each_device import KEPT, spec_of, with_gradient
 from meshwright.nn.start.device_mesh import partition_spec, platform
 
-# The one backward kernel adds to dQ once a block of keys: so many partial dQ lie in memory at once.
+# The fused backward kernel makes a partial dQ for each block of keys: most that are in memory at once.
 _MAX_PARTIAL_QUERIES = 8
 _CAPABILITIES = (10.0, 9.0, 8.0)
 
@@ -46,12 +46,12 @@ def flash_kernels(
 ) -> list[Kernel] | None:
     """The platform's kernel for out[B, T, N, O] of q[B, T, N, H], k[B, T, K, H] and v[B, T, K, O], by window.
 
-    Besides they take sinks[N], and the document of each query and key, both i32[B, T]: None where there are
-    none. None where there is no kernel for the model and the layout (`why_no_flash`), or for packed
-    documents. Call under `jax.set_mesh`.
+    Kernels also take sinks[N], and the document of each query and key, both i32[B, T]: None for a model
+    without sinks or documents. Returns None if the platform has no kernel for the model and the layout
+    (`why_no_flash`), or for packed documents. Call under `jax.set_mesh`.
     """
     found = platform().flash
-    # Chunks of the TPU's kernel begin with the sequence, and those of a document with the document.
+    # The TPU's kernel counts chunks from the sequence's start, the model from the document's start.
     if found is None or (has_documents and (not found.documents or has_chunks(config, q.shape[1]))):
         return None
     if why_no_flash(platform(), capability(), config, layout, q.shape[1]):
@@ -62,7 +62,7 @@ def flash_kernels(
 
 
 def capability() -> float | None:
-    """The compute capability that JAX lets kernels ask for; None where it has no CUDA."""
+    """The compute capability that JAX lets kernels ask for; None without CUDA."""
     return next((one for one in _CAPABILITIES if cudnn_attention.check_compute_capability(str(one))), None)
 
 
@@ -110,7 +110,7 @@ def splash(
         mask = masks.LocalMask(shape, (window.size - 1, 0), 0)
     if over:
         mask.q_sequence = dealt_positions(length, num_shards)
-    # Of a device's queries the early and the late ones have blocks of their own.
+    # The early and the late queries of a device are in blocks of their own.
     block = gcd(length // (2 * num_shards) if over else length, window_block(window) if window else BLOCK)
     one_pass = length // block <= _MAX_PARTIAL_QUERIES
     apart: dict[str, Any] = {} if one_pass else {"block_q_dq": block, "block_kv_dq": block}
@@ -124,7 +124,7 @@ def splash(
         head_shards=1, q_seq_shards=num_shards,
         attn_logits_soft_cap=how.softcap, interpret=interpret, residual_checkpoint_name=KEPT,
     )  # fmt: skip
-    # It holds which blocks it skips, as arrays: numbers of the program, which no pass keeps for another.
+    # The kernel holds the blocks to skip as arrays: constants that no pass saves for another.
     kernel = jax.tree.structure(make())
 
     def skips() -> list[Array]:
@@ -181,7 +181,7 @@ def cudnn(
 ) -> Array:
     """Attention by cuDNN, each device with its own sequences and heads.
 
-    jax.nn.dot_product_attention takes values as wide as keys alone: narrower ones get columns of zeros.
+    jax.nn.dot_product_attention takes only values as wide as keys: narrower values are padded with zeros.
     """
     attend = partial(
         jax.nn.dot_product_attention,

@@ -99,7 +99,7 @@ class PagedCache:
     sharing: Axes = ()
 
     def by_row(self, x: Array) -> Array:
-        """x[N, ...] as [R, Q, ...], where all rows are of one length."""
+        """x[N, ...] as [R, Q, ...], for rows of one length."""
         [rows] = self.rows
         first, *rest = jax.typeof(x).sharding.spec.partitions
         shape = (x.shape[0] // rows.length, rows.length, *x.shape[1:])
@@ -230,7 +230,7 @@ def _letters(name: str, ndim: int) -> str:
 
 
 def _exchanged(x: Array, spec: PartitionSpec, axes: Axes) -> Array:
-    """x[N, heads, ...] as `spec` splits it, where `axes` go from the one dimension to the other."""
+    """x[N, heads, ...] as `spec` splits it; `axes` move from one dimension to the other."""
     if not axes:
         return reshard(x, spec)
     given = jax.typeof(x).sharding.spec
@@ -343,7 +343,7 @@ def _keys_and_values(pools: Sequence[Pool], read: Callable[[Pool], Array]) -> tu
 def _scored(
     scores: Array, queries: Array, keys: Array, window: Window | None, how: Scores, slopes: Array | None
 ) -> Array:
-    """Scores [..., K, G, Q, S], hidden where a query at queries[..., Q] sees no key at keys[..., S]."""
+    """Scores [..., K, G, Q, S], hidden if queries[..., Q] does not see keys[..., S] by position."""
     scores *= 1.0 if how.scale is None else how.scale
     if how.softcap:
         scores = softcap(scores, how.softcap)

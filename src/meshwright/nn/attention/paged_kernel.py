@@ -2,9 +2,9 @@
 
     ragged    TPUs: rows of any length, sliding windows. Key and value of each head are side by side:
               kv[B, S, 2K, H]
-    decoded   GPUs: one query a row, which sees all before it. k[B, K, S, H], v alike, narrow ones with scales
+    decoded   GPUs: one query a row, which sees all before it. k[B, K, S, H] and v; narrow types have scales
 
-For what there is none, `why_no_paged` says (layout/attention.py).
+`why_no_paged` (layout/attention.py) gives the reasons for having no kernel.
 
 Sources, in jax.experimental.pallas.ops: tpu.ragged_paged_attention, gpu.paged_attention.
 """
@@ -21,20 +21,20 @@ from meshwright.models.config import Window
 from meshwright.models.transformer import heads_of_tile
 from meshwright.nn.attention.reference import Scores
 
-# The kernel's own table of sizes that were fastest (v6e) has 4 to 16 pages and 32 queries nearly everywhere.
+# The kernel's own table of the fastest sizes (v6e) has 4 to 16 pages and 32 queries in nearly all cases.
 _PAGES_OF_BLOCK, _QUERIES_OF_BLOCK = 16, 32
-# Numbers of pages of one call: they lie in the 1 MB of scalar memory, beside the kernel's own.
+# Page numbers of one call: they share the 1 MB of scalar memory with the kernel's own.
 _MOST_PAGES = 1 << 17
-# Of the GPU's: positions of a block, which lie on chip; most parts of a sequence that are attended to at
-# once, since each part's sums pass through memory; and how many parts of all sequences and heads keep a GPU
-# of 100 to 150 processors busy.
+# For the GPU's kernel: positions of a block, which are kept on chip; most parts of a sequence that are
+# attended to at once, since each part's sums pass through memory; and parts of all sequences and heads that
+# keep a GPU of 100 to 150 processors busy.
 _POSITIONS_OF_BLOCK, _PARTS, _AT_ONCE = 128, 16, 256
-# The heads of one group are filled up to the rows of a tensor core's tile.
+# The heads of one group are padded to the rows of a tensor core's tile.
 _HEADS_OF_TILE = 16
 
 
 def side_by_side(k: Array, v: Array) -> Array:
-    """kv[N, 2K, H] of k[N, K, H] and v alike, as a pool has them."""
+    """kv[N, 2K, H] of k[N, K, H] and v[N, K, H], in the order of a pool."""
     tokens, heads, width = k.shape
     both = jnp.stack([k, v], axis=2)
     split = jax.typeof(k).sharding.spec
@@ -44,15 +44,15 @@ def side_by_side(k: Array, v: Array) -> Array:
 def ragged(
     q: Array, positions: Array, tables: Array, pool: Array, window: Window | None, how: Scores
 ) -> Array:
-    """out[R, Q, N, H] of q[R, Q, N, H] over the pages of each row, as `PagedCache.attend` has it.
+    """out[R, Q, N, H] of q[R, Q, N, H] over the pages of each row, as `PagedCache.attend` defines it.
 
-    positions i32[R, Q], those of padding, which come last, negative; tables i32[R, P].
+    positions i32[R, Q], negative for padding, which comes last; tables i32[R, P].
     """
     num_rows, length = positions.shape
     size = pool.shape[1]
     lengths = jnp.max(positions, axis=1) + 1
     if window is not None:
-        # What the window has left may be anyone's pages: tables begin where the row's first query sees.
+        # Pages before the window may be reused by other sequences: tables begin at the first visible page.
         begins = jnp.maximum(window.first(positions[:, 0]), 0) // size
         width = min(tables.shape[1], -(-(window.size - 1 + length) // size) + 1)
         seen = begins[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
@@ -72,14 +72,14 @@ def ragged(
 def _of_rows(
     q: Array, lengths: Array, tables: Array, pool: Array, window: Window | None, how: Scores
 ) -> Array:
-    """The queries of some rows over the first so many positions of their tables."""
+    """The queries of some rows over the first `lengths` positions of their tables."""
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
     num_rows, length, *heads = q.shape
     out = ragged_paged_attention(
         jnp.reshape(q, (num_rows * length, *heads)),
         pool,
-        jnp.maximum(lengths, 1),  # a row of padding reads one key: the kernel has no rows without
+        jnp.maximum(lengths, 1),  # a row of padding reads one key: the kernel supports no row without keys
         tables,
         jnp.arange(num_rows + 1, dtype=jnp.int32) * length,
         jnp.asarray([num_rows], jnp.int32),
@@ -117,8 +117,8 @@ def decoded(
     if not batch_invariant:
         parts = min(parts, -(-_AT_ONCE // (num_rows * num_kv_heads)))
     missing = -tables.shape[1] % (parts * together)
-    # The kernel wants all pages of a head together. To it there is one head: each of ours in a row is a row,
-    # and in a page a page, so that pools stay as they are.
+    # The kernel reads pools with all pages of a head together. It is given one head: each head of a row is
+    # passed as a row, and each head of a page as a page, so that pools are not transposed.
     heads = jnp.arange(num_kv_heads, dtype=jnp.int32)[None, :, None]
     tables = jnp.pad(tables, ((0, 0), (0, missing)))[:, None] * num_kv_heads + heads
     scaled = q.astype(jnp.float32) * (1.0 if how.scale is None else how.scale)
@@ -142,7 +142,7 @@ def decoded(
 def _paged_attention() -> Callable[..., Array]:
     """JAX's kernel of GPUs. JAX 0.12 deprecates its module, and names no other that reads pages.
 
-    The import says so once, of a choice that is made here, so that who serves has nothing to do about it.
+    The warning is muted: this module chose the kernel, so users of a server have nothing to change.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*paged_attention is deprecated", DeprecationWarning)

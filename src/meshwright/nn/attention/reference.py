@@ -1,4 +1,4 @@
-"""Causal grouped-query attention as it is written down, and what a model's scores are."""
+"""Causal grouped-query attention by its formula, and the definition of a model's scores."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from meshwright.nn.start.device_mesh import partition_spec
 class Scores(NamedTuple):
     """How a model scores keys.
 
-    softcap: c in c tanh(x / c). scale: of q . k, H ** -0.5 where None. slopes: of ALiBi, one a head.
+    softcap: c in c tanh(x / c). scale: of q . k, H ** -0.5 if None. slopes: of ALiBi, one a head.
     """
 
     softcap: float | None = None
@@ -25,10 +25,10 @@ class Scores(NamedTuple):
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """What each head's scores lose a position of distance (Press et al., 2022).
+    """The slope of each head's scores by distance in positions (ALiBi; Press et al., 2022).
 
-    For n heads, a power of two, 2 ** (-8 i / n), i = 1..n; for others those of the power below, and of twice
-    that every other one.
+    For n heads, a power of two, 2 ** (-8 i / n), i = 1..n. Otherwise the slopes of the power below n come
+    first, then every other slope of twice that power.
 
     >>> alibi_slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)
@@ -47,9 +47,9 @@ class Seen(NamedTuple):
 
 
 def visible(queries: Places, keys: Places, first: Array | None) -> Seen:
-    """What each query sees.
+    """The keys that each query sees.
 
-    It sees those of its own segment whose position is not beyond its own, and not before first[B, T].
+    They are of its own segment, at positions up to its own, and from first[B, T] on.
     """
     key, query = keys.positions[:, None, :], queries.positions[:, :, None]
     seen = key <= query
@@ -63,7 +63,7 @@ def visible(queries: Places, keys: Places, first: Array | None) -> Seen:
 def attend(
     q: Array, k: Array, v: Array, sinks: Array | None, seen: Seen, layout: Layout, how: Scores
 ) -> Array:
-    """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O], as it is written down.
+    """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O], by the formula.
 
         softmax(q . k / sqrt(H)) . v, each K serving G = N/K query heads
 
@@ -81,7 +81,7 @@ def attend(
     if how.softcap:
         scores = softcap(scores, how.softcap)
     if how.slopes:
-        # Less by the slope for each position between them; what all keys of a query share cancels out.
+        # The slope times the distance, less a term of the query, which cancels in the softmax.
         slopes = jnp.reshape(jnp.asarray(how.slopes, jnp.float32), grouped[2:])
         slopes = reshard(slopes, PartitionSpec(*spec.partitions[2:4]))[None, :, :, None, None]
         scores += slopes * seen.keys.astype(jnp.float32)[:, None, None, None, :]

@@ -44,7 +44,7 @@ def norm_turned(x: Array, config: ModelConfig, kind: KindInLoop) -> Array:
 
 
 def _where_turned(x: Array, made: Callable[[], Array], kind: KindInLoop) -> Array:
-    """What is made of x in layers whose positions turn queries and keys; in others x."""
+    """The result of `made` in layers whose positions turn queries and keys; in other layers x."""
     turned = [one.turned for one in kind.among]
     if all(turned):
         return made()
@@ -66,9 +66,9 @@ def apply_temperature(q: Array, positions: Array, config: ModelConfig, kind: Kin
 
 
 def _turning(positions: Array, config: ModelConfig, kind: KindInLoop) -> tuple[Array, float]:
-    """The frequencies, over [B, T, .] of the positions, and what cosines and sines are multiplied by.
+    """The frequencies, over [B, T, .] of the positions, and the factor of cosines and sines.
 
-    Where a sequence goes beyond the original length, LongRoPE divides by its other factors.
+    If a sequence goes beyond the original length, LongRoPE divides by its other factors.
     """
     scaling = config.rope_scaling
     choices = [frequencies(config, local=window is not None) for window in kind.windows]
@@ -82,10 +82,10 @@ def _turning(positions: Array, config: ModelConfig, kind: KindInLoop) -> tuple[A
 
 
 def frequencies(config: ModelConfig, *, local: bool, beyond: bool = False) -> np.ndarray:
-    """theta ** (-2i / H) for H/2 pairs, stretched where asked: see RopeScaling.
+    """theta ** (-2i / H) for H/2 pairs, stretched if the model asks for it: see RopeScaling.
 
     local: of a layer with a window; with a theta of its own it is not stretched. beyond: of a sequence that
-    goes beyond the original length, which matters to LongRoPE alone.
+    goes beyond the original length, which matters only to LongRoPE.
     """
     num_turned = config.rotary_dim or (config.mla.rope_dim if config.mla else config.d_head)
     exponents = np.arange(0, num_turned, 2, dtype=np.float64) / num_turned
@@ -106,7 +106,7 @@ def frequencies(config: ModelConfig, *, local: bool, beyond: bool = False) -> np
 
 
 def _kept_by_llama3(base: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    """How much of each frequency stays as it is: 1 where it turns often within the original length."""
+    """The unscaled share of each frequency: 1 if it turns often within the original length."""
     assert scaling.original_max_seq_len is not None
     turns = scaling.original_max_seq_len * base / (2 * pi)
     width = scaling.high_freq_factor - scaling.low_freq_factor
@@ -116,7 +116,7 @@ def _kept_by_llama3(base: np.ndarray, scaling: RopeScaling) -> np.ndarray:
 
 
 def _kept_by_yarn(base: np.ndarray, scaling: RopeScaling, config: ModelConfig) -> np.ndarray:
-    """The share kept is linear in the pair's number between those that turn beta_fast and beta_slow times."""
+    """The kept share: linear in the pair's index, between pairs that turn beta_fast and beta_slow times."""
     original, pairs = scaling.original_max_seq_len, len(base)
     assert original is not None
 
@@ -132,7 +132,7 @@ def _kept_by_yarn(base: np.ndarray, scaling: RopeScaling, config: ModelConfig) -
 
 
 def _magnitude(scaling: RopeScaling | None) -> float:
-    """What cosines and sines are multiplied by, so that scores do not fade where positions are stretched."""
+    """The factor of cosines and sines that keeps scores from fading if positions are stretched."""
     if scaling is None or scaling.kind not in ("yarn", "longrope"):
         return 1.0
     if scaling.attention_factor is not None:
