@@ -96,7 +96,7 @@ class Saver:
         self.check()
 
     def close(self) -> None:
-        """Waits for the save under way, and frees what saving took."""
+        """Waits for the current save, and frees the saver's resources."""
         try:
             self.wait()
         finally:

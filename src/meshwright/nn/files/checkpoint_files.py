@@ -1,12 +1,12 @@
-"""Checkpoints as folders of files: which there are, which are whole, and what says so. No JAX.
+"""Checkpoints as folders of files: listing, completeness and damage. No JAX.
 
     checkpoints/<step>/state/         the arrays, as Orbax writes them
-    checkpoints/<step>/position.json  where the data stood, and what else the run must remember
+    checkpoints/<step>/position.json  the position in the data, and other facts that a run resumes from
     checkpoints/<step>/SHA256SUMS     every file above, as sha256sum writes it; the last line is its own
     checkpoints/.saving/<step>/       the same while it is being written
 
-A checkpoint is complete when its folder is renamed into place, the one act that makes it one. So a
-process killed at any moment leaves whole checkpoints and, at most, a folder in .saving.
+A checkpoint is complete once its folder is renamed into place. So a process killed at any moment leaves whole
+checkpoints and, at most, a folder in .saving.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ POSITION = "position.json"
 STATE = "state"
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
-# Hashing releases the interpreter's lock, so files are read side by side.
+# Hashing releases the interpreter's lock, so files are read in parallel.
 _HASHING_THREADS = 8
 
 
@@ -63,7 +63,7 @@ def put_in_place(path: Path, directory: Path) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with the checkpoint in the folder `path`; None where every bit is as it was saved."""
+    """The damage to the checkpoint in folder `path`; None if every file matches its checksum."""
     try:
         content = (path / SUMS).read_bytes()
     except OSError:
@@ -82,7 +82,7 @@ def damage(path: Path) -> str | None:
 def newest_sound(directory: Path) -> tuple[int, list[str]]:
     """(step, damaged): the last sound checkpoint, and a sentence on each later one that is not.
 
-    Raises CheckpointError where there is no checkpoint, or none is sound.
+    Raises CheckpointError if there is no checkpoint, or none is sound.
     """
     damaged: list[str] = []
     for step in reversed(steps(directory)):
@@ -96,7 +96,7 @@ def newest_sound(directory: Path) -> tuple[int, list[str]]:
 
 
 def check_sound(directory: Path, step: int) -> None:
-    """Raises CheckpointError where `directory` has no checkpoint `step` or it is damaged."""
+    """Raises CheckpointError if `directory` has no checkpoint `step` or it is damaged."""
     there = steps(directory)
     if step not in there:
         known = ", ".join(map(str, there)) or "none"
@@ -106,7 +106,7 @@ def check_sound(directory: Path, step: int) -> None:
 
 
 def read_position(directory: Path, step: int) -> dict[str, Any]:
-    """What a checkpoint remembers beside the arrays. CheckpointError where it cannot be read."""
+    """A checkpoint's facts other than arrays. CheckpointError if they cannot be read."""
     path = directory / str(step) / POSITION
     try:
         return parse_json(read_text(path, CheckpointError))
@@ -153,7 +153,7 @@ def _files(path: Path) -> list[str]:
 
 
 def _synced_sha256(path: Path) -> str:
-    """The checksum of a file that is on the disk itself, and not in a cache alone."""
+    """The checksum of a file, after it was flushed from caches to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return file_sha256(path)

@@ -16,7 +16,7 @@ from meshwright.models.families.family import Family, Tensor
 from meshwright.models.parameters import parameters
 
 UNEMBED = "lm_head.weight"
-# In files of models that also see, the language model's tensors begin so; the others are not read.
+# Prefix of the language model's tensors in files of vision models; other tensors are not read.
 _WRAPPED, _SEES = "language_model.", ("vision_model.", "vision_tower.", "multi_modal_projector.")
 
 

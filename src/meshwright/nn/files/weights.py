@@ -42,7 +42,7 @@ from meshwright.nn.params import abstract_params, build, flatten
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _FILE_BYTES = 5_000_000_000
-# From the name of HF's tensor and the tensor: the tensors to write.
+# (name of HF's tensor, tensor) -> the tensors to write.
 Store = Callable[[str, np.ndarray], Mapping[str, np.ndarray]]
 # HF's names of the types of weights that are read; quantised types need scales too.
 _READABLE = tuple(

@@ -1,9 +1,9 @@
 """The operations of inference whose results for a token do not depend on the others, bit for bit.
 
 XLA's products add in an order that depends on their shapes, and its vector instructions may round roots and
-exponentials otherwise than its scalar ones: it is the number of tokens that says which are used (float32, XLA
-for CPU in jax 0.10.2). So both are of tiles of one number of rows. The products of kernels.py compute each
-row by itself, and are left as they are. Attention over pages is told by `PagedCache.batch_invariant`.
+exponentials differently from its scalar ones: the number of tokens decides which are used (float32, XLA for
+CPU in jax 0.10.2). So both are computed in tiles of one number of rows. The products of kernels.py compute
+each row by itself, and are left as they are. Attention over pages has `PagedCache.batch_invariant`.
 """
 
 from collections.abc import Callable, Sequence

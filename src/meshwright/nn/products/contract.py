@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from meshwright.nn.start.device_mesh import partition_spec, platform
 from meshwright.notation.einsum import Contraction
 
-# What the gradient of a weight is made of: kept for it, or all of the backward pass would be made once more.
+# The name of operands of weights' gradients: unless saved, all of the backward pass would be computed twice.
 LATER = "later"
 
 
@@ -57,7 +57,7 @@ def local_einsum(plan: Contraction, lhs: Array, rhs: Array, dtype: Any) -> Array
 
 
 def _computed_in(plan: Contraction, dtype: Any) -> Any:
-    """The type in which a product is computed that is rounded to `dtype`.
+    """The type for computing a product that is rounded to `dtype`.
 
     Partial sums are computed in bf16, as planned: XLA would otherwise add f32.
     """

@@ -1,10 +1,10 @@
 """Contractions and reshards on devices, every step as the algebra derives it.
 
 Explicit sharding: an array's type is its notation, so each collective is one `reshard` to the type
-of its result (see scatter.py for what a reduce-scatter needs beside), and a partial sum stays partial
+of its result (for a reduce-scatter see also scatter.py), and a partial sum stays partial
 until a step finishes it. Backward, the cotangent of a resharded array is resharded back. An array
 that several devices use is typed `reduced` over their axes, which makes its cotangent a partial sum:
-what uses it more than once shares the one reduction.
+all its uses share the one reduction.
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ def contract(plan: Contraction, dtype: Any, lhs: Array, rhs: Array) -> Array:
 
 
 class SentIn(NamedTuple):
-    """The types in which an array and its cotangent travel, where these are not those that they have."""
+    """The types in which an array and its cotangent travel, if they differ from the array's own type."""
 
     forward: Any
     backward: Any
 
     @property
     def wider(self) -> Any:
-        """The type of what arrives, which a cotangent in either has room in."""
+        """The type of the result, which represents a cotangent in either type."""
         return jnp.promote_types(self.forward, self.backward)
 
 
@@ -48,8 +48,8 @@ def apply_reshard(
 ) -> Array:
     """`x`, sharded as `reshard.given`, as `reshard.used`; its cotangent comes from `reshard.yielded`.
 
-    Where `x` is typed `reduced` its cotangent stays a partial sum over those axes. sent_in: what arrives is
-    rounded to its `forward`, and has the type of the wider of both. is_named: `x` is `named_here`, once for
+    If `x` is typed `reduced`, its cotangent stays a partial sum over the same axes. sent_in: the result is
+    rounded to its `forward`, and has the wider of both types. is_named: `x` is `named_here`, once for
     several reshards (`named_once`).
     """
     if reshard.given.same_layout(reshard.used) and not reshard.yielded.unreduced:
@@ -77,7 +77,7 @@ def apply_reshard(
 
 @jax.custom_vjp
 def named_once(x: Array) -> Array:
-    """`x`, `named_here` for several reshards, of which XLA makes those once that are equal."""
+    """`x`, `named_here` for several reshards, so that XLA merges the equal ones."""
     return named_here(x)
 
 
@@ -85,7 +85,7 @@ named_once.defvjp(lambda x: (named_once(x), None), lambda _, d_x: (d_x,))
 
 
 def run_steps(x: Array, steps: Sequence[Collective]) -> Array:
-    """`x` after `steps`, each a reshard to its result, or an exchange where that would be several."""
+    """`x` after `steps`, each a reshard to its result, or one exchange in place of several."""
     return _run(named_here(x), steps) if steps else x
 
 

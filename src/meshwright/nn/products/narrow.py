@@ -17,7 +17,7 @@ operand's. Numbers are rounded to the nearest; the paper also has stochastic rou
 transforms, and some products in bfloat16. GPUs with units for the type multiply blocks by cuDNN. Other chips
 multiply each number by its scale and take the product in the type of activations, which holds it exactly.
 
-The copy of an activation for the backward pass may be narrow too (section 3.3.3 there): a `Kept` has the
+The copy of an activation for the backward pass may be narrow too (its section 3.3.3): a `Kept` has the
 values and scales that products take, and the rounded numbers that other operations read.
 
 Operands of f16 have no scales: each is cast, and sums are float32. A number beyond 65,504 becomes infinite,
@@ -73,7 +73,7 @@ def kept(x: Array, narrow: str, scales: str, name: str | None = None) -> Kept:
     keep it, they keep nothing more of x, since nothing reads x itself.
     """
     spec, dtype = spec_of(x), x.dtype
-    # A scale for each device along what is split.
+    # Each device has scales of its own blocks along split dimensions.
     of_rounded: Any = Rounded._make([spec, spec])
 
     def local(block: Array) -> Rounded:
@@ -81,8 +81,8 @@ def kept(x: Array, narrow: str, scales: str, name: str | None = None) -> Kept:
 
     rounded = each_device(local, (spec,), of_rounded)(lax.stop_gradient(x))
     if name is not None:
-        # As bits: JAX rounds floats that it keeps to IEEE's form of their type, whose e4m3 ends at 240, with
-        # infinity beyond (`_insert_reduce_precision`, jax 0.10.2).
+        # As bits: JAX rounds floats that it keeps to IEEE's form of their type, whose e4m3 ends at 240 and
+        # has infinities (`_insert_reduce_precision`, jax 0.10.2).
         bits = checkpoint_name(lax.bitcast_convert_type(rounded.values, jnp.uint8), name)
         values = lax.bitcast_convert_type(bits, rounded.values.dtype)
         rounded = Rounded(values, checkpoint_name(rounded.scales, name))
@@ -91,7 +91,7 @@ def kept(x: Array, narrow: str, scales: str, name: str | None = None) -> Kept:
         return each_device(lambda block: _widened(block, dtype), (of_rounded,), spec)(rounded)
 
     straight = jax.custom_vjp(widened)
-    # Not by a call of `straight` itself, for which JAX would keep x.
+    # `widened`, since JAX would keep x for a call of `straight`.
     straight.defvjp(lambda x, rounded: (widened(x, rounded), None), lambda _, d: (d, None))
     return Kept(straight(x, rounded), rounded)
 
@@ -192,7 +192,7 @@ def as_multiplied(values: Array, narrow: str, dtype: Any) -> Array:
 
 
 def _product(einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, dtype: Any) -> Array:
-    """The product in float32 of two blocks, each scaled along what is summed over."""
+    """The product in float32 of two blocks, each scaled along its summed dimensions."""
     values, scales = zip(
         _scaled(one, einsum.lhs, einsum, narrow), _scaled(other, einsum.rhs, einsum, narrow), strict=True
     )
@@ -307,7 +307,7 @@ def _block_scales(wanted: Array, scales: Scales) -> tuple[Array, Array]:
 
 
 def _as_product(y: Array, einsum: Einsum, *shapes: Sequence[int]) -> Array:
-    """A product[e, r, s] of `_matrices` of operands of these shapes, in the einsum's order."""
+    """A product[e, r, s] of `_matrices` in the einsum's order. shapes: of the operands."""
     sizes = dict(zip(einsum.lhs + einsum.rhs, (size for shape in shapes for size in shape), strict=True))
     made = _shared(einsum.lhs, einsum) + _free(einsum.lhs, einsum) + _free(einsum.rhs, einsum)
     return jnp.transpose(

@@ -1,4 +1,4 @@
-"""Weights in panels: the order in which the C++ kernels for CPUs read them (native/kernels.cc)."""
+"""Weights in panels: the layout that the C++ kernels for CPUs read (native/kernels.cc)."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from meshwright.nn.each_device import each_device, spec_of
 @partial(jax.tree_util.register_dataclass, data_fields=["numbers"], meta_fields=[])
 @dataclass(frozen=True)
 class Panels:
-    """A weight w[O..., I...] in the order in which `kernels.product` reads it, on each device.
+    """A weight w[O..., I...] in the order that `kernels.product` reads, on each device.
 
     numbers: an array of the weight's shape, type and sharding.
     """

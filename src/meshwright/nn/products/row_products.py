@@ -1,7 +1,7 @@
-"""Products of the tokens of a step, each a row, with weights that lie with what is summed over last.
+"""Products of the tokens of a step, each a row, with weights stored with summed dimensions last.
 
-In tiles: compilers loop otherwise over other numbers of rows, and so may add in another order. Where every
-product is of as many rows, by one program, a row's result does not depend on how many others there are.
+In tiles: compilers loop differently over other numbers of rows, and so may add in another order. If every
+product has equally many rows, in one program, a row's result does not depend on the number of other rows.
 """
 
 from collections.abc import Callable
@@ -44,14 +44,14 @@ def einsum_of_rows(
 
 
 def in_tiles(compute: Callable[[Any], Any], rows: Any) -> Any:
-    """`compute` of the rows of a device, arrays of as many each, some at a time, the last beside zeros.
+    """`compute` of a device's rows, tile by tile; the last tile is padded with zeros.
 
-    compute: maps each row to one row, by itself.
+    compute: maps each row to one row, by itself. rows: a tree of arrays with equally many rows.
     """
     size, leaves = platform().tile_rows, jax.tree.leaves(rows)
     count = len(leaves[0])
     num_tiles = -(-count // size)
-    room = num_tiles + 1  # to cut the only one out of an array would be to take it whole
+    room = num_tiles + 1  # XLA simplifies a slice of the only tile to the whole array
 
     def tiled(x: Array) -> Array:
         filled = jnp.pad(x, ((0, room * size - count), *((0, 0),) * (x.ndim - 1)))
@@ -69,8 +69,8 @@ def in_tiles(compute: Callable[[Any], Any], rows: Any) -> Any:
 
     types = jax.eval_shape(one, jnp.int32(0))
     nothing = jax.tree.map(lambda made: jnp.zeros((room, *made.shape), made.dtype), types)
-    # Of a loop that it knows to have one trip the compiler would make none, and fuse what is computed with
-    # what stands around it, otherwise for each number of rows.
+    # XLA unrolls a loop of one known trip, and would fuse its body with the code around it, differently for
+    # each number of rows.
     more = never(jnp.ravel(leaves[0])[0])
     made = lax.fori_loop(0, num_tiles + more.astype(jnp.int32), put, nothing)
     return jax.tree.map(lambda y: jnp.reshape(y, (-1, *y.shape[2:]))[:count], made)

@@ -1,9 +1,9 @@
-"""A reduce-scatter that stays one: along a dimension split in parts, of which a device keeps one.
+"""A reduce-scatter that stays one: along a dimension split in parts, with one part for each device.
 
 Neither XLA nor its partitioner has a reduce-scatter to begin with: both write a sum that every device
-keeps a slice of. The TPU compiler makes a reduce-scatter of it only where the slices are whole tiles.
+keeps a slice of. The TPU compiler makes a reduce-scatter of it only if the slices are whole tiles.
 Cut along D itself, a gradient such as dw[F, D] is summed whole, which takes twice the bytes, once a
-device's slice is too narrow: on 64 devices for D = 8192 if D is minor, on 1024 wherever D stands.
+device's slice is too narrow: on 64 devices for D = 8192 if D is minor, on 1024 for any position of D.
 `psum_scatter` within `shard_map` fares no better. Split into [F, n, D/n], the sum was scattered in all
 cases tried (libtpu 0.0.42: v5e and v5p, 8 to 1024 devices, D minor and major) but one: over a whole slice
 that compiler sums on all links at once, which is no slower than its reduce-scatter round one ring.

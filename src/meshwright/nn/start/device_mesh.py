@@ -97,14 +97,14 @@ def array_type(
 ) -> jax.ShapeDtypeStruct:
     """The type of `array` under explicit axes, to trace or compile for without values.
 
-    Raises NotationError where a dimension does not divide.
+    Raises NotationError if a dimension does not divide.
     """
     array.local_shape(notation_mesh(mesh), sizes)
     shape = tuple(sizes[dim] for dim in array.dims)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, partition_spec(array, reduced)))
 
 
-# And back. A PartitionSpec does not name the array and its dimensions, so these are given.
+# The inverse. A PartitionSpec does not name the array and its dimensions, so they are arguments.
 
 
 def notation_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Mesh:
@@ -161,9 +161,9 @@ def from_named_sharding(name: str, dims: Sequence[str], sharding: NamedSharding)
 
 
 def from_array_type(name: str, dims: Sequence[str], x: Any) -> ShardedArray:
-    """The array whose explicit type `x` has: an array, a tracer, or what `array_type` gives.
+    """The array whose explicit type `x` has: an array, a tracer, or a result of `array_type`.
 
-    Raises NotationError where a mesh axis is not explicit: then the type does not tell.
+    Raises NotationError if a mesh axis is not explicit: its type lacks the sharding then.
     """
     sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x).sharding
     for axis, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True):

@@ -26,7 +26,7 @@ from meshwright.platforms.platform import Platform
 COORDINATOR, NUM_PROCESSES = "MESHWRIGHT_COORDINATOR", "MESHWRIGHT_NUM_PROCESSES"
 PROCESS_ID, JOIN_SECONDS = "MESHWRIGHT_PROCESS_ID", "MESHWRIGHT_JOIN_SECONDS"
 _DEFAULT_JOIN_SECONDS = 300.0
-# A process that is gone is noticed within this time, where no launcher ends the others before.
+# A lost process is noticed within this time, unless a launcher ends the others first.
 _HEARTBEAT_SECONDS = 30
 _RETRY_SECONDS = 0.2
 _SPEAK_SECONDS = 5.0
