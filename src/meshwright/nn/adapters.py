@@ -1,4 +1,4 @@
-"""Adapters added to the weights that they were trained beside, for export and serving."""
+"""Adapters added to the weights that they were trained with, for export and serving."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from meshwright.nn.params import build, flatten
 
 
 def merged(config: ModelConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of `config.base` that compute what `params` of `config` do: W + s A B.
+    """The parameters of `config.base` that compute the same as `params` of `config`: W + s A B.
 
     s = lora_alpha / lora_rank. Sums are float32, results as the weights are stored.
     """

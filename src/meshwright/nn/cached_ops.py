@@ -107,7 +107,7 @@ class InferenceOps(JaxOps):
             return apply_reshard(plan.out_reshard, y)
 
     def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels) -> Array:
-        """The product of operands in their computed types; weights in int8 and fp8 meet x in that type."""
+        """The product in the operands' types; x is cast to the type of weights in int8 and fp8."""
         there = partition_spec(plan.product)
         if isinstance(w, Panels):
             return einsum_of_rows(kernels.product, spec, x, w.numbers, there)
@@ -128,7 +128,7 @@ class InferenceOps(JaxOps):
         return is_narrow(values.dtype) and name_of(values.dtype) == self.layout.precision.matmul_dtype
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
-        """The weights of experts where the products of rows read them, as they are stored."""
+        """The experts' weights gathered for the products of rows, in their stored type."""
         there = _in_order(plan.rhs_reshard, _letters_there(plan))
         if isinstance(weight, Quantised):
             return Quantised(apply_reshard(there, weight.values), weight.scales)
@@ -159,7 +159,7 @@ class InferenceOps(JaxOps):
         return (y * along(y, self._split_as(y, dims, weight.scales), dims)).astype(self.dtype)
 
     def _read_weight(self, plan: Contraction, weight: Array | Quantised) -> Array:
-        """The weight as its product reads it: gathered where the plan says so."""
+        """The weight as its product reads it: gathered if the plan says so."""
         return apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), widened(weight, self.dtype))
 
     def embed(self, name: str, tokens: Array, table: Array | Quantised | Panels) -> Array:
@@ -236,7 +236,7 @@ class InferenceOps(JaxOps):
         *,
         scale: float | None = None,
     ) -> tuple[Array, Any]:
-        """Absorbed: queries go through wk_up to meet latents, and sums of latents through wv_up."""
+        """Absorbed: queries times wk_up attend to latents, and wv_up maps the sums of latents to values."""
         if cache is None:
             return super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
         pages, number = cache
@@ -273,7 +273,7 @@ class InferenceOps(JaxOps):
         return jnp.einsum(spec, x, w)
 
     def _gather_positions(self, name: str, x: Array) -> Array:
-        """All positions of keys, values or latents, which may be there already."""
+        """All positions of keys, values or latents, gathered if they are split."""
         if _split_of(x)[1] is None:
             return x
         with jax.named_scope(name):

@@ -66,10 +66,10 @@ def _fetched(
 
 
 def _own(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> Array:
-    """A table as this device's own wherever it looks up rows of its own: so its gradient is a partial sum.
+    """A table typed as this device's own over axes that split its look-ups: its gradient is a partial sum.
 
-    Before the table is gathered, and not after: else its gradient would be summed over `data` whole, and
-    scattered over `fsdp` only then, where first scattered it is a share that is summed.
+    This comes before the table is gathered: otherwise its gradient would be summed whole over `data` and only
+    then scattered over `fsdp`; scattered first, only a share is summed.
     """
     axes = tuple(axis for axis in looked_up.sharded_axes if axis not in stored.sharded_axes)
     return lax.pcast(table_local, axes, to="varying") if axes else table_local
@@ -78,7 +78,7 @@ def _own(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> A
 def _gathered(table_local: Array, stored: ShardedArray, used: ShardedArray, looked_up: ShardedArray) -> Array:
     """A table's shard as it is used: columns gathered, then rows.
 
-    Over axes that do not split what is looked up, all devices look up the same.
+    Over axes that do not split the ids, all devices look up the same rows.
     """
     for dim in (1, 0):
         axes = [axis for axis in stored.axes[dim] if axis not in used.axes[dim]]
@@ -102,9 +102,9 @@ def embed(
     is_column: bool = False,
     rows_of: Callable[[Array, Array], Array] = operator.getitem,
 ) -> Array:
-    """x[B, T, D] of tokens[B, T]; is_column: of a table[V_tensor, 1], of which no axis splits D.
+    """x[B, T, D] of tokens[B, T]; is_column: of a table[V_tensor, 1], whose D is not split.
 
-    x has the type that the table is sent in, by default its own. rows_of: what finds the rows of ids in a
+    x has the type that the table is sent in, by default its own. rows_of: takes the rows of ids from a
     device's part of the table.
     """
     sent_in = sent_in or SentIn(table.dtype, table.dtype)
@@ -130,7 +130,7 @@ def embed(
             # [B, n, T/n, D]: so that it stays a reduce-scatter (see scatter.py).
             parts = jnp.reshape(x_local, (x_local.shape[0], lax.axis_size(scattered), -1, x_local.shape[-1]))
             x_local = lax.psum_scatter(parts, scattered, scatter_dimension=1)
-        # Of what is scattered first, less is summed.
+        # After the scatter, so that less is summed.
         return lax.psum(x_local, summed) if summed else x_local
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)

@@ -3,7 +3,7 @@
 The type of the array that is differentiated says where its gradient ends. A weight typed `reduced` over axes
 has a gradient that stays a partial sum over them: every device adds up its own over the microbatches, and
 `summed` reduces them once a step. ZeRO 1 and 2 keep weights whole and scatter gradients, which no type of
-the weight can say: there the shard of the weight that a device updates is differentiated instead, and
+the weight can say: for them the shard of the weight that a device updates is differentiated instead, and
 `Scattered` carries both into the layers, so that each layer's gradient is scattered where it is made.
 The same holds for gradients of another type than weights (`gradients_dtype`): the shard has that type, so
 gradients are summed and accumulated in it.

@@ -18,10 +18,10 @@ from meshwright.nn.start.device_mesh import partition_spec, platform
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction
 
-# In the place of a target whose prediction is not part of the loss.
+# Target of a position that is not part of the loss.
 NOT_COUNTED = -1
 
-# Of logits[B, T, V] and targets[B, T]: nats[B, T].
+# (logits[B, T, V], targets[B, T]) -> nats[B, T].
 Nats = Callable[[Array, Array], Array]
 
 
@@ -36,7 +36,7 @@ def nats_of(logits: Array, targets: Array, *, masked: bool, z_loss: float) -> Ar
     """logsumexp(logits) - logits[target] f32[B, T]; over a split V only [B, T] arrays are reduced.
 
     The target's logit is a masked sum rather than a gather, which a split V would need whole. masked: a
-    target that is NOT_COUNTED has none. z_loss: what log(sum exp(logits))^2 weighs in it, which keeps the
+    target that is NOT_COUNTED has none. z_loss: weight of log(sum exp(logits))^2, which keeps the
     softmax' sum near 1 (Chowdhery et al., arXiv:2204.02311, section 5).
     """
     wide = logits.astype(jnp.float32)
@@ -50,7 +50,7 @@ def nats_of(logits: Array, targets: Array, *, masked: bool, z_loss: float) -> Ar
 
 
 def num_chunks(head: InputGroup, shape: Sequence[int], num_batch_shards: int) -> int:
-    """The number of chunks of positions in which the head of x[B, T, D] is computed; 1 if all at once.
+    """The number of chunks of positions for computing the head of x[B, T, D]; 1 if all at once.
 
     A chunk has about `Platform.head_tokens` tokens of a device.
     """
@@ -68,8 +68,8 @@ def loss_by_chunks(
 ) -> Array:
     """The mean of the nats of targets[B, T] by the product `plan` of x[B, T, D] and w, by chunks of T.
 
-    Logits are float32. Those of a chunk make their gradients before the next chunk's are made, so that none
-    is kept or computed twice: in the backward pass these are multiplied by the cotangent of one number.
+    Logits are float32. Each chunk makes its gradients before the next chunk's logits, so that no logits are
+    kept or computed twice: the backward pass multiplies the gradients by the cotangent of one number.
     """
 
     def of_chunk(x: Array, targets: Array, w: Array) -> tuple[Array, Any]:
@@ -116,7 +116,7 @@ def loss_by_chunks(
 
 
 def _states_first(gradient: Contraction) -> Contraction:
-    """dW as [D, V], so that of its operands the smaller one, the states, is what XLA for CPU transposes."""
+    """dW as [D, V], so that XLA for CPU transposes its smaller operand, the states."""
     einsum = gradient.einsum
     letters = "".join(letter for letter in einsum.lhs + einsum.rhs if letter in einsum.out)
     if letters == einsum.out:

@@ -1,22 +1,22 @@
 """An optimizer's moments in 8 bits, with a float32 scale for each block of a row: unpacked for an update.
 
-The numbers q that are stored of a block, whose scale is s and whose largest magnitude is a, stand for
+For a block with scale s and largest magnitude a, a stored number q represents
 
     int8   m = s q |q|    |q| <= 127        s = a / 127^2
            v = s q^2      0 <= q <= 255     s = a / 255^2
     fp8    m = s q        q in e4m3         s = a / 448
            v = s q^2      q in e4m3         s = a / 448^2
 
-In even steps most of v would be 0, which an update divides by. As roots, numbers have half as many decades,
+In even steps most of v would be 0, which an update divides by. As roots, numbers span half the decades,
 and a v above 0 gets the smallest q at least: too large a v makes an update smaller, never larger. Sources:
 blocks, and codes of uneven steps, Dettmers et al., arXiv:2110.02861; v as its root, Gonzalez Ortiz et al.,
 arXiv:2602.23349; powers of moments, and fp8 in blocks of 128, Xi et al., arXiv:2410.19313 (FP8-LM,
 arXiv:2310.18313, has one scale for all of m, and v in 16 bits); no 0 among the numbers of v, Li et al.,
-arXiv:2309.01507. Others that were tried are in docs/log.md.
+arXiv:2309.01507. Alternatives that were tried are in docs/log.md.
 
 A device's share of a row, S numbers, is split into n = ceil(S / 128) blocks, as equal as can be: block i of
-a whole row begins at floor(i S / n), whatever devices have of it. So the shape of the scales says where
-blocks are, and no scale is sent.
+a whole row begins at floor(i S / n), independent of the devices' shares. So the shape of the scales gives the
+blocks, and no scale is sent.
 """
 
 from collections.abc import Callable
@@ -58,10 +58,10 @@ def is_packed(x: Any) -> bool:
 
 
 class _Code(NamedTuple):
-    """dtype: of values. most: the number over the scale that the largest magnitude of a block is.
+    """Code of a moment. dtype: of values. most: the largest magnitude of a block, divided by its scale.
 
     pack, unpack: of numbers over their scale. unpack has no division or root: XLA computes those once and
-    keeps the results, and the moments that it unpacks would lie in memory as float32.
+    keeps the results, so the unpacked moments would stay in memory as float32.
     """
 
     dtype: Any
@@ -79,7 +79,7 @@ def _square(q: Array) -> Array:
 
 
 def _above_zero(rounded: Callable[[Array], Array], least: float) -> Callable[[Array], Array]:
-    """`rounded`, but for what is above 0: `least` at least."""
+    """`rounded`, with at least `least` for positive numbers."""
     return lambda x: jnp.where(x > 0, jnp.maximum(rounded(x), least), 0)
 
 
@@ -95,7 +95,7 @@ def _codes(record: NumberType) -> tuple[_Code, _Code]:
     return _Code(kind, largest, lambda x: x, lambda q: q), of_squares
 
 
-# By the type of values: of m, and of v.
+# By the type of values: (code of m, code of v).
 _CODES = {name: _codes(number_type(name)) for name in PACKED_DTYPES}
 # Zeros may have any scale.
 _LEAST = 1e-30
@@ -126,7 +126,7 @@ def unpacked(moment: Packed) -> Array:
 
 
 def in_blocks(abstract: Packed, count: int) -> Packed:
-    """The types of a moment whose rows are in so many blocks, as another layout has them."""
+    """The types of a moment with rows in `count` blocks, as stored by another layout."""
     scales = abstract.scales
     shape, sharding = (*scales.shape[:-1], count), scales.sharding
     if isinstance(sharding, NamedSharding):
@@ -135,7 +135,7 @@ def in_blocks(abstract: Packed, count: int) -> Packed:
 
 
 def repacked(moment: Packed, like: Packed) -> Packed:
-    """A moment as `in_blocks` has it, in the blocks of `like`: within half a step of what it was."""
+    """A moment typed as by `in_blocks`, in the blocks of `like`: equal within half a step."""
     sharding, size = like.values.sharding, moment.values.shape[-1]
     code, count = _CODES[moment.dtype][moment.of_squares], moment.scales.shape[-1]
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
@@ -163,7 +163,7 @@ def _whole_rows(spec: PartitionSpec, ndim: int) -> tuple[Any, ...]:
 
 
 def _each_shard(local: Callable[..., Any], spec: PartitionSpec, *arrays: Array) -> Any:
-    """`local` of every device's shards of arrays that are split alike."""
+    """`local` of every device's shards of arrays with one sharding."""
     if get_abstract_mesh().empty:
         return local(*arrays)
     return jax.shard_map(local, in_specs=spec, out_specs=spec, check_vma=False)(*arrays)
@@ -181,7 +181,7 @@ def _unpacked_here(code: _Code, values: Array, scales: Array) -> Array:
 def _largest(x: Array, count: int) -> Array:
     """The largest numbers [..., n] of the n blocks of x[..., S]."""
     if x.shape[-1] % count:
-        # Shorter blocks have their last number twice.
+        # Shorter blocks repeat their last number.
         begins = np.arange(count + 1) * x.shape[-1] // count
         length = int(np.diff(begins).max())
         numbers = np.minimum(begins[:-1, None] + np.arange(length), begins[1:, None] - 1)

@@ -1,4 +1,4 @@
-"""Norms, activations and caps on arrays: what the forward pass does between its products."""
+"""Norms, activations and caps on arrays: the forward pass between its products."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
-# Of gpt-oss: swiglu_limit and swiglu_alpha.
+# gpt-oss's swiglu_limit and swiglu_alpha.
 _CLAMP, _SLOPE = 7.0, 1.702
 
 
@@ -40,10 +40,10 @@ def norm(
     config: ModelConfig,
     mean: Callable[[Array], Array] = mean_of_last,
 ) -> Array:
-    """x / rms(x) * scale over the last dimension, from which a layer norm takes the mean first.
+    """x / rms(x) * scale over the last dimension; a layer norm subtracts the mean first.
 
-    Sums stay float32, since bfloat16 stops counting at 256. scale[D] (1 + scale with norm_offset; none where
-    None) and bias[D] are whole. mean: over that dimension, which stays as one of size 1.
+    Sums stay float32, since bfloat16 stops counting at 256. scale[D] (1 + scale with norm_offset; None for no
+    scale) and bias[D] are whole. mean: over the last dimension, which becomes a dimension of size 1.
     """
     wide = x.astype(jnp.float32)
     if kind == "layer":
@@ -59,7 +59,7 @@ def norm(
 
 
 def activate(gate: Array, up: Array | None, kind: str) -> Array:
-    """f(gate) * up, or f(gate) alone where the feed-forward is not gated.
+    """f(gate) * up, or only f(gate) if the feed-forward is not gated.
 
     clamped_silu: gate sigmoid(1.702 gate) (up + 1), of a gate of at most 7 and an up within +-7.
     """
@@ -72,21 +72,21 @@ def activate(gate: Array, up: Array | None, kind: str) -> Array:
 
 
 def softcap(x: Array, cap: float) -> Array:
-    """cap tanh(x / cap): x where it is small, never beyond the cap. In float32."""
+    """cap tanh(x / cap): about x if it is small, never beyond the cap. In float32."""
     return cap * jnp.tanh(x.astype(jnp.float32) / cap)
 
 
 def along(x: Array, vector: Array, dims: Sequence[int] | None = None) -> Array:
-    """`vector` along the dimensions `dims` of x (its last where None), repeated over the others."""
+    """`vector` along the dimensions `dims` of x (None: its last), repeated over the others."""
     dims = tuple(range(x.ndim - vector.ndim, x.ndim)) if dims is None else tuple(dims)
     return repeated(vector, dims, x.shape, jax.typeof(x).sharding.spec.partitions)
 
 
 def repeated(vector: Array, dims: Sequence[int], shape: Sequence[int], split: Sequence[Any]) -> Array:
-    """`vector` as the dimensions `dims` of an array of this shape, split so over the others.
+    """`vector` along the dimensions `dims` of an array of a given shape, split as `split` over the others.
 
-    Its cotangent is a sum over those, which stays partial over the axes that `vector` is typed `reduced`
-    over: JAX's own rule would finish it.
+    Its cotangent is a sum over the other dimensions, and stays partial over the axes of `vector`'s `reduced`
+    type: JAX's own rule would finish it.
     """
     others = tuple(dim for dim in range(len(shape)) if dim not in dims)
     parts, kept = jax.typeof(vector).sharding.spec.partitions, jax.typeof(vector).sharding.spec.reduced

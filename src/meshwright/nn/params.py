@@ -22,7 +22,7 @@ from meshwright.nn.start.device_mesh import named_sharding
 def build(
     config: ModelConfig, leaf: Callable[[str, Param], Any], *, only: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """The parameter pytree with `leaf(path, param)` at every parameter, or at those with a path in `only`."""
+    """The parameter pytree with `leaf(path, param)` at every parameter, or only at paths in `only`."""
     tree: dict[str, Any] = {}
     for path, param in parameters(config).items():
         if only is not None and path not in only:
@@ -36,7 +36,7 @@ def build(
 def shardings(
     config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, *, only: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """The stored sharding of every parameter, or of those with a path in `only`."""
+    """The stored sharding of every parameter, or only of paths in `only`."""
     return build(
         config, lambda path, param: named_sharding(layout.weight(path, param.letters), mesh), only=only
     )
@@ -63,9 +63,9 @@ def init_params(
     only: Collection[str] | None = None,
     part: Callable[[str, jax.Array], jax.Array] = lambda path, whole: whole,
 ) -> dict[str, Any]:
-    """Fresh parameters, made in place on their shards; the values do not depend on the layout.
+    """New parameters, made in place on their shards; the values do not depend on the layout.
 
-    only: the paths of those to make, by default all. part: of the whole array of a path, what is kept.
+    only: the paths to make, by default all. part: given a path and its whole array, the part to keep.
     """
     sizes = dimensions(config)
     dtype = jax_dtype(layout.precision.weights_dtype)
@@ -85,7 +85,7 @@ def init_params(
 
 
 def joined(config: ModelConfig, *trees: Mapping[str, Any]) -> dict[str, Any]:
-    """One pytree of the parameters that are in any of these; a later tree's hold."""
+    """One pytree of the parameters in any of `trees`; later trees take precedence."""
     flat = {path: leaf for tree in trees for path, leaf in flatten(tree).items()}
     return build(config, lambda path, _: flat[path], only=flat)
 
