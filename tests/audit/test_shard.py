@@ -7,8 +7,8 @@ from tests.audit.proofs import MESH, SIZES, planned, random
 
 from meshwright.audit.compare.unnamed import derived, match
 from meshwright.audit.shard.execution import emitted_by, execute
-from meshwright.audit.shard.job import ShardJob
 from meshwright.audit.shard.on_devices import run_contraction, run_reshard, run_strategy
+from meshwright.audit.shard.shard_job import ShardJob
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import ContractionQuestion
 from meshwright.errors import AuditError

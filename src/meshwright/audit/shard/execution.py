@@ -13,7 +13,7 @@ from meshwright.audit.compare.unnamed import Derived, Pair, derived, match
 from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.hlo.read import parse_hlo
-from meshwright.audit.shard.job import ShardJob
+from meshwright.audit.shard.shard_job import ShardJob
 from meshwright.audit.shard.windowed import windowed_contract, windowed_step
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.products.execute import contract, run_steps

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from meshwright.audit.shard.job import ShardJob
+from meshwright.audit.shard.shard_job import ShardJob
 from meshwright.cost.strategy import Strategy
 from meshwright.dtypes import dtype_bytes, number_type, types_for
 from meshwright.errors import AuditError
