@@ -16,7 +16,7 @@ def check_model_folder(path: Path) -> None:
 
 
 def _missing(path: Path) -> str | None:
-    """What a model folder must have and `path` has not."""
+    """Why `path` is not a model folder, as a clause; None if it is one."""
     if not path.is_dir():
         return "there is no such folder"
     if not (path / "config.json").is_file():

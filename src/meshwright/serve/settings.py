@@ -88,7 +88,7 @@ class EngineSettings:
 
     @property
     def num_devices(self) -> int:
-        """Devices of a layout over `tensor`; a disaggregated server has as many again for prefill."""
+        """Devices of a layout over `tensor`, doubled for a disaggregated server."""
         return self.tensor * (2 if self.mode == DISAGGREGATED else 1)
 
     @property

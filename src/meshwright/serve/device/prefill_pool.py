@@ -93,11 +93,11 @@ class Prefiller:
 
 
 class Prefills(Protocol):
-    """The servers that prefill, wherever they are."""
+    """The servers that prefill, in any process."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What asking one raises that has died."""
+        """Exceptions of a request to a server that has died."""
         ...
 
     async def prefill(self, prompt: Tokens) -> Offer | None:

@@ -3,7 +3,7 @@
     int8, fp8    <layer>.weight and weight_scale [out, 1]
     int4         <layer>.weight_packed, eight inputs of an int32, weight_scale [out, in / group], weight_shape
 
-Linear layers alone are quantised; the embedding, the head and routers are kept, as those readers expect.
+Only linear layers are quantised; both readers expect the embedding, the head and routers unquantised.
 """
 
 import math

@@ -48,7 +48,7 @@ class Readout:
     def dispatch(
         self, params: Mapping[str, Any], hidden: Array, scored: Sequence[Read], embedded: Sequence[Read]
     ) -> "Results":
-        """Dispatch the scores and the embeddings of these rows."""
+        """Dispatch the scores of rows `scored` and the embeddings of rows `embedded`."""
         return Results(
             [(reads, self._score(params, hidden, *columns)) for reads, *columns in self._packed(scored)],
             [(reads, self._embed(params, hidden, rows)) for reads, rows, _ in self._packed(embedded)],

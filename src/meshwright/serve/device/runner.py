@@ -300,7 +300,7 @@ class JaxRunner:
         return _ONE_PROGRAM if self._is_starved else nullcontext()
 
     def export(self, pages: Sequence[int]) -> Any:
-        """Dispatch a copy of the contents of these pages, for another runner of the same model."""
+        """Dispatch a copy of the pages' contents, for another runner of the same model."""
         return self._exported([pages])
 
     def exported(self, num_pages: int) -> Any:
@@ -308,7 +308,7 @@ class JaxRunner:
         return self._programs.exported(self._size_for([range(num_pages)]))
 
     def accept(self, pages: Sequence[int], exported: Any) -> None:
-        """Dispatch a write of another runner's exported pages to these pages; CACHED ones are skipped."""
+        """Dispatch a write of another runner's exported pages to `pages`; CACHED ones are skipped."""
         no_page = self.limits.num_pages
         self._accept([[no_page if page == CACHED else page for page in pages]], exported)
 
@@ -333,12 +333,12 @@ class JaxRunner:
         return min(size for size in self._exports if size >= max(map(len, pages)))
 
     def _exported(self, pages: Sequence[Sequence[int]]) -> Any:
-        """The contents of these pages of each replica."""
+        """The contents of each replica's `pages`."""
         count = self._size_for(pages)
         return self._exports[count](self._pools, _rows_of(pages, count, 0))
 
     def _accept(self, pages: Sequence[Sequence[int]], exported: Any) -> None:
-        """Write exported pages to these pages of each replica."""
+        """Write exported pages to each replica's `pages`."""
         count = self._size_for(pages)
         numbers = _rows_of(pages, count, self.limits.num_pages)  # no page
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self._programs.exported(count))
@@ -363,8 +363,8 @@ class JaxRunner:
 class _UnderWay:
     """The StepResult of a step that may still run.
 
-    rows: for each work, those of its tokens. num_top: alternatives to report, by row. results: read from
-    hidden states.
+    rows: the rows of each work's tokens. num_top: alternatives to report, by row. results: scores and
+    embeddings from hidden states.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class Shapes:
         return [*widths, 0]
 
     def num_heads(self, shape: Shape) -> int:
-        """Tokens of a replica's step whose logits are computed.
+        """Number of tokens in a replica's step with logits.
 
         A step with blocks of prompts has a row for every slot. A prompt that ends has one of these slots.
         """

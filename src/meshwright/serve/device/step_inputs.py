@@ -112,7 +112,7 @@ class StepInputs:
         self.scored += [Read(number, shard, first + i, token, num_top) for i, token in enumerate(targets)]
 
     def _slot_on_shard(self, work: SequenceWork) -> int:
-        """The slot's number on its shard of the batch, where each replica has one more, of no sequence."""
+        """The slot's number on its shard of the batch; each replica has one unused slot more."""
         replica, slot = divmod(work.slot, self._slots)
         return replica % self._num_per_shard * (self._slots + 1) + slot
 

@@ -61,7 +61,7 @@ def create_app(
 ) -> Starlette:
     """The application that serves `engine` under `model_name` within `limits`.
 
-    tracing: what takes spans of the requests. prefilled: asks the servers that prefill for this one, if any.
+    tracing: receives spans of the requests. prefilled: asks the servers that prefill for this one, if any.
     Raises CheckpointError if the tokenizer knows tokens that the model does not.
     """
     if tokenizer.vocab_size > engine.vocab_size:
@@ -100,9 +100,9 @@ def _traced(tracing: "Tracing | None") -> list[Middleware]:
 def guarded(
     routes: Sequence[Route], limits: ClientLimits, *counted: Middleware, tells_id: bool = True
 ) -> Starlette:
-    """The application of these routes within `limits`, with a line of the log and an id for each request.
+    """The application of `routes` within `limits`, with a log line and an id for each request.
 
-    Its errors are OpenAI's objects. counted: middleware that sees what is refused, too. tells_id: whether
+    Its errors are OpenAI's objects. counted: middleware that also sees refused requests. tells_id: whether
     answers have the id.
     """
     handlers = {

@@ -1,4 +1,4 @@
-"""Makes requests of the engine from what a client asks: prompts to tokens, fields to sampling parameters."""
+"""Turns HTTP requests into engine requests: prompts to tokens, fields to sampling parameters."""
 
 import asyncio
 import secrets
@@ -25,8 +25,8 @@ Tokens = tuple[int, ...]
 class Asking:
     """Makes requests of one engine and its tokenizer.
 
-    Texts are tokenised in threads, and those that cannot fit the context not at all: a long one would hold up
-    everyone else's streams.
+    Texts are tokenised in threads, because a long text would delay all other streams. A text that cannot fit
+    the context is refused without tokenising it.
     """
 
     engine: Engine
@@ -51,12 +51,12 @@ class Asking:
         return await asyncio.to_thread(lambda: [tokens_of(prompt) for prompt in asked.prompts])
 
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> Tokens:
-        """Tokens of `text`; RequestError where it is longer than so many of the longest tokens."""
+        """Tokens of `text`; raises RequestError if it has too many characters for the context."""
         self.check_length(len(text), param)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def check_length(self, num_chars: int, param: str) -> None:
-        """Raises RequestError where a text of so many characters cannot fit the context."""
+        """Raise RequestError if a text of `num_chars` characters cannot fit the context."""
         longest = self.engine.context * self.tokenizer.longest_token_chars
         if num_chars > longest:
             raise RequestError(
@@ -96,7 +96,7 @@ class Asking:
     async def requests(self, asked: Asked, prompts: Sequence[Tokens]) -> list[Request]:
         """The requests for each prompt, in order.
 
-        Answer i of any prompt has seed + i, whatever else was asked.
+        Answer i of any prompt has seed + i, for any other prompts and fields.
         """
         self.check_ids("logit_bias", [token for token, _ in asked.biases()])
         self.check_ids("allowed_token_ids", asked.allowed_token_ids or ())
@@ -137,7 +137,7 @@ class Asking:
         )
 
     async def _constraint(self, asked: Asked) -> NewConstraint | None:
-        """What the answer is held to: the form asked for, or the call of a tool."""
+        """The grammar of the answer, from the requested format or forced tool call; None if free."""
         call = self._forced_call(asked) if isinstance(asked, ChatRequest) else None
         forms = asked.forms
         if call:
@@ -152,7 +152,7 @@ class Asking:
         return await asyncio.to_thread(self._grammars.constraint, kind, source, param)
 
     def _forced_call(self, asked: ChatRequest) -> dict[str, Any] | None:
-        """The JSON schema of the calls that may be made, None where the model is free."""
+        """The JSON schema of allowed tool calls; None if the model may answer freely."""
         if not is_forced(asked) or self.tool_format is None:
             return None
         choice, key = asked.tool_choice, self.tool_format.argument_keys[0]

@@ -18,10 +18,10 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """What a server lets its clients do.
+    """A server's limits on its clients.
 
-    api_keys: none leave it open to all. requests_per_minute, request_seconds: None for no limit.
-    stalled_seconds: a client that reads nothing for this long is left.
+    api_keys: accepted keys; without keys, every client is accepted. requests_per_minute, request_seconds:
+    None for no limit. stalled_seconds: time after which a client that reads nothing is disconnected.
     """
 
     api_keys: frozenset[str] = option(

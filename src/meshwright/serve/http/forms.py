@@ -32,7 +32,7 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Log-probability per token, by which best_of ranks."""
+        """Log-probability per token, the ranking of best_of."""
         return sum(token.score.logprob for token in self.tokens) / max(len(self.tokens), 1)
 
 
@@ -70,7 +70,7 @@ class Form(Protocol):
     def chunks(self, delta: Delta) -> list[Json]: ...
 
     def closing(self, usage: Json, *, asked: bool) -> list[Json]:
-        """Chunks behind the last; asked: the client wants the usage."""
+        """Chunks after the last piece; asked: whether the client wants the usage."""
         ...
 
     def body(self, choices: Sequence[Choice], usage: Json) -> Json: ...
@@ -88,8 +88,8 @@ class Echo:
 class CompletionForm:
     """`/v1/completions`.
 
-    echoes: for each answer its prompt, None unless echo was asked for. num_choices: of num_sampled answers to
-    each prompt, those that are given, the likeliest first. logprobs: whether they are told.
+    echoes: the prompt of each answer if the request has echo, otherwise None. num_sampled: answers sampled
+    for each prompt. num_choices: answers returned, the likeliest first. logprobs: whether to return them.
     """
 
     head: Head
@@ -149,9 +149,9 @@ class CompletionForm:
 
 @dataclass(frozen=True)
 class ChatForm:
-    """`/v1/chat/completions`. tools: how calls stand in the text, None if there are no tools.
+    """`/v1/chat/completions`. tools: the format of calls in the text; None without tools.
 
-    forced_tool: the answer is held to one call.
+    forced_tool: whether the answer must be one tool call.
     """
 
     head: Head

@@ -30,7 +30,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_seconds(self, client: str, now: float) -> float:
-        """0 if the request may go on, which is then counted; else the seconds until it may."""
+        """0 if the request may go on, and count it; otherwise the seconds to wait."""
         filled, at = self._buckets.pop(client, (self._size, now))
         filled = min(self._size, filled + (now - at) * self._per_second)
         wait = 0.0 if filled >= 1 else (1 - filled) / self._per_second

@@ -46,7 +46,7 @@ def log_as_json() -> None:
 class RequestLog:
     """Middleware that gives each request an id (the client's x-request-id, if sound) and logs its end.
 
-    tells_id: whether the answer has the id; not behind a proxy that adds it.
+    tells_id: whether the answer has the id; False if a proxy adds it.
     """
 
     def __init__(self, app: ASGIApp, *, tells_id: bool = True) -> None:

@@ -38,8 +38,8 @@ def completion_logprobs(
 ) -> Json:
     """The `logprobs` object of a text completion.
 
-    prompt: tokens to be told as well, of which all but the first have scores. start: the character of the
-    whole text at which the answer begins.
+    prompt: prompt tokens to include; all but the first have scores. start: character offset of the answer in
+    the whole text.
     """
     told = [_unscored(names, prompt[0])] if prompt else []
     told += [_told(names, score) for score in (*scores, *(token.score for token in tokens))]

@@ -13,6 +13,6 @@ _POLICY = (
 
 
 async def page(_: Request) -> HTMLResponse:
-    """The page, which needs no key; what it asks of the API does."""
+    """The page. It needs no key; its requests to the API do."""
     text = files("meshwright.serve.http").joinpath("chat.html").read_text(encoding="utf-8")
     return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"})

@@ -124,7 +124,7 @@ class ResponseFormat(RequestObject):
 
 
 class StructuredOutputs(RequestObject):
-    """vLLM's `structured_outputs`: exactly one of these."""
+    """vLLM's `structured_outputs`: exactly one field is set."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -192,7 +192,7 @@ class _Generation(RequestObject):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens of an answer; None: as many as the context holds."""
+        """Maximum tokens of an answer; None: limited only by the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @model_validator(mode="after")
@@ -211,7 +211,7 @@ class _Generation(RequestObject):
 
     @property
     def forms(self) -> list[tuple[str, GrammarKind, Any]]:
-        """What the answer is held to, at most one: (field, kind of grammar, source)."""
+        """Constraints on the answer, at most one: (field, kind of grammar, source)."""
         found: list[tuple[str, GrammarKind, Any]] = []
         if self.response_format and self.response_format.type != "text":
             spec = self.response_format.json_schema
@@ -435,7 +435,7 @@ class ChatRequest(_Generation):
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """The tools that the model is told of."""
+        """The tools that the prompt describes to the model."""
         return [] if self.tool_choice == "none" else self.tools
 
 

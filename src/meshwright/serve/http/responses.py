@@ -21,7 +21,7 @@ class InputText(RequestObject):
 
 
 class InputItem(RequestObject):
-    """A message of the conversation; what a response's own output holds is taken back as it came."""
+    """A message of the conversation; items of a response's output are accepted unchanged."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]

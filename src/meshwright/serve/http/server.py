@@ -45,7 +45,7 @@ def address(listener: socket.socket) -> str:
 
 
 def run(app: Starlette, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what is under way and return.
+    """Serve until SIGTERM or SIGINT, then finish running requests and return.
 
     on_ready: called with the address once requests are answered.
     """
@@ -87,8 +87,8 @@ class _Server(uvicorn.Server):
 def _signals_end_quietly() -> Iterator[None]:
     """Within, a signal that uvicorn handled ends nothing more.
 
-    uvicorn raises it again after its shutdown, for whoever handled it before; by default that kills the
-    process before the engine is closed.
+    uvicorn raises it again after its shutdown, for earlier handlers; by default that kills the process before
+    the engine is closed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

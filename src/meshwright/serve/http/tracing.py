@@ -65,7 +65,7 @@ class Tracing:
 
 
 class Traced:
-    """Middleware with a span around each request, but those of probes and scrapers."""
+    """Middleware with a span around each request, except for probes and scrapers."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app, self._tracing = app, tracing

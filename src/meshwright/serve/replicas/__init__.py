@@ -1,1 +1,1 @@
-"""Several servers behind one address, on Ray Serve, each with an engine of its own."""
+"""Several servers at one address, on Ray Serve, each with its own engine."""

@@ -1,4 +1,4 @@
-"""The servers and their front as deployments of Ray Serve, and a cluster of this machine alone."""
+"""The servers and their front as deployments of Ray Serve, and a cluster of only this machine."""
 
 import asyncio
 import logging
@@ -46,11 +46,12 @@ OpenPrefiller = Callable[[str], AbstractContextManager[Prefiller]]
 
 @dataclass(frozen=True)
 class ServerScale:
-    """How many servers there are, and what one needs.
+    """The number of servers, and the resources of each.
 
-    num_slots: answers of one server at once. num_devices: of one server, of this kind (cpu, gpu, tpu); None:
-    of the best that the cluster has. autoscaling: settings of Ray Serve's AutoscalingConfig by name, as text;
-    where there are any, num_servers is the least. Raises PlanError for one that Ray Serve does not take.
+    num_slots: concurrent answers of one server. num_devices: devices of one server, of the given kind (cpu,
+    gpu, tpu); without a kind, of the best in the cluster. autoscaling: settings of Ray Serve's
+    AutoscalingConfig by name, as text; with any of them, num_servers is the minimum. Raises PlanError for a
+    setting that Ray Serve refuses.
     """
 
     num_servers: int
@@ -61,12 +62,12 @@ class ServerScale:
 
     @property
     def most_servers(self) -> int:
-        """How many there may be at once."""
+        """Maximum number of servers."""
         most = self.autoscaling.get("max_replicas", "")
         return max(self.num_servers, int(most) if most.isdecimal() else 0)
 
     def needs(self) -> dict[str, Any]:
-        """What Ray reserves for one server."""
+        """The Ray resources of one server."""
         known = ray.cluster_resources()
         kind = self.kind or next(kind for kind in PLATFORMS if kind.upper() in {*known, "CPU"})
         return PLATFORMS[kind].ray_resources(self.num_devices)
@@ -168,7 +169,7 @@ class PrefillServer:
 class RayPrefills:
     """The servers that prefill, asked by one that generates.
 
-    A prompt goes where one that begins alike went before, as clients' requests do.
+    A prompt goes to the server of earlier prompts with the same prefix, as clients' requests do.
     """
 
     handle: DeploymentHandle
@@ -221,10 +222,10 @@ class PrefillPool:
 def application(
     open_app: OpenApp, limits: ClientLimits, scale: ServerScale, pool: PrefillPool | None = None
 ) -> serve.Application:
-    """The servers behind a front, for `serve.run` or a RayService.
+    """The servers with a front, for `serve.run` or a RayService.
 
-    open_app: opens a server's application in its own process, with those that prefill for it if there is a
-    pool of them. limits: what the front lets through.
+    open_app: opens a server's application in its own process, given the servers that prefill for it if the
+    deployment has a pool. limits: the front's limits on clients.
     """
     if pool is None:
         servers = _deployed(ReplicaServer, _SERVERS, scale).bind(open_app)
@@ -302,7 +303,7 @@ def run(made: serve.Application, host: str, port: int, on_ready: Callable[[], No
 
 
 def _why(text: str) -> MeshwrightError:
-    """What a server said of why it cannot start, out of what Ray says of it."""
+    """The server's error at its start, extracted from Ray's message."""
     lines = text.splitlines()
     said = [line.partition("Error: ")[2] for line in lines if line.startswith("meshwright.errors.")]
     return DeviceError(f"a replica cannot start: {said[-1] if said else lines[0]}")

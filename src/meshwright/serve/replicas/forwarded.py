@@ -1,10 +1,10 @@
-"""What the front hands to a server, and the routes that its process knows."""
+"""The request that the front forwards to a server, and the routes known to its process."""
 
 from dataclasses import dataclass
 
 from meshwright.serve.replicas.routes import Beginning, Routing
 
-# The router and whoever ends requests meet here: both are of the process that clients are answered from.
+# The front and Ray's router share one table: both run in the process that answers clients.
 ROUTING = Routing()
 
 
@@ -12,7 +12,7 @@ ROUTING = Routing()
 class Forwarded:
     """A client's request on its way to a server.
 
-    name: of no other request. server: the only one that will do; None for any.
+    name: unique name of the request. server: the required server; None for any.
     """
 
     name: str

@@ -97,7 +97,7 @@ class _Front:
                 response.cancel()
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics of every server, told apart by the label `replica`."""
+        """The metrics of every server, labelled with `replica`."""
         asked = Forwarded("", "GET", "/metrics", b"", _headers(request.scope), b"")
         # One after another: Ray (2.60) mistakes calls at once of one request for each other.
         texts = {name: await self._text(replace(asked, server=name)) for name in ROUTING.servers}
@@ -162,7 +162,7 @@ def _headers(scope: Scope) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def _json(body: bytes) -> Any:
-    """None for what is not JSON: the server says what is wrong."""
+    """The parsed body; None if it is not JSON, and the server then answers with the error."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

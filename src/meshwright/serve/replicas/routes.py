@@ -13,7 +13,7 @@ Beginning = tuple[int, ...]
 
 
 def beginning_of(body: Any) -> Beginning:
-    """The prompt of a request's JSON, as far as it fills blocks; empty for what has none.
+    """The prompt of a request's JSON, as far as it fills blocks; empty without a prompt.
 
     >>> first = beginning_of({"prompt": "a" * 600})
     >>> len(first), first == beginning_of({"prompt": "a" * 512 + "b" * 600})[:2]
@@ -70,14 +70,14 @@ class Routing:
             return sorted(self._servers)
 
     def keep(self, names: Iterable[str]) -> None:
-        """These are the servers now; what was known of others is forgotten."""
+        """Set the servers to `names`, and forget all others."""
         with self._lock:
             self._servers = {name: self._servers.get(name) or _Server() for name in names}
 
     def ranked(self, beginning: Beginning, names: Sequence[str]) -> list[str]:
         """`names`, the best first: the longest known beginning, then the fewest requests and prompts.
 
-        A server that is too far ahead of the idlest has no say by what it knows.
+        For a server with far more requests than the idlest, the known beginning does not count.
         """
         with self._lock:
             servers = {name: self._servers.setdefault(name, _Server()) for name in names}
@@ -92,12 +92,12 @@ class Routing:
             return sorted(names, key=rank)
 
     def open(self, request: str) -> None:
-        """A request has come, which `end` ends."""
+        """Record a new request; `end` removes it."""
         with self._lock:
             self._open.add(request)
 
     def send(self, request: str, beginning: Beginning, name: str) -> None:
-        """The request is at this server from now on, and at no other, unless its client has left."""
+        """Assign the request to server `name` only, unless its client has left."""
         with self._lock:
             self._remove(request)
             server = self._servers.setdefault(name, _Server())

@@ -33,7 +33,7 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """What is still held back, now that no token follows."""
+        """The remaining text at the end of the tokens."""
         return self._decoder.decode(self._window)[len(self._emitted) :]
 
     def _take(self) -> str:
@@ -60,9 +60,9 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text before the stop string that is complete first, however the text arrives in pieces.
+    """Cuts a text before the first complete stop string, for any division of the text into pieces.
 
-    keeps: cut behind the stop string instead.
+    keeps: cut after the stop string instead.
     """
 
     def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
@@ -86,7 +86,7 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def finish(self) -> str:
-        """What was held back in case a stop string followed."""
+        """The remaining text, withheld as a possible start of a stop string."""
         held, self._held = self._held, ""
         return held
 

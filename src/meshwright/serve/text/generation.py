@@ -26,8 +26,8 @@ class AnswerToken(NamedTuple):
 class Delta:
     """A further piece of the answer at `index`; finish_reason is set on its last.
 
-    tokens: those since the piece before, the end token included. prompt: with the first piece, the scores of
-    the prompt's tokens but the first, where they were asked for.
+    tokens: tokens since the previous piece, the end token included. prompt: on the first piece, if requested,
+    the scores of the prompt's tokens after the first.
     """
 
     index: int
@@ -77,10 +77,10 @@ def timed_out(limit_seconds: float | None) -> RequestError:
 class Generation:
     """An asynchronous iterator of Delta over the answers to `requests`.
 
-    Used as `with Generation(...) as generation`: leaving the block cancels what is unfinished.
-    num_generated_tokens: so far, over all answers. keeps_stop: a stop string is part of the answer it ends.
-    limit_seconds: after which it raises RequestError 408; None: never. on_closed: hears of the requests once
-    all have finished.
+    Used as `with Generation(...) as generation`: leaving the block cancels unfinished requests.
+    num_generated_tokens: so far, over all answers. keeps_stop: whether an answer includes its stop string.
+    limit_seconds: time limit, after which it raises RequestError 408; None: no limit.
+    on_closed: called with the lifetimes of the requests after the last.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Generation:
                 yield delta
 
     async def _event_in_time(self) -> Event | None:
-        """The next event, None behind the last. Raises RequestError where the time is up."""
+        """The next event, None after the last; raises RequestError after the time limit."""
         assert self._deadline is not None
         try:
             async with asyncio.timeout(self._deadline - time.monotonic()):

@@ -54,7 +54,7 @@ class Tokenizer:
         return _WithSpecial(self.tokenizer, self.eos_ids, self.start_id, self.chat)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for; of a special token, its name; none of an unknown one."""
+        """The bytes of a token: the name of a special token, empty for an unknown one."""
         name = self.tokenizer.id_to_token(token)
         if name is None:
             return b""
@@ -68,7 +68,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token_chars(self) -> int:
-        """Characters of the longest token: a text of more than n times as many has more than n tokens."""
+        """Characters of the longest token; n tokens have at most n times this length."""
         return max((len(name) for name in self.tokenizer.get_vocab()), default=1)
 
     @cached_property
@@ -93,9 +93,9 @@ class _WithSpecial(Tokenizer):
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (Radford et al. 2019).
+    """The byte of each character of a byte-level vocabulary (Radford et al. 2019).
 
-    Printable bytes stand for themselves, the others for the characters from U+0100 on, in order.
+    Printable bytes keep their characters; other bytes have the characters from U+0100 on, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
