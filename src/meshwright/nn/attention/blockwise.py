@@ -304,7 +304,7 @@ def _from_the_one_before(arrays: tuple[Array, ...], ring: Axes) -> tuple[Array, 
 
 
 def _sent_on(kv: tuple[Array, ...], number: Array, ring: Axes) -> tuple[Array, ...]:
-    """k and v with one block sent to the next device and replaced by the block of the one before."""
+    """k and v after the ring's exchange of one block."""
     return _put(kv, _from_the_one_before(_cut(kv, number), ring), number)
 
 
@@ -453,7 +453,7 @@ def _of_queries(seen: _Seen, number: Array) -> _Seen:
 
 
 def _num_blocks(x: Array) -> int:
-    """Blocks of x[B, T, ...]: at least two of an even number of positions, as halves of a zig-zag are."""
+    """Number of blocks of x[B, T, ...]; an even T has at least two, the halves of a zigzag."""
     return x.shape[1] // attention_block(x.shape[1])
 
 

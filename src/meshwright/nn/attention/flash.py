@@ -48,7 +48,7 @@ def flash_kernels(
 
     Kernels also take sinks[N], and the document of each query and key, both i32[B, T]: None for a model
     without sinks or documents. Returns None if the platform has no kernel for the model and the layout
-    (`why_no_flash`), or for packed documents. Call under `jax.set_mesh`.
+    (`why_no_flash`), or for unsupported packed documents. Call under `jax.set_mesh`.
     """
     found = platform().flash
     # The TPU's kernel counts chunks from the sequence's start, the model from the document's start.

@@ -252,7 +252,7 @@ def page_groups(config: ModelConfig, *, has_windows: bool) -> tuple[int, ...]:
 
 
 def _joins_heads(platform: Platform, config: ModelConfig, layout: Layout) -> bool:
-    """Whether pools have the key and the value of a head next to each other, as the kernel reads them."""
+    """Whether pools store a head's key next to its value, as the platform's kernel reads them."""
     joins = platform.paged is not None and platform.paged.joined_heads
     return joins and why_no_paged(platform, config, layout) is None
 

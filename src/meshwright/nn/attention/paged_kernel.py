@@ -103,10 +103,10 @@ def decoded(
     batch_invariant: bool = False,
     interpret: bool = False,
 ) -> Array:
-    """out[R, 1, N, H] of q[R, 1, N, H] over the pages of each row, as `PagedCache.attend` has it.
+    """out[R, 1, N, H] of q[R, 1, N, H] over the pages of each row, as in `PagedCache.attend`.
 
-    positions i32[R, 1], of padding negative; tables i32[R, P]; pools, and scales f32[B, K, S] of narrow ones:
-    of keys, then of values. batch_invariant: sums are made in the same order however many rows there are.
+    positions i32[R, 1], negative for padding; tables i32[R, P]; pools, and for narrow types scales f32[B, K,
+    S]: of keys, then of values. batch_invariant: the order of sums does not depend on the number of rows.
     interpret: run it in JAX, on any platform.
     """
     num_rows, _, num_heads, width = q.shape

@@ -81,7 +81,7 @@ def attend(
     if how.softcap:
         scores = softcap(scores, how.softcap)
     if how.slopes:
-        # The slope times the distance, less a term of the query, which cancels in the softmax.
+        # Minus the slope times the distance, up to a term of the query, which cancels in the softmax.
         slopes = jnp.reshape(jnp.asarray(how.slopes, jnp.float32), grouped[2:])
         slopes = reshard(slopes, PartitionSpec(*spec.partitions[2:4]))[None, :, :, None, None]
         scores += slopes * seen.keys.astype(jnp.float32)[:, None, None, None, :]

@@ -15,8 +15,8 @@ from meshwright.nn.stack import KindInLoop
 def apply_rope(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
     """x[B, T, N, H], or one head's x[B, T, A], rotated by positions[B, T]; angles are float32.
 
-    With `rotary_dim` the rest of each head stays as it is, in latent attention the part before the last A.
-    So does all of it in layers without rotary positions.
+    With `rotary_dim` the rest of each head is not rotated; in latent attention, the part before the last A.
+    Layers without rotary positions return x.
     """
     return _where_turned(x, lambda: _turned(x, positions, config, kind), kind)
 
@@ -39,7 +39,7 @@ def _turned(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -
 
 
 def norm_turned(x: Array, config: ModelConfig, kind: KindInLoop) -> Array:
-    """x[B, T, N, H] over the root of its mean square over H, in layers whose positions have turned it."""
+    """x[B, T, N, H] divided by its root mean square over H, in layers with rotary positions."""
     return _where_turned(x, lambda: norm(x, None, None, "rms", config), kind)
 
 
@@ -52,9 +52,9 @@ def _where_turned(x: Array, made: Callable[[], Array], kind: KindInLoop) -> Arra
 
 
 def apply_temperature(q: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
-    """q[B, T, N, H] by 1 + slope ln(1 + floor((1 + position) / floor)) in layers that turn nothing.
+    """q[B, T, N, H] times 1 + slope ln(1 + floor((1 + position) / floor)), in layers without RoPE.
 
-    Source: Nakanishi, "Scalable-Softmax Is Superior for Attention", 2025, as Llama 4 has it.
+    Source: Nakanishi, "Scalable-Softmax Is Superior for Attention", 2025, as in Llama 4.
     """
     floor, turned = config.temperature_floor, [one.turned for one in kind.among]
     assert floor is not None, "queries have a temperature"

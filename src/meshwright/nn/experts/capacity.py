@@ -33,12 +33,12 @@ _BEST = {"softmax": 1, "sigmoid": 2}
 
 
 def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> Array:
-    """gates f32[B, T, E] of a router's logits; choice[E] is added to the scores only to choose."""
+    """gates f32[B, T, E] of a router's logits; choice[E] biases only the choice of experts."""
     spec = _spec(layout, "gates", "BTE")
     local = partial(_gates, moe=moe)
     if choice is None:
         return with_gradient(local, [spec], spec, 1)(logits)
-    # Whole, and not typed `reduced`: it has no gradient.
+    # Whole and not typed `reduced`, since it has no gradient.
     choice = reshard(lax.stop_gradient(choice), PartitionSpec())
     return with_gradient(local, [spec, PartitionSpec()], spec, 1)(logits, choice)
 
@@ -92,7 +92,7 @@ def router_losses(logits: Array, gates: Array, moe: MoE) -> Array:
 
 
 def rows_of(num_tokens: int, moe: MoE, capacity: float) -> int:
-    """Rows of an expert for the tokens of one device: `capacity` times its even share of them."""
+    """An expert's rows for the tokens of one device: `capacity` times its even share."""
     share = moe.experts_per_token * num_tokens / moe.num_experts
     return min(num_tokens, max(1, round(capacity * share)))
 
@@ -104,7 +104,7 @@ def within_capacity(gates: Array, moe: MoE, capacity: float) -> Array:
 
 
 def dispatch(x: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
-    """d[E, C, D], still on the tokens' devices: for each expert its tokens, in the order of the sequence."""
+    """d[E, C, D] on the tokens' devices: each expert's tokens, in the order of the sequence."""
 
     def local(x: Array, gates: Array) -> Array:
         tokens = _tokens_of_experts(gates, layout, moe)

@@ -335,7 +335,7 @@ def in_rounds(run: Callable[..., Array], choices: Any, *arrays: Any) -> Array:
 
 
 def rows_of_tokens(m: Array, tokens: Array) -> Array:
-    """r[1, C, D] of m[1, n, D] and the number of each row's token; rows that are none are zero."""
+    """r[1, C, D] of m[1, n, D] and the index of each row's token; padding rows are zero."""
 
     def local(m: Array, tokens: Array) -> Array:
         return _rows(m, tokens)[None]
@@ -527,7 +527,7 @@ def _of_own_experts(counts: Array, routing: RowRouting, own: int) -> Array:
 
 
 def _first_rows(counts: Array, block: int = 1) -> Array:
-    """The number of each expert's first row, along the last dimension, each filled up to whole blocks."""
+    """The index of each expert's first row, along the last dimension, each padded to whole blocks."""
     filled = -(-counts // block) * block
     return jnp.cumsum(filled, axis=-1) - filled
 

@@ -101,7 +101,7 @@ def read_product(
 
 
 def biased_rows(y: Array, b: Array, routes: Routes, parts: Axes = ()) -> Array:
-    """y[1, C, M] plus each row's own of b[E, M]; of sums over `parts` the first of the devices adds it."""
+    """y[1, C, M] plus its expert's b[E, M] for each row; only the first device of `parts` adds it."""
     b = own_copies(b)
     spec, of_b = spec_of(y), spec_of(b)
 
@@ -115,7 +115,7 @@ def biased_rows(y: Array, b: Array, routes: Routes, parts: Axes = ()) -> Array:
 
 
 def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -> Array:
-    """`compute`, element by element, of the blocks of rows[1, C, M] that there are; of others zero."""
+    """`compute`, element by element, of the blocks of rows[1, C, M] in use; zeros for unused blocks."""
     spec, scope = spec_of(rows[0]), by_even_load(routes.blocks.even)
     of_count, num_blocks = spec_of(routes.num_blocks), routes.blocks.capacity
 
