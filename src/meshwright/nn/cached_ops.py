@@ -147,7 +147,7 @@ class InferenceOps(JaxOps):
         return (y * weight.scales[None]).astype(self.dtype)
 
     def _scaled_product(self, plan: Contraction, spec: str, x: Array, weight: Quantised) -> Array:
-        """The product with a weight that has a scale for each output, which it is multiplied by at last."""
+        """The product with a weight that has a scale for each output; the scales multiply the results."""
         einsum, values = plan.einsum, weight.values
         if not isinstance(values, Panels):
             values = apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), values)
@@ -293,7 +293,7 @@ class InferenceOps(JaxOps):
         cache: PagedCache | None,
         layers: Sequence[Layer],
     ) -> tuple[Array, Any]:
-        """The layers one after another, unrolled: a loop would copy each one's weights out of a stack."""
+        """The layers in order, unrolled: a loop would copy each layer's weights out of a stack."""
         with jax.named_scope("layers"):
             shared = None
             for layer in layers:
@@ -353,7 +353,7 @@ def _split_of(x: Array) -> tuple[Any, ...]:
 
 
 def _entries(x: Array, num_first: int) -> tuple[Any, Any]:
-    """How the first and the last dimensions of x are split, together: as the outer of them."""
+    """The axes that split the first and the last dimensions of x, as two joint dimensions."""
     first, last = _split_of(x)[:num_first], _split_of(x)[num_first:]
     assert not any((*first[1:], *last[1:])), "the outer dimension alone is split"
     return first[0], last[0]
@@ -484,7 +484,7 @@ def abstract_layered(
 
 
 def _with_joined(params: Params, mesh: jax.sharding.Mesh, concatenate: Callable) -> Params:
-    """The parameters with weights of one input joined, if the platform joins them and no axis splits them."""
+    """The parameters with weights of one input joined, on platforms that join unsplit weights."""
     if not platform_of(mesh).joins_weights:
         return params
     stacks = [stack for stack in params.values() if isinstance(stack, list)]

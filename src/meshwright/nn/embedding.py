@@ -45,7 +45,7 @@ def embed_positions(positions: Array, table: Array, layout: Layout, sent_in: Sen
 def _fetched(
     table_local: Array, stored: ShardedArray, used: ShardedArray, looked_up: ShardedArray, sent_in: SentIn
 ) -> Array:
-    """A table's shard as it is used, in the wider of both types; its gradient is summed in its own."""
+    """A table's shard for look-ups, in `sent_in.wider`; gradients are summed in `sent_in.backward`."""
 
     def gathered(table_local: Array) -> Array:
         return _gathered(_own(table_local, stored, looked_up), stored, used, looked_up)

@@ -109,7 +109,7 @@ def packed(x: Array, dtype: str, *, of_squares: bool) -> Packed:
 
 
 def packed_zeros(like: Array, dtype: str, *, of_squares: bool) -> Packed:
-    """A moment of zeros, of a shape and a sharding; XLA would fold the maxima of zeros, number by number."""
+    """A moment of zeros, not by `packed`: XLA would fold the maxima of zeros, number by number."""
 
     def local(x: Array) -> tuple[Array, Array]:
         scales = jnp.zeros((*x.shape[:-1], num_blocks(x.shape[-1])), jnp.float32)
@@ -199,5 +199,5 @@ def _spread(scales: Array, size: int) -> Array:
 
 
 def _block_of_each(size: int, count: int) -> np.ndarray:
-    """The block of each of a row's numbers: the last that begins, at floor(i S / n), not after it."""
+    """The block of each of a row's numbers; block i begins at floor(i S / n)."""
     return (((np.arange(size, dtype=np.int64) + 1) * count - 1) // size).astype(np.int32)

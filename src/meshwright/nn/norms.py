@@ -22,7 +22,7 @@ _CLAMP, _SLOPE = 7.0, 1.702
 
 
 def log_sum_exp(x: Array) -> Array:
-    """log(sum exp(x)) over the last dimension, which may be split: of x, only sums over it move."""
+    """log(sum exp(x)) over the last dimension; if it is split, devices exchange only maxima and sums."""
     peak = lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
     return jnp.log(jnp.sum(jnp.exp(x - peak), axis=-1)) + peak[..., 0]
 

@@ -32,7 +32,7 @@ _HASHING_THREADS = 8
 
 
 def steps(directory: Path) -> list[int]:
-    """The steps of the checkpoints in `directory`, in order; whether they are sound is not looked at."""
+    """The steps of the checkpoints in `directory`, in order, sound or not."""
     if not directory.is_dir():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())

@@ -136,7 +136,7 @@ def _halves_of(tensor: Tensor, sizes: Mapping[str, int]) -> list[int]:
 
 
 def _halves(size: int, num_turned: int) -> list[int]:
-    """Places in the file of the elements of a head: those before the turned ones, their evens, their odds.
+    """Places in the file of a head's elements: unrotated ones first, then even and odd rotated ones.
 
     >>> _halves(6, 4)
     [0, 1, 2, 4, 3, 5]

@@ -286,7 +286,7 @@ class SpmdPipeline:
     # Microbatches
 
     def _batch(self, number: Array) -> tuple[Array, Array, Places]:
-        """Tokens and targets [B, T] of the microbatch with this number, and the places that they enter at."""
+        """Tokens and targets [B, T] of microbatch `number`, and its places for `enter`."""
         tokens, targets, places = self.deal(self.rows[number])
         return tokens, targets, places if self.places is None else self.entering
 

@@ -70,7 +70,7 @@ class BatchInvariantOps(InferenceOps):
 
 
 def _by_token(compute: Callable[..., Array], *arrays: Any, weights: Sequence[Any] = ()) -> Array:
-    """`compute` of arrays by token, and of weights that are whole, in tiles; it is like the first."""
+    """`compute` of arrays by token and of whole weights, in tiles; the result is split as the first array."""
 
     def local(arrays: Any, weights: Any) -> Array:
         return in_tiles(lambda tile: compute(*tile, *weights), arrays)

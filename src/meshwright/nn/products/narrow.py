@@ -17,8 +17,8 @@ operand's. Numbers are rounded to the nearest; the paper also has stochastic rou
 transforms, and some products in bfloat16. GPUs with units for the type multiply blocks by cuDNN. Other chips
 multiply each number by its scale and take the product in the type of activations, which holds it exactly.
 
-The copy of an activation for the backward pass may be narrow too (its section 3.3.3): a `Kept` has the
-values and scales that products take, and the rounded numbers that other operations read.
+The copy of an activation for the backward pass may be narrow too (DeepSeek-V3, section 3.3.3): a `Kept` has
+the values and scales that products take, and the rounded numbers that other operations read.
 
 Operands of f16 have no scales: each is cast, and sums are float32. A number beyond 65,504 becomes infinite,
 one under 6e-5 loses bits and one under 3e-8 is zero. The loss is a mean, so cotangents are about 1 over the
@@ -268,7 +268,7 @@ def _scaled_up(blocks: Rounded, dtype: Any) -> Array:
 
 
 def _in_blocks(matrices: Array, record: NumberType, high: int) -> tuple[Rounded, Array]:
-    """Round matrices[e, r, k], filled up along k, in blocks of `high` rows; also the scale of all scales."""
+    """Matrices[e, r, k] rounded in blocks of `high` rows, padded along k, and the scale of all scales."""
     assert record.scales is not None and record.scales.block is not None, "the type has blocks"
     block, largest = record.scales.block, record.largest
     num, rows, _ = matrices.shape

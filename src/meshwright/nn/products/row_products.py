@@ -30,7 +30,7 @@ def is_of_rows(spec: str) -> bool:
 def einsum_of_rows(
     product: Callable[[Array, Array], Array], spec: str, x: Array, w: Array, out_sharding: PartitionSpec
 ) -> Array:
-    """y[B, T, O...] of x[B, T, I...] by w[O..., I...], by `product` of the rows that a device has."""
+    """y[B, T, O...] of x[B, T, I...] by w[O..., I...], by `product` of each device's rows."""
     assert is_of_rows(spec), spec
     num_summed = len(spec.partition(",")[0]) - 2
 

@@ -1,4 +1,4 @@
-"""Options of XLA for a training step, so that it hides the collectives that are hidden in a plan.
+"""Options of XLA for a training step, to hide the collectives that a plan assumes hidden.
 
 An audit shows the compute that runs during each collective of a compiled step (`overlaps`).
 """

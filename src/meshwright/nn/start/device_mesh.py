@@ -69,7 +69,7 @@ def platform_of_devices(devices: Sequence[Any] | np.flatiter) -> Platform:
 
 
 def platform() -> Platform:
-    """The record of the platform of the mesh that is set; CPU if the mesh has no devices."""
+    """The platform's record for the current mesh; CPU if the mesh has no devices."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return PLATFORMS[device.platform] if device else CPU
 
@@ -144,7 +144,7 @@ def resharded(x: Array, spec: PartitionSpec) -> Array:
 
 
 def named_here(x: Array) -> Array:
-    """A copy of `x` with the same sharding, so that collectives that move it have the name of this scope.
+    """A copy of `x` with the same sharding, so that its collectives are named after this scope.
 
     XLA removes the copy. It names a collective after the reshard (JAX 0.10) or after the moved array (0.12),
     which may be from another scope. A partial sum belongs to the scope that sums it, and is not copied. XLA
