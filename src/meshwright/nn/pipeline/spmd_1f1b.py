@@ -97,7 +97,7 @@ class SpmdPipeline:
             self._rows_of_stages = _on_all(rows, layout.pipe)
         else:
             # Split once, rather than by every layer of every tick, and for `enter` out of the loops, too: XLA
-            # splits what a loop carries as its first use, and gathers it.
+            # would split a loop's carry as its first use, and gather it for the others.
             first = rows[0]
             self.places = _split_as(jax.typeof(first).sharding.spec, deal(first)[2])
             self.entering = _split_as(partition_spec(token_sharding(layout, "tokens")), self.places)
