@@ -17,12 +17,12 @@ from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
 from meshwright.notation.mesh import Mesh
 from meshwright.optimizers import OPTIMIZERS
 
-# The first chunk may hold the embedding alone, and the last the head.
+# The first chunk may hold only the embedding, and the last only the head.
 _CHUNKS_WITHOUT_LAYERS = 2
 # What padding a dimension to a multiple of its shards may add to it, where a planner may assume padding.
 _MOST_PADDING = {"V": 1.0, "D": MOST_PADDING, "Q": inf, "R": inf}
 
-# Tables of the rules that split weights, and those that split their gradients.
+# Tables of the rules that split weights, and tables that split gradients.
 _OF_WEIGHTS, _OF_GRADIENTS = ("stored", "used"), ("updated", "gradients")
 
 

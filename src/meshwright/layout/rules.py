@@ -27,7 +27,7 @@ LETTERS = "BTSCDFMUNKGHVWEJAORQLZ"
 ATTENTION = "attention"
 # The axis of pipeline stages, which splits no array unless stages run one program: no rule has to name it.
 STAGES = "pipe"
-# Phases of inference, each of which may have a table of activations of its own.
+# Phases of inference; each may have its own table of activations.
 OWN_PHASES = ("prefill", "generate")
 
 
@@ -147,7 +147,7 @@ def _split(table: Table, name: str, letters: str) -> ShardedArray:
     used: set[str] = set()
     for letter, axes in own:
         # A router's scores have an entry for every expert: only what is an expert's own is split.
-        # What is said of L holds for every stack of layers.
+        # An entry for L holds for every stack of layers.
         letter = next((one for one in OF_STACKS if one in letters), letter) if letter == "L" else letter
         if letter in letters and (letter != "E" or "M" in letters or "C" in letters or "ED" in letters):
             taken[letter] = tuple(axis for axis in axes if axis not in used)

@@ -138,7 +138,7 @@ def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
         sizes[form["inner"]] = sizes.pop(form["inner"])
     always = {axis.name for axis in AXES if axis.always}
     mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1 or axis in always})
-    # The rules follow from these facts: the axes that there are, not their numbers of devices.
+    # The rules depend on the set of axes, not on their numbers of devices.
     facts = {name: min(form[name], 2) for name in DEGREES} | {name: form[name] for name in OPTIONS}
     facts |= {"expert_owner": owner, "expert_over_tensor": form[EXPERT.name] > cut}
     facts |= {"spmd_stages": schedule.is_spmd}

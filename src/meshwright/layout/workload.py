@@ -8,7 +8,7 @@ from meshwright.errors import PlanError, nearest
 Phase = Literal["prefill", "generate"]  # of inference
 # A search looks at the divisors of a batch, which are found by trial.
 _MOST = 2**32
-# Prompt tokens of a step of a server, unless it is told otherwise.
+# Default number of prompt tokens in a server's step.
 DEFAULT_CHUNK = 512
 PHASES = ("train", *get_args(Phase))
 

@@ -9,7 +9,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import COMPANY, Layout
 from meshwright.layout.short import clean_words, read_words
 
-# Fields of a layout that a search does not choose, and takes from what is given.
+# Fields of a layout that a search does not choose, but takes from conditions.
 NOT_SEARCHED = (
     "context_method",
     "offload_optimizer",
@@ -23,7 +23,7 @@ NOT_SEARCHED = (
     "optimizer_dtype",
     "master_weights",
 )
-# Those that have an option of their own.
+# Fields with an option of their own.
 _OPTIONS = {"weights_dtype": "--weights-dtype", "compute_dtype": "--compute-dtype"}
 _COMPARISONS = {"=": eq, "!=": ne, "<=": le, ">=": ge, "<": lt, ">": gt}
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|=|<|>)\s*([^\s<>=!]+)\s*")

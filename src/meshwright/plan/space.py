@@ -29,7 +29,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.batch_size import nearest_multiple
 from meshwright.plan.given import Condition
 
-# So many tokens fill a chip's matrix units: a larger pass saves little and holds more.
+# Enough tokens to fill a chip's matrix units: a larger pass saves little time and needs more memory.
 _MAX_PASS_TOKENS = 131_072
 # The remat policies that a search tries, what recomputes least first. "alternate", which PyTorch's programs
 # have, is priced where it is asked for.

@@ -38,7 +38,7 @@ from meshwright.units import format_seconds
 
 # Candidates that are priced and ranked, at least.
 NUM_RANKED = 20
-# Of the fastest and of the first, those for which every placement of their axes on the links is priced.
+# Number of the first, and of the fastest, candidates with prices for every placement of axes on links.
 NUM_PLACED = 5
 # The share by which the planned batch may differ from the one asked for; where nothing divides so near, the
 # second, within which lies a multiple of everything that is not larger.
@@ -251,7 +251,7 @@ class _Scout:
         self._bases = [base.replace(compute_dtype=dtype) for dtype in compute_dtypes]
         self._given = tuple(one for one in given if one.field not in NOT_SEARCHED)
         self._reasons: dict[tuple, tuple[Layout, str | None]] = {}
-        # The groups of the pool, and those that `narrow` added to it.
+        # The groups of the pool, and the groups that `narrow` added.
         self._pooled: list[Group] = []
         self._few: list[Group] = []
         self.considered = 0

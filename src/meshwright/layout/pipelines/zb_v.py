@@ -11,7 +11,7 @@ from meshwright.layout.pipelines.table import Place, StageRoute, TablePass, tabl
 
 # Passes that one microbatch makes on one stage of the V: F, B and W of two chunks.
 _PERIOD = 6
-# The slot of what has not run.
+# The slot of a pass that has not run.
 _NOT_YET = inf
 
 

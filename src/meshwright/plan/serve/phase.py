@@ -1,4 +1,4 @@
-"""One step of one phase, priced alone: so many sequences, behind so many positions."""
+"""The price of one step of one phase, for a batch and a context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from meshwright.models.count import forward_flops_per_token
 
 @dataclass(frozen=True)
 class PhasePoint:
-    """A step of `workload.phase`, its parts and bytes. num_tokens: that it computes."""
+    """A step of `workload.phase`, its parts and bytes."""
 
     config: ModelConfig
     hardware: Hardware
@@ -90,9 +90,9 @@ class PhasePoint:
 def price_phase(
     config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Sequence[Layout]
 ) -> PhasePoint:
-    """The fastest of `layouts` that fits, or of those that need least memory.
+    """The fastest of `layouts` that fits, or the layout with the least memory if none fits.
 
-    Raises PlanError where the batch divides over none of them.
+    Raises PlanError if the batch divides over none of the layouts.
     """
     points = []
     for layout in layouts:

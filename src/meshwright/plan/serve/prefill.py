@@ -1,10 +1,10 @@
 """Ways to prefill a prompt: whole or in chunks, its heads split or also its positions.
 
-A chunk is a pass over some of the prompt behind what is in the cache: the weights are read again for each,
-and answers need not wait for the whole prompt (Agrawal et al., 2023). Split by position, each device has
-weights and a part of every prompt, and keys and values are gathered or pass round a ring (Liu et al., 2023):
-so the time to first token still falls past the bound of tensor parallelism. Each is a sum of passes, priced
-as all are.
+A chunk is a pass over part of the prompt, after the positions in the cache. Each chunk reads the weights
+again, and answers need not wait for the whole prompt (Agrawal et al., 2023). Split by position, each device
+has weights and a part of every prompt, and keys and values are gathered or pass round a ring (Liu et al.,
+2023): the time to first token still falls past the bound of tensor parallelism. Each way is priced as a sum
+of passes.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.requests import Requests
 
-# Prompts that a replica takes at once, of which the fastest for each prompt counts.
+# Numbers of prompts a pass; the number with the least time per prompt counts.
 _PROMPTS = np.array([1.0, 2.0, 4.0])
 # Chunks that are each priced; of more the first, the middle and the last are.
 _EACH_PRICED = 3
@@ -102,9 +102,10 @@ def prefilling(layout: Layout) -> Layout:
 
 
 def serving_both(layout: Layout, prefill: Layout) -> Layout | None:
-    """The layout that prefills as `prefill` and generates as `layout`; None where weights lie otherwise.
+    """The layout that prefills as `prefill` and generates as `layout`.
 
-    Devices that have parts of a prompt have sequences of their own in generation, as data ranks do.
+    None if the two layouts store weights differently. Devices that split a prompt by position have separate
+    sequences in generation, as data ranks do.
 
     >>> print(serving_both(Layout.of(data=2, tensor=4), Layout.of(context=2, tensor=4)))
     context=2,tensor=4,remat=none

@@ -1,6 +1,6 @@
 """Tokens per second per chip against time per token: the frontier over machines, layouts, types and batches.
 
-Every layout is recorded once, for all of its batches, and priced on each machine that has so many chips.
+Every layout is recorded once, for all of its batches, and priced on each machine of its size.
 """
 
 import time
@@ -30,7 +30,7 @@ from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.smallest import sizes
 from meshwright.units import format_bytes, format_seconds
 
-# Of a kind of chip that is named without a topology.
+# For a kind of chip that is named without a topology.
 MOST_CHIPS = 256
 # Sequences that the devices of each shard of the batch have: four to every doubling.
 _SEQUENCES = np.unique(np.round(2 ** np.arange(0, 13.01, 0.25)))
@@ -219,7 +219,7 @@ class _Sweep:
             )
 
     def _weights_bytes(self, layout: Layout) -> float:
-        """Fewer than any chip can hold: those of an even split."""
+        """Lower bound on a chip's bytes of weights: an even split."""
         total = count_params(self.config).total * dtype_bytes(layout.precision.weights_dtype)
         return total / (layout.mesh.num_devices // max(1, layout.data // layout.degree(EXPERT.name)))
 

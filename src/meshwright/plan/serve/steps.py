@@ -1,4 +1,4 @@
-"""Seconds and bytes of any step of an engine: sequences that generate, and parts of prompts beside them."""
+"""Seconds and bytes of any step of an engine, with generating sequences and parts of prompts."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from meshwright.models.config import ModelConfig
 # Each length is this many times the one before, from the shortest that is priced to a whole context.
 _APART = 4
 _SHORTEST = 64
-# Of prompts it is a block of a CPU's: what is shorter is filled up to it.
+# A CPU's block of prompt tokens; shorter parts of prompts are padded to it.
 _SHORTEST_PROMPT = 16
 # Positions of a context that attention takes no time for, and still is one that generates.
 _NEXT_TO_NONE = 2
@@ -64,8 +64,9 @@ class StepSeconds:
     ) -> float:
         """Seconds of one step.
 
-        num_sequences: that generate, behind `mean_context` positions. chunks: of each prompt its tokens in
-        this step, and the positions up to their last. num_drafts: guesses verified, of all sequences.
+        num_sequences: generating sequences, with `mean_context` positions in the cache. chunks: for each
+        prompt, its tokens in this step and the position of the last. num_drafts: verified guesses of all
+        sequences.
         """
         alone, num_tokens = 0.0, 0
         if chunks:
@@ -88,7 +89,7 @@ class StepSeconds:
         return alone + attention + more if more > 0 else alone + attention
 
     def generate(self, num_sequences: int, mean_context: float) -> float:
-        """Seconds of a step in which so many sequences generate."""
+        """Seconds of a decode step with `num_sequences` sequences."""
         low, high, share = _between(self._contexts, mean_context)
         rows = self._generating
         return (1 - share) * rows[low][num_sequences] + share * rows[high][num_sequences]
@@ -100,7 +101,7 @@ class StepSeconds:
         return (1 - share) * shorter + share * longer
 
     def _chunk(self, place: int, ends: int) -> float:
-        """Seconds of a pass over as many tokens as chunk number `place` has, the last at position `ends`."""
+        """Seconds of a pass with the size of chunk number `place`, the last token at position `ends`."""
         known, seconds = self._prompts[place]
         low, high, share = _between(known, ends)
         return (1 - share) * seconds[low] + share * seconds[high]
@@ -142,7 +143,7 @@ class StepBytes:
     def cache(self, context: int) -> float:
         """The bytes of keys and values of a sequence of up to `context` positions, in a mean over chips.
 
-        Local layers read their window alone. Contexts are rounded up to multiples of 64.
+        Local layers read only their window. Contexts are rounded up to multiples of 64.
         """
         length = -(-context // _SHORTEST) * _SHORTEST
         if length not in self._cached:
@@ -160,10 +161,11 @@ def _lengths(most: int, shortest: int = _SHORTEST) -> list[int]:
 
 
 def end_of_one(num_tokens: int, chunks: Sequence[tuple[int, int]]) -> int:
-    """The last position of one prompt of so many tokens whose queries meet as many keys as those of `chunks`.
+    """The last position of one prompt part with `num_tokens` tokens and as much attention as `chunks`.
 
-    Of n tokens up to position e they meet n (2 e - n) / 2, and a half each. Whole short prompts meet fewer
-    than one of all their tokens would: then it ends before its length.
+    Attention counts pairs of a query and a key: n (2 e - n) / 2 for n tokens up to position e, plus a half
+    for each token. Several short prompts have fewer pairs than one prompt of all their tokens. The result is
+    then below `num_tokens`.
 
     >>> end_of_one(64, [(64, 300)]), end_of_one(64, [(32, 600), (32, 32)]), end_of_one(64, [(32, 32)] * 2)
     (300, 332, 48)

@@ -11,7 +11,7 @@ from jax.experimental import transfer
 from meshwright.serve.device.prefill_pool import Offer
 from meshwright.serve.engine.request import EngineError
 
-# An address that nobody listens at any more would hold up a pull for ever.
+# A pull from an address without a listener would block for ever.
 _PROBE_SECONDS, _POLL_SECONDS = 2.0, 0.001
 
 

@@ -493,7 +493,7 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
     return jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding)
 
 
-# Of one shard of the batch
+# On one shard of the batch
 
 
 def _scored(columns: tuple[Array, Array]) -> Scores:

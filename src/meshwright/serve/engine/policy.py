@@ -25,7 +25,7 @@ MAX_BURST_CHUNKS = 2
 
 Mode = Literal["interleaved", "batched"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-# Two engines, one to prefill and one to generate, each of which is interleaved.
+# Two engines, one to prefill and one to generate; each is interleaved.
 DISAGGREGATED = "disaggregated"
 
 

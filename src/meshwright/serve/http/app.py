@@ -47,7 +47,7 @@ from meshwright.serve.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from meshwright.serve.http.tracing import Tracing
 
-# nginx's status for a client that left; nobody reads it, but the metrics count it.
+# nginx's status for a client that left, for the metrics only.
 _CLIENT_LEFT = 499
 
 

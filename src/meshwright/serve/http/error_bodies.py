@@ -15,7 +15,7 @@ _TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-# Of refusals that say no more themselves.
+# Codes of refusals without one of their own.
 _CODES = {
     400: "invalid_value",
     404: "unknown_url",

@@ -10,7 +10,7 @@ from meshwright.serve.text.generation import AnswerToken
 from meshwright.serve.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
-# JSON has no infinity; a token that cannot come is told as vLLM tells it.
+# JSON has no infinity; impossible tokens get vLLM's value.
 _LEAST = -9999.0
 
 

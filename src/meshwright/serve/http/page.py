@@ -5,7 +5,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-# The page holds its own script and styles and talks to this server alone.
+# The page holds its own script and styles and talks only to this server.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:"

@@ -66,7 +66,7 @@ class RequestObject(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    # Fields we lack, each with the values (beside null) that ask for nothing.
+    # Unsupported fields, with the values besides null that change nothing and are accepted.
     off: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     @model_validator(mode="before")

@@ -33,7 +33,7 @@ from meshwright.serve.replicas.routes import Beginning, beginning_of
 from meshwright.signals import end_event
 
 APPLICATION, _SERVERS, _PREFILLS = "meshwright", "servers", "prefills"
-# How long answers may go on once a server is to end; as long as of a server alone.
+# Time for answers to finish after a server is asked to end; equal to a single server's.
 _SHUTDOWN_SECONDS = 20.0
 _HEALTH_SECONDS = 5.0
 # Requests that a server may hold: its engine's queue is what refuses more.
