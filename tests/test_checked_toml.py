@@ -36,7 +36,7 @@ OPTIONAL += (
     "attention_half_keys",
 )
 OPTIONAL += ("matmul_half_outputs", "network_falloff", "network_latency", "prefetch", "experts_seconds")
-OPTIONAL += ("roofline", "packed", "exchanging", "compute_capability")
+OPTIONAL += ("roofline", "packed", "exchanging", "compute_capability", "gke_accelerator", "num_matrix_units")
 
 
 def _lines(spec: str) -> list[tuple[int, str, str]]:
@@ -66,7 +66,13 @@ def _load(path: Path, spec: str, number: int, new: str | None) -> str:
 def test_any_figure_that_is_no_figure(spec: str, wrong: str, tmp_path: Path) -> None:
     path = tmp_path / "mychip.toml"
     for number, table, key in _lines(spec):
-        if (key, wrong) in {("name", '"80e9"'), ("devices", '"80e9"'), ("pod", "[1]"), ("aliases", '["a"]')}:
+        if (key, wrong) in {
+            ("name", '"80e9"'),
+            ("gke_accelerator", '"80e9"'),
+            ("devices", '"80e9"'),
+            ("pod", "[1]"),
+            ("aliases", '["a"]'),
+        }:
             continue
         message = _load(path, spec, number, f"{key} = {wrong}")
         assert message.startswith(f"{path}:{number + 1}: {table}{key} "), message

@@ -45,6 +45,13 @@ _MEANINGS = {
     "collective_launch_seconds": "fixed seconds of one collective, such as 1e-5",
     "latency_seconds": "seconds of the smallest message, such as 2e-4",
     "bytes_per_second": "bytes a second of the largest messages, such as 5e9",
+    "cores": "multiprocessors of the GPU, such as 132",
+    "fp32_units": "float32 units of one core, such as 128",
+    "shared_bytes": "shared memory of one core, such as 233_472",
+    "clock_ghz": "the clock that it boosts to, such as 1.98",
+    "l2_bytes": "bytes of the L2 cache, such as 52_428_800",
+    "memory_bytes": "bytes of memory as the driver counts them, such as 84_942_979_072",
+    "memory_bytes_per_second": "bytes a second of that memory, such as 3_352_320_000_000",
 }
 
 

@@ -180,7 +180,8 @@ def _needed(data: Mapping[str, Any]) -> list[str]:
     needed = ["name", "kind", "flops_per_second", *_COUNTS, *_FIGURES, "network"]
     if not isinstance(data.get("network"), Mapping):
         return needed
-    platform = PLATFORMS.get(data.get("kind", ""))
+    kind = data.get("kind")
+    platform = PLATFORMS.get(kind) if isinstance(kind, str) else None  # `_kind` names the fault
     inner = _FORMS[platform.network].needed if platform else ()
     return needed + [f"network.{key}" for key in inner]
 
