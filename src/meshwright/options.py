@@ -3,7 +3,7 @@
     @dataclass(frozen=True)
     class Settings:
         steps: int | None = option(None, parser=parse_count, help="Train up to this step.", unset="one epoch")
-        keep: int = option(2, least=1, help="How many of the last checkpoints to keep.")
+        keep: int = option(2, least=1, help="Keep the last N checkpoints.")
 
 The command line makes its parameters from these fields (`cli/parameters.py`). `check_options` checks values
 that come from Python or from a file.
@@ -45,7 +45,7 @@ class Option:
     allowed; above: a lower bound that is not allowed. unset: the default in words, for the help. env: an
     environment variable that sets it too. after: the option that it follows in the help, if not the one
     before it in its class. names: the allowed values, if its type does not list them. name, kind, default:
-    those of the field; kind is its type without None.
+    the field's; kind is its type without None.
     """
 
     help: str
@@ -123,7 +123,7 @@ def option(
     names: tuple[str, ...] = (),
     repr: bool = True,
 ) -> T:
-    """A field of a dataclass that is an option of the command line; the arguments are those of `Option`.
+    """A field of a dataclass that is an option of the command line; it takes the arguments of `Option`.
 
     It may also be the default of a parameter of a command's function.
     """
