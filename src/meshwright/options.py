@@ -17,7 +17,7 @@ from reprlib import repr as brief
 from types import NoneType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from meshwright.dtypes import KNOWN, named
+from meshwright.dtypes import KNOWN, named, unknown_dtype
 from meshwright.errors import MeshwrightError
 from meshwright.units import parse_count, parse_length
 
@@ -30,7 +30,7 @@ def parse_dtype(text: str) -> str:
     """The name of the number type with a name or alias. Raises MeshwrightError if there is none."""
     name = named(text)
     if name not in KNOWN:
-        raise MeshwrightError(f"dtype {text!r} is unknown; known: {', '.join(KNOWN)}")
+        raise unknown_dtype(text)
     return name
 
 

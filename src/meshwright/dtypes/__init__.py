@@ -10,6 +10,7 @@ from meshwright.dtypes.table import (
     number_type,
     of_hlo,
     types_for,
+    unknown_dtype,
 )
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "number_type",
     "of_hlo",
     "types_for",
+    "unknown_dtype",
 ]

@@ -32,8 +32,13 @@ _OF_HLO |= {record.hlo[0]: record.name for record in NUMBER_TYPES.values() if re
 def number_type(name: str) -> NumberType:
     """The record of a type by its name; MeshwrightError lists the known ones."""
     if name not in NUMBER_TYPES:
-        raise MeshwrightError(f"dtype {name!r} is unknown; known: {', '.join(KNOWN)}")
+        raise unknown_dtype(name)
     return NUMBER_TYPES[name]
+
+
+def unknown_dtype(text: str) -> MeshwrightError:
+    """The error for a name that is no type of a model's arrays; it lists these types."""
+    return MeshwrightError(f"dtype {text!r} is unknown; known: {', '.join(KNOWN)}")
 
 
 def named(text: str) -> str:

@@ -84,7 +84,7 @@ def recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, 
 
 
 def _family(config: Mapping[str, Any], name: str) -> Family:
-    """By the class that the file lists, otherwise by its model type."""
+    """The family of the class that the file lists, otherwise of its model type."""
     _check_kind(name, "architectures", config.get("architectures"), (list,))
     _check_kind(name, "model_type", config.get("model_type"), (str,))
     model_type = config.get("model_type", "llama")

@@ -184,7 +184,7 @@ def _has_more(one: Alive, other: Alive) -> bool:
 
 
 def fitting(*values: int) -> str:
-    """Those values that are positive, as a set.
+    """The positive values, written as a set.
 
     >>> fitting(0, 4)
     '{4}'
