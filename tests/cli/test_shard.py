@@ -119,7 +119,7 @@ def test_throughput(capsys):
         ("A[I, J]", "is neither a product of two arrays nor a reshard; write"),
         ("A[Rows, J] . B[J, K]", "A[Rows, J]: dimension Rows of a product must be one letter"),
         ("A[I_W, J] . B[J, K]", "mesh axis W is unknown; this mesh has X, Y"),
-        ("A[I, J] . B[J, K] -> C[I]", "'IJ,JK->I': K is in one operand alone and not in the output"),
+        ("A[I, J] . B[J, K] -> C[I]", "'IJ,JK->I': K is in only one operand and not in the output"),
         ("A[I, J] . B[J, L]", "the size of L is missing"),
     ],
 )

@@ -75,7 +75,7 @@ class TestUlysses:
         check_fits(self.LAYOUT, LLAMA)
         with pytest.raises(LayoutError, match=r"8 KV heads \(K\) do not divide over tensor·context = 16"):
             check_fits(self.LAYOUT.replace(context=4), LLAMA)
-        with pytest.raises(LayoutError, match="of which kv_replicas = 2 makes copies"):
+        with pytest.raises(LayoutError, match="but kv_replicas = 2 copies"):
             self.LAYOUT.replace(kv_replicas=2)
 
 

@@ -295,7 +295,7 @@ class TestCheck:
             check_fits(nodes.replace(dispatch="each"), config)
         with pytest.raises(LayoutError, match=r"expert_nodes = 3 does not divide the 8 devices of an expert"):
             layout.replace(expert_nodes=3)
-        with pytest.raises(LayoutError, match=r"grouped = true, under which no row travels; fits: one of"):
+        with pytest.raises(LayoutError, match=r"grouped = true no row moves between devices; fits: one of"):
             layout.replace(grouped=True)
         with pytest.raises(LayoutError, match=r"has no experts .E. for dispatch = once; leave out dispatch$"):
             check_fits(Layout.of(data=8, dispatch="once"), LLAMA)

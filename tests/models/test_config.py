@@ -118,7 +118,10 @@ def test_an_unknown_preset_names_the_nearest() -> None:
         ({"gated": 1}, "tiny: gated = 1 is not true or false"),
         ({"rotary_dim": 18}, "tiny: rotary_dim = 18 must be even and at most d_head = 16"),
         ({"mla": MLA(8, 8, 4, 8)}, "tiny: d_head = 16 must be mla.nope_dim + mla.rope_dim = 8 + 4 = 12"),
-        ({"mla": MLA(8, 8, 8, 8)}, "tiny: num_kv_heads = 4, but latent attention has as many as query heads"),
+        (
+            {"mla": MLA(8, 8, 8, 8)},
+            "tiny: num_kv_heads = 4, but latent attention has one per query head",
+        ),
         ({"moe": MoE(4, 2, 8, num_dense_layers=2)}, "tiny: none of 2 layers has experts"),
     ],
 )

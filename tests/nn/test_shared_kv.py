@@ -165,7 +165,7 @@ def test_stacks_of_a_mixture() -> None:
         ),
         (
             {"num_kv_heads": 8, "d_head": 12, "mla": MLA(16, 8, 4, 6), "qk_norm": False},
-            "layers_per_cache = 2 with latent attention (MLA), where each layer has latents of its own; "
+            "layers_per_cache = 2, but latent attention (MLA) has latents for each layer; "
             "fits: layers_per_cache = 1",
         ),
         (

@@ -46,7 +46,7 @@ def test_a_line_prints_as_it_was_written() -> None:
         ("C[I] = gelu(A)", "'A' is not an array; write NAME[I, J], or a name used before"),
         ("C[I_X] = A[I, J] . B[J]", "C[I_X]: a chain has no shardings; give them as its layout"),
         ("C[I] = gelu(A[I_X])", "A[I_X]: a chain has no shardings; give them as its layout"),
-        ("C[I] = A[I, J] . B[K, J]", "C[I] = A . B: K is in one of the three arrays alone"),
+        ("C[I] = A[I, J] . B[K, J]", "C[I] = A . B: K is in only one of the three arrays"),
         ("C[I] = gelu(A[I, J])", "C[I] = gelu(A): J is not in the result; sum or contract it"),
         (
             "C[I] = sum_K(A[I, J])",
@@ -59,7 +59,7 @@ def test_a_line_prints_as_it_was_written() -> None:
         ("C[N] = merge(A[N])", "C[N] = merge(A): merge writes 2 as 1 in place"),
         ("C[I] = add(A[I], A[J])", "A[J] and A[I] are one array with two shapes"),
         ("C[I] = gelu(A[I])\nC[I] = gelu(A)", "C[I] is made when C[I] already exists; give it a new name"),
-        ("dA[I] = gelu(A[I])", "dA is what the cotangent of A is called; rename it"),
+        ("dA[I] = gelu(A[I])", "dA is the name of the cotangent of A; rename it"),
         ("C[I, I] = gelu(A[I])", "dimension I is named twice at character 6 of 'C[I, I]'"),
     ],
 )

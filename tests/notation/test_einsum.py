@@ -295,7 +295,7 @@ def test_a_stationary_weight_is_not_moved() -> None:
         ("B1,BD->D", "'B1,BD->D' is not a two-operand einsum such as 'BTD,DF->BTF'"),
         ("AB,BC,CD->AD", "'AB,BC,CD->AD' is not a two-operand einsum such as 'BTD,DF->BTF'"),
         ("BD,DF->BX", "'BD,DF->BX': X of the output is in neither operand"),
-        ("BTD,DF->BF", "'BTD,DF->BF': T is in one operand alone and not in the output"),
+        ("BTD,DF->BF", "'BTD,DF->BF': T is in only one operand and not in the output"),
     ],
 )
 def test_what_is_no_contraction(spec: str, message: str) -> None:

@@ -63,7 +63,7 @@ def test_what_is_a_chain(text: str, expected: bool) -> None:
     [
         (
             "x[B, D] . w[D, F] -> h; h[B_X, F] . v[F, D] -> y",
-            "h[B, F] and h[B_X, F] are two shardings of one array; write h alone",
+            "h[B, F] and h[B_X, F] are two shardings of one array; write only h",
         ),
         (
             "x[B, D] . w[D, F] -> h; h . v -> y",

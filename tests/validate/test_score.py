@@ -143,7 +143,7 @@ def test_what_is_no_csv_is_refused(tmp_path: Path):
     with pytest.raises(PlanError, match=r"absent.csv: cannot be read: No such file"):
         read_rows(tmp_path / "absent.csv")
     path.write_text(",".join(COLUMNS) + "\nonly,three,cells\n")
-    with pytest.raises(PlanError, match=r"line 2 .* has not as many cells"):
+    with pytest.raises(PlanError, match=r"line 2 .* does not have one cell for each"):
         read_rows(path)
 
 

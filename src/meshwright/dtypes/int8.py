@@ -14,7 +14,7 @@ TYPE = NumberType(
     compressed_tensors="int-quantized",
     trained_as=frozenset({"operands", "optimizer state"}),
     served_as=frozenset({"weights", "operands", "cache"}),
-    # XLA for CPU takes twenty times as long to widen weights as to multiply them by activations in int8.
+    # In XLA for CPU, widening the weights takes 20 times longer than multiplying them by int8 activations.
     operands_on=frozenset({"cpu"}),
     native_operands=frozenset({"int8"}),
 )

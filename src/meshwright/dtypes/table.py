@@ -24,7 +24,7 @@ NUMBER_TYPES = {record.name: record for record in _discovered()}
 KNOWN = tuple(record.name for record in NUMBER_TYPES.values() if record.uses)
 _NAMED = {alias: record.name for record in NUMBER_TYPES.values() for alias in record.aliases}
 _BYTES = {record.name: record.bytes for record in NUMBER_TYPES.values()}
-# A type's own name in HLO counts before one that another type stands in for.
+# Two records may list the same HLO name; it belongs to the record that lists it first.
 _OF_HLO = {name: record.name for record in NUMBER_TYPES.values() for name in record.hlo}
 _OF_HLO |= {record.hlo[0]: record.name for record in NUMBER_TYPES.values() if record.hlo}
 

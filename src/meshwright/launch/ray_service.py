@@ -12,7 +12,7 @@ from meshwright.errors import PlanError
 from meshwright.launch.cluster_job import GRACE_SECONDS, ClusterJob
 from meshwright.launch.k8s import node, with_volume
 
-# A RayService imports this; its arguments are those of `mw serve`.
+# A RayService imports this, with the arguments of `mw serve`.
 _APPLICATION = "meshwright.cli.replicas:application"
 _HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
 

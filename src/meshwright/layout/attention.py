@@ -16,7 +16,7 @@ from meshwright.models.count import cache_windows
 from meshwright.platforms.platform import Attention, Platform
 from meshwright.platforms.tpu import LANES
 
-# The maximum size of a block of queries or keys, and that of short sequences.
+# The maximum size of a block of queries or keys, and the maximum for short sequences.
 BLOCK, SMALL_BLOCK = 512, 128
 
 

@@ -19,7 +19,7 @@ from meshwright.optimizers import OPTIMIZERS
 
 # The first chunk may hold only the embedding, and the last only the head.
 _CHUNKS_WITHOUT_LAYERS = 2
-# What padding a dimension to a multiple of its shards may add to it, where a planner may assume padding.
+# Largest share of padding in a dimension, if a planner may pad it to a multiple of its shards.
 _MOST_PADDING = {"V": 1.0, "D": MOST_PADDING, "Q": inf, "R": inf}
 
 # Tables of the rules that split weights, and tables that split gradients.

@@ -212,7 +212,7 @@ class Layout:
         p = self.precision
         return f"Layout({self}; weights {p.weights_dtype}, compute {p.compute_dtype})"
 
-    # Words that are read so often that they have names here
+    # Degrees that many callers read
 
     @property
     def data(self) -> int:
@@ -230,7 +230,7 @@ class Layout:
     def tensor(self) -> int:
         return self.degree(TENSOR.name)
 
-    # What follows from the mesh and the rules
+    # Properties derived from the mesh and the rules
 
     @property
     def table(self) -> Table:

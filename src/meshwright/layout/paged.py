@@ -13,8 +13,8 @@ from meshwright.models.config import Window
 
 # Positions of a page.
 DEFAULT_PAGE = 64
-# Pages that one turn of a long row's loop attends to, since a turn has a cost of its own; and those that one
-# product reads, which fit a core's cache.
+# Pages per turn of a long row's loop, since each turn has a fixed cost; and pages per product, which fit the
+# cache of a core.
 TOGETHER, SIDE_BY_SIDE = 8, 2
 
 

@@ -146,7 +146,7 @@ def _split(table: Table, name: str, letters: str) -> ShardedArray:
     taken: dict[str, Axes] = {}
     used: set[str] = set()
     for letter, axes in own:
-        # A router's scores have an entry for every expert: only what is an expert's own is split.
+        # A router's scores have an entry for every expert: only an expert's weights and rows are split.
         # An entry for L holds for every stack of layers.
         letter = next((one for one in OF_STACKS if one in letters), letter) if letter == "L" else letter
         if letter in letters and (letter != "E" or "M" in letters or "C" in letters or "ED" in letters):

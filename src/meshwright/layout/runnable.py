@@ -26,7 +26,7 @@ def check_runs(layout: Layout, phase: str = "train") -> None:
     """Raises LayoutError naming the first thing that does not run yet."""
     if feature := layout_lacks(layout, phase):
         raise LayoutError(
-            f"layout {layout}: {feature} can be planned, not yet run; mw plan train ranks what runs"
+            f"layout {layout}: {feature} can be planned, not yet run; mw plan train ranks layouts that run"
             if phase == "train"
             else f"layout {layout}: inference splits over data, fsdp, expert, context and tensor; leave out "
             f"{feature}"

@@ -47,12 +47,12 @@ class Schedule:
             )
         if self.grouped and self.capacity is not None:
             raise LayoutError(
-                f"layout: capacity = {self.capacity} with grouped = true, under which experts take all the "
-                "tokens that choose them; fits: one of the two"
+                f"layout: capacity = {self.capacity} limits the tokens of an expert, but with grouped = true "
+                "experts take all tokens that choose them; fits: one of the two"
             )
         if self.grouped and self.dispatch != "each":
             raise LayoutError(
-                f"layout: dispatch = {self.dispatch} with grouped = true, under which no row travels; "
+                f"layout: dispatch = {self.dispatch}, but with grouped = true no row moves between devices; "
                 "fits: one of the two"
             )
         choices = ("remat", self.remat, REMATS), ("dispatch", self.dispatch, DISPATCHES)

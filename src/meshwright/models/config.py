@@ -116,8 +116,8 @@ class MoE:
         _check_fields(self, "moe")
         if self.num_experts % self.num_groups or self.groups_per_token > self.num_groups:
             raise ModelError(
-                f"moe: {self.num_experts} experts (E) in {self.num_groups} groups, of which a token goes to "
-                f"{self.groups_per_token}; fits: groups that divide the experts, and at most all of them"
+                f"moe: {self.num_experts} experts (E) in {self.num_groups} groups, {self.groups_per_token} "
+                "of them for a token; fits: groups that divide the experts, and at most all of them"
             )
         if self.experts_per_token > self.num_experts:
             raise ModelError(
@@ -408,8 +408,8 @@ def _check_cache_groups(config: ModelConfig) -> None:
     each = config.layers_per_cache
     if each > 1 and config.mla is not None:
         raise ModelError(
-            f"{config.name}: layers_per_cache = {each} with latent attention (MLA), where each layer has "
-            "latents of its own; fits: layers_per_cache = 1"
+            f"{config.name}: layers_per_cache = {each}, but latent attention (MLA) has latents for each "
+            "layer; fits: layers_per_cache = 1"
         )
     if config.num_layers % each:
         fits = [n for n in range(1, config.num_layers + 1) if config.num_layers % n == 0]
@@ -426,8 +426,8 @@ def _check_cache_groups(config: ModelConfig) -> None:
         )
     if config.nope_every and each > 1:
         raise ModelError(
-            f"{config.name}: nope_every = {config.nope_every} would leave queries unturned beside keys that "
-            f"are turned and shared with layers_per_cache = {each}; fits: leave one out"
+            f"{config.name}: nope_every = {config.nope_every} leaves queries unturned, but "
+            f"layers_per_cache = {each} shares keys that are turned; fits: leave one out"
         )
 
 
@@ -444,8 +444,8 @@ def _check_mla(config: ModelConfig, mla: MLA) -> None:
         )
     if config.num_kv_heads != config.num_heads:
         raise ModelError(
-            f"{config.name}: num_kv_heads = {config.num_kv_heads}, but latent attention has as many as "
-            f"query heads; fits: {config.num_heads}"
+            f"{config.name}: num_kv_heads = {config.num_kv_heads}, but latent attention has one per query "
+            f"head; fits: {config.num_heads}"
         )
 
 

@@ -115,7 +115,7 @@ def _check_contraction(line: ChainLine) -> None:
     out = set(line.out.dims)
     for dim in sorted(lhs | rhs | out):
         if (dim in lhs) + (dim in rhs) + (dim in out) == 1:
-            raise NotationError(f"{line}: {dim} is in one of the three arrays alone")
+            raise NotationError(f"{line}: {dim} is in only one of the three arrays")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Chain:
             raise NotationError("a chain needs a line such as 'C[I, K] = A[I, J] . B[J, K]'")
         for name in known:
             if f"d{name}" in known:
-                raise NotationError(f"d{name} is what the cotangent of {name} is called; rename it")
+                raise NotationError(f"d{name} is the name of the cotangent of {name}; rename it")
         for name in constants:
             if name not in known:
                 raise NotationError(f"constant {name!r} is in no line of the chain; {_nearest(name, known)}")

@@ -66,7 +66,7 @@ class Einsum:
                 raise NotationError(f"{spec!r}: {letter} of the output is in neither operand")
         for letter in lhs + rhs:
             if (letter in lhs) + (letter in rhs) + (letter in out) == 1:
-                raise NotationError(f"{spec!r}: {letter} is in one operand alone and not in the output")
+                raise NotationError(f"{spec!r}: {letter} is in only one operand and not in the output")
         return cls(lhs, rhs, out)
 
     @property

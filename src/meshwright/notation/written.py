@@ -52,7 +52,7 @@ def _lines(text: str, written: dict[str, ShardedArray]) -> Iterator[str]:
         array = parse_array(match[0])
         if written.setdefault(array.name, array) != array:
             raise NotationError(
-                f"{written[array.name]} and {array} are two shardings of one array; write {array.name} alone"
+                f"{written[array.name]} and {array} are two shardings of one array; write only {array.name}"
             )
         return f"{array.name}[{', '.join(array.dims)}]"
 

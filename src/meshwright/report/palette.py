@@ -30,7 +30,7 @@ COLOURS = {
     "axis-4": ("#7c5e10", "#e2c26a"),
     "axis-5": ("#475569", "#a8b3c7"),
 }
-# For curves and for parts without colours of their own. Those of curves are dark enough for words.
+# For curves and for parts without their own colours. The colours of curves are dark enough for words.
 CURVES = ("compute", "waiting", "fsdp", "tp", "dp", "fsdp_tp")
 SERIES = ("compute", "fsdp", "exposed", "memory", "tp", "buffers", "gradients", "bubble")
 

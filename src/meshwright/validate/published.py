@@ -204,7 +204,7 @@ def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[AnyRow]:
     for cells in reader:
         where = f"{path}: line {reader.line_num} ({cells['id'] or 'no id'})"
         if None in cells or None in cells.values():
-            raise PlanError(f"{where} has not as many cells as the {len(columns)} columns")
+            raise PlanError(f"{where} does not have one cell for each of the {len(columns)} columns")
         if inference:
             yield _inference_row(cells, where)
         else:

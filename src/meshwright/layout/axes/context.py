@@ -26,8 +26,8 @@ class Context(Axis):
     def check(self, form: ShortForm) -> None:
         if form["context_method"] == "ulysses" and form["kv_replicas"] > 1:
             raise LayoutError(
-                f"layout: context_method = ulysses splits KV heads, of which kv_replicas = "
-                f"{form['kv_replicas']} makes copies; fits: kv_replicas = 1, or context_method = ring"
+                f"layout: context_method = ulysses splits KV heads, but kv_replicas = {form['kv_replicas']} "
+                f"copies them; fits: kv_replicas = 1, or context_method = ring"
             )
 
     def compose(self, tables: Composition) -> None:

@@ -130,8 +130,8 @@ class ExpertNodes(Axis):
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
         if (nodes := mesh.sizes.get("expert_nodes", 1)) > 1 and schedule.dispatch != "once":
             raise LayoutError(
-                f"layout: expert_nodes = {nodes} with dispatch = {schedule.dispatch}, under which rows cross "
-                "nodes one by one; fits: dispatch = once"
+                f"layout: expert_nodes = {nodes}, but dispatch = {schedule.dispatch} sends a row across "
+                "nodes for each expert; fits: dispatch = once"
             )
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:

@@ -16,7 +16,7 @@ from meshwright.notation.mesh import Mesh
 
 # D, or the rank of latents, which their up-projections have in its place.
 _SHARED_LETTERS = "DQR"
-# The largest share by which D may be padded to a multiple of the shards.
+# D may be padded to a multiple of the shards by at most this share.
 MOST_PADDING = 0.1
 # Degrees that pad D which a search tries: the largest, since smaller ones are near some that divide.
 _NUM_PADDED = 2

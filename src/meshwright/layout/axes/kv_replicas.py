@@ -86,7 +86,7 @@ class KvReplicas(Axis):
             keys, heads = table.split("k", "BTKH"), config.num_kv_heads
             raise LayoutError(
                 f"{keys}: kv_replicas = {copies} needs one KV head a device, and "
-                f"{heads} KV heads (K) lie over tensor = {tensor}; fits: tensor = {heads}"
+                f"{heads} KV heads (K) are split over tensor = {tensor}; fits: tensor = {heads}"
             )
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:

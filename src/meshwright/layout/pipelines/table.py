@@ -37,7 +37,7 @@ class Place(NamedTuple):
     chunk: int
 
 
-# The place of every depth, in the order in which a microbatch visits them.
+# The place of every depth, in the order of a microbatch's visits.
 StageRoute = tuple[Place, ...]
 Row = tuple[TablePass, ...]
 

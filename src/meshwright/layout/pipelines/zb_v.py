@@ -24,7 +24,7 @@ def zb_v(p: int, m: int, v: int) -> list[list[TablePass]]:
     is made for F = B = W; other times give the same order with some bubble.
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory" (2024), the V and the building block.
     """
-    # By depth and microbatch, the slot in which each pass has run, and in which it has its input.
+    # By depth and microbatch: the slot of each pass, and the slot that delivers its input.
     forward, backward = ([[_NOT_YET] * m for _ in range(2 * p)] for _ in range(2))
     needed = {"F": [[0] * m, *forward], "B": [*backward[1:], forward[-1]]}
     ran = {"F": forward, "B": backward}

@@ -29,7 +29,7 @@ _STEP_PARTS = (
     ("bubble_seconds", "pipeline bubble", "bubble"),
     ("rest_seconds", "launch", "rest"),
 )
-# State in blues, what a microbatch leaves in greens.
+# State in blues, activations in greens.
 _MEMORY_COLOURS = {
     "weights": "compute",
     "gradients": "gradients",
@@ -163,7 +163,7 @@ def layout_lines(layout: Layout) -> tuple[str, str]:
     return " · ".join(degrees) or "one device", ", ".join(schedule)
 
 
-# The words of a layout's other settings, if they are not the default. Dtypes are those of the whole plan.
+# The words of a layout's other settings, if they are not the default. Dtypes belong to the whole plan.
 _SETTINGS: dict[str, Callable[[Any], str]] = {
     "sequence_parallel": lambda _: "sequence parallel",
     "zero": "ZeRO-{}".format,

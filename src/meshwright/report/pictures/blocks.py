@@ -13,7 +13,7 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
 
-MAX_SHOWN = 8  # squares along one axis; more cannot be told apart
+MAX_SHOWN = 8  # squares along one axis; more would be too small to distinguish
 MAX_PANELS = 4  # and squares along one axis if there are panels
 
 

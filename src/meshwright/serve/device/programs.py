@@ -128,7 +128,7 @@ class InferencePrograms:
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
         self._with_native, self._batch_invariant = with_native, batch_invariant
         self._with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
-        # Prompts by position have a layout of their own, of which products may read weights in other parts.
+        # Prompts by position have their own layout, whose products may read the weights in other parts.
         self.with_panels = with_native and not self._prefill
         self.ops = (BatchInvariantOps if batch_invariant else InferenceOps)(config, layout)
         self._x = partition_spec(layout.activation("x", "BTD"))

@@ -15,7 +15,7 @@ from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import even_context, widest_window
 from meshwright.platforms.platform import PROMPT_ROWS, Platform
 
-_TIMED_TOKENS = 64  # prompt tokens of the step by which they are timed
+_TIMED_TOKENS = 64  # prompt tokens of the timed step
 
 
 def on_each(num_replicas: int) -> str:

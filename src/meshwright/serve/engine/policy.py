@@ -18,9 +18,8 @@ from meshwright.serve.engine.prefill_budget import PrefillBudget
 from meshwright.serve.engine.replica import Replica
 from meshwright.serve.engine.sequence import TokenSequence
 
-# Prompts that arrive together with those of the first step are prefilled before any of them generates, if
-# at most this many chunks of them are left. The gap of these chunks replaces dozens of steps, each of which
-# would take twice as long because of one block of a prompt.
+# Prompts that arrive with the first step's prompts are prefilled before any sequence generates, if at most
+# this many chunks are left. The alternative is dozens of steps, each doubled by one block of a prompt.
 MAX_BURST_CHUNKS = 2
 
 Mode = Literal["interleaved", "batched"]

@@ -29,12 +29,12 @@ class PrefillBudget:
         self._idle_generate = [idle.generate[bisect_left(sizes, number)][1] for number in per_replica]
         # Running means: measured over idle seconds, of steps that generate and of prompt tokens.
         self._generate_ratio = self._prompt_ratio = 1.0
-        self._num_waited = 0  # steps in which prompts waited, less those in which none did
+        self._num_waited = 0  # steps with waiting prompts, minus steps without
 
     def prompt_time(self) -> float:
         """Time for prompts of each replica in the next step, in the unit of `Limits.prompt_time`."""
         slowdown = MAX_SLOWDOWN * 2 ** (self._num_waited / PATIENCE)
-        # Few sequences that generate may be delayed as long as all would be.
+        # The bound is that of a full batch, so a small batch may slow down by a larger factor.
         seconds = (slowdown - 1) * self._generate_seconds(self._limits.num_slots)
         return seconds / max(self._prompt_ratio * self._idle.prompt_token, 1e-12)
 

@@ -118,7 +118,7 @@ def guarded(
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type"],
     )
-    # Counted and logged first, so that what is refused is counted and logged too.
+    # Counting and logging come first, so that they include refused requests.
     middleware = [
         Middleware(RequestLog, tells_id=tells_id),
         *counted,
@@ -314,5 +314,5 @@ class _CountRequests:
         await self.app(scope, receive, counting_send if scope["type"] == "http" else send)
 
     def _endpoint(self, scope: Scope) -> str:
-        # Only paths of ours become labels, or strangers could make as many time series as they like.
+        # Only known paths become labels: otherwise clients could create any number of time series.
         return scope["path"] if scope["path"] in self.paths else "other"

@@ -58,7 +58,7 @@ def _unscored(names: TokenNames, token: int) -> tuple[str, None, None]:
 
 
 def _told(names: TokenNames, score: TokenScore) -> tuple[str, float, Json]:
-    # The token itself is told too where it is not among the likeliest.
+    # The token itself is listed even if it is not among the likeliest.
     top: Json = {}
     for token, logprob in (*score.top, (score.token, score.logprob)):
         top.setdefault(names.name(token), _finite(logprob))

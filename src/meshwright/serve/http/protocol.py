@@ -66,7 +66,7 @@ class RequestObject(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    # Unsupported fields, with the values besides null that change nothing and are accepted.
+    # Unsupported fields, with the values (other than null) that change nothing and are accepted.
     off: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     @model_validator(mode="before")

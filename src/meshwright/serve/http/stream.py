@@ -59,9 +59,9 @@ class EventStream(StreamingResponse):
         super().__init__(self._events(), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Where a send takes so long, the server's buffer is full: the client reads nothing, and its tokens
-        # would pile up for ever. There is one send per token, so a timer looks at the one under way, and
-        # comes again when the next could be too long.
+        # A send this slow means that the server's buffer is full: the client reads nothing, and its tokens
+        # would pile up for ever. There is one send per token, so a single timer checks the current send and
+        # rearms for the earliest time at which the next could be too slow.
         loop, stalled = asyncio.get_running_loop(), asyncio.timeout(None)
         began: float | None = None
 
@@ -125,7 +125,7 @@ class EventStream(StreamingResponse):
 def event(content: Json) -> bytes:
     """One server-sent event; with its name where the content has a type, as /v1/responses does."""
     name = b"event: %b\n" % content["type"].encode() if "type" in content else b""
-    # There is one for each token: the standard library's encoder takes five times as long (6 us).
+    # There is one event per token, and the standard library's encoder is five times slower (6 us).
     return b"%bdata: %b\n\n" % (name, to_json(content))
 
 

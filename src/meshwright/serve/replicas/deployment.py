@@ -297,7 +297,7 @@ def run(made: serve.Application, host: str, port: int, on_ready: Callable[[], No
             raise _why(str(error)) from error
         on_ready()
         ended.wait()
-        serve.delete(APPLICATION)  # takes no more, and waits for what is under way
+        serve.delete(APPLICATION)  # refuses new requests and waits for the running ones
     finally:
         serve.shutdown()
 

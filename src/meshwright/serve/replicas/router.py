@@ -24,7 +24,7 @@ class PrefixRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         if pending_request is None:
             return [candidate_replicas]
-        # Or Ray asks again at once, for as long as all servers are full.
+        # Without this, Ray asks again at once while all servers are full.
         pending_request.routing_context.should_backoff = True
         servers = {_name(replica.replica_id): replica for replica in candidate_replicas}
         forwarded: shared.Forwarded = pending_request.args[0]
