@@ -290,7 +290,7 @@ class TestCheck:
         assert Layout.parse(str(nodes)) == nodes and Layout.from_dict(nodes.to_dict()).form == nodes.form
         assert str(nodes.weight("w_in", "EDM")) == "w_in[E_{expert_nodes,expert}, D, M]"
         with pytest.raises(
-            LayoutError, match=r"expert_nodes = 2 with dispatch = each.*fits: dispatch = once$"
+            LayoutError, match=r"expert_nodes = 2, but dispatch = each.*fits: dispatch = once$"
         ):
             check_fits(nodes.replace(dispatch="each"), config)
         with pytest.raises(LayoutError, match=r"expert_nodes = 3 does not divide the 8 devices of an expert"):
