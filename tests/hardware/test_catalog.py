@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import HardwareError
-from meshwright.hardware.catalog import chip, dump_toml, load, names
+from meshwright.hardware.catalog import chip, dump_toml, load, names, step_warning, template
 from meshwright.hardware.chip import COLLECTIVES, SharedMemory, Switch, Torus
 from meshwright.programs.efficiency import StepEfficiency
 
@@ -37,6 +37,59 @@ GPUS = {
     "mi300x": (1307.4e12, 2614.9e12, 5.3e12, 192e9, 448e9, 50e9, 8),
     "mi250x-gcd": (191.5e12, 191.5e12, 1.6e12, 64e9, 50e9, 12.5e9, 8),
 }
+
+# Chips without published steps: bf16 or f16 FLOP/s, memory bytes/s and bytes, the chip that lends its [step].
+WITHOUT_STEPS: dict[str, tuple[float, float, float, str]] = {
+    "rtx3090": (71e12, 0.936e12, 24e9, "l40s"),
+    "rtx4090": (165.2e12, 1.008e12, 24e9, "l40s"),
+    "rtx5090": (209.5e12, 1.792e12, 32e9, "l40s"),
+    "rtx6000-ada": (364.2e12, 0.96e12, 48e9, "l40s"),
+    "rtx-pro-6000": (503.8e12, 1.792e12, 96e9, "l40s"),
+    "l4": (121e12, 0.3e12, 24e9, "l40s"),
+    "l40": (181.05e12, 0.864e12, 48e9, "l40s"),
+    "a10": (125e12, 0.6e12, 24e9, "l40s"),
+    "t4": (65e12, 0.32e12, 16e9, "l40s"),
+    "v100": (125e12, 0.9e12, 32e9, "a100-40gb"),
+    "gh200": (989e12, 4e12, 96e9, "h100"),
+    "dgx-spark": (125e12, 0.273e12, 128e9, "l40s"),
+    "mi325x": (1307.4e12, 6e12, 256e9, "mi300x"),
+    "mi355x": (2516e12, 8e12, 288e9, "mi300x"),
+    "gaudi2": (432e12, 2.46e12, 96e9, "a100-80gb"),
+    "gaudi3": (1835e12, 3.67e12, 128e9, "h100"),
+    "trainium1": (190e12, 820 * 2**30, 32 * 2**30, "a100-40gb"),
+    "trainium2": (667e12, 2.9e12, 96e9, "h100"),
+    "inferentia2": (190e12, 820 * 2**30, 32 * 2**30, "a100-40gb"),
+    "m2-ultra": (27.2e12, 0.8e12, 192e9, "l40s"),
+    "m3-ultra": (28.4e12, 0.819e12, 512e9, "l40s"),
+    "m4-pro": (9.2e12, 0.273e12, 64e9, "l40s"),
+    "m4-max": (18.4e12, 0.546e12, 128e9, "l40s"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_STEPS)
+def test_chips_without_published_steps_have_those_of_another(name: str) -> None:
+    gpu = chip(name)
+    *stated, known = WITHOUT_STEPS[name]
+    assert (gpu.flops("bf16"), gpu.hbm_bytes_per_second, gpu.hbm_bytes) == pytest.approx(stated, rel=1e-3)
+    assert gpu.step.taken_from == known and gpu.step.matmul == chip(known).step.matmul
+    warning = step_warning(gpu) or ""
+    assert warning.startswith(f"no step of {name} is published") and known in warning
+
+
+def test_a_card_without_links_is_one_card(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    head, _, rest = template("rtx4090").partition("[network]")
+    path.write_text(head + "[sources]" + rest.partition("[sources]")[2])
+    assert load(str(path)).num_chips == load(f"{path}:1").num_chips == 1
+    with pytest.raises(HardwareError, match=r"joins 8 chips, and .*mine.toml has no \[network\]; fits: .*:1"):
+        load(f"{path}:8")
+
+
+def test_a_step_beside_a_step_from_another_chip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(template("rtx4090") + "\n[step]\nmatmul = {bf16 = 0.5}\n")
+    with pytest.raises(HardwareError, match=r"step_from = 'l40s' beside a \[step\]; leave one of them out"):
+        load(f"{path}:1")
 
 
 @pytest.mark.parametrize("name", TPUS)
@@ -102,13 +155,13 @@ def test_every_figure_has_a_source(name: str) -> None:
     assert figures <= set(described.sources)
     assert all(len(source) > 10 for source in described.sources.values())
     fitted = {key for key, value in vars(described.step).items() if value != vars(StepEfficiency())[key]}
-    assert fitted <= {"sources"} | set(described.step.sources)
+    assert fitted <= {"sources", "taken_from"} | set(described.step.sources)
 
 
 def test_names_are_grouped_by_kind() -> None:
     assert names()[0] == "v3"
     assert names()[-1] == "cpu"
-    assert set(TPUS) | set(GPUS) | {"tpu7x", "cpu"} == set(names())
+    assert set(TPUS) | set(GPUS) | set(WITHOUT_STEPS) | {"tpu7x", "cpu"} == set(names())
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,10 @@ def test_a_file_without_a_step_takes_that_of_the_nearest_chip(tmp_path: Path) ->
 def test_memory_tells_the_generation_of_a_chip() -> None:
     """Published bandwidths (bytes/s) of chips that the catalog lacks, beside the chip of their generation."""
     h100, v5e = chip("h100"), chip("v5e")
-    assert {known: nearest_chip(chip(known)).name for known in names()} == {
+    measured = [known for known in names() if chip(known).step.taken_from is None]
+    assert {known: nearest_chip(chip(known)).name for known in measured} == {
         known: "b200" if known == "b300" else "gb200-nvl72" if known == "gb300-nvl72" else known
-        for known in names()
+        for known in measured
     }
     a800 = replace(h100, hbm_bytes_per_second=2.039e12, flops_per_second={"bf16": 312e12})
     h20 = replace(h100, hbm_bytes_per_second=4.0e12, flops_per_second={"bf16": 148e12})

@@ -41,9 +41,15 @@ def load(spec: str) -> Hardware:
     description = _file(name) if name.endswith(".toml") else _description(name)
     if sizes is None and description.devices is not None:
         slices, sizes = _own_topology(name, description.devices)
+    if sizes is None and not description.has_links:
+        sizes = (1,)
     if sizes is None:
         raise HardwareError(f"hardware {spec!r} has no topology; write {_example(name, description.chip)}")
     dims = _dims(name, description.chip, spec, slices, sizes)
+    if not description.has_links and (number := slices * prod(dims)) > 1:
+        raise HardwareError(
+            f"hardware {spec!r} joins {number} chips, and {name} has no [network]; fits: {name}:1"
+        )
     chip = share_cores(description.chip, dims[0]) if description.per_core else description.chip
     return Hardware(spec.strip(), chip, dims, slices)
 
@@ -113,7 +119,7 @@ def _description(name: str) -> Description:
         if name.lower() not in known:
             raise HardwareError(f"hardware {name!r} is unknown; {nearest(name.lower(), list(known))}")
         return _description(known[name.lower()])
-    return read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}")
+    return _with_step(read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}"))
 
 
 @cache
@@ -133,8 +139,7 @@ def _folder() -> Any:
 
 def _file(path: str) -> Description:
     description = read_chip(read_text(Path(path), HardwareError), path)
-    given = _with_known_names(description.chip)
-    return replace(description, chip=given if description.has_step else _with_step(given))
+    return _with_step(replace(description, chip=_with_known_names(description.chip)))
 
 
 def _with_known_names(given: Chip) -> Chip:
@@ -146,7 +151,7 @@ def _with_known_names(given: Chip) -> Chip:
 
 
 def nearest_chip(given: Chip) -> Chip:
-    """The catalog's chip of the same kind with the nearest memory bandwidth, as a ratio.
+    """The catalog's chip with a [step], of the same kind, with the nearest memory bandwidth, as a ratio.
 
     Memory identifies the generation of a chip. Peak FLOPs do not: an H20 has the memory of an H100 and a
     seventh of its FLOPs. Among chips with equal memory: the nearest links, then the first name.
@@ -156,7 +161,8 @@ def nearest_chip(given: Chip) -> Chip:
         memory = abs(log(known.hbm_bytes_per_second / given.hbm_bytes_per_second))
         return memory, abs(log(known.link_bytes_per_second / given.link_bytes_per_second)), known.name
 
-    return min((known for known in map(chip, names()) if known.kind == given.kind), key=distance)
+    measured = (known.chip for known in map(_description, names()) if known.has_step)
+    return min((known for known in measured if known.kind == given.kind), key=distance)
 
 
 def step_warning(given: Chip) -> str | None:
@@ -164,13 +170,20 @@ def step_warning(given: Chip) -> str | None:
     if given.step.taken_from is None:
         return None
     known, step = chip(given.step.taken_from), given.step
+    if given.name in names() and chip(given.name).step.taken_from:
+        why = f"no step of {given.name} is published"
+        which = known.name
+    else:
+        why = f"the file of {given.name} has no [step]"
+        which = (
+            f"{known.name}, the {given.kind} of the catalog nearest in memory bandwidth "
+            f"({format_bytes(known.hbm_bytes_per_second)}/s; {given.name}: "
+            f"{format_bytes(given.hbm_bytes_per_second)}/s)"
+        )
     return (
-        f"the file of {given.name} has no [step], so a training step is priced with what it reaches of the "
-        f"ratings of {known.name}, the {given.kind} of the catalog nearest in memory bandwidth "
-        f"({format_bytes(known.hbm_bytes_per_second)}/s; {given.name}: "
-        f"{format_bytes(given.hbm_bytes_per_second)}/s): {step.matmul_share('bf16'):.0%} of the bf16 peak in "
-        f"matmuls, {step.attention:.0%} in attention, {step.memory:.0%} of the memory bandwidth; give a "
-        f"[step], or measure one with mw calibrate"
+        f"{why}, so a training step is priced with what it reaches of the ratings of {which}: "
+        f"{step.matmul_share('bf16'):.0%} of the bf16 peak in matmuls, {step.attention:.0%} in attention, "
+        f"{step.memory:.0%} of the memory bandwidth; give a [step], or measure one with mw calibrate"
     )
 
 
@@ -194,14 +207,18 @@ def slice_warning(machine: Hardware) -> str | None:
     )
 
 
-def _with_step(given: Chip) -> Chip:
-    """`given` with the `[step]` of the nearest chip of the catalog."""
-    known = nearest_chip(given)
+def _with_step(description: Description) -> Description:
+    """The description, without a [step] of its own with that of another chip of the catalog."""
+    if description.has_step:
+        return description
+    given = description.chip
+    known = chip(description.step_from) if description.step_from else nearest_chip(given)
     sources = {key: f"that of {known.name}: {source}" for key, source in known.step.sources.items()}
     step = replace(known.step, sources=sources, taken_from=known.name)
     if isinstance(given.network, Switch) and given.network.between:
         step = NETWORKS[given.network.between].applied(step)
-    return replace(given, step=step, inference=given.inference or known.inference)
+    complete = replace(given, step=step, inference=given.inference or known.inference)
+    return replace(description, chip=complete)
 
 
 def _dims(name: str, chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

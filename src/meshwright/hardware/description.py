@@ -9,10 +9,11 @@ all_gather = [[bytes, share], ...], and between NVLink domains also by their num
 networks/; a figure of a network that the file does not state is its record's. [matmul_rates] and
 [memory_rates] list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] has
 the shares of the ratings that a training step reaches (StepEfficiency). A missing key of it is ideal. A
-user's file without a [step] takes a catalog chip's (catalog.load). [inference] has the same
+file without a [step] takes that of the catalog's chip named by `step_from`; without this too, a user's file
+takes the nearest chip's (catalog.load). [inference] has the same
 keys, for prefill and generate. [compiler] describes the chip to its compiler (CompilerTarget). [sources]
 and [step.sources] give the source of each figure. `devices = "cpu:8"` in a machine.toml is its topology.
-`per_core = true`: the figures are of one host core.
+`per_core = true`: the figures are of one host core. A GPU without [network] is one card.
 """
 
 import os
@@ -47,7 +48,7 @@ _OPTIONAL = ("power_watts", "power_limit_watts", "price_per_chip_hour", "compute
 _OPTIONAL_COUNTS = ("hbm_usable_bytes", "matrix_unit", "num_matrix_units")
 _OTHER = (
     "name", "aliases", "kind", "devices", "per_core", "flops_per_second", "matmul_rates", "memory_rates",
-    "network", "step", "inference", "currency", "sources", "compiler", "gke_accelerator",
+    "network", "step", "step_from", "inference", "currency", "sources", "compiler", "gke_accelerator",
 )  # fmt: skip
 _TORUS = ("one_way_bytes_per_second", "hop_seconds", "dcn_bytes_per_second", "dcn_hop_seconds")
 _WRAPAROUND = ("wraparound_multiple_of", "wraparound_exactly")
@@ -71,13 +72,16 @@ class Description:
     """A chip as its file describes it.
 
     devices: the topology that the file names, or None. per_core: whether its figures are of one core.
-    has_step: whether the file has a [step], even an empty one.
+    has_step: whether the file has a [step], even an empty one. step_from: the chip whose [step] it takes.
+    has_links: whether the file has a [network]; without, it describes one card.
     """
 
     chip: Chip
     devices: str | None
     per_core: bool
     has_step: bool
+    step_from: str | None
+    has_links: bool
 
 
 def read_chip(text: str, origin: str) -> Description:
@@ -94,6 +98,8 @@ def read_chip(text: str, origin: str) -> Description:
         raise file.error("per_core", f"is {per_core!r}, not true or false")
     if per_core:
         data = {"hbm_bytes": host_memory_bytes(), "host_bytes": host_memory_bytes()} | data
+    has_links = "network" in data
+    data = data if has_links else _one_card(data)
     named = tuple(_named(file, data))
     data = _with_networks(data, named)
     file.require(data, _needed(data))
@@ -119,8 +125,21 @@ def read_chip(text: str, origin: str) -> Description:
         currency=_currency(file, data) if "currency" in data else "USD",
         **{key: file.count(data, key) for key in _OPTIONAL_COUNTS if key in data},
     )
-    devices = file.string(data, "devices") if "devices" in data else None
-    return Description(chip, devices, per_core, "step" in data)
+    devices, step_from = (file.string(data, key) if key in data else None for key in ("devices", "step_from"))
+    if step_from and "step" in data:
+        raise file.error("step_from", f"= {step_from!r} beside a [step]; leave one of them out")
+    return Description(chip, devices, per_core, "step" in data, step_from, has_links)
+
+
+def _one_card(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tables with links for a card without any: those of its host, which one card never uses."""
+    kind, rate = data.get("kind"), data.get("host_link_bytes_per_second")
+    platform = PLATFORMS.get(kind) if isinstance(kind, str) else None
+    if platform is None or platform.network != "switch" or rate is None:
+        return data  # `file.require` names what lacks
+    stated = {"nvlink_bytes_per_second": rate, "nic_bytes_per_second": rate}
+    no_time = dict.fromkeys(("nvlink_hop_seconds", "nic_hop_seconds", "collective_launch_seconds"), 1e-6)
+    return {**data, "network": {"domain_size": 1, **stated, **no_time}}
 
 
 def _named(file: CheckedToml, data: Mapping[str, Any]) -> Iterator[Network]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from meshwright.errors import LayoutError
+from meshwright.errors import LayoutError, ModelError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import REMATS, Layout
 from meshwright.layout.axes import CONTEXT, DATA, FSDP, RANKS, TENSOR
@@ -20,6 +20,9 @@ from meshwright.plan.words import TRAINING, sentence
 # Context and tensor are doubled, and the batch is halved, at most this often.
 _DOUBLINGS = 2
 _HALVINGS = 6
+# Settings with ever less optimizer state, in the order in which they are tried.
+_LESS_STATE = ({"optimizer_dtype": "bf16"}, {"optimizer_dtype": "int8"}, {"optimizer": "adafactor"})
+_LORA_RANK = 16
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ def cheapest_fit(
 ) -> Change | None:
     """The change that gives the shortest step; of ties the smaller change.
 
-    First other layouts of the same work are tried, then narrower moments of the optimizer, then smaller
-    batches. None if nothing fits.
+    First other layouts of the same work are tried, then an optimizer with less state, then smaller batches,
+    then adapters instead of all weights. None if nothing fits.
     """
 
     def priced(layouts: Iterable[Layout], work: Workload = workload) -> Iterator[Candidate]:
@@ -58,18 +61,40 @@ def cheapest_fit(
     layout = nearest.layout
     found = [nearest, *priced(_same_work(config, hardware, workload, layout))]
     leanest = min(found, key=lambda candidate: candidate.memory.total).layout
-    for tried in (found, list(priced([leanest.replace(optimizer_dtype="bf16")]))):
+    for tried in (found, *(list(priced([leanest.replace(**state)])) for state in _LESS_STATE)):
         if fitting := [candidate for candidate in tried if candidate.fits]:
             return _cheapest(config, layout, fitting)
-    for halves in range(1, _HALVINGS + 1):
-        fewer = replace(workload, num_sequences=workload.num_sequences // 2**halves)
+    for fewer in _smaller(workload, leanest.num_batch_shards):
         share = fewer.num_sequences // leanest.num_batch_shards
-        if fewer.num_sequences * 2**halves != workload.num_sequences or share < 1:
-            return None
         for candidate in priced([leanest.replace(microbatches=share)], fewer):
             if candidate.fits:
                 words = (f"--batch-tokens {fewer.num_tokens}", *_changed(layout, candidate.layout))
                 return Change(words, candidate, _why_not(config, candidate))
+    return _adapters(config, hardware, workload, dict.fromkeys((layout, leanest)), layout)
+
+
+def _smaller(workload: Workload, shards: int) -> Iterator[Workload]:
+    """The batch halved, as long as each shard has whole sequences."""
+    for halves in range(1, _HALVINGS + 1):
+        sequences, rest = divmod(workload.num_sequences, 2**halves)
+        if rest or sequences < shards:
+            return
+        yield replace(workload, num_sequences=sequences)
+
+
+def _adapters(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Iterable[Layout], asked: Layout
+) -> Change | None:
+    """Low-rank adapters in a layout that fits with them; None if no layout does."""
+    if config.lora_rank:
+        return None
+    for layout in layouts:
+        with suppress(LayoutError, ModelError):
+            adapted = replace(config, lora_rank=_LORA_RANK)
+            candidate = price(adapted, hardware, workload, layout)
+            if candidate.fits:
+                words = (f"--set lora_rank={_LORA_RANK}", *_changed(asked, layout))
+                return Change(words, candidate, _why_not(adapted, candidate))
     return None
 
 
@@ -144,8 +169,9 @@ def _changed(layout: Layout, other: Layout) -> tuple[str, ...]:
     new = [word for word in after if word not in before]
     kept = {word.partition("=")[0] for word in after}
     gone = [word for word in before if word.partition("=")[0] not in kept]
-    if other.precision.optimizer_dtype != layout.precision.optimizer_dtype:
-        new.append(f"optimizer_dtype={other.precision.optimizer_dtype}")
+    for name in ("optimizer", "optimizer_dtype"):
+        if (value := getattr(other.precision, name)) != getattr(layout.precision, name):
+            new.append(f"{name}={value}")
     if gone and new:
         new[0] += f" for {','.join(gone)}"
     return tuple(new)
