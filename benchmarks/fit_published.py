@@ -37,10 +37,10 @@ import numpy as np
 from meshwright.cost.collectives import along_lines, lines_of
 from meshwright.cost.eager import flushes
 from meshwright.cost.graph import Graph, Transfer
-from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.pipeline.stages import depth_counts, stage_counts, stage_updates
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
 from meshwright.cost.step import (

@@ -10,7 +10,7 @@ from tests.audit.test_searched import searched
 from tests.nn.test_layouts import MIXTURE
 from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
-from meshwright.cost.ops import SymbolicOps
+from meshwright.cost.ops.symbolic import SymbolicOps
 from meshwright.cost.recorder import Lowering, Shape
 from meshwright.layout import Layout
 from meshwright.layout.moves.experts import row_routing

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.cost.graph import Direction, Graph, Transfer, recomputed_nodes
-from meshwright.cost.ops import record_loss
+from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Lowering, Shape
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig

@@ -7,7 +7,7 @@ import pytest
 from meshwright.cost.collectives import Copies
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.memory import saved_bytes
-from meshwright.cost.ops import record_loss
+from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
 from meshwright.layout.attention import attention_block

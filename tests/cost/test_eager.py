@@ -7,7 +7,7 @@ from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, 
 
 from meshwright.cost.eager import eager_memory, flushes, reported_bytes
 from meshwright.cost.memory import Memory, train_memory
-from meshwright.cost.ops import record_loss
+from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.hardware.catalog import load

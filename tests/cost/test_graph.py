@@ -32,7 +32,7 @@ from tests.cost.recorded import (
 )
 
 from meshwright.cost.graph import Graph, recomputed_nodes
-from meshwright.cost.ops import record_loss
+from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Lowering, Shape
 from meshwright.layout import Layout
 from meshwright.models.count import count_params

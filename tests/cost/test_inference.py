@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost.graph import Graph, Node
-from meshwright.cost.ops import record_training
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.serving_step import inference_cost, inference_memory, record_inference, record_pass
 from meshwright.hardware.catalog import load

@@ -20,8 +20,8 @@ from meshwright.cost.memory import (
     stage_memory,
     train_memory,
 )
-from meshwright.cost.ops import record_loss, record_training
 from meshwright.cost.pipeline.stages import stage_of
+from meshwright.cost.record import record_loss, record_training
 from meshwright.cost.recorder import Lowering, Shape
 from meshwright.cost.state import StageState, Stored
 from meshwright.hardware.catalog import load

@@ -5,7 +5,8 @@ from collections import defaultdict
 import pytest
 
 from meshwright.cost.graph import Graph
-from meshwright.cost.ops import Shape, record_loss
+from meshwright.cost.record import record_loss
+from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import component, forward_flops

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.ops import record_loss, record_training
 from meshwright.cost.pipeline.stages import (
     depth_counts,
     different_stages,
     stage_counts,
     stage_layers,
 )
+from meshwright.cost.record import record_loss, record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
 from meshwright.cost.step import StepPricer, hop_transfer

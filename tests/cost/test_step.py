@@ -9,8 +9,8 @@ from tests.cost.recorded import SMALL, moves, record
 
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.memory import saved_bytes
-from meshwright.cost.ops import record_loss
 from meshwright.cost.priced import PricedCollective
+from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepCost, StepPricer, at_step_rates
 from meshwright.hardware.catalog import load

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from tests.layout.any_rules import any_layouts
 
 from meshwright.cost.memory import train_memory
-from meshwright.cost.ops import record_training
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout

@@ -26,7 +26,7 @@ from tests.nn.test_layouts import (
 )
 
 from meshwright.cost.memory import saved_bytes
-from meshwright.cost.ops import record_training
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout

@@ -18,7 +18,7 @@ from tests.nn.saving import save
 from tests.nn.test_layouts import MIXTURE, TINY
 from tests.train.test_accumulation import TOKENS
 
-from meshwright.cost.ops import record_training
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
 from meshwright.errors import CheckpointError, LayoutError

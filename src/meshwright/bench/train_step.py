@@ -17,7 +17,7 @@ from jax import Array
 
 from meshwright.bench.regression import rate_of_time
 from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
-from meshwright.cost.ops import record_training
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.dtypes import COMPUTED

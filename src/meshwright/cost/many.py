@@ -17,7 +17,6 @@ from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.eager import eager_phases, whole_microbatches
 from meshwright.cost.graph import Transfer
 from meshwright.cost.memory import HeldBytes, held_bytes, peak
-from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.pipeline.stages import (
@@ -29,6 +28,7 @@ from meshwright.cost.pipeline.stages import (
     stage_counts,
     stage_updates,
 )
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import MeshSizes, Shape
 from meshwright.cost.state import StageState
 from meshwright.cost.step import (

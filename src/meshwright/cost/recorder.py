@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from meshwright.cost.expert_rows import NO_EXPERTS, expert_rows_of
 from meshwright.cost.graph import (
     Cargo,
     Graph,
@@ -19,11 +20,9 @@ from meshwright.cost.graph import (
 )
 from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.layout import Layout
-from meshwright.layout.grouped import Blocks, Crossing, blocks_of, crossing_of
 from meshwright.layout.moves.attention import token_sharding
-from meshwright.layout.moves.experts import expert_rows, has_fixed_rows, row_routing
 from meshwright.layout.workload import Workload
-from meshwright.models.config import ModelConfig, MoE
+from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import ENTERING, Param, dimensions
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, gathered_of_block, reshard
@@ -112,23 +111,13 @@ class Recorder:
             "T": shape.query_len,
             "S": shape.key_len,
         }
-        # The share of the experts' capacity that is multiplied.
-        self.multiplied_rows: Any = 1.0
-        self.own_experts: Any = 1.0
-        self.blocks: Blocks | None = None
-        # Rows of an expert by even load, and the capacity of a device that sorts them.
-        self.even_rows: Any = 0.0
-        self.home_rows: Any = 0.0
-        self.crossing: Crossing | None = None
-        if moe := config.moe:
-            routed = moe.experts_per_token * shape.num_sequences * shape.query_len
-            is_fixed, capacity = has_fixed_rows(layout), layout.schedule.capacity or 1
-            self.even_rows = routed / moe.num_experts * (capacity if is_fixed else min(1, capacity))
-            self.home_rows = self.sizes["C"] = self.even_rows
-            if row_routing(layout).nodes:
-                self._cross(moe, is_static=bool(lowering.static_blocks))
-            if lowering.static_blocks and not is_fixed:
-                self._make_room(moe, lowering.static_blocks)
+        self.expert_rows = NO_EXPERTS
+        if config.moe:
+            static_blocks = lowering.static_blocks
+            self.expert_rows = expert_rows_of(
+                config.moe, layout, self.mesh, shape.num_sequences, shape.query_len, static_blocks
+            )
+            self.sizes["C"] = self.expert_rows.capacity
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
         self.nodes: list[Node] = []
@@ -137,30 +126,6 @@ class Recorder:
         self._used: set[int] = set()
         self._used_here: list[int] = []
         self._stored: dict[str, StoredWeights] = {}
-
-    def _make_room(self, moe: MoE, share_blocks: int) -> None:
-        """Sets C to the capacity of one pass."""
-        size, routing = self.mesh.size, row_routing(self.layout)
-        over = size(
-            tuple(axis for axis in expert_rows(self.layout, "d").axes_of("C") if axis not in routing.rows)
-        )
-        local = moe.num_experts / size(self.layout.table.axes_of("E"))
-        num_tokens, alike = self.sizes["B"] * self.sizes["T"] / over, self.layout.spmd_stages
-        blocks = blocks_of(num_tokens, moe, local, share_blocks, one_pass=alike)
-        self.sizes["C"] = blocks.capacity * blocks.rows / local * over
-        self.multiplied_rows = blocks.even / blocks.capacity
-        self.own_experts, self.blocks = local, blocks
-
-    def _cross(self, moe: MoE, *, is_static: bool) -> None:
-        """Sets the tokens that cross to nodes, and the capacity for their rows."""
-        routing, size = row_routing(self.layout), self.mesh.size
-        num_tokens = self.sizes["B"] * self.sizes["T"] / size(routing.tokens)
-        crossing = crossing_of(num_tokens, moe, size(routing.nodes), one_pass=self.layout.spmd_stages)
-        if is_static:
-            self.home_rows = crossing.num_nodes * crossing.rows * size(routing.tokens) / moe.num_experts
-        else:
-            crossing = crossing._replace(tokens=crossing.even / crossing.num_nodes, passes=1)
-        self.crossing = crossing
 
     def graph(self) -> Graph:
         """The recorded graph, with the nodes since the layers as the last segment."""
@@ -299,9 +264,9 @@ class Recorder:
         critical: bool,
         once: bool = False,
     ) -> tuple[Transfer, ...]:
-        # Of the rows of experts those travel that there are, not the room for them.
+        # Only existing rows of experts travel, regardless of the capacity.
         mesh, sizes = self.mesh, self.sizes
-        sizes = sizes | {"C": self.even_rows} if self.config.moe else sizes
+        sizes = sizes | {"C": self.expert_rows.even} if self.config.moe else sizes
         return tuple(
             Transfer(what, s.op, s.axes, tensor, s.gathered_bytes(mesh, sizes, dtype), dtype, critical, once)
             for s in steps

@@ -23,9 +23,10 @@ from meshwright.cost.arrays import largest
 from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.memory import alive_in_inference
-from meshwright.cost.ops import SymbolicOps, symbolic_weights
+from meshwright.cost.ops.symbolic import SymbolicOps
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline.stages import depth_counts
+from meshwright.cost.record import symbolic_weights
 from meshwright.cost.recorder import Lowering, Shape
 from meshwright.cost.state import StageState
 from meshwright.cost.step import (

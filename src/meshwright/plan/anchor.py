@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from meshwright.cost.ops import record_training
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.errors import PlanError

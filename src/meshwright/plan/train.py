@@ -15,7 +15,7 @@ from math import inf
 from meshwright.cost.collectives import forget_prices
 from meshwright.cost.eager import step_memory
 from meshwright.cost.graph import Graph
-from meshwright.cost.ops import record_training
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.topology import Hardware, forget_placements

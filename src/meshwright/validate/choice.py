@@ -14,7 +14,7 @@ from math import floor
 from meshwright.cost.eager import reported_bytes, step_memory
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory
-from meshwright.cost.ops import record_training
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.cost.recorded import SMALL, TOKENS, D, F, moves, ring_bytes
 
-from meshwright.cost.ops import record_loss
 from meshwright.cost.priced import PricedCollective
+from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.catalog import load
 from meshwright.hardware.chip import Torus

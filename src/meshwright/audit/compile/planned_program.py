@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.memory import held_bytes, stage_memory
-from meshwright.cost.ops import record_training
 from meshwright.cost.pipeline.stages import mean_runs, stage_counts, stage_of
 from meshwright.cost.priced import PricedCollective
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.serving_step import form_by_pages, inference_cost, record_inference, record_pass
 from meshwright.cost.state import StageState

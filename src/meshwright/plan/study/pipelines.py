@@ -2,8 +2,8 @@
 
 from contextlib import suppress
 
-from meshwright.cost.ops import record_training
 from meshwright.cost.pipeline import PipelineTimeline, simulate
+from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.errors import LayoutError

@@ -1,0 +1,303 @@
+"""Attention, recorded as nodes: its work, its scores, and the moves of queries, keys and values."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from meshwright.cost.arrays import each, smaller
+from meshwright.cost.graph import Cargo, Node, Transfer, Value, Work
+from meshwright.cost.ops.products import ProductOps
+from meshwright.dtypes import dtype_bytes
+from meshwright.layout.attention import attention_block, visible_pairs, window_block
+from meshwright.layout.moves.attention import (
+    attention_layout,
+    from_heads,
+    gathered_keys,
+    shared_by_heads,
+    to_heads,
+    uses_ring,
+)
+from meshwright.models.config import LayerKind, Window
+from meshwright.models.count import read_positions, seen_keys
+from meshwright.models.transformer import LatentOps, Places, spelt_out
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.einsum import Reshard
+from meshwright.notation.operation import placed
+from meshwright.units import whole
+
+_CAST_BYTES = 4
+# XLA's kernels for a pair of blocks (nn/attention/blockwise.py): products, and operations between them.
+_BLOCK_KERNELS, _BLOCK_KERNELS_BACKWARD = 5, 9
+
+
+class AttentionOps(ProductOps):
+    """Attention of `models/transformer.py`."""
+
+    _shared: tuple[Value, ...] = ()  # values of an earlier layer that the current one reads
+
+    def rope(self, name: str, x: Value, places: Places, kind: LayerKind) -> Value:
+        return self.elementwise(name, (x,), self.value(x.array, x.dtype), ()) if kind.turned else x
+
+    def turned_norm(self, name: str, x: Value, kind: LayerKind) -> Value:
+        return self.elementwise(name, (x,), self.value(x.array, x.dtype), (x,)) if kind.turned else x
+
+    def temperature(self, name: str, q: Value, places: Places, kind: LayerKind) -> Value:
+        """Fused with its reader."""
+        self.fused.add(name)
+        return q
+
+    def for_layers(self, name: str, x: Value) -> Value:
+        return x
+
+    def join_rope(self, name: str, k: Value, rope: Value) -> Value:
+        """k[B, T, N, J] and rope[B, T, A], concatenated."""
+        shared = shared_by_heads(self.layout, "rope")
+        rope = self.reshard(name, "move", rope, shared, rope.dtype, critical=True, what="keys and values")
+        array = self.layout.activation(name, "BTNH")
+        return self.elementwise(name, (k, rope), self.value(array, k.dtype), ())
+
+    def attention(
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        v: Value,
+        places: Places,
+        cache: object,
+        kind: LayerKind,
+        *,
+        softcap: float | None = None,
+        scale: float | None = None,
+        sinks: Value | None = None,
+    ) -> tuple[Value, object]:
+        """softmax(q . k) . v: 2 B T S N (H + O) FLOPs forward; the backward pass repeats the scores.
+
+        Flash kernels skip masked blocks and keep scores on chip. Shards of a sequence are dealt so that each
+        has its share of early and late queries. Without a kernel (XLA on CPU, GPUs before 2023) all scores
+        are computed. Between the products each score, in `scores_dtype`, then crosses memory about 5 times
+        forward (written, masked, exponentiated and written, read) and 11 times backward.
+        """
+        if attention_layout(self.layout) is not self.layout:
+            return self._by_heads(name, (q, k, v), places, kind, sinks), cache
+        if sinks is not None:
+            scores = ShardedArray("sinks", q.array.dims[:-1], q.array.axes[:-1])
+            yielded = placed((scores, sinks.array), scores, wanted=True).reshards[1].yielded
+            self.sum_gradient("sinks", sinks, yielded)
+        out = self.value(self._like_queries(q, v), q.dtype)
+        if uses_ring(self.layout):
+            passed = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
+            forward, backward = (tuple(t for ways in passed for t in ways[way]) for way in range(2))
+            return self._attend(name, (q,), (k, v), out, out, kind.window, forward, backward), cache
+        k, v = self._all_positions("k", k), self._all_positions("v", v)
+        return self._attend(name, (q,), (k, v), out, out, kind.window), cache
+
+    def _by_heads(
+        self,
+        name: str,
+        projected: tuple[Value, Value, Value],
+        places: Places,
+        kind: LayerKind,
+        sinks: Value | None,
+    ) -> Value:
+        """Attention by a share of the heads: exchanged for positions, and exchanged back."""
+        layout = self.layout
+        q, k, v = (
+            self._exchange_heads(letter, x, to_heads(layout, letter, "".join(x.array.dims)))
+            for letter, x in zip("qkv", projected, strict=True)
+        )
+        self.layout = attention_layout(layout)
+        out, _ = self.attention(name, q, k, v, places, None, kind, sinks=sinks)
+        self.layout = layout
+        return self._exchange_heads("a", out, from_heads(layout, "a", "".join(out.array.dims)))
+
+    def _exchange_heads(self, name: str, x: Value, reshard: Reshard) -> Value:
+        return self._brought(name, "exchange", x, reshard, "activations")
+
+    def _brought(self, name: str, kind: str, x: Value, reshard: Reshard, what: Cargo) -> Value:
+        """Queries, keys or values, resharded for attention.
+
+        Layers that share keys reshard them once in the forward pass, since XLA merges equal operations, and
+        again for a recomputation.
+        """
+        is_shared = x in self._shared
+        out = self.reshard(name, kind, x, reshard, x.dtype, critical=True, what=what, is_there=is_shared)
+        if is_shared and out is not x:
+            again = self.transfers(what, reshard.forward, name, x.dtype, critical=True)
+            self.nodes[-1] = replace(self.nodes[-1], recompute_transfers=again)
+        return out
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Value,
+        latent: Value,
+        rope: Value,
+        w: Mapping[str, Value],
+        places: Places,
+        cache: object,
+        kind: LayerKind,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Value, object]:
+        k, v = spelt_out(cast(LatentOps, self), w, latent, rope)
+        return self.attention(name, q, k, v, places, cache, kind, scale=scale)
+
+    def _attend(
+        self,
+        name: str,
+        queries: tuple[Value, ...],
+        kept: tuple[Value, ...],
+        summed: Value,
+        out: Value,
+        window: Window | None,
+        forward_transfers: tuple[Transfer, ...] = (),
+        backward_transfers: tuple[Transfer, ...] = (),
+    ) -> Value:
+        """Attention of the parts of the queries over the kept arrays of positions, as one node.
+
+        summed: the values' sum of each query head, as from the kernel.
+        """
+        keys = self._keys_met(kept[0], window)
+        scores = 2 * keys * sum(self.elements(q.array) for q in queries)
+        kernel, widened = self.lowering.kernel, 1.0
+        if kernel and kernel.wide_values:
+            widened = max(1.0, self.sizes["H"] / self.sizes[summed.array.dims[-1]])
+        values = 2 * keys * self.elements(summed.array) * widened
+        traffic = sum(value.bytes_per_device for value in (*queries, *kept, summed))
+        inputs, outputs = (*queries, *kept), (out,)
+        inputs = (*inputs, *self._softmax(queries[0], kept, summed, keys, window))
+        if self.lowering.by_blocks:
+            outputs = (out, self._log_sum(queries[0]))
+        # Backward: the scores again, dQ and dK over H; dP and dV over O.
+        head = sum(self.sizes[value.array.dims[-1]] for value in (*queries, summed)) / 2
+        shape = self.sizes["T"], head, keys
+        forward = Work(scores + values, traffic, shape=shape)
+        backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
+        needs = (*queries, *kept, *(outputs if self.lowering.by_blocks else ()))
+        node = Node(name, "attention", inputs, outputs, needs, (forward,), (backward,))
+        return self.add(
+            replace(
+                node,
+                forward_transfers=forward_transfers,
+                backward_transfers=backward_transfers,
+                unfused_bytes=self._copies_of_keys(kept),
+                steps="keys",
+            )
+        )
+
+    def _keys_met(self, k: Value, window: Window | None) -> Any:
+        """Mean number of keys that a query is multiplied with."""
+        if self.lowering.by_blocks:
+            return each(lambda own: self._keys_of_visible_blocks(window, _block(own)), self._positions(k))
+        if self.lowering.kernel and self.lowering.kernel.whole_blocks and window:
+            block = window_block(window)
+            if window.chunked:
+                return self._keys_of_visible_blocks(window, block)
+            return smaller(self._mean_keys(None), block * (1 + -(-(window.size - 1) // block)))
+        return self._mean_keys(window) if self.lowering.flash_attention else self.sizes["S"]
+
+    def _softmax(
+        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: Window | None
+    ) -> tuple[Value, ...]:
+        """The scores between the two products, if they are in memory."""
+        if self.lowering.by_blocks:
+            return (self._scores_by_blocks(q, kept[0], summed, keys),)
+        return () if self.lowering.flash_attention else (self._scores(q, kept[0], keys),)
+
+    def _copies_of_keys(self, kept: tuple[Value, ...]) -> int:
+        """Bytes of keys and values repeated for each query head, for kernels without groups."""
+        group = self.sizes["N"] / self.sizes["K"] if "K" in kept[0].array.dims else 1
+        return whole((group - 1) * sum(value.bytes_per_device for value in kept))
+
+    def _mean_keys(self, window: Window | None) -> float:
+        """Mean number of keys that a query sees under the causal mask, within a window if there is one.
+
+        A query at position i of T sees i + 1 of them, T/2 on average.
+        """
+        queries, keys = self.sizes["T"], self.sizes["S"]
+        if window and window.size < keys:
+            return seen_keys(keys, window) if queries == keys else read_positions(keys, window)
+        return keys * (1 - queries / (2 * keys))
+
+    def _like_queries(self, q: Value, v: Value) -> ShardedArray:
+        """q[B, T, N, H] with the head dimension of the values."""
+        last = v.array.dims[-1]
+        return q.array if last == "H" else self.layout.activation("a", f"BTN{last}")
+
+    def _scores(self, q: Value, k: Value, keys: float) -> Value:
+        """The softmax between the two products, without a kernel that fuses it."""
+        rows = self.elements(q.array) / self.sizes[q.array.dims[-1]]
+        num_bytes = whole(dtype_bytes(self.lowering.scores_dtype) * rows * keys)
+        scores = Value(q.array.replace(name="scores"), self.lowering.scores_dtype, num_bytes)
+        forward, backward = Work(hbm_bytes=5 * num_bytes), Work(hbm_bytes=11 * num_bytes)
+        return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), (forward,), (backward,)))
+
+    def _log_sum(self, q: Value) -> Value:
+        """The logarithm of the sum of exp(score) of each query, kept for the backward pass."""
+        return self.value(ShardedArray("log_sum", q.array.dims[:-1], q.array.axes[:-1]), "f32")
+
+    def _positions(self, x: Value) -> Any:
+        """A device's positions of queries, or of keys in attention."""
+        return self.sizes["T"] / self.mesh.size(x.array.axes_of("T"))
+
+    def _keys_of_visible_blocks(self, window: Window | None, block: int) -> float:
+        """Mean number of keys in the visible blocks of a query."""
+        num_blocks = self.sizes["S"] / block
+        return block * visible_pairs(num_blocks, block, window) / num_blocks
+
+    def _scores_by_blocks(self, q: Value, k: Value, summed: Value, keys: float) -> Value:
+        """The softmax by pairs of blocks, in XLA's operations (nn/attention/blockwise.py).
+
+        Forward a score is written, read for the maximum and for its exponential (float32), and its weight is
+        written and read (the type of activations). Backward the score and its gradient are written and read,
+        and the weight and the gradient once in the cast type: dV reads one, dQ and dK the other. Each block
+        reads and writes the float32 sums: of values, dQ, dK and dV. Keys and values that pass round a ring
+        take memory in addition to a device's own.
+        """
+        f32, narrow = dtype_bytes("f32"), dtype_bytes(self.layout.precision.compute_dtype)
+        positions = self._positions(q)
+        of_q, of_k = (each(_block, self._positions(x)) for x in (q, k))
+        head, out = (self.elements(x.array) for x in (q, summed))
+        rows = head / self.sizes[q.array.dims[-1]]
+        kept = self.elements(k.array) * (1 + self.sizes[summed.array.dims[-1]] / self.sizes[q.array.dims[-1]])
+        pairs = keys / of_k * (positions / of_q)
+        of_keys = kept * of_k / self.sizes["S"] * pairs
+        score = rows * keys
+        forward = score * (3 * f32 + 2 * narrow) + 2 * f32 * out * keys / of_k
+        backward = score * (4 * f32 + 5 * narrow) + 2 * f32 * (head * keys / of_k + of_keys)
+        held = rows / positions * of_q * of_k * 2 * (f32 + narrow) + f32 * out
+        held = held + narrow * kept if uses_ring(self.layout) else held
+        scores = Value(q.array.replace(name="scores"), "f32", whole(held))
+        works = (
+            Work(hbm_bytes=forward, kernels=_BLOCK_KERNELS * pairs),
+            Work(hbm_bytes=backward, kernels=_BLOCK_KERNELS_BACKWARD * pairs),
+        )
+        return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), works[:1], works[1:]))
+
+    def _all_positions(self, name: str, x: Value) -> Value:
+        """Keys or values of all positions; their cotangents are partial sums over `context`."""
+        reshard = gathered_keys(self.layout, name, "".join(x.array.dims))
+        return self._brought(name, "move", x, reshard, "keys and values")
+
+    def _rounds(self, name: str, x: Value) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        """Blocks that pass round a ring during attention; backward also float32 cotangents."""
+        reshard = gathered_keys(self.layout, name, "".join(x.array.dims))
+        blocks = each(lambda positions: positions / _block(positions), self._positions(x))
+
+        def passed(dtype: str) -> tuple[Transfer, ...]:
+            gathers = self.transfers("keys and values", reshard.forward, name, dtype, critical=False)
+            return tuple(
+                replace(
+                    gather,
+                    op="permute",
+                    gathered_bytes=whole(gather.gathered_bytes / blocks),
+                    repeat=whole((self.mesh.size(gather.axes) - 1) * blocks),
+                )
+                for gather in gathers
+            )
+
+        return passed(x.dtype), (*passed(x.dtype), *passed("f32"))
+
+
+def _block(positions: float) -> int:
+    return attention_block(int(positions))

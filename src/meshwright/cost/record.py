@@ -1,0 +1,87 @@
+"""The graphs of a training step's forward pass, as the software of the hardware runs it."""
+
+from dataclasses import replace
+
+from meshwright.cost.graph import Graph
+from meshwright.cost.ops.symbolic import SymbolicOps
+from meshwright.cost.recorder import FLASH, Lowering, MeshSizes, Shape
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.attention import lacks_flash
+from meshwright.layout.runnable import has_static_rows
+from meshwright.models import transformer
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.models.parameters import parameters
+from meshwright.models.transformer import Places
+
+
+def record_loss(
+    config: ModelConfig,
+    layout: Layout,
+    shape: Shape,
+    lowering: Lowering = FLASH,
+    many: MeshSizes | None = None,
+) -> Graph:
+    """The graph of one microbatch's loss; see SymbolicOps."""
+    ops = SymbolicOps(config, layout, shape, lowering, many)
+    tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
+    transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, places)
+    return ops.graph()
+
+
+def record_training(
+    config: ModelConfig,
+    hardware: Hardware,
+    layout: Layout,
+    shape: Shape,
+    many: MeshSizes | None = None,
+    *,
+    has_kernel: bool | None = None,
+) -> Graph:
+    """The graph of one microbatch's loss as the hardware's software runs it.
+
+    has_kernel: whether a flash kernel takes attention; None: as on these chips (`lacks_flash`).
+    """
+    if has_kernel is None:
+        has_kernel = lacks_flash(config, hardware, layout, shape.key_len) is None
+    platform, software = hardware.chip.platform, hardware.software
+    kernel = platform.flash if software.flash and has_kernel else None
+    lowering = Lowering(
+        flash_attention=software.flash,
+        by_blocks=software.flash and not has_kernel,
+        kernel=kernel,
+        head_tile=kernel.head_tile if kernel else 1,
+        scores_dtype=layout.precision.compute_dtype if platform.fused_softmax else "f32",
+        wide_logits=platform.wide_logits and software.is_ours,
+        head_tokens=platform.head_tokens,
+        static_blocks=platform.share_blocks if has_static_rows(hardware, layout) else None,
+    )
+    graph = replace(record_loss(config, layout, shape, lowering, many), head_waits=platform.head_waits)
+    graph = _with_early_layers(graph) if platform.early_recompute else graph
+    if not hardware.software.counts_head:
+        return graph
+    params = count_params(config)
+    of_a_layer = (params.total - params.vocab) / config.num_layers
+    return replace(graph, head_layers=config.d_model * config.vocab_size / of_a_layer)
+
+
+def _with_early_layers(graph: Graph) -> Graph:
+    """The graph as XLA for CPU runs it, without barriers before recomputation.
+
+    A stack of several layers is a loop, which ties recomputation to its backward pass; nothing does so for a
+    stack of one layer.
+    """
+    single = {graph.layers[layer] for part in graph.weights if len(part.layers) == 1 for layer in part.layers}
+    segments = (replace(one, recomputed_early=i in single) for i, one in enumerate(graph.segments))
+    return replace(graph, segments=tuple(segments))
+
+
+def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:
+    """Every parameter as a stored value; parameters of layers without their L or P."""
+    tree: dict = {}
+    for path, param in parameters(config).items():
+        group, _, name = path.rpartition("/")
+        node = tree.setdefault(group, {}) if group else tree
+        node[name] = ops.weight(path, param)
+    return tree
