@@ -25,9 +25,10 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.presets import load_model
 from meshwright.nn.gradients import gathered, shards
-from meshwright.nn.ops import MATMUL, JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.products.contract import local_product
 from meshwright.nn.products.execute import apply_reshard
+from meshwright.nn.remat import MATMUL
 from meshwright.notation.einsum import Contraction
 from meshwright.plan_file import Plan
 from meshwright.platforms import CPU

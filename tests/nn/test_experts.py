@@ -19,7 +19,7 @@ from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import MoE
 from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_losses, rows_of
 from meshwright.nn.experts.dropless import choices_of, met_gates
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 from meshwright.platforms import CPU
 

@@ -19,7 +19,7 @@ from meshwright.layout.moves.attention import token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.parameters import dimensions, parameters
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import flatten, init_params, shardings
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 

@@ -16,7 +16,7 @@ from meshwright.layout.moves.attention import token_sharding
 from meshwright.models.config import ModelConfig
 from meshwright.nn import loss as head
 from meshwright.nn.loss import NOT_COUNTED, num_chunks
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 from meshwright.notation.array import ShardedArray
 from meshwright.platforms import CPU

@@ -34,7 +34,7 @@ from meshwright.nn.attention.reference import Scores, alibi_slopes
 from meshwright.nn.embedding import embed
 from meshwright.nn.experts.grouped_products import read_product
 from meshwright.nn.norms import along
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.products.execute import apply_reshard
 from meshwright.nn.products.panels import Panels, in_panels
 from meshwright.nn.products.quantised import (

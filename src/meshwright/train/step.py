@@ -28,7 +28,7 @@ from meshwright.nn.attention.blockwise import zigzag
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.loss import NOT_COUNTED
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import abstract_params, flatten, init_params, joined, shardings
 from meshwright.nn.pipeline.spmd_1f1b import SpmdPipeline
 from meshwright.nn.start.compiler_options import compiler_options

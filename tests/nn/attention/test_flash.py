@@ -21,7 +21,7 @@ from meshwright.nn.attention.blockwise import blockwise, zigzag
 from meshwright.nn.attention.flash import cudnn, flash_kernels, kernels_of, splash
 from meshwright.nn.attention.reference import Scores, attend, visible
 from meshwright.nn.norms import along
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import abstract_params
 from meshwright.nn.products.execute import apply_reshard
 from meshwright.nn.start.device_mesh import array_type, device_mesh, named_sharding

@@ -19,7 +19,7 @@ from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.nn.files.weights import load_hf, save_hf
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import abstract_params, init_params
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 

@@ -18,7 +18,7 @@ from meshwright.errors import CheckpointError, ModelError
 from meshwright.layout import Layout
 from meshwright.models.transformer import Places, logits
 from meshwright.nn.files.weights import load_hf, save_hf
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import flatten, init_params
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.quantize import quantize_folder

@@ -39,7 +39,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import STACK_LETTERS
 from meshwright.models.transformer import BACKWARD, Places
 from meshwright.nn.gradients import Scattered, added, as_used, zeros
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import build, flatten, joined, trained
 from meshwright.nn.start.device_mesh import partition_spec
 

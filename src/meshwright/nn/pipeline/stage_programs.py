@@ -30,7 +30,7 @@ from meshwright.models.config import Layer, ModelConfig, Stack
 from meshwright.models.parameters import ENTERING, STACK_LETTERS
 from meshwright.models.transformer import Places
 from meshwright.nn.gradients import added, as_used, differentiated, zeros
-from meshwright.nn.ops import JaxOps
+from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import flatten
 from meshwright.nn.pipeline.spmd_1f1b import FORWARD
 

@@ -1,0 +1,170 @@
+"""Attention in JAX: positions in queries and keys, moves to its sharding, and its kernels."""
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import reshard
+
+from meshwright.layout.moves.attention import (
+    attention_layout,
+    from_heads,
+    gathered_keys,
+    shared_by_heads,
+    to_heads,
+    token_sharding,
+    uses_ring,
+)
+from meshwright.models.transformer import LatentOps, Places, spelt_out
+from meshwright.nn.attention.blockwise import blockwise
+from meshwright.nn.attention.flash import flash_kernels
+from meshwright.nn.attention.reference import (
+    Scores,
+    alibi_slopes,
+)
+from meshwright.nn.attention.rope import apply_rope, apply_temperature, norm_turned
+from meshwright.nn.norms import along, repeated
+from meshwright.nn.ops.products import ProductOps
+from meshwright.nn.products.execute import apply_reshard, named_once
+from meshwright.nn.remat import MATMUL, OPERATION
+from meshwright.nn.stack import KindInLoop
+from meshwright.nn.start.device_mesh import partition_spec
+from meshwright.notation.einsum import Reshard
+
+
+class AttentionOps(ProductOps):
+    """Attention of `models/transformer.py`."""
+
+    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            turned = apply_rope(x, self._own(places).positions, self.config, kind)
+            return checkpoint_name(turned, OPERATION)
+
+    def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            return checkpoint_name(norm_turned(x, self.config, kind), OPERATION)
+
+    def temperature(self, name: str, q: Array, places: Places, kind: KindInLoop) -> Array:
+        with jax.named_scope(name):
+            scaled = apply_temperature(q, self._own(places).positions, self.config, kind)
+            return checkpoint_name(scaled, OPERATION)
+
+    def for_layers(self, name: str, x: Array) -> Array:
+        """Keys or values that several layers read, each by the same reshard, which XLA runs once."""
+        with jax.named_scope(name):
+            return named_once(x)
+
+    def attention(
+        self,
+        name: str,
+        q: Array,
+        k: Array,
+        v: Array,
+        places: Places,
+        cache: Any,
+        kind: KindInLoop,
+        *,
+        softcap: float | None = None,
+        scale: float | None = None,
+        sinks: Array | None = None,
+    ) -> tuple[Array, Any]:
+        if attention_layout(self.layout) is not self.layout:
+            options = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            return self._by_heads(name, (q, k, v), places, kind, options), None
+        alibi = self.config.positions == "alibi"
+        how = Scores(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
+        with jax.named_scope(name):
+            if not uses_ring(self.layout):
+                k, v = self._gather_positions("k", k), self._gather_positions("v", v)
+            queries, keys = self._own(places), self._all(places)
+            if sinks is not None:
+                with jax.named_scope("sinks"):
+                    sinks = self._split_as(q, (2,), sinks.astype(jnp.float32))
+            if q.shape[1] == k.shape[1]:  # the same tokens in order, as kernels take them to be
+                pairs = queries.segments, keys.segments
+                documents = None if places.segments is None else pairs
+                kernels = flash_kernels(
+                    q, self.config, self.layout, kind.windows, how, has_documents=documents is not None
+                )
+                if kernels:
+                    number = 0 if kind.which is None else kind.which
+                    return lax.switch(number, kernels, q, k, v, sinks, documents), None
+            if sinks is not None:
+                with jax.named_scope("sinks"):
+                    sinks = along(q[..., 0], sinks)
+            windows = [layer.kind.window for layer in self.config.layers if layer.kind in kind.among]
+            first = self._first(queries.positions, kind)
+            return blockwise(q, k, v, sinks, queries, keys, first, self.layout, how, windows), None
+
+    def _by_heads(
+        self,
+        name: str,
+        projected: tuple[Array, Array, Array],
+        places: Places,
+        kind: KindInLoop,
+        options: Mapping[str, Any],
+    ) -> Array:
+        """Attention of whole sequences by a share of the heads: exchanged for positions, and back."""
+
+        def moved(letter: str, there: Reshard, x: Array) -> Array:
+            with jax.named_scope(name), jax.named_scope(letter):
+                is_named = letter in "kv" and self.config.layers_per_cache > 1
+                return checkpoint_name(apply_reshard(there, x, is_named=is_named), MATMUL)
+
+        (q, k, v), layout, ops = projected, self.layout, copy(self)
+        ops.layout = attention_layout(layout)
+        q = moved("q", to_heads(layout, "q", "BTNH"), q)
+        k, v = (moved(one, to_heads(layout, one, "BTKH"), x) for one, x in (("k", k), ("v", v)))
+        out, _ = ops.attention(name, q, k, v, places, None, kind, **options)
+        return moved("a", from_heads(layout, "a", "BTNH"), out)
+
+    def _first(self, positions: Array, kind: KindInLoop) -> Array | None:
+        """The first position that each query sees; None if no layer of the loop has a window."""
+        if kind.windows == (None,):
+            return None
+        nothing = jnp.zeros_like(positions)
+        return kind.choose([window.first(positions) if window else nothing for window in kind.windows])
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Array,
+        latent: Array,
+        rope: Array,
+        w: Mapping[str, Array],
+        places: Places,
+        cache: Any,
+        kind: KindInLoop,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Array, Any]:
+        """Keys and values spelt out; in generation they are absorbed (nn/cached_ops.py)."""
+        k, v = spelt_out(cast(LatentOps, self), w, latent, rope)
+        return self.attention(name, q, k, v, places, None, kind, scale=scale)
+
+    def join_rope(self, name: str, k: Array, rope: Array) -> Array:
+        with jax.named_scope(name):
+            rope = apply_reshard(shared_by_heads(self.layout, "rope"), rope)
+            shape = (*k.shape[:3], rope.shape[-1])
+            heads = repeated(rope, (0, 1, 3), shape, jax.typeof(k).sharding.spec.partitions)
+            return checkpoint_name(jnp.concatenate([k, heads], axis=-1), OPERATION)
+
+    def _own(self, places: Places) -> Places:
+        """The places of a device's own tokens; T may be split, unlike in the places that are given."""
+        spec = partition_spec(token_sharding(self.layout, "tokens"))
+        return jax.tree.map(lambda x: reshard(x, spec), places)
+
+    def _all(self, places: Places) -> Places:
+        """The places of all tokens of a device's sequences, as they are given: nothing moves."""
+        spec = partition_spec(token_sharding(self.layout, "tokens").replace(axes={"T": ()}))
+        return jax.tree.map(lambda x: reshard(x, spec), places)
+
+    def _gather_positions(self, name: str, x: Array) -> Array:
+        """Keys or values of all positions; every shard of the queries adds to their cotangents."""
+        with jax.named_scope(name):
+            steps = gathered_keys(self.layout, name)
+            return apply_reshard(steps, x, is_named=self.config.layers_per_cache > 1)

@@ -1,0 +1,171 @@
+"""The operations of the forward pass in JAX, under explicit sharding.
+
+A result's letters and the Layout give its sharding. The collectives of an einsum are exactly those
+of its `Contraction` (nn/products/execute.py): three projections of one input share its move and, backward,
+the one reduction of its cotangent; a gathered weight's gradient is reduce-scattered.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from meshwright.layout import Layout
+from meshwright.layout.contractions import input_groups
+from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.transformer import Places
+from meshwright.nn.experts.grouped_products import computed_rows
+from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
+from meshwright.nn.norms import activate, mean_of_last, norm, softcap
+from meshwright.nn.ops.attention import AttentionOps
+from meshwright.nn.ops.experts import ExpertOps
+from meshwright.nn.ops.products import Readable
+from meshwright.nn.products.narrow import Kept, wide
+from meshwright.nn.remat import INPUT, OPERATION, policy
+from meshwright.nn.stack import KindInLoop, run_layers, run_stage
+
+
+def _kept_mean(x: Array) -> Array:
+    """The mean over a split last dimension, saved: to recompute it would take another all-reduce."""
+    return checkpoint_name(mean_of_last(x), OPERATION)
+
+
+class JaxOps(AttentionOps, ExpertOps):
+    """Operations of `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
+
+    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: `layers` also
+    returns the sum of the layers' `router_losses`. Caches are for inference (nn/cached_ops.py): here always
+    None.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        *,
+        masked: bool = False,
+        z_loss: float = 0.0,
+        router_losses: bool = False,
+    ) -> None:
+        super().__init__(config, layout)
+        self.masked, self.z_loss, self.router_losses = masked, z_loss, router_losses
+        self._of_routers = []
+        self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
+
+    def of_validation(self) -> "JaxOps":
+        """A copy with the plain cross-entropy as its loss."""
+        ops = copy(self)
+        ops.z_loss, ops.router_losses = 0.0, False
+        return ops
+
+    def on_stage(self, number: Array, layers: Sequence[Sequence[Layer]]) -> "JaxOps":
+        """A copy for stage `number` of a pipeline. layers: of every stage."""
+        ops = copy(self)
+        ops._stage = number, layers
+        ops.layout = self.layout.replace(offload=False)  # the pipeline offloads the ring as a whole
+        return ops
+
+    def parting(self, token: Array | None) -> "JaxOps":
+        """A copy whose products multiply gradients of weights by `token` (`local_product`).
+
+        `parted` holds the names of such weights once a program has been traced.
+        """
+        ops = copy(self)
+        ops._token = token
+        return ops
+
+    def scale(self, name: str, x: Array, factor: float) -> Array:
+        with jax.named_scope(name):
+            return x * jnp.asarray(factor, x.dtype)
+
+    def norm(
+        self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
+    ) -> Array:
+        with jax.named_scope(name):
+            last = (x.ndim - 1,)
+            scale = self._split_as(x, last, scale)
+            bias = None if bias is None else self._split_as(x, last, bias)
+            is_split = jax.typeof(x).sharding.spec.partitions[-1] is not None
+            mean = _kept_mean if is_split else mean_of_last
+            return checkpoint_name(norm(x, scale, bias, kind, self.config, mean), OPERATION)
+
+    def activation(self, name: str, gate: Readable, up: Readable, kind: str) -> Array:
+        gate, up = wide(gate), None if up is None else wide(up)
+        with jax.named_scope(name):
+            if self._routes:
+                inputs = (gate,) if up is None else (gate, up)
+                made = computed_rows(lambda gate, up=None: activate(gate, up, kind), self._routes, *inputs)
+                return checkpoint_name(made, OPERATION)
+            return checkpoint_name(activate(gate, up, kind), OPERATION)
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        with jax.named_scope(name):
+            return checkpoint_name(x + y, OPERATION)
+
+    def layers(
+        self,
+        block: Callable,
+        weights: Any,
+        x: Array,
+        places: Places,
+        cache: Any,
+        layers: Sequence[Layer],
+    ) -> tuple[Array, Any]:
+        """The layers in loops, rematerialised by the Layout's policy."""
+
+        def plain(x: Array, w: Any, lost: Any, kind: KindInLoop, shared: Any) -> tuple[Array, Any, Any]:
+            def one(x: Array, w: Any, which: Array | None, shared: Any) -> tuple[Array, Any, Any]:
+                self._num_products, self._of_routers = 0, []
+                x = checkpoint_name(x, INPUT) if self.layout.schedule.offload else x
+                own = kind._replace(which=which)
+                x, _, made = block(self, self.reads(w), x, places, None, own, shared)
+                return x, sum(self._of_routers) if self._of_routers else None, made
+
+            x, more, made = jax.checkpoint(one, policy=policy(self.layout))(x, w, kind.which, shared)
+            return x, lost if more is None else lost + more, made
+
+        with jax.named_scope("layers"):
+            nothing = jnp.zeros(2) if self.router_losses else None
+            if self._stage is not None:
+                return run_stage(plain, weights, x, nothing, *self._stage)
+            return run_layers(plain, weights, x, nothing, layers)
+
+    def take(self, name: str, x: Array, indices: Array) -> Array:
+        with jax.named_scope(name):
+            return jnp.take_along_axis(x, indices[:, :, None], axis=1)
+
+    def softcap(self, name: str, logits: Array, cap: float) -> Array:
+        with jax.named_scope(name):
+            return softcap(logits, cap).astype(logits.dtype)
+
+    def loss(
+        self,
+        name: str,
+        x: Array | Kept,
+        weights: Mapping[str, Array],
+        targets: Array,
+        cap: float | None = None,
+        **head: str,
+    ) -> Array:
+        """The mean over all targets; targets that are not counted add zero to the sum."""
+        [group] = input_groups(self.layout, head)
+        [(weight, plan)] = group.plans.items()
+
+        def nats(logits: Array, targets: Array) -> Array:
+            capped = softcap(logits, cap) if cap else logits
+            return nats_of(capped, targets, masked=self.masked, z_loss=self.z_loss)
+
+        count = num_chunks(group, targets.shape, self.layout.num_batch_shards)
+        if count > 1 and not self._narrow and not isinstance(x, Kept):
+            with jax.named_scope(weight):
+                w = self._fetched(plan, weights[weight])
+            return loss_by_chunks(plan, self.dtype, x, w, targets, nats, count, Names(weight, name))
+        (logits,) = self.einsums(x, weights, **head)
+        if cap:
+            logits = self.softcap("logit_softcap", logits, cap)
+        with jax.named_scope(name):
+            return jnp.mean(nats_of(logits, targets, masked=self.masked, z_loss=self.z_loss))
