@@ -89,4 +89,4 @@ def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:
 
     with jax.set_mesh(mesh):
         jax.eval_shape(rows, gates)
-    return (planned.crossing, planned.blocks), tuple(run)
+    return (planned.expert_rows.crossing, planned.expert_rows.blocks), tuple(run)
