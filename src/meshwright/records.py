@@ -20,13 +20,15 @@ class Record:
     """A file of a folder of records.
 
     about: a clause that says which thing it is. parent: the record that gives every value not stated here.
-    also: names without a record, which get this one. sources: the source of each stated value, by key.
+    also: names without a record, which get this one. tables: words of the source of published results that
+    were measured with this thing. sources: the source of each stated value, by key.
     """
 
     name: str
     about: str
     parent: str | None = None
     also: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
@@ -63,6 +65,17 @@ class Folder(Generic[_Record]):
             self._read[name] = self._of_file(name) if name in self.names else self._of_parent(name)
         return self._read[name]
 
+    def of_table(self, source: str) -> _Record | None:
+        """The record that the source of published results names, or None."""
+        named = (record for record in map(self.__getitem__, self.names) if record.tables)
+        return next((r for r in named if any(words in source for words in r.tables)), None)
+
+    def root(self, name: str) -> str:
+        """The generic record above a name: itself if it has no parent."""
+        while (parent := self[name].parent) is not None:
+            name = parent
+        return name
+
     def _of_file(self, name: str) -> _Record:
         text = (self._folder / f"{name}.toml").read_text(encoding="utf-8")
         return self.read(text, f"{self.package.replace('.', '/')}/{name}.toml")
@@ -71,7 +84,7 @@ class Folder(Generic[_Record]):
         for parent in map(self.__getitem__, self.names):
             if name in parent.also:
                 about = f"no record of its own, so as {parent.name}: {parent.about}"
-                return replace(parent, name=name, about=about, parent=parent.name, also=())
+                return replace(parent, name=name, about=about, parent=parent.name, also=(), tables=())
         raise HardwareError(f"{self.what} {name!r} is unknown; {nearest(name, list(self.names))}")
 
     def read(self, text: str, origin: str) -> _Record:
@@ -87,7 +100,7 @@ class Folder(Generic[_Record]):
         merged = {
             key: {**vars(parent)[key], **value} for key, value in stated.items() if isinstance(value, dict)
         }
-        return replace(parent, **{"also": (), **stated, **merged})
+        return replace(parent, **{"also": (), "tables": (), **stated, **merged})
 
 
 def read_fields(

@@ -16,7 +16,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.programs.program import PROGRAMS, TrainingProgram
 
-EAGER = PROGRAMS["pytorch-eager"]
+EAGER = PROGRAMS["nanotron"]
 F32 = 4
 BTD, BTF = TOKENS * D, TOKENS * F
 # A vocabulary so large that the loss is the peak.
@@ -211,7 +211,7 @@ class TestFlushes:
 
     def test_a_step_takes_a_flush_longer_for_each(self) -> None:
         """A chip of one byte runs out; one with room for all does not."""
-        layout, machine = self.SPLIT, load("h100:4").running("pytorch-eager")
+        layout, machine = self.SPLIT, load("h100:4").running("nanotron")
         small, large = (
             StepPricer(
                 record(layout), layout, replace(machine, chip=replace(machine.chip, hbm_usable_bytes=size))

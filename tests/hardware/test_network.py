@@ -12,7 +12,7 @@ from meshwright.hardware.chip import SharedMemory, Switch, Torus
 from meshwright.hardware.network import NETWORKS
 from meshwright.programs.efficiency import StepEfficiency
 
-WORDS = {"name", "about", "parent", "also", "sources"}
+WORDS = {"name", "about", "parent", "also", "tables", "sources"}
 
 
 @pytest.mark.parametrize("name", NETWORKS.names)
@@ -62,7 +62,7 @@ def test_a_file_of_an_earlier_release_keeps_its_figures(tmp_path: Path) -> None:
     path = tmp_path / "machine.toml"
     text = dump_toml(load("h100:2x8"))
     assert "between" not in text.partition("[sources]")[0]
-    path.write_text(text.replace("network_falloff = 0.187", "network_falloff = 0.5"))
+    path.write_text(text.replace("network_falloff = 0.0", "network_falloff = 0.5"))
     again = load(str(path)).chip
     assert again.step.network_falloff == 0.5 and again.step.network_latency == 1.23
     assert isinstance(again.network, Switch) and again.network.between is None
@@ -81,17 +81,34 @@ def _mine(tmp_path: Path, old: str, new: str) -> str:
 
 def test_another_network(tmp_path: Path) -> None:
     """Figures that the file states stay; the network gives the others."""
-    mine = load(_mine(tmp_path, 'between = "infiniband-h100"', 'between = "efa"')).chip
+    mine = load(_mine(tmp_path, 'between = "infiniband"', 'between = "efa"')).chip
     assert isinstance(mine.network, Switch)
-    assert (mine.step.network_falloff, mine.network.nic_bytes_per_second) == (0.81, 50e9)
+    assert (mine.step.network_falloff, mine.network.nic_bytes_per_second) == (NETWORKS["efa"].falloff, 50e9)
     assert mine.step.sources["network_falloff"] == NETWORKS["efa"].sources["falloff"]
-    assert mine.step.links == {"nvlink": 0.781, "network": 0.798}
+    assert mine.step.links == {"nvlink": 0.781, "network": NETWORKS["efa"].share}
     stated = load(_mine(tmp_path, "memory = 0.818", "memory = 0.818\nnetwork_falloff = 0.25")).chip
     assert (stated.step.network_falloff, stated.step.network_latency) == (0.25, 1.23)
 
 
+def test_a_machine_on_another_network() -> None:
+    usual, other = load("h100:2x8"), load("h100:2x8").over("efa")
+    assert other.chip == load("h100:2x8").over("efa").chip != usual.chip
+    assert other.chip.step.network_falloff == NETWORKS["efa"].falloff > usual.chip.step.network_falloff == 0
+    slow = usual.over("ethernet-100").chip.network
+    assert isinstance(slow, Switch) and slow.nic_bytes_per_second == 1.5625e9
+    with pytest.raises(HardwareError, match="network dcn joins slices, and h100:2x8 has no such links"):
+        usual.over("dcn")
+    with pytest.raises(HardwareError, match="network 'infiniban' is unknown; did you mean infiniband"):
+        usual.over("infiniban")
+
+
+def test_tables_name_networks() -> None:
+    assert NETWORKS.of_table("MaxText configs README (A3 GPU)") == NETWORKS["tcpx"]
+    assert NETWORKS.of_table("an unknown source") is None
+
+
 def test_a_file_without_a_step_has_the_shares_of_its_own_network(tmp_path: Path) -> None:
-    text = template("h100").replace('"infiniband-h100"', '"efa"').replace('name = "h100"', 'name = "ours"')
+    text = template("h100").replace('"infiniband"', '"efa"').replace('name = "h100"', 'name = "ours"')
     head, _, tail = text.partition("[step]\n")
     path = tmp_path / "mine.toml"
     path.write_text(head + "[inference]\n" + tail.partition("[inference]\n")[2])
@@ -110,7 +127,7 @@ def test_a_file_without_a_step_has_the_shares_of_its_own_network(tmp_path: Path)
     ],
 )
 def test_a_wrong_network_is_named(new: str, message: str, tmp_path: Path) -> None:
-    path = _mine(tmp_path, 'between = "infiniband-h100"', f"{new}\nnic_hop_seconds = 1e-5")
+    path = _mine(tmp_path, 'between = "infiniband"', f"{new}\nnic_hop_seconds = 1e-5")
     with pytest.raises(HardwareError) as caught:
         load(path)
     assert message in str(caught.value)
@@ -124,7 +141,7 @@ def test_measured_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "ours.toml",
     )
     monkeypatch.setitem(NETWORKS._read, "efa", found)
-    network = load(_mine(tmp_path, '"infiniband-h100"', '"efa"')).chip.network
+    network = load(_mine(tmp_path, '"infiniband"', '"efa"')).chip.network
     assert isinstance(network, Switch)
     assert network.efficiency == {"network": {"all_gather": ((1e3, 0.5), (1e6, 1.0))}}
     assert network.by_nodes == {"all_reduce": ((2.0, 1.0), (4.0, 0.5))}

@@ -66,18 +66,24 @@ def model(spec: str | Path | ModelConfig, **overrides: Any) -> ModelConfig:
 
 
 def hardware(
-    spec: str | Path | Hardware, *, software: str | None = None, anchors: Sequence[str | Path] = ()
+    spec: str | Path | Hardware,
+    *,
+    software: str | None = None,
+    network: str | None = None,
+    anchors: Sequence[str | Path] = (),
 ) -> Hardware:
     """The machine of a spec with chips and topology, or of your own TOML.
 
-    software: the training software to price, by default xla. anchors: measured runs that correct its figures;
+    software: the training software to price, by default xla. network: between nodes of GPUs, by default the
+    usual one of the chip. anchors: measured runs that correct its figures;
     each is a metrics.jsonl with plan.toml next to it, or a CSV. Raises HardwareError for an unknown chip,
-    topology or software, PlanError for a run on other chips.
+    topology, software or network, PlanError for a run on other chips.
 
     >>> hardware("v5p:16x16x16")
     Hardware(v5p:16x16x16: 4,096 v5p of 96 GB)
     """
     machine = _machine(spec)
+    machine = machine.over(network) if network else machine
     return anchored_by(machine.running(software) if software else machine, anchors)[0]
 
 

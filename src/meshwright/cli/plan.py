@@ -69,6 +69,13 @@ def train(
         help=f"Training software to price: {', '.join(PROGRAMS.names)}; mw train is xla.",
         after="compute_dtype",
     ),
+    network: str | None = option(
+        None,
+        metavar="NAME",
+        help="Network between nodes of GPUs: a name that mw hardware lists, such as infiniband, roce or efa.",
+        unset="that of the hardware",
+        after="software",
+    ),
     tokens: int | None = option(
         None, parser=parse_count, help="Tokens of the whole run; adds its days, chip-hours and price."
     ),
@@ -114,17 +121,17 @@ def train(
             "--audit": audit,
         }
         _check_several(sorted(flag for flag, value in single.items() if value))
-        machines = [load_hardware(spec).running(software) for spec in hardwares]
+        machines = [_machine(spec, network, software) for spec in hardwares]
         _compare(config, Prices(price, currency).of(machines), work, search, as_json)
         return
     refuse_beside({"--price": price, "--currency": currency}, "prices compare machines, and there is one")
     [hardware] = hardwares
     if size.smallest:
-        _check_smallest(layout, anchor, software)
+        _check_smallest(layout, anchor, software, network)
         plans = _smallest(config, hardware, work, search, size, tokens, as_json)
     else:
         _check_not_smallest(size)
-        machine, corrections = anchored_by(load_hardware(hardware).running(software), anchor)
+        machine, corrections = anchored_by(_machine(hardware, network, software), anchor)
         for line in corrections:
             note(f"--anchor: {line}")
         if layout:
@@ -200,9 +207,19 @@ def _check_single(search: SearchOptions) -> None:
     refuse_beside(given, "--layout prices only that layout")
 
 
-def _check_smallest(layout: str | None, anchor: tuple[Path, ...], software: str) -> None:
+def _machine(spec: str, network: str | None, software: str) -> Hardware:
+    """The hardware of a spec with another network, if given, and a training program."""
+    machine = load_hardware(spec)
+    return (machine.over(network) if network else machine).running(software)
+
+
+def _check_smallest(layout: str | None, anchor: tuple[Path, ...], software: str, network: str | None) -> None:
     if software != XLA:
         raise PlanError(f"--smallest sizes machines for {XLA}; leave out --software, or name the topology")
+    if network:
+        raise PlanError(
+            "--smallest takes the chip's usual network; leave out --network, or name the topology"
+        )
     if anchor:
         raise PlanError("--smallest tries machines that --anchor's run was not on; leave one of them out")
     if layout:

@@ -66,7 +66,7 @@ def validate(
 ) -> None:
     """Predict every row of a table of published results, and report the errors.
 
-    Exits 1 if an error exceeds its bar.
+    A row that cannot be read or expressed is skipped with its reason. Exits 1 if an error exceeds its bar.
 
     \b
     mw validate benchmarks/published/training.csv --anchor

@@ -17,6 +17,7 @@ from meshwright.hardware.links import (
     link_choices,
     link_rates,
 )
+from meshwright.hardware.network import NETWORKS
 from meshwright.hardware.orders import choosing_orders, undominated
 from meshwright.notation.mesh import Mesh
 from meshwright.programs.efficiency import StepEfficiency
@@ -139,6 +140,24 @@ class Hardware:
         """
         program = PROGRAMS[name]
         return replace(self, software=program, chip=replace(self.chip, step=program.applied(self.chip.step)))
+
+    def over(self, name: str) -> "Hardware":
+        """This machine with its nodes joined by another network.
+
+        Raises HardwareError for an unknown network, or one that does not join nodes of these chips.
+        """
+        record, network = NETWORKS[name], self.chip.network
+        if not isinstance(network, Switch) or record.link != "network":
+            raise HardwareError(f"network {name} joins {record.joins}, and {self.spec} has no such links")
+        network = replace(
+            network,
+            nic_hop_seconds=record.hop_seconds,
+            nic_bytes_per_second=record.bytes_per_second or network.nic_bytes_per_second,
+            by_nodes=record.by_nodes,
+            between=name,
+        )
+        chip = replace(self.chip, network=network, step=record.applied(self.chip.step))
+        return replace(self, chip=chip)
 
     def slowed(self, slowdown: float) -> "Hardware":
         """This machine with every step `slowdown` times longer."""

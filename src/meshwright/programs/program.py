@@ -3,7 +3,7 @@
 A chip's `[step]` has the shares of its ratings that XLA's programs reach. The record of another program has
 
     odds     factors on the odds s / (1 - s) of a share s of the chip, which keep it between 0 and 1
-    seconds  factors on the fixed times, and on the network's falloff
+    seconds  factors on the fixed times
     host_*   seconds that the host takes to launch an operation or a collective
 
 and how it sums gradients, counts memory and computes attention.
@@ -18,7 +18,7 @@ from meshwright.records import Folder, Record
 
 DEFAULT = "xla"
 _ODDS = ("matmul", "experts", "attention", "memory", "elementwise", "overlap", "waiting", "exchanging")
-_SECONDS = ("kernel_seconds", "launch_seconds", "network_falloff")
+_SECONDS = ("kernel_seconds", "launch_seconds")
 _HOST = (
     "host_seconds", "host_collective_seconds", "host_node_seconds", "host_stage_seconds",
     "host_flush_seconds",

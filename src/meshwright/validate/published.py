@@ -178,10 +178,20 @@ def _chip_of(hardware: str) -> str:
 AnyRow = PublishedRow | InferenceRow
 
 
-def read_rows(path: Path) -> list[AnyRow]:
+@dataclass(frozen=True)
+class UnreadRow:
+    """A row with a cell that cannot be read. reason: with the file's line and the column."""
+
+    id: str
+    source: str
+    reason: str
+    value: None = None
+
+
+def read_rows(path: Path) -> list[AnyRow | UnreadRow]:
     """The rows of a CSV of published results, in order.
 
-    Raises PlanError naming the file, and the line and column at fault.
+    Raises PlanError for a file that is no such CSV or lacks a column.
     """
     text = read_text(path, PlanError).removeprefix("\ufeff")
     try:
@@ -190,7 +200,7 @@ def read_rows(path: Path) -> list[AnyRow]:
         raise PlanError(f"{path}: is not CSV: {error}") from error
 
 
-def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[AnyRow]:
+def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[AnyRow | UnreadRow]:
     columns = reader.fieldnames or []
     inference = _INFERENCE_COLUMN in columns
     kind = InferenceRow if inference else PublishedRow
@@ -203,12 +213,12 @@ def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[AnyRow]:
         )
     for cells in reader:
         where = f"{path}: line {reader.line_num} ({cells['id'] or 'no id'})"
-        if None in cells or None in cells.values():
-            raise PlanError(f"{where} does not have one cell for each of the {len(columns)} columns")
-        if inference:
-            yield _inference_row(cells, where)
-        else:
-            yield _row(cells, where)
+        try:
+            if None in cells or None in cells.values():
+                raise PlanError(f"{where} does not have one cell for each of the {len(columns)} columns")
+            yield _inference_row(cells, where) if inference else _row(cells, where)
+        except PlanError as error:
+            yield UnreadRow(cells["id"] or "no id", cells["source"] or "", str(error))
 
 
 def _inference_row(cells: dict[str, str], where: str) -> InferenceRow:

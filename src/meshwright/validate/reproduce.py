@@ -13,11 +13,14 @@ from math import inf
 from meshwright.dtypes import COMPUTED, named, types_for
 from meshwright.errors import LayoutError
 from meshwright.hardware import catalog
+from meshwright.hardware.chip import Switch
+from meshwright.hardware.network import NETWORKS
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import different_remats
+from meshwright.programs.program import PROGRAMS
 from meshwright.validate.published import AnyRow, PublishedRow
 from meshwright.validate.shape_guess import model_of
 
@@ -71,14 +74,20 @@ def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
 
 
 def machine_of_row(row: AnyRow) -> Hardware:
-    """The row's hardware with its software, and with the source's figures of the machine.
+    """The row's hardware with its network and software, and with the source's figures of the machine.
 
+    A source that names a network or a program has that record; a program must be of the row's software.
     Programs of other software have their own kernels, even if XLA compiled them. Sources that offload send
     selected activations to the host, without telling which, so that no step waits; our layouts send all that
     are kept. For such rows the link to the host takes no time.
     """
     gigabits = row.nic_gbit_per_gpu
-    machine = catalog.load(row.hardware).with_figures(
+    bare = ":" not in row.hardware and not row.hardware.endswith(".toml")
+    machine = catalog.load(f"{row.hardware}:{row.chips}" if bare else row.hardware)
+    network = NETWORKS.of_table(row.source)
+    if network and isinstance(machine.chip.network, Switch):
+        machine = machine.over(network.name)
+    machine = machine.with_figures(
         nic_bytes_per_second=gigabits * 1e9 / 8 if gigabits else None,
         hbm_bytes_per_second=row.hbm_bytes_per_second,
         power_watts=row.power_watts,
@@ -87,7 +96,9 @@ def machine_of_row(row: AnyRow) -> Hardware:
         machine = replace(machine, chip=replace(machine.chip, host_link_bytes_per_second=inf))
     flash = True
     if isinstance(row, PublishedRow) and row.software is not None:
-        machine = machine.running(row.software)
+        named = PROGRAMS.of_table(row.source)
+        own = named and PROGRAMS.root(named.name) == PROGRAMS.root(row.software)
+        machine = machine.running(named.name if named and own else row.software)
         flash = row.year is None or row.year >= machine.software.flash_since
     return replace(machine, software=replace(machine.software, is_ours=False, flash=flash))
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf, sqrt
 from statistics import mean, median
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.count import train_flops_per_token
 from meshwright.plan.spread import quantile
 from meshwright.validate.choice import choose
-from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow
+from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow, UnreadRow
 from meshwright.validate.reproduce import Case, reproduce
 from meshwright.validate.static_batches import reproduce_inference
 
@@ -92,7 +92,9 @@ class Score:
         return all(e is not None and e <= bar for e, bar in zip(errors, (median_bar, p90_bar), strict=True))
 
 
-def predict(rows: Sequence[AnyRow], on_progress: Callable[[float], None] | None = None) -> list[Prediction]:
+def predict(
+    rows: Sequence[AnyRow | UnreadRow], on_progress: Callable[[float], None] | None = None
+) -> list[Prediction]:
     """Predictions of all rows for the free score."""
     predictions = []
     for number, row in enumerate(rows, 1):
@@ -102,7 +104,9 @@ def predict(rows: Sequence[AnyRow], on_progress: Callable[[float], None] | None 
     return _with_baseline(predictions)
 
 
-def _predict(row: AnyRow) -> Prediction:
+def _predict(row: AnyRow | UnreadRow) -> Prediction:
+    if isinstance(row, UnreadRow):
+        return Prediction(cast(AnyRow, row), skipped=row.reason)  # of a skipped row only the name is used
     try:
         if isinstance(row, InferenceRow):
             layout, figure = reproduce_inference(row).choice
@@ -111,6 +115,13 @@ def _predict(row: AnyRow) -> Prediction:
         chosen = choose(case)
     except MeshwrightError as error:
         return Prediction(row, skipped=str(error))
+    except (
+        ArithmeticError,
+        AssertionError,
+        LookupError,
+        ValueError,
+    ) as error:  # a table never stops at a row
+        return Prediction(row, skipped=f"cannot be priced: {type(error).__name__}: {error}")
     predicted = chosen.reported_bytes if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
     fits = chosen.bytes_per_chip <= case.hardware.chip.program_bytes
     return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case), fits=fits)
