@@ -46,7 +46,7 @@ class Plan:
     def __post_init__(self) -> None:
         check_fits(self.layout, self.model, self.workload.num_sequences, self.workload.seq_len)
         if self.workload.phase == "train":
-            self.layout.precision.check_trains()
+            self.layout.precision.check_trains(bool(self.model.lora_rank))
         if self.workload.seq_len > self.model.max_seq_len:
             raise PlanError(
                 f"seq_len = {self.workload.seq_len} is longer than {self.model.name}'s context of "

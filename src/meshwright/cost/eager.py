@@ -147,8 +147,8 @@ def eager_phases(
     """
     weights, gradients, optimizer = states
     scattered = layout.rules.zero_stage >= 2
-    made_in = dtype_bytes(layout.precision.weights_dtype)
-    kept_in = dtype_bytes(layout.precision.gradients_dtype or layout.precision.weights_dtype)
+    made_in = dtype_bytes(layout.precision.trained_dtype)
+    kept_in = dtype_bytes(layout.precision.gradients_dtype or layout.precision.trained_dtype)
     # Gradients in another form than autograd's have separate arrays, which stay.
     accumulated = scattered or layout.schedule.microbatches > 1 or made_in != kept_in
     early = gradients if accumulated else 0  # before the first of this step
@@ -216,7 +216,7 @@ def _forward_peak(segment: Segment, remat: str) -> Any:
 def _loss_bytes(segment: Segment, layout: Layout, software: TrainingProgram) -> Any:
     """Bytes of a loss's arrays in addition to the logits."""
     precision = layout.precision
-    wide = "f32" in (precision.weights_dtype, precision.optimizer_dtype) or precision.master_weights
+    wide = "f32" in (precision.trained_dtype, precision.optimizer_dtype) or precision.master_weights
     dtype = "f32" if wide else precision.compute_dtype
     total = 0
     for node in (node for node in segment.nodes if node.kind == "loss"):

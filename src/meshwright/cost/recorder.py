@@ -289,7 +289,7 @@ class Recorder:
             steps = [(step, step.op not in at_once, dtype) for step in _reduced(yielded, home)]
         else:
             adding = _adding(yielded, adds)
-            added = self.layout.precision.gradients_dtype or self.layout.precision.weights_dtype
+            added = self.layout.precision.gradients_dtype or self.layout.precision.trained_dtype
             steps = [(step, False, dtype) for step in _reduced(yielded, adding)]
             steps += [(step, True, added) for step in _reduced(adding, home)]
         return tuple(
@@ -306,7 +306,7 @@ class Recorder:
             "updated weights",
             steps,
             weight.name,
-            self.layout.precision.weights_dtype,
+            self.layout.precision.trained_dtype,
             critical=False,
             once=True,
         )

@@ -64,7 +64,7 @@ class StageState:
         gradients = stored.updated if reduced_at_once else stored.gradients
         return (
             whole(stored.weight_bytes + (0 if offloads else self._master)),
-            whole(gradients * dtype_bytes(precision.gradients_dtype or precision.weights_dtype)),
+            whole(gradients * dtype_bytes(precision.gradients_dtype or precision.trained_dtype)),
             whole(0 if offloads else self._optimizer),
         )
 
@@ -81,7 +81,7 @@ class StageState:
         """
         layout, stored = self.layout, self.stored
         master = 2 * dtype_bytes("f32") if layout.precision.master_weights else 0
-        weights = 3 * dtype_bytes(layout.precision.weights_dtype) + master
+        weights = 3 * dtype_bytes(layout.precision.trained_dtype) + master
         return Work(stored.update_flops, stored.updated * weights + 2 * self._optimizer)
 
     def update_transfers(self, microbatches: Any) -> list[tuple[Transfer, Any]]:
@@ -117,7 +117,7 @@ class StageState:
     def _between_stages(self) -> Iterator[Transfer]:
         """The weights sent to other stages, and the gradients returned to their stage."""
         layout = self.layout
-        dtype = layout.precision.gradients_dtype or layout.precision.weights_dtype
+        dtype = layout.precision.gradients_dtype or layout.precision.trained_dtype
         if any(share.lent for _, share in self._parts):
             lent = sum(share.lent * part.stored_bytes for part, share in self._parts)
             yield self._to_stages("weights between stages", lent, layout.precision.weights_dtype)

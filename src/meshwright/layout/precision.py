@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError
-from meshwright.models.parameters import Param
+from meshwright.models.parameters import Param, is_adapter
 from meshwright.optimizers import OPTIMIZERS
 
 # The numbers of a narrow operand that share a scale (nn/products/narrow.py).
@@ -17,8 +17,9 @@ _TABLES, _NEVER_QUANTISED = ("embed", "unembed"), ("router", "positions")
 class Precision:
     """Number types of stored and computed arrays.
 
-    weights_dtype: stored weights; narrower than bf16 only in inference. kv_dtype: the cache of keys and
-    values in inference (None: compute_dtype). compute_dtype: activations and gathers. matmul_dtype: the
+    weights_dtype: stored weights; narrower than bf16 only if they are not trained: in inference, and beside
+    adapters. kv_dtype: the cache of keys and values in inference (None: compute_dtype).
+    compute_dtype: activations and gathers. matmul_dtype: the
     operands of matmuls (None: compute_dtype). matmul_scales: the numbers of narrow
     operands that share a scale in training, "rows" (None) or "tiles" of 128. saved_dtype: the inputs of
     products and gates, as kept for the backward pass (None: as computed). gradients_dtype: gradients, as
@@ -54,6 +55,11 @@ class Precision:
         """The type of cached keys and values: `kv_dtype`, by default `compute_dtype`."""
         return self.kv_dtype or self.compute_dtype
 
+    @property
+    def trained_dtype(self) -> str:
+        """The type of trained weights: `weights_dtype`, or `compute_dtype` beside quantised ones."""
+        return self.weights_dtype if number_type(self.weights_dtype).scales is None else self.compute_dtype
+
     def stored_dtype(self, path: str, param: Param) -> str:
         """The stored type of a weight: `weights_dtype`, if the weight is quantised.
 
@@ -62,16 +68,21 @@ class Precision:
         record, name = number_type(self.weights_dtype), path.rpartition("/")[2]
         if record.scales is None:
             return record.name
-        if param.init != "normal" or name in _NEVER_QUANTISED:
+        if param.init != "normal" or name in _NEVER_QUANTISED or is_adapter(path):
             return self.compute_dtype
         return record.tables if record.tables and name in _TABLES else record.name
 
-    def check_trains(self) -> None:
-        """Raises LayoutError for stored weights that no optimizer updates."""
+    def check_trains(self, adapters: bool) -> None:
+        """Raises LayoutError for stored weights that no optimizer updates.
+
+        adapters: whether only adapters are trained, so that the other weights may be quantised (QLoRA,
+        Dettmers et al. 2023).
+        """
         fits = types_for("weights", "train")
-        if self.weights_dtype not in fits:
+        if self.weights_dtype not in fits and not (adapters and self.weights_dtype in types_for("weights")):
             raise LayoutError(
-                f"layout: weights_dtype = {self.weights_dtype!r}; fits: {', '.join(fits)} in training"
+                f"layout: weights_dtype = {self.weights_dtype!r}; fits: {', '.join(fits)} in training, or "
+                "lora_rank=16 in the model, which trains adapters only"
             )
 
 

@@ -118,7 +118,7 @@ def price(
     graph: the recorded graph of a microbatch, if known.
     Raises LayoutError if the layout does not divide or has another chip count.
     """
-    layout.precision.check_trains()
+    layout.precision.check_trains(bool(config.lora_rank))
     check_enough(workload, layout)
     num_sequences = workload.num_sequences if whole else None
     check_fits(layout, config, num_sequences, workload.seq_len, padded=True)
@@ -247,7 +247,7 @@ class _Scout:
         fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
         base = Layout.of(weights_dtype=weights_dtype).replace(**fixed)
         check_fields(base, config)
-        base.precision.check_trains()
+        base.precision.check_trains(bool(config.lora_rank))
         self._bases = [base.replace(compute_dtype=dtype) for dtype in compute_dtypes]
         self._given = tuple(one for one in given if one.field not in NOT_SEARCHED)
         self._reasons: dict[tuple, tuple[Layout, str | None]] = {}

@@ -1,0 +1,72 @@
+"""mw fit: what this machine, or another, can do with a model."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import JSON, emit, load_hardware, load_model_with, show
+from meshwright.cli.parameters import command
+from meshwright.hardware.here import this_machine
+from meshwright.options import option
+from meshwright.plan.fit import verdicts
+from meshwright.units import format_bytes, format_count, parse_length
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_DEFAULT_SEQ_LEN = 4096
+_DOES_NOT_FIT = 1
+
+
+@command(app)
+def fit(
+    model: Annotated[str, typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML.")],
+    hardware: str | None = option(None, help="A machine: rtx4090, h100:8, my.toml.", unset="this machine"),
+    seq_len: int | None = option(None, parser=parse_length, help="Tokens of a sequence.", unset="4096"),
+    as_json: bool = JSON,
+) -> None:
+    """Show which ways to train and serve a model fit a machine, with the largest batch and the speed.
+
+    Training splits weights over all chips; serving splits heads, and has replicas on the chips that are left.
+    Exits 1 if nothing fits.
+
+    \b
+    mw fit llama-3-8b
+    mw fit qwen3-32b --hardware rtx4090:2 --seq-len 8k
+    """
+    config = load_model_with(model, None)
+    spec = hardware or this_machine()
+    machine = load_hardware(spec if ":" in spec or spec.endswith(".toml") else f"{spec}:1")
+    length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
+    ways = [asdict(verdict) for verdict in verdicts(config, machine, length)]
+    document = {"model": config.name, "hardware": machine.spec, "seq_len": length, "ways": ways}
+    if as_json:
+        emit(document)
+    else:
+        show(_heading(document, found=hardware is None), _table(document))
+    if not any(way["fits"] for way in ways):
+        raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _heading(document: dict, *, found: bool) -> str:
+    machine = f"this machine ({document['hardware']})" if found else document["hardware"]
+    return f"{document['model']} on {machine}, sequences of {document['seq_len']:,} tokens\n"
+
+
+def _table(document: dict) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("", "fits", "per chip", "at once", "longest", "tokens/s", "one stream", ""):
+        table.add_column(name, justify="left" if name in ("", "fits") else "right")
+    for way in document["ways"]:
+        speeds = [format_count(way[key]) if way[key] else "" for key in ("tokens_per_second", "one_stream")]
+        table.add_row(
+            way["way"],
+            "yes" if way["fits"] else "no",
+            format_bytes(way["needed_bytes"]) if way["needed_bytes"] else "",
+            f"{way['max_batch']:,}" if way["fits"] else "",
+            f"{way['max_context']:,}" if way["max_context"] else "",
+            *speeds,
+            way["why_not"] or (f"planned; does not run yet: {way['not_run']}" if way["not_run"] else ""),
+        )
+    return table

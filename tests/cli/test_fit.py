@@ -1,0 +1,39 @@
+"""mw fit, by its table and its JSON."""
+
+import json
+
+import pytest
+
+from meshwright.cli.main import main
+
+
+def test_fit_prints_a_verdict_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "llama-3-8b", "--hardware", "rtx4090", "--seq-len", "2k"]) == 0
+    out = capsys.readouterr().out
+    assert "llama-3-8b on rtx4090:1, sequences of 2,048 tokens" in out
+    assert "train QLoRA, int4" in out and "planned; does not run yet" in out
+
+
+def test_fit_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "gpt2", "--hardware", "h100:1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["model"], document["hardware"], document["seq_len"]) == ("gpt2", "h100:1", 1024)
+    assert all(way["fits"] for way in document["ways"])
+
+
+def test_nothing_fits_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "deepseek-v3", "--hardware", "t4"]) == 1
+    assert "yes" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["fit", "llama-9"], "llama-9"),
+    (["fit", "llama-3-8b", "--hardware", "rtx9999"], "hardware 'rtx9999' is unknown"),
+    (["fit", "llama-3-8b", "--seq-len", "0"], "0"),
+])  # fmt: skip
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
