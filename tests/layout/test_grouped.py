@@ -82,7 +82,7 @@ def test_many_devices_of_experts_need_no_room_for_the_worst_load() -> None:
 
 
 def test_what_grouped_products_cannot_be_combined_with_is_said() -> None:
-    with pytest.raises(LayoutError, match=r"capacity = 1.25 with grouped = true.*fits: one of the two"):
+    with pytest.raises(LayoutError, match=r"capacity = 1.25 .*with grouped = true .*fits: one of the two"):
         Layout.parse("fsdp=2,grouped=true,capacity=1.25")
 
 

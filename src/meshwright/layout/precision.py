@@ -18,13 +18,12 @@ class Precision:
     """Number types of stored and computed arrays.
 
     weights_dtype: stored weights; narrower than bf16 only if they are not trained: in inference, and beside
-    adapters. kv_dtype: the cache of keys and values in inference (None: compute_dtype).
-    compute_dtype: activations and gathers. matmul_dtype: the
-    operands of matmuls (None: compute_dtype). matmul_scales: the numbers of narrow
-    operands that share a scale in training, "rows" (None) or "tiles" of 128. saved_dtype: the inputs of
-    products and gates, as kept for the backward pass (None: as computed). gradients_dtype: gradients, as
-    summed over devices (None: compute_dtype) and over microbatches (None: weights_dtype). optimizer: a name
-    in OPTIMIZERS. optimizer_dtype: its state, such as Adam's two moments. master_weights: whether the
+    adapters. kv_dtype: the cache of keys and values in inference (None: compute_dtype). compute_dtype:
+    activations and gathers. matmul_dtype: the operands of matmuls (None: compute_dtype). matmul_scales: the
+    numbers of narrow operands that share a scale in training, "rows" (None) or "tiles" of 128. saved_dtype:
+    the inputs of products and gates, as kept for the backward pass (None: as computed). gradients_dtype:
+    gradients, as summed over devices (None: compute_dtype) and over microbatches (None: trained_dtype).
+    optimizer: a name in OPTIMIZERS. optimizer_dtype: its state, such as Adam's two moments. master_weights: whether the
     optimizer keeps a float32 copy of the weights.
     """
 
