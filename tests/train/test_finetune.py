@@ -15,6 +15,7 @@ from tests.nn.files.test_weights import f32, logits
 from meshwright.cli.main import main
 from meshwright.errors import CheckpointError, MeshwrightError, ModelError, PlanError
 from meshwright.layout.workload import Workload
+from meshwright.models.chat import ChatTemplate
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.count import train_flops_per_token
 from meshwright.models.files import read_model
@@ -27,7 +28,9 @@ from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan_file import load_plan
 from meshwright.serve.device.loading import load_model_folder
 from meshwright.train.bpe import train_tokenizer
+from meshwright.train.conversations import example
 from meshwright.train.corpus import Batches, Corpus, prepare_corpus
+from meshwright.train.documents import read_documents
 from meshwright.train.job import RunOptions, prepare_job
 from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.row_codes import BEGINS, ID_BITS, UNCOUNTED
@@ -185,12 +188,85 @@ def test_conversations_are_packed_whole_and_count_their_answers(
     assert sorted(found) == sorted(expected)
 
 
+ASKED, ANSWERED = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+WITH_TOOLS = ChatTemplate(
+    "{% if tools %}{{ tools | tojson(separators=(',', ':')) }}\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "learnt"),
+    [
+        (
+            {"messages": [ASKED, {**ANSWERED, "weight": 0}, ASKED, {"role": "assistant", "content": "2"}]},
+            "user: hi|assistant: ho|user: hi|assistant: 2|",
+            ["2|"],
+        ),
+        (
+            {"messages": [ASKED, ANSWERED], "tools": [{"type": "function"}]},
+            '[{"type":"function"}]\nuser: hi|assistant: ho|',
+            ["ho|"],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, ANSWERED]},
+            "user: hi|assistant: ho|",
+            ["ho|"],
+        ),
+        (
+            {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [{}]}, ANSWERED]},
+            "user: hi|assistant: |assistant: ho|",
+            ["|", "ho|"],
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]},
+            "user: hi|assistant: ho|",
+            ["ho|"],
+        ),
+        (
+            {"instruction": "Add.", "input": "1 + 1", "output": "2"},
+            "user: Add.\n\n1 + 1|assistant: 2|",
+            ["2|"],
+        ),
+        ({"prompt": "1 + 1 = ", "completion": "2"}, "1 + 1 = 2", ["2"]),
+        (
+            {"prompt": [ASKED, ANSWERED, ASKED], "completion": [{"role": "assistant", "content": "2"}]},
+            "user: hi|assistant: ho|user: hi|assistant: 2|",
+            ["2|"],
+        ),
+    ],
+)
+def test_the_fields_formats_are_read(record: dict[str, Any], text: str, learnt: list[str]) -> None:
+    written, spans = example(record, "line 1", WITH_TOOLS)
+    assert written == text and [written[begin:end] for begin, end in spans] == learnt
+
+
+def test_keys_that_are_not_read_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "id": 1, "label": 3}\n')
+    with pytest.warns(UserWarning, match=r"a.jsonl: keys that are not read: label$"):
+        list(read_documents(str(path)))
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
         ({"messages": "hi"}, "'messages' must be a list of objects with a 'role' and a 'content' string"),
         ({"messages": [{"role": "user", "content": "hi"}]}, "has no message of the role 'assistant'"),
         ({"text": 3}, "give an object with a 'text' or 'messages' field"),
+        ({"messages": [ASKED, {**ANSWERED, "weight": 0.5}]}, r"a message has weight = 0.5; fits: 0, 1"),
+        ({"messages": [ASKED, {**ANSWERED, "weight": 0}]}, "'assistant' with a weight of 1 to learn from"),
+        ({"messages": [ASKED, ANSWERED], "tools": [{"type": "function"}]}, "the chat template does not read"),
+        ({"messages": [ASKED, ANSWERED], "functions": []}, "has 'functions', which is not read"),
+        ({"messages": [ASKED, {"role": "assistant", "content": None}]}, "a 'content' string"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is 'image'; fits: text"),
+        ({"conversations": [{"from": "alien", "value": "x"}]}, "'from' is 'alien'; fits: human, user"),
+        ({"instruction": "a"}, "'instruction' needs an 'output'"),
+        ({"prompt": "a", "completion": 3}, "'prompt' needs a 'completion'"),
+        ({"text": "a \ud800"}, r"U\+D800 at character 2 is half a surrogate pair"),
+        ({"messages": [ASKED, {"role": "assistant", "content": "\udc00"}]}, "half a surrogate pair"),
     ],
 )
 def test_a_record_that_is_no_conversation_is_named(record: Any, message: str, tmp_path: Path) -> None:

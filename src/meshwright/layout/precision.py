@@ -23,8 +23,8 @@ class Precision:
     numbers of narrow operands that share a scale in training, "rows" (None) or "tiles" of 128. saved_dtype:
     the inputs of products and gates, as kept for the backward pass (None: as computed). gradients_dtype:
     gradients, as summed over devices (None: compute_dtype) and over microbatches (None: trained_dtype).
-    optimizer: a name in OPTIMIZERS. optimizer_dtype: its state, such as Adam's two moments. master_weights: whether the
-    optimizer keeps a float32 copy of the weights.
+    optimizer: a name in OPTIMIZERS. optimizer_dtype: its state, such as Adam's two moments. master_weights:
+    whether the optimizer keeps a float32 copy of the weights.
     """
 
     weights_dtype: str = "bf16"

@@ -16,15 +16,21 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
-from meshwright.errors import DataError, RequestError
+from meshwright.errors import DataError
 from meshwright.files import parse_json
 from meshwright.models.chat import ChatTemplate
+from meshwright.train.conversations import example, format_of, unread_keys
 
 STDLIB = "stdlib"
 _KINDS = "'stdlib', a folder, or a .txt, .py, .jsonl or .parquet file"
 
 # For a file or line that is not text: the run does not start, or the file or line is left out.
 BadData = Literal["skip", "stop"]
+
+# Keys of data sets that say nothing about a text.
+_OF_DATA_SETS = frozenset(
+    ["id", "uuid", "prompt_id", "source", "dataset", "split", "meta", "metadata", "url", "date", "title"]
+)
 
 # A longer text is cut at line ends into documents of at most this number of characters.
 _LONGEST = 1 << 18
@@ -61,7 +67,7 @@ def read_documents(
     """The documents of `source` in a fixed order, without blank ones.
 
     source: "stdlib" (the *.py files of the running interpreter), a folder (all UTF-8 files in it that are not
-    hidden), a text file, a .jsonl (field "text" of each line, or "messages", in the format of `chat`) or a
+    hidden), a text file, a .jsonl (field "text" of each line, or a conversation, written by `chat`) or a
     .parquet (column "text"; needs pyarrow). bad_data: "skip" leaves out a damaged file, or line of a .jsonl,
     with a warning that names it; "stop" raises DataError for it. Raises DataError if there is no text.
     """
@@ -275,62 +281,43 @@ def _read_text(path: Path, name: str) -> Iterator[Document]:
 
 
 def _read_jsonl(path: Path, name: str, bad_data: BadData, chat: ChatTemplate) -> Iterator[Document]:
+    unread: dict[str, None] = {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
+                where = f"corpus {path} line {number}"
                 try:
-                    document = _of_record(line, f"{name}:{number}", f"corpus {path} line {number}", chat)
+                    document = _of_record(line, f"{name}:{number}", where, chat, unread)
                 except DataError as error:
                     _leave_out(error, bad_data)
                 else:
                     yield document
+    if named := [key for key in unread if key not in _OF_DATA_SETS]:
+        warnings.warn(f"corpus {path}: keys that are not read: {', '.join(named[:8])}", stacklevel=2)
 
 
-def _of_record(line: bytes, name: str, where: str, chat: ChatTemplate) -> Document:
+def _of_record(line: bytes, name: str, where: str, chat: ChatTemplate, unread: dict[str, None]) -> Document:
+    """The document of a line. unread: takes the keys that are not read."""
     try:
         record = parse_json(line.decode())
     except ValueError as error:
         raise DataError(f"{where}: is not JSON ({error}); give an object with a 'text' field") from None
-    if isinstance(record, dict) and "messages" in record:
-        return _conversation(record["messages"], name, where, chat)
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+    if not isinstance(record, dict):
         raise DataError(f"{where}: has no 'text' string; give an object with a 'text' or 'messages' field")
-    return Document(name, record["text"])
-
-
-def _conversation(messages: object, name: str, where: str, chat: ChatTemplate) -> Document:
-    """The conversation in the template's format, with the spans of its assistant's answers.
-
-    An answer is the text that its message adds to the prompt before it.
-    """
-    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
-        raise DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")
-    spans: list[tuple[int, int]] = []
+    if format_of(record):
+        text, answers = example(record, where, chat)
+    elif isinstance(text := record.get("text"), str):
+        answers = None
+    else:
+        raise DataError(f"{where}: has no 'text' string; give an object with a 'text' or 'messages' field")
     try:
-        text = chat.render(messages, add_generation_prompt=False)
-        for number, message in enumerate(messages):
-            if message["role"] == "assistant":
-                prompt = chat.render(messages[:number])
-                answered = chat.render(messages[: number + 1], add_generation_prompt=False)
-                if not (answered.startswith(prompt) and text.startswith(answered)):
-                    raise DataError(
-                        f"{where}: the chat template writes message {number + 1} differently where more "
-                        "follow, so the loss cannot mask it; give each answer a conversation of its own"
-                    )
-                spans.append((len(prompt), len(answered)))
-    except RequestError as error:
-        raise DataError(f"{where}: {error}") from None
-    if not spans:
-        raise DataError(f"{where}: has no message of the role 'assistant' to learn from")
-    return Document(name, text, tuple(spans))
-
-
-def _is_message(message: object) -> bool:
-    return (
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-    )
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = f"U+{ord(text[error.start]):04X}"
+        raise DataError(f"{where}: {code} at character {error.start} is half a surrogate pair") from None
+    for key in unread_keys(record):
+        unread.setdefault(key, None)
+    return Document(name, text, answers)
 
 
 def _read_parquet(path: Path, name: str) -> Iterator[Document]:

@@ -93,6 +93,24 @@ def test_the_dialect_of_hugging_face_templates():
     assert rendered.strip() == '{"role": "user", "content": "<é>"}' + f"{datetime.now().year}True"
 
 
+def test_arguments_of_tojson_and_generation_blocks_are_those_of_transformers():
+    template = ChatTemplate(
+        "{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}"
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    assert template.render([{"role": "assistant", "content": "yes"}]) == '{"a":2,"b":1}yes'
+
+
+def test_a_tokenizer_saved_with_padding_and_truncation_does_neither(folder):
+    """transformers saves the arguments of its last call in tokenizer.json."""
+    tokenizer = byte_tokenizer().tokenizer
+    tokenizer.enable_padding(length=32)
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert len(load_tokenizer(folder).encode("twelve chars")) == 12
+    assert len(load_tokenizer(folder).encode("hi")) == 2
+
+
 def test_a_template_may_refuse_messages():
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(

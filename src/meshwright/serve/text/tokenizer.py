@@ -119,6 +119,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception
         raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
+    # transformers saves what its last call set; a prompt is neither filled nor cut.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     config = json_object(folder / "tokenizer_config.json")
     special = special_tokens(config)
     eos_ids = _eos_ids(folder, tokenizer, special)
