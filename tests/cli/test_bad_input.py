@@ -188,3 +188,44 @@ def test_a_plan_for_another_model_names_every_size_that_differs():
     said = str(raised.value)
     assert said.startswith("the plan is for tiny, and the checkpoint holds other: L = ")
     assert said.endswith("E = none and 4, M = none and 128, U = none and 0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("plan train", "mw plan train needs --model, --hardware, --batch-tokens, --seq-len; such as mw plan train"),
+        ("plan train --model tiny", "mw plan train needs --hardware, --batch-tokens, --seq-len; such as"),
+        ("plan train --global-batch 8", "--global-batch is --batch-tokens, the sequences times --seq-len, here"),
+        ("plan train --lora 8", "--lora is --set lora_rank=16 here"),
+        ("audit --model tiny --hardware cpu:8 --batch-tokens 512 --seq-len 64 --layout tp=8", "write tensor=8"),
+        ("audit --model tiny --hardware cpu:8 --batch-tokens 512 --seq-len 64 --layout ga=2", "microbatches=2"),
+        ("audit --model tiny --hardware cpu:8 --batch-tokens 512 --seq-len 64 --layout remat=selective",
+         "remat = selective is remat = attention here; write remat=attention"),
+    ],
+)  # fmt: skip
+def test_the_fields_other_words_are_answered(arguments: str, message: str, capsys) -> None:
+    assert main(arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_version_and_help_are_commands_too(capsys) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("meshwright ")
+    assert main(["help", "plan", "train"]) == 0
+    assert "--batch-tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Meta-Llama-3-8B-Instruct", "NousResearch/Meta-Llama-3-8B"])
+def test_a_model_of_the_hub_is_its_preset(name: str, capsys) -> None:
+    assert main(["model", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "llama-3-8b"
+
+
+def test_a_plain_price_is_that_of_every_chip(capsys) -> None:
+    asked = (
+        "plan train --model tiny --hardware l4:1 --batch-tokens 512 --seq-len 64 --tokens 1M --json".split()
+    )
+    assert main([*asked, "--price", "2.5"]) == 0
+    run = json.loads(capsys.readouterr().out)["budget"]
+    assert run["price"] == pytest.approx(2.5 * run["chip_hours"])

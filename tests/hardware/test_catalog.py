@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import HardwareError
-from meshwright.hardware.catalog import chip, dump_toml, load, names, step_warning, template
+from meshwright.hardware.catalog import chip, dump_toml, load, names, step_warning, template, usual
 from meshwright.hardware.chip import COLLECTIVES, SharedMemory, Switch, Torus
 from meshwright.programs.efficiency import StepEfficiency
 
@@ -140,7 +140,7 @@ def test_every_figure_has_a_source(name: str) -> None:
     figures = {field.name for field in fields(described)} - unsourced - {"step", "inference", "currency"}
     not_all_have = (
         "power_watts", "matrix_unit", "hbm_usable_bytes", "compute_capability",
-        "num_matrix_units", "compiler", "gke_accelerator",
+        "num_matrix_units", "compiler", "gke_accelerator", "cores_in_cloud_names",
     )  # fmt: skip
     figures -= {key for key in not_all_have if vars(described)[key] is None}
     if isinstance(described.network, SharedMemory):
@@ -167,6 +167,13 @@ def test_names_are_grouped_by_kind() -> None:
 @pytest.mark.parametrize(
     ("spec", "dims", "num_slices", "num_chips"),
     [
+        ("v5p-256", (4, 4, 8), 1, 128),
+        ("v4-64", (2, 4, 4), 1, 32),
+        ("v5litepod-16", (4, 4), 1, 16),
+        ("v6e-64", (8, 8), 1, 64),
+        ("64xh100", (8, 8), 1, 64),
+        ("8 h100", (1, 8), 1, 8),
+        ("H100x16", (2, 8), 1, 16),
         ("v5p:16x20x28", (16, 20, 28), 1, 8960),
         ("v5p:28x16x20", (28, 16, 20), 1, 8960),
         ("2*v5p:16x16x16", (16, 16, 16), 2, 8192),
@@ -192,7 +199,7 @@ def test_names_are_grouped_by_kind() -> None:
 def test_specs(spec: str, dims: tuple[int, ...], num_slices: int, num_chips: int) -> None:
     hardware = load(spec)
     assert (hardware.dims, hardware.num_slices, hardware.num_chips) == (dims, num_slices, num_chips)
-    assert hardware.spec == spec
+    assert hardware.spec == usual(spec)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from meshwright.audit.facts.groups import inferred_mesh
 from meshwright.audit.facts.products import dot_flops, is_counted_branch, smaller_branches
 from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.facts.timeline import ProgramSchedule, overlaps, program_timeline
-from meshwright.audit.hlo.read import Program, check_complete, parse_hlo
+from meshwright.audit.hlo.read import Program, check_complete, check_partitioned, parse_hlo
 from meshwright.audit.remarks.accidents import accidents, at_the_root
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.replication import repeated_products, replicated_state
@@ -59,6 +59,7 @@ def audit_file(path: Path, hardware: str | None = None, mesh: str | None = None)
     try:
         program = parse_hlo(text)
         check_complete(program)
+        check_partitioned(program)
         return audit_program(program, hardware, axes)
     except (AuditError, LookupError, ValueError) as error:
         what = str(error) if isinstance(error, AuditError) else f"HLO that cannot be read ({error!r})"

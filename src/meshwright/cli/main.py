@@ -33,6 +33,25 @@ _NO_COMMAND = "Missing command."
 # Maximum length of a path or a layout in a message.
 _LONGEST_WORD = 160
 
+# Options of other programs, and what to write instead.
+_OTHER_OPTIONS = {
+    **dict.fromkeys(
+        ("--global-batch", "--global-batch-size", "--gbs", "--batch-size"),
+        "--batch-tokens, the sequences times --seq-len,",
+    ),
+    **dict.fromkeys(("--sequence-length", "--max-seq-len", "--context-length", "--seq-length"), "--seq-len"),
+    **dict.fromkeys(("--lora", "--lora-rank", "--lora-r"), "--set lora_rank=16"),
+    **dict.fromkeys(("--gpu", "--gpus", "--chip", "--machine", "--num-gpus"), "--hardware h100:8"),
+    **dict.fromkeys(("--tp", "--tensor-parallel-size"), "--given tensor=8"),
+    **dict.fromkeys(("--pp", "--pipeline-parallel-size"), "--given pipe=4"),
+    **dict.fromkeys(("--dp", "--data-parallel-size"), "--given data=8"),
+    **dict.fromkeys(("--cp", "--context-parallel-size"), "--given context=2"),
+    **dict.fromkeys(("--ep", "--expert-parallel-size"), "--given expert=8"),
+    **dict.fromkeys(("--dtype", "--precision"), "--weights-dtype"),
+    **dict.fromkeys(("--input-len", "--input-tokens", "--isl"), "--prompt-tokens"),
+    **dict.fromkeys(("--output-len", "--osl"), "--output-tokens"),
+}
+
 # Module of cli/ and the line that `mw --help` shows.
 COMMANDS = {
     "demo": "Plan, train, audit and serve a small model on this machine.",
@@ -75,6 +94,10 @@ class _LazyGroup(TyperGroup):
         name = args[0]
         if name.startswith("-"):
             return super().resolve_command(ctx, args)
+        if name in ("version", "help"):
+            args = ["--version"] if name == "version" else [*args[1:], "--help"]
+            self.main(args=args, prog_name=ctx.command_path, standalone_mode=False)
+            raise typer.Exit
         if name not in COMMANDS:
             raise MeshwrightError(f"command {name!r} is unknown; {nearest(name, list(COMMANDS))}")
         _refuse_empty(args)
@@ -185,8 +208,25 @@ def _usage_fault(error: typer.TyperException) -> str:
     names = getattr(context.command, "commands", None) if context else None
     if context and names and error.message == _NO_COMMAND:
         return f"name a command of {context.command_path}: {', '.join(names)}"
+    # Typer exports no classes for these two.
+    if ours := _OTHER_OPTIONS.get(given := getattr(error, "option_name", "")):
+        return f"{given} is {ours} here"
+    if type(error).__name__ == "MissingParameter" and context:
+        return _missing(context)
     # The parser of choices puts the kind of error before a validator's message.
     return getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
+
+
+def _missing(context: Any) -> str:
+    """All options that lack, in one line with the command's first example."""
+    lacking = [
+        param.opts[-1] if param.param_type_name == "option" else (param.metavar or param.name or "").upper()
+        for param in context.command.params
+        if param.required and context.params.get(param.name) is None
+    ]
+    lines = (context.command.help or "").splitlines()
+    example = next((line.strip() for line in lines if line.strip().startswith("mw ")), "")
+    return f"{context.command_path} needs {', '.join(lacking)}{f'; such as {example}' if example else ''}"
 
 
 def _fail(message: str) -> int:

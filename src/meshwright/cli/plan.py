@@ -124,14 +124,15 @@ def train(
         machines = [_machine(spec, network, software) for spec in hardwares]
         _compare(config, Prices(price, currency).of(machines), work, search, as_json)
         return
-    refuse_beside({"--price": price, "--currency": currency}, "prices compare machines, and there is one")
     [hardware] = hardwares
     if size.smallest:
         _check_smallest(layout, anchor, software, network)
+        refuse_beside({"--price": price, "--currency": currency}, "--smallest compares no prices")
         plans = _smallest(config, hardware, work, search, size, tokens, as_json)
     else:
         _check_not_smallest(size)
-        machine, corrections = anchored_by(_machine(hardware, network, software), anchor)
+        [machine] = Prices(price, currency).of([_machine(hardware, network, software)])
+        machine, corrections = anchored_by(machine, anchor)
         for line in corrections:
             note(f"--anchor: {line}")
         if layout:

@@ -24,6 +24,13 @@ _FORMS = (
     "v5p:16x20x28, v5e:4x4, h100:64, h100:8x8 (domains x GPUs), 2*v5p:16x16x16 (slices), cpu:8 or a .toml"
 )
 
+# Other ways to write a chip and a number, which counts chips, or cores in the names of Google's TPUs.
+_USUAL = (
+    (r"(?P<number>\d+) ?x? ?(?P<name>[a-z][\w-]*)", "chips"),
+    (r"(?P<name>[a-z][\w-]*?) ?x ?(?P<number>\d+)", "chips"),
+    (r"(?P<name>v\w+)-(?P<number>\d+)", "cores"),
+)
+
 # Ten times the largest machine that trains one model.
 _MOST_CHIPS = 2**20
 
@@ -37,7 +44,8 @@ def load(spec: str) -> Hardware:
     the nearest chip's of the catalog (`nearest_chip`), with a warning (`step_warning`).
     Raises HardwareError for an unknown chip, a topology that does not exist, or a faulty file.
     """
-    slices, name, sizes = _parse(spec.strip())
+    spec = usual(spec.strip())
+    slices, name, sizes = _parse(spec)
     description = _file(name) if name.endswith(".toml") else _description(name)
     if sizes is None and description.devices is not None:
         slices, sizes = _own_topology(name, description.devices)
@@ -51,7 +59,27 @@ def load(spec: str) -> Hardware:
             f"hardware {spec!r} joins {number} chips, and {name} has no [network]; fits: {name}:1"
         )
     chip = share_cores(description.chip, dims[0]) if description.per_core else description.chip
-    return Hardware(spec.strip(), chip, dims, slices)
+    return Hardware(spec, chip, dims, slices)
+
+
+def usual(spec: str) -> str:
+    """The spec of a machine named as clouds and schedulers do; any other text is returned unchanged.
+
+    Google counts the TensorCores of TPU v2 to v4 and v5p, two a chip, and the chips of others.
+
+    >>> usual("64xh100"), usual("h100x8"), usual("v5p-256"), usual("v5litepod-16"), usual("h100:8")
+    ('h100:64', 'h100:8', 'v5p:128', 'v5e:16', 'h100:8')
+    """
+    for pattern, form in _USUAL:
+        if (match := re.fullmatch(pattern, spec, re.I)) and match["name"].lower() in _aliases():
+            known = chip(match["name"])
+            number = int(match["number"])
+            if form == "cores":
+                if not isinstance(known.network, Torus):
+                    continue
+                number //= known.cores_in_cloud_names or 1
+            return f"{known.name}:{number}"
+    return spec
 
 
 def chip_of(name: str) -> Chip:
@@ -353,6 +381,7 @@ _NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff", "within",
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "host_bytes",
     "host_link_bytes_per_second", "matrix_unit", "num_matrix_units", "compute_capability", "gke_accelerator",
+    "cores_in_cloud_names",
     "power_watts", "power_limit_watts",
     "price_per_chip_hour",
 )  # fmt: skip

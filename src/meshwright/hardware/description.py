@@ -45,7 +45,7 @@ from meshwright.records import Curves, read_fields
 _FIGURES = ("hbm_bytes_per_second", "host_link_bytes_per_second")
 _COUNTS = ("chips_per_host", "hbm_bytes", "host_bytes")
 _OPTIONAL = ("power_watts", "power_limit_watts", "price_per_chip_hour", "compute_capability")
-_OPTIONAL_COUNTS = ("hbm_usable_bytes", "matrix_unit", "num_matrix_units")
+_OPTIONAL_COUNTS = ("hbm_usable_bytes", "matrix_unit", "num_matrix_units", "cores_in_cloud_names")
 _OTHER = (
     "name", "aliases", "kind", "devices", "per_core", "flops_per_second", "matmul_rates", "memory_rates",
     "network", "step", "step_from", "inference", "currency", "sources", "compiler", "gke_accelerator",

@@ -13,7 +13,9 @@ from meshwright.options import option
 class Prices:
     """The user's prices of a chip-hour and their currency."""
 
-    price: str | None = option(None, help="Price of a chip-hour: v5p=4.2,h100=2.5.", unset="the catalog's")
+    price: str | None = option(
+        None, help="Price of a chip-hour: 2.5, or v5p=4.2,h100=2.5.", unset="the catalog's"
+    )
     currency: str | None = option(None, help="Currency of --price.", unset="USD")
 
     def of(self, machines: Sequence[Hardware]) -> list[Hardware]:
@@ -21,7 +23,8 @@ class Prices:
 
         Raises HardwareError for a price of another chip, and if no machine has a price in the currency.
         """
-        known, chips = parse_prices(self.price or ""), [machine.chip.name for machine in machines]
+        chips = [machine.chip.name for machine in machines]
+        known = parse_prices(self.price or "", chips)
         if others := [chip for chip in known if chip not in chips]:
             fits = ", ".join(dict.fromkeys(chips))
             raise HardwareError(f"--price {others[0]}: no machine here has this chip; fits: {fits}")
@@ -34,15 +37,17 @@ class Prices:
         return priced_machines
 
 
-def parse_prices(text: str) -> dict[str, float]:
-    """The prices written `v5p=4.2,h100=2.5`, by the catalog's name of the chip.
+def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
+    """The prices written `v5p=4.2,h100=2.5`, by the catalog's name of the chip; a single `2.5` is of `chips`.
 
     Raises HardwareError for an unknown chip and for text that is not a price.
 
-    >>> parse_prices("v5p=4.2,h100=2.5")
-    {'v5p': 4.2, 'h100': 2.5}
+    >>> parse_prices("v5p=4.2,h100=2.5"), parse_prices("2.5", ["h100"])
+    ({'v5p': 4.2, 'h100': 2.5}, {'h100': 2.5})
     """
     prices: dict[str, float] = {}
+    if "=" not in text and text.strip():
+        text = ",".join(f"{chip}={text.strip()}" for chip in dict.fromkeys(chips)) or text
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, price = item.partition("=")
         try:
@@ -51,7 +56,7 @@ def parse_prices(text: str) -> dict[str, float]:
             value = -1.0
         if not equals or not 0 < value < float("inf"):
             raise HardwareError(f"--price {item!r} is not a price of a chip-hour; write v5p=4.2,h100=2.5")
-        prices[catalog.chip(name).name] = value
+        prices[name if name in chips else catalog.chip(name).name] = value
     return prices
 
 

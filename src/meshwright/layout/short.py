@@ -20,6 +20,17 @@ WORD_OF_FIELD = {field: word for word, field in FIELD_OF_WORD.items()}
 _PRECISION = [f.name for f in fields(Precision)]
 # Every word of the short form.
 WORDS = (*DEGREES, *OPTIONS, *FIELD_OF_WORD, *_PRECISION)
+# Names in other programs, with the word and, if the name implies one, its value.
+_ALSO: dict[str, str] = {
+    **{name: axis.name for axis in AXES for name in axis.also},
+    **dict.fromkeys(("sp", "seq_parallel"), "sequence_parallel=true"),
+    **dict.fromkeys(
+        ("ga", "gradient_accumulation", "gradient_accumulation_steps", "grad_accum"), "microbatches"
+    ),
+    **dict.fromkeys(("vpp", "vp", "virtual_pipeline_model_parallel_size"), "interleave"),
+    **dict.fromkeys(("recompute", "checkpoint", "activation_checkpointing", "ac"), "remat"),
+    **dict.fromkeys(("zero_stage", "zero_optimization"), "zero"),
+}
 # How a flag may be written; True and 1 are the same key.
 _FLAGS: dict[object, bool] = {
     True: True,
@@ -71,6 +82,10 @@ def clean_words(values: Mapping[str, object]) -> dict[str, Any]:
     """`values` with flags as booleans; unknown words are refused with the nearest known."""
     clean = dict(values)
     for key, value in values.items():
+        if word := _ALSO.get(key.lower()):
+            raise LayoutError(
+                f"layout: {key} is {word.partition('=')[0]} here; write {_written(word, value)}"
+            )
         if key not in WORDS:
             raise LayoutError(f"layout: {key!r} is not supported; {nearest(key, list(WORDS))}")
         if key in _IS_FLAG:
@@ -78,6 +93,10 @@ def clean_words(values: Mapping[str, object]) -> dict[str, Any]:
                 raise LayoutError(f"layout: {key} = {value!r}; fits: true, false")
             clean[key] = _FLAGS[value]
     return clean
+
+
+def _written(word: str, value: object) -> str:
+    return word if "=" in word else f"{word}={value}"
 
 
 def check_company(words: Mapping[str, object]) -> None:

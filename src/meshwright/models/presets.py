@@ -1,5 +1,6 @@
 """Published models by name, from the families' releases, and `load_model`."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,19 @@ def load_model(spec: str) -> ModelConfig:
     path = Path(spec)
     if path.exists() or path.suffix in (".json", ".toml"):
         return read_model(path)
+    if (name := _on_the_hub(spec)) in PRESETS:
+        return PRESETS[name]
     raise ModelError(f"model {spec!r} is neither a preset nor a path; {nearest(spec.lower(), list(PRESETS))}")
+
+
+def _on_the_hub(spec: str) -> str:
+    """The name of a Hugging Face repository as presets are named: without its owner and its tuning.
+
+    >>> _on_the_hub("meta-llama/Meta-Llama-3-8B-Instruct"), _on_the_hub("Qwen/Qwen3-32B")
+    ('llama-3-8b', 'qwen3-32b')
+    """
+    name = spec.lower().rpartition("/")[2].removeprefix("meta-").replace("llama-3.3", "llama-3.1")
+    return re.sub(r"(-(instruct|it|chat|base|hf|pt|v0\.\d|\d{4}|fp8|bf16))+$", "", name)
 
 
 class _Presets(Mapping[str, ModelConfig]):

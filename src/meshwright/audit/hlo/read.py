@@ -166,6 +166,14 @@ class Computation:
         return {name: tuple(users) for name, users in by_name.items()}
 
 
+_BEFORE_PARTITIONING = (
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "xla.sdy.FuncResultSharding",
+)
+
+
 @dataclass(frozen=True)
 class Program:
     """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`.
@@ -271,6 +279,19 @@ def check_complete(program: Program) -> None:
                         raise AuditError(
                             f"HLO instruction {instruction.name} runs {name}, which the text lacks"
                         )
+
+
+def check_partitioned(program: Program) -> None:
+    """Raises AuditError if the text is from before the partitioner, which makes the collectives."""
+    for computation in program.computations.values():
+        for instruction in computation.instructions.values():
+            target = instruction.attributes.get("custom_call_target", "").strip('"')
+            if target in _BEFORE_PARTITIONING:
+                raise AuditError(
+                    f"HLO that is not partitioned yet: {instruction.name} is a custom call of {target}, which "
+                    f"the partitioner removes when it makes the collectives of {program.num_devices} devices; "
+                    "fits: the text after optimisations, as compiled.as_text() gives it"
+                )
 
 
 def _count(text: str, name: str) -> int:

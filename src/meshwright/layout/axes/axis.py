@@ -127,6 +127,7 @@ class Axis:
     needs: the axes that it is cut out of; at the same degree as these it is valid. Degrees of axes without
     needs multiply to the number of chips.
     takes_from: axes whose degrees its choices change.
+    also: its names in other programs.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Axis:
     is_ranks: bool = False
     needs: tuple[str, ...] = ()
     takes_from: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     def check(self, form: ShortForm) -> None:
         """Raise LayoutError if words of the axis contradict each other."""

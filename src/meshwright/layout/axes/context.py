@@ -94,4 +94,5 @@ def splits(seq_len: int, context: int) -> bool:
 
 
 _METHODS = Option(("allgather", "ring", "ulysses"), ("context",))
-CONTEXT = Context("context", turn=1, options={"context_method": _METHODS}, always=True)
+_ALSO = ("cp", "context_parallel", "context_parallel_size", "ulysses")
+CONTEXT = Context("context", turn=1, options={"context_method": _METHODS}, always=True, also=_ALSO)

@@ -48,4 +48,4 @@ class Data(Axis):
         return f"data = {form['data']} groups of chips hold the same weights and serve different requests."
 
 
-DATA = Data("data", turn=6, always=True, is_ranks=True)
+DATA = Data("data", turn=6, always=True, is_ranks=True, also=("dp", "ddp", "data_parallel", "dp_replicate"))

@@ -189,5 +189,6 @@ def _cut(expert: int, form: ShortForm) -> tuple[str, int] | None:
     return None
 
 
-EXPERT = Expert("expert", turn=7, needs=("data",))
+_ALSO = ("ep", "experts", "expert_parallel", "expert_model_parallel_size")
+EXPERT = Expert("expert", turn=7, needs=("data",), also=_ALSO)
 EXPERT_NODES = ExpertNodes("expert_nodes", turn=8, needs=("data", "expert"))

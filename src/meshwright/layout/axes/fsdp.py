@@ -131,4 +131,5 @@ _OPTIONS = {
     "zero_context": Option((False, True), ("context",)),
     "inner": Option((None, "fsdp"), ("tensor", "context", "expert", "kv_replicas")),
 }
-FSDP = Fsdp("fsdp", turn=5, options=_OPTIONS, always=True, is_ranks=True)
+_ALSO = ("zero3", "fsdp2", "dp_shard", "data_parallel_shard_degree")
+FSDP = Fsdp("fsdp", turn=5, options=_OPTIONS, always=True, is_ranks=True, also=_ALSO)

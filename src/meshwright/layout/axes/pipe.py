@@ -71,4 +71,4 @@ def _check_groups(config: ModelConfig, pipe: int, schedule: Schedule) -> None:
     )
 
 
-PIPE = Pipe(STAGES, turn=0)
+PIPE = Pipe(STAGES, turn=0, also=("pp", "pipeline", "pipeline_parallel", "pipeline_model_parallel_size"))

@@ -128,6 +128,7 @@ class Tensor2(Axis):
         return f"D is split over tensor2 = {form['tensor2']} (2D weight-stationary)."
 
 
+_ALSO = ("tp", "tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size", "mp")
 _SEQUENCE_PARALLEL = Option((False, True), ("tensor", "kv_replicas"))
-TENSOR = Tensor("tensor", turn=2, options={"sequence_parallel": _SEQUENCE_PARALLEL}, always=True)
+TENSOR = Tensor("tensor", turn=2, options={"sequence_parallel": _SEQUENCE_PARALLEL}, always=True, also=_ALSO)
 TENSOR2 = Tensor2("tensor2", turn=3, takes_from=("tensor",))
