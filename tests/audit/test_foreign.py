@@ -122,8 +122,8 @@ def test_hardware_and_mesh_have_as_many_devices_as_the_program() -> None:
         (PROGRAM[:760].encode(), "the text is cut short: it ends inside the computation main"),
         (PROGRAM.replace("dot(", "").encode(), "HLO instruction y without an opcode"),
         (
-            b"HloModule f, num_partitions=8\n\nENTRY main {\n  a = f32[8]{0} parameter(0)\n  ROOT b = f32[8]{0} "
-            b'custom-call(a), custom_call_target="Sharding", sharding={replicated}\n}\n',
+            b"HloModule f, num_partitions=8\n\nENTRY main {\n  a = f32[8]{0} parameter(0)\n"
+            b'  ROOT b = f32[8]{0} custom-call(a), custom_call_target="Sharding", sharding={replicated}\n}\n',
             "not partitioned yet: b is a custom call of Sharding, which the partitioner removes",
         ),
     ],

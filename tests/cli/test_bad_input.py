@@ -193,13 +193,13 @@ def test_a_plan_for_another_model_names_every_size_that_differs():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("plan train", "mw plan train needs --model, --hardware, --batch-tokens, --seq-len; such as mw plan train"),
+        ("plan train", "plan train needs --model, --hardware, --batch-tokens, --seq-len; such as mw"),
         ("plan train --model tiny", "mw plan train needs --hardware, --batch-tokens, --seq-len; such as"),
-        ("plan train --global-batch 8", "--global-batch is --batch-tokens, the sequences times --seq-len, here"),
+        ("plan train --global-batch 8", "is --batch-tokens, the sequences times --seq-len, here"),
         ("plan train --lora 8", "--lora is --set lora_rank=16 here"),
-        ("audit --model tiny --hardware cpu:8 --batch-tokens 512 --seq-len 64 --layout tp=8", "write tensor=8"),
-        ("audit --model tiny --hardware cpu:8 --batch-tokens 512 --seq-len 64 --layout ga=2", "microbatches=2"),
-        ("audit --model tiny --hardware cpu:8 --batch-tokens 512 --seq-len 64 --layout remat=selective",
+        ("audit --model tiny --hardware cpu:8 --batch-tokens 64 --seq-len 8 --layout tp=8", "write tensor=8"),
+        ("audit --model tiny --hardware cpu:8 --batch-tokens 64 --seq-len 8 --layout ga=2", "microbatches=2"),
+        ("audit --model tiny --hardware cpu:8 --batch-tokens 64 --seq-len 8 --layout remat=selective",
          "remat = selective is remat = attention here; write remat=attention"),
     ],
 )  # fmt: skip
@@ -223,9 +223,7 @@ def test_a_model_of_the_hub_is_its_preset(name: str, capsys) -> None:
 
 
 def test_a_plain_price_is_that_of_every_chip(capsys) -> None:
-    asked = (
-        "plan train --model tiny --hardware l4:1 --batch-tokens 512 --seq-len 64 --tokens 1M --json".split()
-    )
-    assert main([*asked, "--price", "2.5"]) == 0
+    asked = "plan train --model tiny --hardware l4:1 --batch-tokens 512 --seq-len 64 --tokens 1M --price 2.5"
+    assert main([*asked.split(), "--json"]) == 0
     run = json.loads(capsys.readouterr().out)["budget"]
     assert run["price"] == pytest.approx(2.5 * run["chip_hours"])

@@ -148,8 +148,8 @@ class Chip:
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
     matrix_unit: rows and columns of its systolic arrays; a smaller product leaves part of them empty.
     num_matrix_units: systolic arrays of the chip. compiler: None: no compiler is known that needs no chip.
-    gke_accelerator: label of nodes in Google Kubernetes Engine. cores_in_cloud_names: cores of a chip that the
-    number in a cloud's name counts (v5p-256 has 128 chips); None: it counts chips.
+    gke_accelerator: label of nodes in Google Kubernetes Engine.
+    cores_in_cloud_names: cores of a chip that the number in a cloud's name counts (v5p-256 has 128 chips).
     compute_capability: of NVIDIA's GPUs, which decides their kernels; None: no GPU of NVIDIA's.
     power_watts: the power it is rated for (TDP). power_limit_watts: this machine's limit, if it is lower.
     price_per_chip_hour: list price on demand, in `currency`; None: unknown.

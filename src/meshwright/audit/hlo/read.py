@@ -288,8 +288,8 @@ def check_partitioned(program: Program) -> None:
             target = instruction.attributes.get("custom_call_target", "").strip('"')
             if target in _BEFORE_PARTITIONING:
                 raise AuditError(
-                    f"HLO that is not partitioned yet: {instruction.name} is a custom call of {target}, which "
-                    f"the partitioner removes when it makes the collectives of {program.num_devices} devices; "
+                    f"HLO that is not partitioned yet: {instruction.name} is a custom call of {target}, "
+                    "which the partitioner removes as it makes the collectives; "
                     "fits: the text after optimisations, as compiled.as_text() gives it"
                 )
 
