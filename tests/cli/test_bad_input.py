@@ -227,3 +227,20 @@ def test_a_plain_price_is_that_of_every_chip(capsys) -> None:
     assert main([*asked.split(), "--json"]) == 0
     run = json.loads(capsys.readouterr().out)["budget"]
     assert run["price"] == pytest.approx(2.5 * run["chip_hours"])
+
+
+@pytest.mark.parametrize(("hardware", "code"), [("h100:1x8", 0), ("h100:1x1", 1)])
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_a_reader_that_ends_early_loses_no_file_and_no_exit_code(
+    hardware: str, code: int, form: str, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.toml"
+    command = (
+        f"{sys.executable} -m meshwright plan train --model llama-3-8b --hardware {hardware} "
+        f"--batch-tokens 64Ki --seq-len 4096 --explain {form} -o {plan} | head -c 10"
+    )
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code and "Traceback" not in done.stderr
+    assert plan.is_file() == (code == 0)

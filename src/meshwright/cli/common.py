@@ -61,7 +61,8 @@ def refuse_beside(given: Mapping[str, object], why: str, *, otherwise: str = "")
 
 def emit(document: Mapping[str, Any], *, as_line: bool = False) -> None:
     """Print the JSON document of a command. as_line: on one line, as in metrics.jsonl."""
-    print(json.dumps(document, indent=None if as_line else 2, allow_nan=False))
+    with _whose_reader_may_end():
+        print(json.dumps(document, indent=None if as_line else 2, allow_nan=False), flush=True)
 
 
 def show(*renderables: Any) -> None:
@@ -72,8 +73,24 @@ def show(*renderables: Any) -> None:
 
     asked = os.environ.get("COLUMNS", "").isdecimal()  # rich reads it by itself
     console = Console(width=None if asked or sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
-    for renderable in renderables:
-        console.print(fitted(renderable, console.width), markup=False)
+    console.on_broken_pipe = _raise_broken_pipe  # in place of rich's exit code 1
+    with _whose_reader_may_end():
+        for renderable in renderables:
+            console.print(fitted(renderable, console.width), markup=False)
+        sys.stdout.flush()
+
+
+def _raise_broken_pipe() -> None:
+    raise BrokenPipeError
+
+
+@contextmanager
+def _whose_reader_may_end() -> Iterator[None]:
+    """Output whose reader, such as `head`, may end before it: the command goes on to its exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:

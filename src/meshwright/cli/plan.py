@@ -164,14 +164,14 @@ def _answer(
 ) -> None:
     """Print the ranking and write the best plan. Exits 1 if nothing fits."""
     document, search, best = plans.document(explanation), plans.search, plans.best
+    if output and best.fits:
+        write_plan_files(output, best.plan, document)
     if as_json:
         for notice in search.notices:
             note(notice)
         emit(document)
     else:
         show_plan(document, search, explanation, in_words=in_words, sizing=plans.sizing)
-    if output and best.fits:
-        write_plan_files(output, best.plan, document)
     if not best.fits:
         change = explanation.change if explanation else best.cheapest_fit()
         note(f"mw: {plans.model.name} on {plans.hardware.spec}: {shortage_words(search, change)}")

@@ -199,6 +199,8 @@ def _price_step(
 
     point = price_phase(config, machine, workload, layouts)
     document = point.to_dict()
+    if output and point.fits:
+        note(f"wrote {write_serve_plan(output, plan_of_phase(point), document)}")
     if as_json:
         emit(document)
     else:
@@ -206,8 +208,6 @@ def _price_step(
         from meshwright.report.terminal.tables import breakdown_table
 
         show(phase_lines(document), breakdown_table(document))
-    if output and point.fits:
-        note(f"wrote {write_serve_plan(output, plan_of_phase(point), document)}")
     if not point.fits:
         over = point.memory.total - machine.chip.program_bytes
         most = format_number_of(point.max_batch, "sequence")
@@ -256,12 +256,12 @@ def _search(
     document = serve_document(config, work, result)
     explanation = explain_serving(result.best) if explain or as_json or output else None
     document |= explanation.to_dict() if explanation else {}
+    if output:
+        note(f"wrote {write_serve_plan(output, plan_of_point(result.best), document)}")
     if as_json:
         emit(document)
     else:
         _show(document, result.seconds, explanation if explain else None)
-    if output:
-        note(f"wrote {write_serve_plan(output, plan_of_point(result.best), document)}")
 
 
 def _show(document: dict, seconds: float, explanation: "ServeExplanation | None") -> None:

@@ -50,6 +50,8 @@ def tune(
             original, target, lambda what: update(what, None), num_trials=trials, use_cache=not no_cache
         )
     document = tuning.to_dict()
+    if tuning.best.fits:
+        save_plan(tuning.plan, output or plan)
     if as_json:
         emit(document)
     else:
@@ -59,5 +61,4 @@ def tune(
     if not tuning.best.fits:
         note(f"mw: none of the {len(tuning.trials)} trials fits; {plan} is as it was")
         raise typer.Exit(_DOES_NOT_FIT)
-    save_plan(tuning.plan, output or plan)
     note(f"wrote {output or plan}: {tuning.best.change}")
