@@ -36,6 +36,7 @@ PLANNING = {
     "mw model": "model llama-2-13b",
     "mw model --explain-config": "model --explain-config {config}",
     "mw fit": "fit llama-3-8b --hardware rtx4090",
+    "mw reshard": "reshard fsdp=8 data=2,tensor=4 --model llama-3-8b --hardware h100:8",
     "mw support": "support llama-2-13b",
     "mw hardware": "hardware v5e:4x4",
     "mw shard": 'shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096',

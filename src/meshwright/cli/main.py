@@ -73,6 +73,7 @@ COMMANDS = {
     "support": "Show which layouts a model runs under.",
     "hardware": "List the known chips, or one with its sources.",
     "shard": "Derive and price sharded matmuls and reshards.",
+    "reshard": "Price moving a model's weights to another layout.",
     "collective": "Price one collective on a machine.",
     "calibrate": "Measure this machine, so that plans can use it.",
     "bench": "Benchmark collectives, matmuls, servers and the planner.",

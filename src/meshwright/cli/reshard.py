@@ -1,0 +1,182 @@
+"""mw reshard: what moving a model's weights from one layout to another takes."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshwright.cli.common import CHANGES, JSON, emit, load_hardware, load_model_with, show, waiting
+from meshwright.cli.extras import require
+from meshwright.cli.parameters import command
+from meshwright.cost.weights_move import WeightsMove, weights_move
+from meshwright.errors import PlanError
+from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import dimensions
+from meshwright.nn.start.devices import use_devices_of
+from meshwright.options import option
+from meshwright.plan_file import Plan, load_plan
+from meshwright.report.text import seconds_text
+from meshwright.units import format_bytes
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@command(app)
+def reshard(
+    before: Annotated[str, typer.Argument(help="The layout of today: a plan.toml, or fsdp=64.")],
+    after: Annotated[str, typer.Argument(help="The layout to move to: a plan.toml, or data=8,tensor=8.")],
+    model: str | None = option(None, help="A preset, a config.json, a folder or a TOML.", unset="the plan's"),
+    hardware: str | None = option(None, help="The machine of both layouts.", unset="the plan's"),
+    changes: str | None = CHANGES,
+    run: bool = option(False, help="Run every move on virtual devices and compare with the derived bytes."),
+    as_json: bool = JSON,
+) -> None:
+    """Derive and price the collectives that move a model's weights from one layout to another.
+
+    Exits 1 if a move that is run emits other collectives, or gives another array.
+
+    \b
+    mw reshard fsdp=64 data=8,tensor=8 --model qwen3-32b --hardware h100:8x8
+    mw reshard train.toml serve.toml
+    """
+    plans = [load_plan(Path(one)) if one.endswith(".toml") else None for one in (before, after)]
+    config = _model(model, changes, plans)
+    machine = _machine(hardware, plans)
+    dtype = machine.chip.platform.dtype
+    layouts = [
+        plan.layout if plan else Layout.parse(text, weights_dtype=dtype)
+        for plan, text in zip(plans, (before, after), strict=True)
+    ]
+    move = weights_move(config, layouts[0], layouts[1], machine)
+    document = reshard_document(config, machine, layouts, move)
+    if run:
+        require("run")
+        with waiting("running the moves on virtual devices"):
+            document["ran"] = _run(config, move)
+    if as_json:
+        emit(document)
+    else:
+        show(*_lines(document), _table(document), *_ran_lines(document))
+    if any(one["differs"] for one in document.get("ran", [])):
+        raise typer.Exit(1)
+
+
+def _model(model: str | None, changes: str | None, plans: list[Plan | None]) -> ModelConfig:
+    known = [plan.model for plan in plans if plan]
+    if model is None and not known:
+        raise PlanError("two layouts without a plan need --model qwen3-32b and --hardware h100:8x8")
+    config = load_model_with(model, changes) if model else known[0]
+    if other := next((one for one in known if one != config and not model), None):
+        raise PlanError(f"the plans are of {config.name} and of {other.name}; name the model with --model")
+    return config
+
+
+def _machine(hardware: str | None, plans: list[Plan | None]) -> Hardware:
+    known = [plan.hardware for plan in plans if plan]
+    if hardware is None and not known:
+        raise PlanError("two layouts without a plan need --hardware h100:8x8")
+    return load_hardware(hardware or known[0])
+
+
+def reshard_document(
+    config: ModelConfig, machine: Hardware, layouts: list[Layout], move: WeightsMove
+) -> dict[str, Any]:
+    """The document of `mw reshard`."""
+    ways = {
+        f"{'in place' if in_place else 'both copies'}, {'by layer' if by_layer else 'whole stacks'}": round(
+            move.peak_bytes(in_place=in_place, by_layer=by_layer)
+        )
+        for in_place in (True, False)
+        for by_layer in (True, False)
+    }
+    return {
+        "model": config.name,
+        "hardware": machine.spec,
+        "before": str(layouts[0]),
+        "after": str(layouts[1]),
+        "dtype": move.dtype,
+        "mesh": dict(move.shared.mesh.sizes),
+        "axes": {
+            "before": {axis: list(parts) for axis, parts in move.shared.before.items()},
+            "after": {axis: list(parts) for axis, parts in move.shared.after.items()},
+        },
+        "seconds": move.seconds,
+        "sent_bytes": round(move.sent_bytes),
+        "bytes_before": round(move.bytes_before),
+        "bytes_after": round(move.bytes_after),
+        "peak_bytes": ways,
+        "moves": [
+            {
+                "parameter": one.path,
+                "before": str(one.array),
+                "after": str(one.target),
+                "steps": [str(step) for step in one.reshard.steps],
+                "seconds": one.reshard.seconds,
+                "sent_bytes": round(one.reshard.sent_bytes),
+            }
+            for one in move.moves
+        ],
+    }
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    mesh = ", ".join(f"{axis}={size}" for axis, size in document["mesh"].items())
+    axes = "; ".join(
+        f"{axis} {side} is {' x '.join(parts)}"
+        for side in ("before", "after")
+        for axis, parts in document["axes"][side].items()
+        if parts != [axis]
+    )
+    peaks = "; ".join(f"{way}: {format_bytes(size)}" for way, size in document["peak_bytes"].items())
+    return [
+        f"{document['model']} on {document['hardware']}: {document['before']} -> {document['after']}, "
+        f"weights travel in {document['dtype']}",
+        f"mesh of both: {mesh}{f' ({axes})' if axes else ''}",
+        f"{seconds_text(document['seconds'])}; each chip sends {format_bytes(document['sent_bytes'])} and "
+        f"has {format_bytes(document['bytes_before'])} of weights before, "
+        f"{format_bytes(document['bytes_after'])} after",
+        f"most weights on a chip during the move: {peaks}",
+        "",
+    ]
+
+
+def _table(document: dict[str, Any]) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("parameter", "before", "after", "steps", "time", "sent"):
+        table.add_column(name, justify="right" if name in ("time", "sent") else "left")
+    for one in document["moves"]:
+        name = one["parameter"].rpartition("/")[2]
+        steps = "; ".join(step.partition(" ")[0] for step in one["steps"])
+        sent = format_bytes(one["sent_bytes"]) if one["steps"] else ""
+        time = seconds_text(one["seconds"]) if one["steps"] else ""
+        table.add_row(name, one["before"], one["after"], steps or "stays", time, sent)
+    return table
+
+
+def _run(config: ModelConfig, move: WeightsMove) -> list[dict[str, Any]]:
+    """Every different move on virtual devices."""
+    from meshwright.audit.shard.on_devices import MAX_DEVICES, run_reshard
+
+    if (number := move.shared.mesh.num_devices) > MAX_DEVICES:
+        raise PlanError(f"--run has {MAX_DEVICES} virtual devices at most, and the layouts {number}")
+    use_devices_of(catalog.load(f"cpu:{number}"))
+    sizes, ran = dict(dimensions(config)), []
+    for one in move.moves:
+        if one.reshard.steps:
+            found = run_reshard(one.reshard.steps, move.shared.mesh, sizes, "f32")
+            differs = found["max_abs_error"] != 0 or any(p["status"] == "differs" for p in found["pairs"])
+            ran.append({"parameter": one.path, "differs": differs, **found})
+    return ran
+
+
+def _ran_lines(document: dict[str, Any]) -> list[str]:
+    if "ran" not in document:
+        return []
+    wrong = [one["parameter"] for one in document["ran"] if one["differs"]]
+    verdict = f"differ: {', '.join(wrong)}" if wrong else "emit the derived collectives and give equal arrays"
+    return [f"\nrun on virtual devices: {len(document['ran'])} moves {verdict}"]

@@ -1,0 +1,54 @@
+"""mw reshard, by its table, its JSON and its run on virtual devices."""
+
+import json
+
+import pytest
+
+from meshwright.cli.main import main
+
+TINY = ["--model", "tiny", "--hardware", "cpu:8"]
+
+
+def test_the_moves_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["reshard", "fsdp=64", "data=8,tensor=8", "--model", "qwen3-32b", "--hardware", "h100:8x8"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "fsdp before is fsdp0 x fsdp1; data after is fsdp0; tensor after is fsdp1" in out
+    assert "w_out[L, F, D_{fsdp0,fsdp1}]" in out and "stays" in out
+
+
+def test_moves_emit_what_is_derived(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reshard", "fsdp=8", "data=2,tensor=4", *TINY, "--run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ran"] and not any(one["differs"] for one in document["ran"])
+    moved = {one["parameter"] for one in document["moves"] if one["steps"]}
+    assert {one["parameter"] for one in document["ran"]} == moved
+
+
+def test_plans_name_the_model_and_the_machine(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / "a.toml", tmp_path / "b.toml"]
+    work = ["--batch-tokens", "512", "--seq-len", "64"]
+    for path, layout in zip(paths, ("fsdp=8", "fsdp=2,tensor=4"), strict=True):
+        assert main(["plan", "train", *TINY, *work, "--layout", layout, "-o", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["reshard", *map(str, paths), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["model"], document["hardware"], document["dtype"]) == ("tiny", "cpu:8", "f32")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fsdp=8", "tensor=4"], "two layouts without a plan need --model"),
+        (["fsdp=8", "tensor=4", *TINY], "has 8 devices and"),
+        (["fsdp=8", "nothing.toml"], "nothing.toml"),
+        (["fsdp=8", "tp=8", *TINY], "write tensor=8"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reshard", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
