@@ -33,6 +33,7 @@ from meshwright.serve.engine.policy import DISAGGREGATED, mode_of
 from meshwright.serve.engine.speculate import Drafter, ModelDrafter, NgramDrafter
 from meshwright.serve.settings import EngineSettings, Server
 from meshwright.serve.text.tokenizer import Tokenizer
+from meshwright.serve.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -102,7 +103,8 @@ def open_app(
     prefilled: gives the service its connection to the servers that prefill for it. Raises the errors of
     `open_service`.
     """
-    from meshwright.serve.http.app import create_app  # only `mw serve` needs the extra [serve]
+    # Only `mw serve` needs the extra [serve].
+    from meshwright.serve.http.app import create_app, reader_of
     from meshwright.serve.http.log import log_as_json
 
     with ExitStack() as stack:
@@ -114,14 +116,10 @@ def open_app(
             tracing = stack.enter_context(Tracing(server.otlp_endpoint, service.name))
         if server.log_json:
             log_as_json()
-        app = create_app(
-            service.engine,
-            service.tokenizer,
-            service.name,
-            server.limits,
-            tracing,
-            prefilled(service) if prefilled else None,
-        )
+        parts = (service.engine, service.tokenizer, service.name, server.limits)
+        workers = stack.enter_context(WorkerPool(reader_of(*parts)))
+        workers.check()
+        app = create_app(*parts, tracing, prefilled(service) if prefilled else None, workers)
         yield app, service.name
 
 

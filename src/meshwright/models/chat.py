@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -28,10 +29,16 @@ class ChatTemplate:
     """A Jinja template over messages, in the dialect of Hugging Face tokenizers.
 
     special_tokens: `bos_token`, `eos_token`, ... as the template names them.
-    Raises CheckpointError if the template does not parse.
     """
 
     def __init__(self, source: str = PLAIN_TEMPLATE, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source, self._special_tokens = source, dict(special_tokens or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChatTemplate, (self.source, self._special_tokens)
+
+    @cached_property
+    def _template(self) -> Template:
         # Sandboxed: the template comes with a checkpoint, and a checkpoint is data.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
@@ -39,23 +46,31 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-        self.source, self._special_tokens = source, dict(special_tokens or {})
         try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise CheckpointError(f"the checkpoint's chat template does not parse: {error}") from error
+            return environment.from_string(self.source)
+        except (TemplateError, RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
+            fault = " ".join(str(error).split())[:300] or type(error).__name__
+            raise CheckpointError(f"the checkpoint's chat template does not parse: {fault}") from error
+
+    def check(self) -> None:
+        """Raise CheckpointError if the template does not parse."""
+        _ = self._template
 
     def render(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
         """The prompt that asks for the next assistant message; RequestError if the template refuses.
 
-        context: further names that the template may read, such as tools.
+        context: further names that the template may read, such as tools. Raises CheckpointError if the
+        template does not parse.
         """
         names = {"add_generation_prompt": True} | self._special_tokens | context
         try:
             return self._template.render(messages=messages, **names)
-        except (TemplateError, TypeError, ValueError, AttributeError) as error:
+        except CheckpointError:
+            raise
+        except Exception as error:  # a template can raise any: it divides by 0, indexes, recurses
+            fault = " ".join(str(error).split())[:300] or type(error).__name__
             raise RequestError(
-                f"the chat template refuses the messages: {error}", param="messages"
+                f"the chat template refuses the messages: {fault}", param="messages"
             ) from error
 
     @property

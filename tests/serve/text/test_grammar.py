@@ -7,7 +7,7 @@ import pytest
 from tests.serve.mock import EOS, VOCAB_SIZE, byte_tokenizer
 
 from meshwright.errors import RequestError
-from meshwright.serve.text.grammar import Grammars
+from meshwright.serve.text.grammar import GrammarKind, Grammars
 from meshwright.serve.text.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
@@ -19,6 +19,10 @@ SCHEMA = {
     "required": ["n"],
     "additionalProperties": False,
 }
+
+
+def constraint(kind: GrammarKind, source: object, param: str = "field", grammars: Grammars = GRAMMARS):
+    return grammars.constraint(grammars.checked(kind, source, param))
 
 
 def follow(constraint, rng: np.random.Generator, limit: int = 200) -> str:
@@ -37,7 +41,7 @@ def follow(constraint, rng: np.random.Generator, limit: int = 200) -> str:
 
 
 def test_every_walk_through_a_schema_is_such_an_object():
-    new = GRAMMARS.constraint("json_schema", SCHEMA, "response_format")
+    new = constraint("json_schema", SCHEMA, "response_format")
     texts = {follow(new(), np.random.default_rng(seed)) for seed in range(10)}
     whole = [text for text in texts if text.rstrip().endswith("}")]
     assert len(whole) > 3
@@ -46,8 +50,8 @@ def test_every_walk_through_a_schema_is_such_an_object():
 
 
 def test_regular_expressions_and_choices():
-    assert follow(GRAMMARS.constraint("regex", "ab{3}", "guided_regex")(), np.random.default_rng(0)) == "abbb"
-    new = GRAMMARS.constraint("lark", 'start: "yes" | "né\\"in"', "guided_choice")
+    assert follow(constraint("regex", "ab{3}", "guided_regex")(), np.random.default_rng(0)) == "abbb"
+    new = constraint("lark", 'start: "yes" | "né\\"in"', "guided_choice")
     found = {follow(new(), np.random.default_rng(seed)) for seed in range(20)}
     assert found == {"yes", 'né"in'}
 
@@ -57,11 +61,11 @@ def test_regular_expressions_and_choices():
 )
 def test_what_is_no_grammar_is_refused(kind, source):
     with pytest.raises(RequestError, match=r"^field: ") as error:
-        GRAMMARS.constraint(kind, source, "field")
+        constraint(kind, source, "field")
     assert error.value.param == "field" and "\n" not in str(error.value)
 
 
 def test_without_an_end_token_nothing_can_be_held():
     endless = Grammars(Tokenizer(TOKENIZER.tokenizer), VOCAB_SIZE)
     with pytest.raises(RequestError, match="needs a token that ends the answer"):
-        endless.constraint("regex", "a", "guided_regex")
+        constraint("regex", "a", "guided_regex", endless)

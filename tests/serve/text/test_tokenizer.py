@@ -120,6 +120,13 @@ def test_a_template_may_refuse_messages():
     assert (error.value.status, error.value.param) == (400, "messages")
 
 
+def test_a_template_that_does_not_parse_is_named_when_it_is_needed(folder):
+    write(folder, "chat_template.jinja", "{% for %}")
+    chat = load_tokenizer(folder).chat
+    with pytest.raises(CheckpointError, match=r"^the checkpoint's chat template does not parse: "):
+        chat.check()
+
+
 def test_a_template_is_data_and_runs_nothing():
     with pytest.raises(RequestError, match="unsafe"):
         ChatTemplate("{{ messages.__class__.__mro__ }}").render(HELLO)
@@ -132,7 +139,6 @@ def test_a_template_is_data_and_runs_nothing():
         ({"tokenizer.json": '{"model": '}, r"tokenizer\.json is not a tokenizer: "),
         ({"config.json": "{"}, r"config\.json is not JSON: "),
         ({"tokenizer_config.json": "[]"}, r"tokenizer_config\.json holds list, not a JSON object$"),
-        ({"chat_template.jinja": "{% for %}"}, r"^the checkpoint's chat template does not parse: "),
     ],
 )
 def test_a_broken_checkpoint_is_named(folder, files, message):

@@ -11,10 +11,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from meshwright.serve.engine.logit_edits import LogitEdits
-from meshwright.serve.engine.request import SamplingParams
-
-NUM_TOP = 20
-"""Most alternatives whose log-probabilities are returned, as OpenAI's API allows."""
+from meshwright.serve.engine.request import NUM_TOP, SamplingParams
 
 
 class SampledRows(NamedTuple):

@@ -106,6 +106,11 @@ class Engine:
         return self._runner.embedding_size
 
     @property
+    def max_answers(self) -> int:
+        """Maximum answers of one request."""
+        return self._scheduler.max_answers
+
+    @property
     def stopped(self) -> str | None:
         """Why the engine serves nothing, or None while it serves."""
         return self._stopped or (self._generator.stopped if self._generator else None)
@@ -168,8 +173,8 @@ class Engine:
     def _max_tokens(self, request: Request) -> int:
         num_prompt, context = len(request.prompt), self.context
         assert num_prompt > 0, "the prompt is empty; send at least one token"
-        wrong = next((token for token in request.prompt if not 0 <= token < self.vocab_size), None)
-        if wrong is not None:
+        if min(request.prompt) < 0 or max(request.prompt) >= self.vocab_size:
+            wrong = next(token for token in request.prompt if not 0 <= token < self.vocab_size)
             raise RequestError(
                 f"token {wrong} is not in the vocabulary of {self.vocab_size} tokens", param="prompt"
             )

@@ -6,6 +6,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+NUM_TOP = 20
+"""Maximum alternatives whose log-probabilities are returned, as in OpenAI's API."""
+
 Reads = Literal["scores", "embedding"] | None
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 

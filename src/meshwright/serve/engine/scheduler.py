@@ -111,12 +111,17 @@ class Scheduler:
 
     # Sequences come and go.
 
+    @property
+    def max_answers(self) -> int:
+        """Maximum sequences that wait and run at once."""
+        return self._max_waiting + self.limits.num_slots
+
     def add(self, sequences: list[TokenSequence], num_elsewhere: int = 0) -> None:
         """Queue all of `sequences`, or none: RequestError 429 if they do not fit.
 
         num_elsewhere: sequences that were handed over to another engine and still wait there.
         """
-        capacity = self._max_waiting + self.limits.num_slots
+        capacity = self.max_answers
         free = self._max_waiting + self.num_free_slots - len(self._waiting) - num_elsewhere
         if len(sequences) > capacity:
             raise RequestError(

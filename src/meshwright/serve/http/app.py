@@ -1,10 +1,10 @@
 """The OpenAI-compatible application: routes, and from a request's body to the engine's requests."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,27 +22,22 @@ from meshwright.serve.engine.metrics import Metrics
 from meshwright.serve.engine.request import EngineError
 from meshwright.serve.engine.request import Request as EngineRequest
 from meshwright.serve.http import embeddings
-from meshwright.serve.http.asking import Asking, is_forced
+from meshwright.serve.http.asking import Asking
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.embeddings import EmbeddingsRequest
 from meshwright.serve.http.error_bodies import on_failure, on_http_exception, on_request_error
 from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
-from meshwright.serve.http.limits import Gate, whole_request
+from meshwright.serve.http.limits import Gate, client_of, whole_request
 from meshwright.serve.http.log import RequestLog
 from meshwright.serve.http.logprobs import TokenNames
 from meshwright.serve.http.page import page
-from meshwright.serve.http.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    StreamOptions,
-    TokenizeRequest,
-    parse,
-)
-from meshwright.serve.http.responses import ResponsesForm, ResponsesRequest
+from meshwright.serve.http.protocol import ChatRequest, CompletionRequest, StreamOptions
+from meshwright.serve.http.reading import Asked, Read, Reader, unknown_model
+from meshwright.serve.http.responses import ResponsesForm
 from meshwright.serve.http.stream import EventStream, unless_disconnected, whole_body
 from meshwright.serve.text.generation import Generation
 from meshwright.serve.text.tokenizer import Tokenizer
+from meshwright.serve.workers.pool import Calls, InThreads
 
 if TYPE_CHECKING:
     from meshwright.serve.http.tracing import Tracing
@@ -58,10 +53,12 @@ def create_app(
     limits: ClientLimits | None = None,
     tracing: "Tracing | None" = None,
     prefilled: PrefilledElsewhere | None = None,
+    calls: Calls | None = None,
 ) -> Starlette:
     """The application that serves `engine` under `model_name` within `limits`.
 
     tracing: receives spans of the requests. prefilled: asks the servers that prefill for this one, if any.
+    calls: of a `reader_of` these; by default in threads of this process, without limits.
     Raises CheckpointError if the tokenizer knows tokens that the model does not.
     """
     if tokenizer.vocab_size > engine.vocab_size:
@@ -70,7 +67,8 @@ def create_app(
             f"{engine.vocab_size}; they belong to different models"
         )
     limits = limits or ClientLimits()
-    api = _Api(Asking(engine, tokenizer), model_name, limits, tracing, prefilled)
+    calls = calls or InThreads(reader_of(engine, tokenizer, model_name, limits))
+    api = _Api(Asking(engine, tokenizer), calls, model_name, limits, tracing, prefilled)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
@@ -128,9 +126,23 @@ def guarded(
     return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
 
+def reader_of(engine: Engine, tokenizer: Tokenizer, model_name: str, limits: ClientLimits) -> Reader:
+    """The reader of requests to a model."""
+    return Reader(
+        tokenizer,
+        model_name,
+        engine.context,
+        engine.vocab_size,
+        engine.embedding_size,
+        engine.max_answers,
+        limits.takes_priorities,
+    )
+
+
 @dataclass(frozen=True)
 class _Api:
     asking: Asking
+    calls: Calls
     model_name: str
     limits: ClientLimits
     tracing: "Tracing | None" = None
@@ -144,68 +156,69 @@ class _Api:
     def tokenizer(self) -> Tokenizer:
         return self.asking.tokenizer
 
+    async def _read(self, request: Request, method: str) -> Any:
+        """The result of a method of the reader for a request's body."""
+        body = await whole_request(request, self.limits.max_body_bytes)
+        return await self.calls.call(client_of(request.scope), method, body)
+
     async def completions(self, request: Request) -> Response:
-        asked = parse(CompletionRequest, await whole_request(request, self.limits.max_body_bytes))
-        self._check_model(asked.model)
-        prompts = await self.asking.prompts(asked)
-        names = TokenNames(self.tokenizer, asked.return_tokens_as_token_ids)
-        pairs = zip(asked.prompts, prompts, strict=True)
-        echoes = [self._echo(*pair) if asked.echo else None for pair in pairs]
+        read: Read[CompletionRequest] = await self._read(request, "completion")
+        asked = read.asked
+        prompts = [tuple(prompt) for prompt in read.prompts]
+        echoes: list[Echo | None] = [None] * len(prompts)
+        if read.texts is not None:
+            echoes = [Echo(*pair) for pair in zip(prompts, read.texts, strict=True)]
         form = CompletionForm(
             Head.new("cmpl", self.model_name),
-            names,
+            TokenNames(self.tokenizer, asked.return_tokens_as_token_ids),
             [echo for echo in echoes for _ in range(asked.num_sampled)],
             num_sampled=asked.num_sampled,
             num_choices=asked.n,
             logprobs=asked.logprobs is not None,
         )
-        return await self._answer(request, asked, prompts, form)
+        return await self._answer(request, read, prompts, form)
 
     async def chat_completions(self, request: Request) -> Response:
-        asked = parse(ChatRequest, await whole_request(request, self.limits.max_body_bytes))
-        self._check_model(asked.model)
-        prompt = await self.asking.chat_prompt(asked)
+        read: Read[ChatRequest] = await self._read(request, "chat")
         form = ChatForm(
             Head.new("chatcmpl", self.model_name),
-            TokenNames(self.tokenizer, asked.return_tokens_as_token_ids),
-            logprobs=asked.logprobs,
-            tools=self.asking.tool_format if asked.offered_tools else None,
-            forced_tool=is_forced(asked),
+            TokenNames(self.tokenizer, read.asked.return_tokens_as_token_ids),
+            logprobs=read.asked.logprobs,
+            tools=read.tools,
+            forced_tool=read.is_forced,
         )
-        return await self._answer(request, asked, [prompt], form)
+        return await self._answer(request, read, [tuple(prompt) for prompt in read.prompts], form)
 
     async def responses(self, request: Request) -> Response:
-        asked = parse(ResponsesRequest, await whole_request(request, self.limits.max_body_bytes))
-        self._check_model(asked.model)
-        chat = asked.as_chat()
-        prompt = await self.asking.chat_prompt(chat)
-        return await self._answer(request, chat, [prompt], ResponsesForm.new(self.model_name, asked))
+        read: Read[ChatRequest] = await self._read(request, "response")
+        assert read.response is not None
+        form = ResponsesForm.new(self.model_name, read.response)
+        return await self._answer(request, read, [tuple(prompt) for prompt in read.prompts], form)
 
     async def embeddings(self, request: Request) -> Response:
-        asked = parse(EmbeddingsRequest, await whole_request(request, self.limits.max_body_bytes))
-        self._check_model(asked.model)
-        self._check_priority(asked.priority)
-        prompts = await self.asking.prompts(asked, "input")
-        embeddings.check(asked, prompts, self.engine)
-        requests = [EngineRequest(one, 0, embeds=True, priority=asked.priority) for one in prompts]
+        read: Read[EmbeddingsRequest] = await self._read(request, "embeddings")
+        priority = read.asked.priority
+        requests = [
+            EngineRequest(tuple(prompt), 0, embeds=True, priority=priority) for prompt in read.prompts
+        ]
         on_closed = self.tracing.answers if self.tracing else None
         computed = embeddings.embeddings(self.engine, requests, self.limits.request_seconds, on_closed)
         vectors = await unless_disconnected(request, computed)
-        return JSONResponse(embeddings.body(asked, self.model_name, vectors, sum(map(len, prompts))))
+        num_tokens = sum(map(len, read.prompts))
+        written = self.calls.call(
+            client_of(request.scope), "embeddings_body", read.asked, np.array(vectors), num_tokens
+        )
+        return _json(await written)
 
     async def _answer(
-        self,
-        request: Request,
-        asked: CompletionRequest | ChatRequest,
-        prompts: Sequence[tuple[int, ...]],
-        form: Form,
+        self, request: Request, read: Read[Asked], prompts: Sequence[tuple[int, ...]], form: Form
     ) -> Response:
-        self._check_priority(asked.priority)
-        requests = await self.asking.requests(asked, prompts)
+        asked = read.asked
+        requests = await self.asking.requests(read, prompts)
         if self.prefilled is not None:
             await unless_disconnected(request, self.prefilled.fetch(prompts))
         # Marks of tools may be special tokens, which are left out of a text otherwise.
-        keeps_special = not asked.skip_special_tokens or getattr(form, "tools", None) is not None
+        keeps_special = not asked.skip_special_tokens or read.tools is not None
         generation = Generation(
             self.engine,
             self.tokenizer.with_special() if keeps_special else self.tokenizer,
@@ -224,48 +237,14 @@ class _Api:
         return JSONResponse(body)
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse(TokenizeRequest, await whole_request(request, self.limits.max_body_bytes))
-        self._check_model(asked.model or self.model_name)
-        if asked.messages is not None:
-            tokens = await self.asking.conversation(asked.messages)
-        else:
-            text, special = asked.prompt or "", asked.add_special_tokens
-            self.asking.check_length(len(text), "prompt")
-            tokens = await asyncio.to_thread(self.tokenizer.ids, text, add_special_tokens=special)
-        names = TokenNames(self.tokenizer)
-        strings = [names.text(token) for token in tokens] if asked.return_token_strs else None
-        limit = self.engine.context
-        return JSONResponse(
-            {"tokens": list(tokens), "count": len(tokens), "max_model_len": limit, "token_strs": strings}
-        )
+        return _json(await self._read(request, "tokenize"))
 
     async def detokenize(self, request: Request) -> Response:
-        asked = parse(DetokenizeRequest, await whole_request(request, self.limits.max_body_bytes))
-        self._check_model(asked.model or self.model_name)
-        self.asking.check_ids("tokens", asked.tokens)
-        text = await asyncio.to_thread(self.tokenizer.with_special().decode, asked.tokens)
-        return JSONResponse({"prompt": text})
-
-    def _echo(self, prompt: str | list[int], tokens: tuple[int, ...]) -> Echo:
-        return Echo(tokens, prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt))
+        return JSONResponse({"prompt": await self._read(request, "detokenize")})
 
     def _check_model(self, name: str) -> None:
         if name != self.model_name:
-            raise RequestError(
-                f"model {name!r} is not served here; this server has {self.model_name!r}",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
-
-    def _check_priority(self, priority: int) -> None:
-        if priority and not self.limits.takes_priorities:
-            raise RequestError(
-                f"priority = {priority}: this server answers in the order of arrival; leave it out, or start "
-                "the server with --scheduling-policy priority",
-                param="priority",
-                code="unsupported_parameter",
-            )
+            raise unknown_model(name, self.model_name)
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -291,6 +270,10 @@ class _Api:
     async def metrics(self, _: Request) -> Response:
         text = self.engine.metrics.text(self.model_name)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 async def _on_client_left(_request: Request, _error: Exception) -> Response:

@@ -36,23 +36,26 @@ class EmbeddingsRequest(RequestObject):
         return prompts_of(self.input)
 
 
-def check(asked: EmbeddingsRequest, prompts: Sequence[tuple[int, ...]], engine: Engine) -> None:
-    """Raise RequestError for too many or too long inputs, or for other dimensions than the model's."""
-    if len(prompts) > MAX_INPUTS:
-        raise RequestError(f"input has {len(prompts)} items; send at most {MAX_INPUTS}", param="input")
-    if (longest := max(map(len, prompts))) > engine.context:
+def check_request(asked: EmbeddingsRequest, embedding_size: int) -> None:
+    """Raise RequestError for too many inputs, or for other dimensions than the model's."""
+    if len(asked.prompts) > MAX_INPUTS:
+        raise RequestError(f"input has {len(asked.prompts)} items; send at most {MAX_INPUTS}", param="input")
+    if asked.dimensions not in (None, embedding_size):
         raise RequestError(
-            f"input has {longest} tokens, but the context holds {engine.context}; "
-            f"send at most {engine.context}",
-            param="input",
-            code="context_length_exceeded",
-        )
-    if asked.dimensions not in (None, engine.embedding_size):
-        raise RequestError(
-            f"dimensions = {asked.dimensions}: the embeddings of this model have {engine.embedding_size}, "
+            f"dimensions = {asked.dimensions}: the embeddings of this model have {embedding_size}, "
             "and it was not trained for fewer; leave it out",
             param="dimensions",
             code="unsupported_parameter",
+        )
+
+
+def check_lengths(prompts: Sequence[Sequence[int]], context: int) -> None:
+    """Raise RequestError for an input that is longer than the context."""
+    if (longest := max(map(len, prompts))) > context:
+        raise RequestError(
+            f"input has {longest} tokens, but the context holds {context}; send at most {context}",
+            param="input",
+            code="context_length_exceeded",
         )
 
 
@@ -88,7 +91,7 @@ async def _submitted(
     return [by_index[index] for index in range(len(requests))]
 
 
-def body(asked: EmbeddingsRequest, model: str, vectors: Sequence[np.ndarray], num_tokens: int) -> Json:
+def body(asked: EmbeddingsRequest, model: str, vectors: np.ndarray, num_tokens: int) -> Json:
     """The answer in OpenAI's form; base64 is of little-endian float32."""
 
     def encoded(vector: np.ndarray) -> str | list[float]:

@@ -17,6 +17,7 @@ from meshwright.serve.http.error_bodies import error_object, headers_of
 # Open to all: probes and scrapers of the cluster have no keys, and the page asks for one itself.
 OPEN = ("/health", "/ready", "/metrics", "/")
 _MOST_CLIENTS = 10_000
+_CLIENT = "meshwright.client"
 
 
 class Rates:
@@ -59,7 +60,7 @@ class Gate:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        client = self._client(headers, scope)
+        client = scope[_CLIENT] = self._client(headers, scope)
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._limits.max_body_bytes:
             raise _too_large(self._limits.max_body_bytes)
@@ -87,6 +88,11 @@ class Gate:
                 code="invalid_api_key",
             )
         return given
+
+
+def client_of(scope: Scope) -> str:
+    """The name of a request's client, which the Gate has noted: its key or its address."""
+    return scope.get(_CLIENT, "")
 
 
 async def whole_request(request: Request, max_body_bytes: int) -> bytes:

@@ -17,10 +17,10 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from meshwright.errors import RequestError, nearest
-from meshwright.serve.device.sampling import NUM_TOP
+from meshwright.serve.engine.request import NUM_TOP
 from meshwright.serve.text.grammar import GrammarKind
 
 # Fields that change no answer.
@@ -259,8 +259,11 @@ class _Generation(RequestObject):
 
 
 def _one_of(choices: list[str]) -> str:
-    """A grammar in Lark's form."""
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    """A grammar in Lark's form.
+
+    Choices of a terminal are one automaton. As choices of a rule they would be items of a row, 2,000 at most.
+    """
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
 
 
 def _json_object(text: str, param: str) -> dict[str, Any]:
@@ -460,15 +463,29 @@ class DetokenizeRequest(RequestObject):
     tokens: list[TokenId]
 
 
+_LARGE_BYTES, _MOST_FIELDS = 64_000, 200
 R = TypeVar("R", bound=RequestObject)
 
 
 def parse(kind: type[R], body: bytes) -> R:
     """The request in `body`; RequestError 400 that names the first field at fault."""
+    _check_number_of_fields(body)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         raise _request_error(error.errors(include_url=False)[0], kind) from None
+
+
+def _check_number_of_fields(body: bytes) -> None:
+    # Each unknown field makes an error object: 500,000 of them take ten seconds.
+    if len(body) < _LARGE_BYTES:
+        return
+    try:
+        content = from_json(body)
+    except ValueError:
+        return
+    if isinstance(content, dict) and len(content) > _MOST_FIELDS:
+        raise RequestError(f"the body has {len(content)} fields; send at most {_MOST_FIELDS}")
 
 
 def _request_error(error: ErrorDetails, kind: type[RequestObject]) -> RequestError:

@@ -14,6 +14,10 @@ import numpy as np
 from meshwright.errors import RequestError
 from meshwright.serve.engine.request import NewConstraint
 from meshwright.serve.text.tokenizer import Tokenizer
+from meshwright.serve.workers.stages import enter
+
+# The schema of a large API compiles in 0.2 s.
+_SECONDS = 2.0
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
 
@@ -25,12 +29,13 @@ class Grammars:
     tokenizer: Tokenizer
     vocab_size: int
 
-    def constraint(self, kind: GrammarKind, source: Any, param: str) -> NewConstraint:
-        """Makes constraints to `source`: a JSON schema, a regular expression, or a grammar in Lark's form.
+    def checked(self, kind: GrammarKind, source: Any, param: str) -> str:
+        """The compiled text of a JSON schema, a regular expression, or a grammar in Lark's form.
 
-        May take a second: call it in a thread. Raises RequestError, naming the field `param`, where `source`
-        is no such thing, or the tokenizer has no token that ends an answer.
+        May take seconds, and crash on a deep grammar: for worker processes. Raises RequestError, naming the
+        field `param`, if `source` is no such thing, or the tokenizer has no token that ends an answer.
         """
+        enter("the grammar", _SECONDS)
         matcher = _llguidance().LLMatcher
         if not self.tokenizer.eos_ids:
             raise RequestError(
@@ -45,11 +50,25 @@ class Grammars:
             }[kind]
             grammar = write(text)
             fault = matcher.validate_grammar(grammar, self._tokens)
+            if not fault:
+                # All that the server does with it first happens here.
+                compiled = matcher(self._tokens, grammar)
+                first = compiled.deep_copy()
+                first.compute_bitmask()
+                fault = first.get_error()
+                del compiled, first
         except ValueError as error:
             grammar, fault = "", str(error)
         if fault:
             raise RequestError(f"{param}: {' '.join(fault.split())[:300]}", param=param, code="invalid_value")
-        compiled = matcher(self._tokens, grammar)
+        return grammar
+
+    def constraint(self, grammar: str) -> NewConstraint:
+        """Makes constraints to the compiled text of a grammar; may take as long as `checked`.
+
+        Other threads run meanwhile.
+        """
+        compiled = _llguidance().LLMatcher(self._tokens, grammar)
         return lambda: _Matcher(compiled.deep_copy(), self.vocab_size, min(self.tokenizer.eos_ids))
 
     @cached_property

@@ -11,6 +11,10 @@ import tokenizers
 
 from meshwright.errors import CheckpointError, RequestError
 from meshwright.models.chat import ChatTemplate, json_object, load_chat_template, special_tokens
+from meshwright.serve.workers.stages import enter
+
+# Time limits in a worker. A prompt of a million tokens takes two seconds to tokenise.
+_TEMPLATE_SECONDS, _TOKENIZER_SECONDS = 1.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Tokenizer:
 
     def encode(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Tokens of a prompt, with the special tokens that the tokenizer adds, such as BOS."""
+        enter("the tokenizer", _TOKENIZER_SECONDS)
         return self._or_start(self.ids(prompt, add_special_tokens=add_special_tokens))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> tuple[int, ...]:
@@ -38,7 +43,10 @@ class Tokenizer:
 
         context: further names that the template may read, such as tools.
         """
-        return self._or_start(self.ids(self.chat.render(messages, **context), add_special_tokens=False))
+        enter("the chat template", _TEMPLATE_SECONDS)
+        text = self.chat.render(messages, **context)
+        enter("the tokenizer", _TOKENIZER_SECONDS)
+        return self._or_start(self.ids(text, add_special_tokens=False))
 
     def ids(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """Tokens of `text`, perhaps none. Other threads run meanwhile."""

@@ -1,0 +1,136 @@
+"""The process that forks workers: `python -m meshwright.serve.workers.nursery FD`.
+
+It loads the object whose methods the workers call (once: they share its memory), then forks a worker for
+each socket that it is sent. It has one thread, so a fork is safe, and a new worker takes milliseconds.
+"""
+
+import faulthandler
+import gc
+import mmap
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import RequestError
+from meshwright.serve.workers.frames import CALL, ERROR, HEADER, LAST, RESULT, STAGE, frame
+from meshwright.serve.workers.stages import limit_by
+
+# The smallest stack of the threads that do in the server what a worker did before is 2 MiB.
+_STACK_BYTES = 2**20
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, Any] | None:
+    """The next message; None if the server has closed the connection."""
+    header = _exactly(connection, HEADER.size)
+    if header is None:
+        return None
+    kind, size = HEADER.unpack(header)
+    content = _exactly(connection, size)
+    return None if content is None else (kind, pickle.loads(content))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray | None:
+    content = bytearray(size)
+    view = memoryview(content)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            return None
+        view = view[count:]
+    return content
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server ends its workers itself
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for workers
+    control = socket.socket(fileno=int(sys.argv[1]))
+    received = _receive(control)
+    if received is None:
+        return
+    _, (subject, memory_bytes) = received
+    try:
+        subject.prepare()
+    except BaseException as error:  # panics of Rust are no Exception
+        control.sendall(frame(ERROR, f"{error}" or type(error).__name__))
+        return
+    control.sendall(frame(RESULT, None))
+    gc.freeze()
+    while True:
+        message, files, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return
+        if os.fork() == 0:
+            control.close()
+            _begin_worker(socket.socket(fileno=files[0]), subject, memory_bytes)
+            os._exit(0)
+        os.close(files[0])
+
+
+def _begin_worker(connection: socket.socket, subject: Any, memory_bytes: int) -> None:
+    # The last words of a crash would fill the server's log.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    most_bytes = _address_space() + memory_bytes
+    if sys.platform == "linux":  # macOS does not enforce it
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(_STACK_BYTES)
+    # A worker with little memory left ends; the tokenizer keeps some for each word that it meets.
+    worker = threading.Thread(target=_work, args=(connection, subject, most_bytes - memory_bytes // 2))
+    worker.start()
+    worker.join()
+
+
+def _address_space() -> int:
+    """Bytes of this process's address space; 0 if the platform does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
+def _work(connection: socket.socket, subject: Any, last_bytes: int) -> None:
+    """Answer calls of `subject`'s methods until the server closes the connection.
+
+    last_bytes: address space beyond which an answer is the last.
+    """
+
+    def begin(name: str, seconds: float) -> None:
+        # A thread of C ends the process: code that holds the interpreter cannot prevent it.
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        connection.sendall(frame(STAGE, (name, seconds)))
+
+    limit_by(begin)
+    while (received := _receive(connection)) is not None:
+        kind, (method, seconds, arguments) = received
+        assert kind == CALL
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        try:
+            result = getattr(subject, method)(*arguments)
+            is_last = _address_space() > last_bytes
+            answer = frame(LAST if is_last else RESULT, result)
+        except RequestError as error:
+            answer = frame(ERROR, (str(error), error.status, error.param, error.code))
+        except MemoryError:
+            answer = frame(ERROR, ("the request needs more memory than it may have", 400, None, None))
+        except RecursionError:
+            answer = frame(ERROR, ("the request is nested too deeply", 400, None, None))
+        except Exception as error:
+            answer = frame(ERROR, (f"{type(error).__name__}: {error}", 500, None, None))
+        faulthandler.cancel_dump_traceback_later()
+        try:
+            connection.sendall(answer)
+        except OSError:  # the server has ended
+            return
+        del received, arguments, answer
+
+
+if __name__ == "__main__":
+    main()

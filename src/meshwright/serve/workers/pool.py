@@ -1,0 +1,179 @@
+"""The server's side of its workers: calls of methods in processes with limits of time, memory and stack."""
+
+import asyncio
+import contextlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import Any, Protocol
+
+from meshwright.errors import CheckpointError, DeviceError, RequestError
+from meshwright.serve.workers.frames import CALL, ERROR, HEADER, LAST, STAGE, frame
+
+_MEMORY_BYTES = 2**30
+_SECONDS = 10.0
+_START_SECONDS = 30.0
+
+
+class Subject(Protocol):
+    """An object whose methods are called; it can be pickled."""
+
+    def prepare(self) -> None:
+        """Load what calls need. Raises an error if that is impossible."""
+        ...
+
+
+class Calls(Protocol):
+    """A way of calling methods of a subject from an asyncio loop."""
+
+    async def call(self, client: str, method: str, *arguments: Any) -> Any:
+        """The result of `method`. client: its name; a client cannot occupy all workers."""
+        ...
+
+
+class InThreads:
+    """Calls in threads of this process, without limits: for text that can be trusted."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    async def call(self, client: str, method: str, *arguments: Any) -> Any:
+        return await asyncio.to_thread(getattr(self._subject, method), *arguments)
+
+
+class TooComplexError(RequestError):
+    """A request on which a worker crashed, or exceeded its time or memory."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="too_complex")
+
+
+class _Worker:
+    """A connection to a worker. has_ended: it takes no more calls."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self.has_ended = False
+
+    async def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """The result; raises RequestError for the subject's refusals, TooComplexError if the worker ends."""
+        stage, seconds, began = "reading the request", _SECONDS, time.monotonic()
+        try:
+            self._writer.write(frame(CALL, (method, seconds, arguments)))
+            await self._writer.drain()
+            while True:
+                kind, size = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+                value = pickle.loads(await self._reader.readexactly(size))
+                if kind != STAGE:
+                    break
+                (stage, seconds), began = value, time.monotonic()
+        except (OSError, asyncio.IncompleteReadError):
+            self.close()
+            if time.monotonic() - began >= seconds:
+                raise TooComplexError(f"{stage} takes longer than {seconds:g} s") from None
+            raise TooComplexError(f"{stage} needs more memory or depth than this server allows") from None
+        if kind == LAST:
+            self.close()
+        if kind != ERROR:
+            return value
+        message, status, param, code = value
+        if status == 500:
+            raise RuntimeError(message)
+        raise RequestError(message, status=status, param=param, code=code)
+
+    def close(self) -> None:
+        self.has_ended = True
+        self._writer.close()
+
+
+class WorkerPool:
+    """Calls in worker processes, `num_workers` at once; a context manager.
+
+    A client has at most all workers but one, so that another always finds one soon. A worker that crashes,
+    or exceeds its time or memory, costs its own call a RequestError; another is forked in its place.
+    """
+
+    def __init__(self, subject: Subject, num_workers: int | None = None) -> None:
+        self._subject = subject
+        self._num_workers = num_workers or min(max(2, os.cpu_count() or 2), 8)
+        self._idle: list[_Worker] = []
+        self._changed: asyncio.Condition | None = None
+        self._num_busy: Counter[str] = Counter()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "WorkerPool":
+        self._control, remote = socket.socketpair()
+        with remote:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "meshwright.serve.workers.nursery", str(remote.fileno())],
+                pass_fds=[remote.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+            )
+        self._control.settimeout(_START_SECONDS)
+        with contextlib.suppress(OSError):  # if it has died, `check` says so
+            self._control.sendall(frame(CALL, (self._subject, _MEMORY_BYTES)))
+        return self
+
+    def check(self) -> None:
+        """Wait until workers can be forked. Raises CheckpointError if the subject cannot be prepared."""
+        try:
+            with self._control.makefile("rb") as file:
+                kind, size = HEADER.unpack(file.read(HEADER.size))
+                message = pickle.loads(file.read(size))
+        except Exception as error:  # what a process sends that ends meanwhile may be cut anywhere
+            raise CheckpointError(
+                "the tokenizer or the chat template crashes, or takes too long, as it is loaded"
+            ) from error
+        if kind == ERROR:
+            raise CheckpointError(message)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._control.close()
+        try:
+            self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    async def call(self, client: str, method: str, *arguments: Any) -> Any:
+        # A client that leaves does not end the call, and could otherwise occupy one worker after another.
+        calling = asyncio.ensure_future(self._call(client, method, arguments))
+        calling.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(calling)
+
+    async def _call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        self._changed = self._changed or asyncio.Condition()
+        most = max(1, self._num_workers - 1)
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self._num_busy[client] < most and self._num_busy.total() < self._num_workers
+            )
+            self._num_busy[client] += 1
+        try:
+            worker = self._idle.pop() if self._idle else await self._forked()
+            try:
+                return await worker.call(method, arguments)
+            finally:
+                if not worker.has_ended:
+                    self._idle.append(worker)
+        finally:
+            async with self._changed:
+                self._num_busy -= Counter([client])  # a client with none is forgotten
+                self._changed.notify_all()
+
+    async def _forked(self) -> _Worker:
+        near, far = socket.socketpair()
+        with far:
+            try:
+                socket.send_fds(self._control, [b"w"], [far.fileno()])
+            except OSError as error:
+                near.close()
+                raise DeviceError("the process that forks workers has ended") from error
+        near.setblocking(False)
+        return _Worker(*await asyncio.open_connection(sock=near, limit=2**20))

@@ -1,0 +1,77 @@
+"""Hostile requests by name, each as (path, body). The list grows with each fault that is found."""
+
+import json
+
+from tests.serve.http.client import MODEL
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+DEPTH = 3000
+
+
+def completion(**fields: object) -> tuple[str, bytes]:
+    return TEXT, json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 2} | fields).encode()
+
+
+def chat(messages: object, **fields: object) -> tuple[str, bytes]:
+    return CHAT, json.dumps({"model": MODEL, "messages": messages} | fields).encode()
+
+
+def _nested(before: str, after: str, depth: int = DEPTH) -> str:
+    return before * depth + '{"type": "integer"}' + after * depth
+
+
+def _references() -> dict[str, object]:
+    definitions: dict[str, object] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(DEPTH)}
+    return {"$defs": definitions | {f"d{DEPTH}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+
+def _alternatives() -> dict[str, object]:
+    definitions: dict[str, object] = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"type": "null"}]} for i in range(DEPTH)
+    }
+    return {"$defs": definitions | {f"d{DEPTH}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+
+def _rules() -> str:
+    chain = "\n".join(f'r{i}: r{i + 1} "a"' for i in range(DEPTH))
+    return f'start: r0\n{chain}\nr{DEPTH}: "b"\n'
+
+
+HI = {"role": "user", "content": "hi"}
+# Grammars that a library follows by recursion.
+GRAMMARS = {
+    "a chain of references": completion(guided_json=_references()),
+    "a chain of alternatives": completion(guided_json=_alternatives()),
+    "a schema as text, nested": completion(guided_json=_nested('{"anyOf": [', "]}")),
+    "a chain of rules": completion(guided_grammar=_rules()),
+    "nested groups of a rule": completion(guided_grammar=f'start: {"(" * DEPTH}"a"{")" * DEPTH}'),
+    "nested groups of an expression": completion(guided_regex=f"{'(' * 9000}a{')' * 9000}"),
+    "repetitions of repetitions": completion(guided_regex="(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+    "an expression of many states": completion(guided_regex="(a|b)*a(a|b){300}"),
+    "a schema of tools": chat(
+        [HI],
+        tools=[{"type": "function", "function": {"name": "f", "parameters": _references()}}],
+        tool_choice="required",
+    ),
+}
+# Small or large bodies of many things, with the seconds or bytes that each once took.
+COUNTS = {
+    "8,000 prompts of 128 answers": completion(prompt=["a"] * 8000, n=128),
+    "500 prompts of 128 answers": completion(prompt=["a"] * 500, n=128),
+    "500,000 prompts": completion(prompt=["a"] * 500_000),
+    "2,000,000 allowed tokens": completion(allowed_token_ids=[1] * 2_000_000, n=128),
+    "2,000,000 stop tokens": completion(stop_token_ids=[1] * 2_000_000, n=128),
+    "500,000 unknown fields": completion(**{f"k{i}": 1 for i in range(500_000)}),
+    "500,000 biases": completion(logit_bias={str(i): 1 for i in range(500_000)}),
+    "150,000 messages": chat([HI] * 150_000),
+    "300,000 parts": chat([{"role": "user", "content": [{"type": "text", "text": "x"}] * 300_000}]),
+    "5,000,000 tokens as text": ("/detokenize", json.dumps({"tokens": [1] * 5_000_000}).encode()),
+    "10,000,000 characters": ("/tokenize", json.dumps({"prompt": "x" * 10_000_000}).encode()),
+    "nested lists": (TEXT, b"[" * 15_000_000),
+    "nested objects": (TEXT, b'{"prompt":' * 1_000_000),
+    "a harmless field of many objects": (
+        TEXT,
+        b'{"model": "tiny", "prompt": "x", "metadata": [' + b'{"a":1},' * 1_500_000 + b"1]}",
+    ),
+    "300,000 inputs": ("/v1/embeddings", json.dumps({"model": MODEL, "input": ["a"] * 300_000}).encode()),
+}
