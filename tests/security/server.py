@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from tests.serve.http.client import MODEL
@@ -16,12 +17,13 @@ from meshwright.models.chat import ChatTemplate
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app, reader_of
 from meshwright.serve.http.client_limits import ClientLimits
+from meshwright.serve.http.connections import Connections
 from meshwright.serve.http.server import bind, run
 from meshwright.serve.text.tokenizer import Tokenizer
 from meshwright.serve.workers.pool import WorkerPool
 
 ROOT = Path(__file__).parents[2]
-CONTEXT = 4096
+CONTEXT = 100_000
 
 
 class Served:
@@ -30,12 +32,18 @@ class Served:
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process, self.url = process, url
 
-    def post(self, path: str, body: object, **options: object) -> httpx.Response:
+    def post(self, path: str, body: object, **options: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return httpx.post(self.url + path, content=content, timeout=60, **options)
 
     def complete(self, **body: object) -> httpx.Response:
         return self.post("/v1/completions", {"model": MODEL, "prompt": "x", "max_tokens": 4} | body)
+
+    def complete_as(self, key: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        """The answer to a completion with a key and further headers."""
+        with_key = {"Authorization": f"Bearer {key}"} if key else {}
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+        return self.post("/v1/completions", body, headers=with_key | (headers or {}))
 
     def health_seconds(self) -> float:
         began = time.perf_counter()
@@ -49,7 +57,7 @@ class Served:
 
 
 @contextmanager
-def served(template: str | None = None, limits: dict | None = None) -> Iterator[Served]:
+def served(template: str | None = None, limits: dict[str, Any] | None = None) -> Iterator[Served]:
     """A server with a chat template and these `ClientLimits`, killed at the end."""
     settings = json.dumps({"template": template, "limits": limits or {}})
     command = [sys.executable, "-m", "tests.security.server", settings]
@@ -63,27 +71,33 @@ def served(template: str | None = None, limits: dict | None = None) -> Iterator[
             process.kill()
 
 
+def _answer(prompt: list[int], tokens: list[int]) -> int:
+    """One letter after another, slowly, to what says `forever`; `ok` to all other prompts."""
+    if prompt != _FOREVER:
+        return _OK(prompt, tokens)
+    time.sleep(0.001)
+    return _FOREVER[-1]
+
+
+_OK, _FOREVER = says("ok"), list(byte_tokenizer().encode("forever"))
+
+
 def main() -> None:
-    settings = json.loads(sys.argv[1])
+    settings: dict[str, Any] = json.loads(sys.argv[1])
     tokenizer = byte_tokenizer()
     if settings["template"] is not None:
         chat = ChatTemplate(settings["template"])
         tokenizer = Tokenizer(tokenizer.tokenizer, tokenizer.eos_ids, tokenizer.start_id, chat)
-    limits = ClientLimits(
-        **{
-            name: frozenset(value) if name == "api_keys" else value
-            for name, value in settings["limits"].items()
-        }
-    )
-    with (
-        bind("127.0.0.1", 0) as listener,
-        Engine(MockRunner(says("ok"), num_slots=8, context=CONTEXT)) as engine,
-    ):
+    given: dict[str, Any] = settings["limits"]
+    limits = ClientLimits(**given | {"api_keys": frozenset(given.get("api_keys", ()))})
+    connections = Connections(limits.max_connections, limits.max_connections_per_address, limits.proxies)
+    runner = MockRunner(_answer, num_slots=8, context=CONTEXT)
+    with bind("127.0.0.1", 0) as listener, Engine(runner) as engine:
         parts = (engine, tokenizer, MODEL, limits)
         with WorkerPool(reader_of(*parts), 2) as workers:
             workers.check()
             app = create_app(*parts, calls=workers)
-            run(app, listener, lambda url: print(url, flush=True))
+            run(app, listener, lambda url: print(url, flush=True), connections)
     print("closed", flush=True)
 
 

@@ -183,6 +183,10 @@ def main(args: Sequence[str]) -> int:
         if extra is None or extra.is_installed:
             raise  # a module of this package, or of a broken installation
         return _fail(extra.missing(str(error.name)))
+    except ImportError as error:
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            return INTERRUPTED
+        raise
     except BrokenPipeError:  # the reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -16,6 +16,7 @@ from meshwright.plan_file import load_plan
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.model_folder import check_model_folder
 from meshwright.serve.settings import EngineSettings, Replicas, Server
+from meshwright.signals import ends_at_once
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -30,6 +31,13 @@ def serve(
     ] = None,
     host: str = option("127.0.0.1", help="The address to listen on."),
     port: int = option(8000, least=0, most=65535, help="The port to listen on; 0 takes a free one."),
+    health_port: int | None = option(
+        None,
+        least=0,
+        most=65535,
+        help="A further port, with a thread of its own, for /health, /ready and /metrics.",
+        unset="none",
+    ),
     engine: EngineSettings,
     limits: ClientLimits,
     log_json: bool = option(False, help="Log a JSON line per request on stderr.", after="cors_origins"),
@@ -46,8 +54,8 @@ def serve(
     """Serve a checkpoint over OpenAI's API.
 
     Endpoints are /v1/completions, /v1/chat/completions, /v1/responses and /v1/models, with a chat page at /,
-    and /health and /metrics. The command prints its address once it answers. On Ctrl-C or SIGTERM it finishes
-    the answers under way, then ends.
+    and /health and /metrics. The command prints its address once it answers. On Ctrl-C, SIGTERM or SIGHUP it
+    finishes the answers under way for up to 20 seconds, then ends; a second signal ends it at once.
 
     \b
     mw serve --checkpoint runs/demo --port 8000
@@ -78,24 +86,31 @@ def serve(
     if ctx.obj is not None:  # a RayService deploys the server itself
         ctx.obj(server, replicas)
     elif replicas.is_single:
-        _serve(server, host, port, as_json)
+        _serve(server, host, (port, health_port), as_json)
     else:
         _serve_replicas(server, replicas, host, port, as_json)
 
 
-def _serve(server: Server, host: str, port: int, as_json: bool) -> None:
-    from meshwright.serve.http.server import bind, run
+def _serve(server: Server, host: str, ports: tuple[int, int | None], as_json: bool) -> None:
+    from meshwright.serve.http.connections import Connections
+    from meshwright.serve.http.server import address, bind, run
 
     if server.engine.plan is not None:
         load_hardware(server.engine.plan.hardware)  # for its warnings
     server.engine.use_devices()
     from meshwright.cli.service import open_app
 
+    limits = server.limits
+    connections = Connections(limits.max_connections, limits.max_connections_per_address, limits.proxies)
     with ExitStack() as stack:
-        listener = stack.enter_context(bind(host, port))  # first, since loading may take minutes
-        with progress() as report:
+        # First, since loading may take minutes.
+        listener, probes = [None if port is None else stack.enter_context(bind(host, port)) for port in ports]
+        assert listener is not None
+        with ends_at_once(), progress() as report:
             api, name = stack.enter_context(open_app(server, report))
-        run(api, listener, lambda address: _announce(address, name, as_json))
+        if probes is not None:
+            note(f"/health on {address(probes)}")
+        run(api, listener, lambda url: _announce(url, name, as_json), connections, probes)
 
 
 def _serve_replicas(server: Server, replicas: Replicas, host: str, port: int, as_json: bool) -> None:

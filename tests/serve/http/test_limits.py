@@ -56,7 +56,7 @@ def test_keys_of_a_file_that_others_cannot_read(tmp_path: Path):
     file = tmp_path / "keys"
     file.write_text("one\n\n  two \n")
     file.chmod(0o640)
-    limits = ClientLimits(frozenset({"zero"}), file)
+    limits = ClientLimits(file, frozenset({"zero"}))
     assert limits.api_keys == {"zero", "one", "two"} and not limits.behind_front().api_keys
     file.chmod(0o644)
     with pytest.raises(MeshwrightError, match=r"keys: other users can read it; run chmod o-r .*keys"):

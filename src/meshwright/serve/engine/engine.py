@@ -155,6 +155,12 @@ class Engine:
             self._changed.notify()
         return stream
 
+    def end_requests(self, why: str) -> None:
+        """Fail all requests, and those that come later."""
+        self._stop(why)
+        if self._generator is not None:
+            self._generator._stop(why)
+
     def num_unknown_pages(self, prompt: Sequence[int]) -> int:
         """Full pages of a prompt that are not cached; its last token is always computed."""
         with self._changed:

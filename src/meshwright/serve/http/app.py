@@ -59,6 +59,7 @@ def create_app(
 
     tracing: receives spans of the requests. prefilled: asks the servers that prefill for this one, if any.
     calls: of a `reader_of` these; by default in threads of this process, without limits.
+    Its `state` has the application `probes`, for a port of its own, and the function `end_requests`.
     Raises CheckpointError if the tokenizer knows tokens that the model does not.
     """
     if tokenizer.vocab_size > engine.vocab_size:
@@ -69,6 +70,11 @@ def create_app(
     limits = limits or ClientLimits()
     calls = calls or InThreads(reader_of(engine, tokenizer, model_name, limits))
     api = _Api(Asking(engine, tokenizer), calls, model_name, limits, tracing, prefilled)
+    probes = [
+        Route("/health", api.health),
+        Route("/ready", api.health),
+        Route("/metrics", api.metrics),
+    ]
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
@@ -78,13 +84,14 @@ def create_app(
         Route("/detokenize", api.detokenize, methods=["POST"]),
         Route("/v1/models", api.models),
         Route("/v1/models/{id:path}", api.model),
-        Route("/health", api.health),
-        Route("/ready", api.health),
-        Route("/metrics", api.metrics),
+        *probes,
         Route("/", page),
     ]
     counted = Middleware(_CountRequests, metrics=engine.metrics, paths=[route.path for route in routes])
-    return guarded(routes, limits, *_traced(tracing), counted)
+    app = guarded(routes, limits, *_traced(tracing), counted)
+    app.state.end_requests = engine.end_requests
+    app.state.probes = Starlette(routes=probes)
+    return app
 
 
 def _traced(tracing: "Tracing | None") -> list[Middleware]:

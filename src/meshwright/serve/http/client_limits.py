@@ -4,6 +4,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Literal
 
@@ -22,22 +23,36 @@ class ClientLimits:
 
     api_keys: accepted keys; without keys, every client is accepted. requests_per_minute, request_seconds:
     None for no limit. stalled_seconds: time after which a client that reads nothing is disconnected.
+    wrong_keys_per_minute: tries of an address with a wrong key.
     """
 
+    api_key_file: Path | None = option(
+        None,
+        help="A file of keys, one per line, of which clients must send one; others must not read it.",
+        after="tensor",
+    )
     api_keys: frozenset[str] = option(
         frozenset(),
         flag="--api-key",
         env="MESHWRIGHT_API_KEYS",
-        help="A key that clients must send; repeatable.",
-        after="tensor",
-    )
-    api_key_file: Path | None = option(
-        None, help="A file of such keys, one per line, that other users cannot read."
+        help="The same, but other users see the option in the list of processes; repeatable.",
     )
     requests_per_minute: float | None = option(
         None, least=1, help="Rate limit per key, or per address without keys."
     )
     request_seconds: float | None = option(None, least=0.1, help="Cut off answers that take longer.")
+    max_connections: int | None = option(
+        None, least=1, help="Open connections of all clients.", unset="those that the process may open"
+    )
+    max_connections_per_address: int | None = option(
+        None, least=1, help="Open connections of one address.", unset="half of all"
+    )
+    trusted_proxies: tuple[str, ...] = option(
+        (),
+        flag="--trusted-proxy",
+        help="An address or network whose X-Forwarded-For names the client; repeatable.",
+        unset="none is believed",
+    )
     max_body_bytes: int = option(16_000_000, parser=parse_count, help="Largest request body in bytes: 16M.")
     cors_origins: tuple[str, ...] = option(
         (),
@@ -51,16 +66,26 @@ class ClientLimits:
         after="mode",
     )
     stalled_seconds: float = 60.0
+    wrong_keys_per_minute: int = 20
 
     def __post_init__(self) -> None:
         if self.api_key_file is not None:
             object.__setattr__(self, "api_keys", self.api_keys | _read_keys(self.api_key_file))
+        _ = self.proxies
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise PlanError(
                     f"CORS origin {origin!r} is not an address that browsers send; write "
                     "https://site.example, http://localhost:3000 or *, without a path"
                 )
+
+    @property
+    def proxies(self) -> list[IPv4Network | IPv6Network]:
+        """The networks of `trusted_proxies`. Raises PlanError for one that is none."""
+        try:
+            return [ip_network(text) for text in self.trusted_proxies]
+        except ValueError as error:
+            raise PlanError(f"--trusted-proxy: {error}; write 10.0.0.7 or 10.0.0.0/24") from None
 
     @property
     def takes_priorities(self) -> bool:

@@ -47,6 +47,7 @@ class Gate:
     def __init__(self, app: ASGIApp, limits: ClientLimits) -> None:
         self._app, self._limits = app, limits
         self._rates = Rates(limits.requests_per_minute) if limits.requests_per_minute else None
+        self._wrong_keys = Rates(limits.wrong_keys_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
@@ -76,12 +77,20 @@ class Gate:
 
     def _client(self, headers: Headers, scope: Scope) -> str:
         """The key of a request, or where there are no keys the address that it came from."""
+        address = (scope.get("client") or ("",))[0]
         if not self._limits.api_keys:
-            return (scope.get("client") or ("",))[0]
+            return address
         scheme, _, given = headers.get("authorization", "").partition(" ")
         # Every key is compared in full, so that the time tells nothing of them.
         matches = [hmac.compare_digest(given.encode(), key.encode()) for key in self._limits.api_keys]
         if scheme.lower() != "bearer" or not any(matches):
+            if given and (wait := self._wrong_keys.wait_seconds(address, time.monotonic())):
+                raise RequestError(
+                    f"too many wrong API keys from {address}; retry in {math.ceil(wait)} s",
+                    status=429,
+                    code="rate_limit_exceeded",
+                    retry_after_seconds=math.ceil(wait),
+                )
             raise RequestError(
                 "no valid API key; send the header Authorization: Bearer KEY",
                 status=401,

@@ -22,6 +22,7 @@ from meshwright.serve.http.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     Message,
+    RequestObject,
     TokenizeRequest,
     Tool,
     ToolChoice,
@@ -33,7 +34,8 @@ from meshwright.serve.text.tokenizer import Tokenizer
 from meshwright.serve.text.tools import format_of_template
 
 Asked = CompletionRequest | ChatRequest
-A = TypeVar("A", CompletionRequest, ChatRequest, EmbeddingsRequest)
+R = TypeVar("R", bound=RequestObject)
+A = TypeVar("A", bound=RequestObject, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,7 @@ class Reader:
 
     def _parse(self, kind: type[Any], body: bytes) -> Any:
         asked = parse(kind, body)
-        name = asked.model
-        if name is None and kind in (TokenizeRequest, DetokenizeRequest):
-            return asked
+        name = self.model_name if asked.model is None else asked.model  # /tokenize may leave it out
         if name != self.model_name:
             raise unknown_model(name, self.model_name)
         if getattr(asked, "priority", 0) and not self.takes_priorities:
@@ -297,7 +297,7 @@ def _too_many(param: str, number: int, context: int) -> RequestError:
     )
 
 
-def _small(asked: A, **empty: Any) -> A:
+def _small(asked: R, **empty: Any) -> R:
     """`asked` with these values, and without a grammar."""
     forms = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
     grammars = {name: None for name in (*forms, "guided_grammar") if name in type(asked).model_fields}

@@ -1,17 +1,26 @@
 """The application on a port."""
 
+import asyncio
 import errno
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.errors import DeviceError
+from meshwright.serve.engine.request import EngineStopped
+from meshwright.serve.http.connections import Connection, Connections
+from meshwright.serve.http.error_bodies import error_object
 
 # How long requests may go on after SIGTERM; Kubernetes kills after 30.
 _SHUTDOWN_SECONDS = 20
@@ -44,20 +53,33 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: Starlette, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then finish running requests and return.
+def run(
+    app: Starlette,
+    listener: socket.socket,
+    on_ready: Callable[[str], None],
+    connections: Connections | None = None,
+    probes: socket.socket | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or SIGHUP, then finish running requests and return.
 
-    on_ready: called with the address once requests are answered.
+    A second signal ends running requests at once, as does the end of the time for them: `app.state` has the
+    function `end_requests`. on_ready: called with the address once requests are answered.
+    connections: limits on clients' connections; None for those of the process. probes: a socket for
+    `app.state.probes`, which a thread of its own serves.
     """
-    with _signals_end_quietly():
-        _Server(app, lambda: on_ready(address(listener))).run(sockets=[listener])
+    server = _Server(app, lambda: on_ready(address(listener)), connections or Connections())
+    with ExitStack() as stack:
+        stack.enter_context(_signals_end_quietly(server))
+        if probes is not None:
+            stack.enter_context(running(app.state.probes, probes))
+        server.run(sockets=[listener])
 
 
 @contextmanager
 def running(app: Starlette, listener: socket.socket) -> Iterator[str]:
     """The address of the application, which a thread of this process serves until the block ends."""
     ready = threading.Event()
-    server = _Server(app, ready.set)
+    server = _Server(app, ready.set, Connections())
     thread = threading.Thread(target=server.run, args=([listener],), name="meshwright-http", daemon=True)
     thread.start()
     ready.wait()
@@ -69,23 +91,84 @@ def running(app: Starlette, listener: socket.socket) -> Iterator[str]:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, app: Starlette, on_ready: Callable[[], None]) -> None:
+    is_hastened = False
+
+    def __init__(self, app: Starlette, on_ready: Callable[[], None], connections: Connections) -> None:
+        proxies = [str(network) for network in connections.proxies]
         super().__init__(
             uvicorn.Config(
-                app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_SECONDS
+                _EndsQuietly(app),
+                http=partial(Connection, connections),  # pyright: ignore[reportArgumentType]
+                ws="none",
+                # By default any process of this machine could name the client.
+                proxy_headers=bool(proxies),
+                forwarded_allow_ips=proxies,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS + 2,
             )
         )
-        self._on_ready = on_ready
+        self._on_ready, self._state = on_ready, app.state
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Streams then end with an error event, and other requests with 503.
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(_SHUTDOWN_SECONDS, self._end_requests)
+        hastened = loop.create_task(self._hasten())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+            hastened.cancel()
+
+    async def _hasten(self) -> None:
+        """End running requests on a second signal."""
+        while not self.is_hastened:
+            await asyncio.sleep(0.05)
+        self._end_requests()
+        await asyncio.sleep(1)
+        self.force_exit = True
+
+    def _end_requests(self) -> None:
+        getattr(self._state, "end_requests", lambda why: None)("the server is shutting down")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.is_hastened = self.should_exit
+        self.should_exit = True
+
+
+@dataclass(frozen=True)
+class _EndsQuietly:
+    """Ends a request that is cancelled at shutdown without a traceback."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting_send)
+        except asyncio.CancelledError:
+            if has_begun:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            else:
+                stopped = JSONResponse(error_object(EngineStopped("the server is shutting down")), 503)
+                await stopped(scope, receive, send)
+
 
 @contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """Within, a signal that uvicorn handled ends nothing more.
+def _signals_end_quietly(server: _Server) -> Iterator[None]:
+    """Within, a signal that the server handled ends nothing more, and SIGHUP is one of them.
 
     uvicorn raises it again after its shutdown, for earlier handlers; by default that kills the process before
     the engine is closed.
@@ -96,6 +179,8 @@ def _signals_end_quietly() -> Iterator[None]:
     previous: dict[signal.Signals, Any] = {
         number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)
     }
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, server.handle_exit)
     try:
         yield
     finally:

@@ -1,0 +1,173 @@
+"""Connections of clients: how many there are, how long they may be idle, and how long headers may be."""
+
+import asyncio
+import logging
+import resource
+from collections import Counter
+from collections.abc import Collection
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+logger = logging.getLogger(__name__)
+_HEADER_BYTES = 65_536
+_HEADER_SECONDS = 10.0
+# A body may take this long, and longer if it arrives at this rate.
+_BODY_SECONDS, _BODY_BYTES_PER_SECOND = 30.0, 16_000
+# Descriptors that connections leave to files, workers and listeners.
+_RESERVED_DESCRIPTORS = 128
+
+
+class Connections:
+    """Counts of open connections, in all and by address.
+
+    most: in all; None: as many as the process has descriptors for. most_per_address: None for half of them.
+    proxies: addresses to which that limit does not apply.
+    """
+
+    def __init__(
+        self,
+        most: int | None = None,
+        most_per_address: int | None = None,
+        proxies: Collection[IPv4Network | IPv6Network] = (),
+    ) -> None:
+        self.most = most or max(16, _num_descriptors() - _RESERVED_DESCRIPTORS)
+        self.most_per_address = most_per_address or max(8, self.most // 2)
+        self.proxies = tuple(proxies)
+        self._counts: Counter[str] = Counter()
+
+    def open(self, address: str) -> bool:
+        """Count a connection, and return True, unless there are too many."""
+        if self._counts.total() >= self.most:
+            return False
+        if self._counts[address] >= self.most_per_address and not self._is_proxy(address):
+            return False
+        self._counts[address] += 1
+        return True
+
+    def close(self, address: str) -> None:
+        self._counts -= Counter([address])
+
+    def _is_proxy(self, address: str) -> bool:
+        try:
+            return any(ip_address(address) in network for network in self.proxies)
+        except ValueError:  # a socket of the file system
+            return False
+
+
+def _num_descriptors() -> int:
+    """Descriptors of this process, after the soft limit is raised to the hard one, up to 65,536."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(soft, most)
+
+
+class Connection(HttpToolsProtocol):
+    """An HTTP connection that ends if it sends too slowly or headers that are too long."""
+
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._open = connections
+        self._address: str | None = None  # once it is counted
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_header_bytes = self._num_body_bytes = 0
+        self._in_headers = True
+        self._began = 0.0
+        self._is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        if not self._open.open(address):
+            self._refuse(503, "too many connections")
+            return
+        self._address = address
+        self._start(_HEADER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        if self._address is not None:
+            self._open.close(self._address)
+            self._address = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._in_headers = True
+            self._start(_HEADER_SECONDS)
+        if self._in_headers:
+            self._num_header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._num_header_bytes > _HEADER_BYTES and not self._is_refused:
+            self._refuse(431, f"the headers have more than {_HEADER_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._sum_of_headers = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._sum_of_headers += len(name) + len(value)
+        if self._sum_of_headers > _HEADER_BYTES:
+            self._refuse(431, f"the headers have more than {_HEADER_BYTES} bytes")
+            raise ValueError("headers too long")  # the parser stops
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers, self._num_header_bytes, self._num_body_bytes = False, 0, 0
+        self._start(_BODY_SECONDS)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stop()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self._is_refused:
+            super().send_400_response(msg)
+
+    def _start(self, seconds: float) -> None:
+        self._stop()
+        self._began = self.loop.time()
+        self._timer = self.loop.call_later(seconds, self._look)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        """End the connection, unless its body arrives fast enough."""
+        seconds = _HEADER_SECONDS
+        if not self._in_headers:
+            seconds = _BODY_SECONDS + self._num_body_bytes / _BODY_BYTES_PER_SECOND
+        left = self._began + seconds - self.loop.time()
+        if left > 0:
+            self._timer = self.loop.call_later(left, self._look)
+            return
+        self._timer = None
+        self._refuse(408, "the request took too long to arrive")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer with an error if nothing was answered yet, and close the connection."""
+        self._is_refused = True
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or not self.cycle.response_started:
+            content = b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null}}'
+            body = content % message.encode()
+            self.transport.write(
+                b"HTTP/1.1 %d Refused\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n%b" % (status, len(body), body)
+            )
+        self.transport.close()
+        # A client that reads nothing does not keep it.
+        self.loop.call_later(1.0, self.transport.abort)

@@ -1,0 +1,146 @@
+"""Connections that send slowly, too much or too often, wrong keys, and the ends of a server."""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from tests.security.server import CONTEXT, Served, served
+from tests.serve.http.client import MODEL
+
+pytest.importorskip("llguidance")
+TEXT = "/v1/completions"
+ENDLESS = {"model": MODEL, "prompt": "forever", "max_tokens": CONTEXT - 100, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(limits={"max_connections": 40, "max_connections_per_address": 20}) as running:
+        yield running
+
+
+def connect(server: Served) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def answer(connection: socket.socket) -> bytes:
+    """All that a server sends until it closes the connection."""
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    return b"".join(parts)
+
+
+def test_an_address_has_only_its_connections(server: Served):
+    with ExitStack() as stack:
+        for _ in range(19):
+            stack.enter_context(connect(server)).sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        time.sleep(0.3)
+        held = stack.enter_context(connect(server))
+        time.sleep(0.2)
+        refused = stack.enter_context(connect(server))
+        assert answer(refused).startswith(b"HTTP/1.1 503")
+        held.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert answer(held).startswith(b"HTTP/1.1 200")
+    time.sleep(0.3)
+    server.health_seconds()
+
+
+def test_headers_are_limited_in_bytes(server: Served):
+    before = server.resident_bytes
+    with connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: ")
+        try:
+            for _ in range(100):
+                connection.sendall(b"a" * 1_000_000)
+        except ConnectionError:
+            pass
+        connection.settimeout(5)
+        assert answer(connection).startswith((b"HTTP/1.1 431", b""))
+    many = b"".join(b"X-%d: %b\r\n" % (i, b"b" * 1000) for i in range(100))
+    with connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + many + b"\r\n")
+        assert answer(connection).startswith(b"HTTP/1.1 431")
+    assert server.resident_bytes - before < 50e6
+    server.health_seconds()
+
+
+@pytest.mark.slow
+def test_headers_and_bodies_are_limited_in_time(server: Served):
+    with connect(server) as slow, connect(server) as silent, connect(server) as blank:
+        slow.sendall(b"GET /health HTTP/1.1\r\nHo")
+        blank.sendall(b"\r\n")
+        began = time.monotonic()
+        for connection in (slow, silent, blank):
+            assert answer(connection).startswith(b"HTTP/1.1 408")
+        assert 8 < time.monotonic() - began < 15
+    with connect(server) as body:
+        body.settimeout(60)
+        body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        assert answer(body).startswith(b"HTTP/1.1 408")
+    server.health_seconds()
+
+
+def test_wrong_keys_are_limited_and_right_ones_are_not():
+    with served(limits={"api_keys": ["secret"]}) as server:
+        statuses = [
+            server.complete_as(f"wrong-{number}", {"X-Forwarded-For": f"10.0.0.{number}"}).status_code
+            for number in range(40)
+        ]
+        assert statuses[:20] == [401] * 20 and set(statuses[20:]) <= {401, 429} and statuses[-1] == 429
+        assert server.complete_as("secret").status_code == 200
+
+
+def test_a_named_proxy_names_the_client():
+    limits = {"requests_per_minute": 2, "trusted_proxies": ["127.0.0.0/8"]}
+    with served(limits=limits) as server:
+        for _ in range(2):  # a proxy appends the address that it sees; what a client wrote comes before
+            first = {"X-Forwarded-For": "6.6.6.6, 10.0.0.1"}
+            assert server.complete_as("", first).status_code == 200
+        assert server.complete_as("", {"X-Forwarded-For": "7.7.7.7, 10.0.0.1"}).status_code == 429
+        assert server.complete_as("", {"X-Forwarded-For": "10.0.0.2"}).status_code == 200
+    with served(limits={"requests_per_minute": 2}) as server:
+        statuses = [
+            server.complete_as("", {"X-Forwarded-For": f"10.0.0.{number}"}).status_code for number in range(3)
+        ]
+        assert statuses == [200, 200, 429]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_ends_streams_with_an_error_event(number: signal.Signals):
+    with served() as server:
+        with httpx.stream("POST", server.url + TEXT, json=ENDLESS | {"stream": True}, timeout=30) as response:
+            lines = (line for line in response.iter_lines() if line)
+            next(lines)
+            server.process.send_signal(number)
+            time.sleep(0.3)
+            assert server.process.poll() is None  # the stream goes on
+            server.process.send_signal(number)
+            began = time.monotonic()
+            *_, last = lines
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_stopped"
+        assert server.process.wait(10) == 0 and time.monotonic() - began < 5
+        assert server.process.stderr is not None and "Traceback" not in server.process.stderr.read()
+
+
+def test_clients_that_leave_are_not_in_the_log():
+    with served() as server:
+        for _ in range(5):
+            body = json.dumps(ENDLESS).encode()
+            head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            for sent in (head + body, head + body[:5], head[:20]):
+                with connect(server) as connection:
+                    connection.sendall(sent)
+                    time.sleep(0.05)
+        server.health_seconds()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+        assert server.process.stderr is not None and server.process.stderr.read() == ""
