@@ -126,7 +126,7 @@ def test_a_second_signal_ends_streams_with_an_error_event(number: signal.Signals
             server.process.send_signal(number)
             began = time.monotonic()
             *_, last = lines
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_stopped"
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is shutting down"
         assert server.process.wait(10) == 0 and time.monotonic() - began < 5
         assert server.process.stderr is not None and "Traceback" not in server.process.stderr.read()
 
