@@ -89,7 +89,8 @@ def main() -> None:
         chat = ChatTemplate(settings["template"])
         tokenizer = Tokenizer(tokenizer.tokenizer, tokenizer.eos_ids, tokenizer.start_id, chat)
     given: dict[str, Any] = settings["limits"]
-    limits = ClientLimits(**given | {"api_keys": frozenset(given.get("api_keys", ()))})
+    keys: Any = frozenset(given.pop("api_keys", ()))
+    limits = ClientLimits(api_keys=keys, **given)
     connections = Connections(limits.max_connections, limits.max_connections_per_address, limits.proxies)
     runner = MockRunner(_answer, num_slots=8, context=CONTEXT)
     with bind("127.0.0.1", 0) as listener, Engine(runner) as engine:

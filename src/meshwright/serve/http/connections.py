@@ -78,7 +78,7 @@ class Connection(HttpToolsProtocol):
         self._began = 0.0
         self._is_refused = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
         if not self._open.open(address):
