@@ -34,7 +34,7 @@ from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.passes import Dtypes
 from meshwright.cost.recorder import Shape
 from meshwright.cost.serving_step import record_pass
-from meshwright.cost.step import at_step_rates
+from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.engines.engine import ENGINES
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog

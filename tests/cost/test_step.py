@@ -12,7 +12,8 @@ from meshwright.cost.memory import saved_bytes
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import StepCost, StepPricer, at_step_rates
+from meshwright.cost.step import StepCost, StepPricer
+from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout

@@ -84,7 +84,7 @@ def planned_seconds(plan: Plan) -> dict[_Key, float]:
                 nodes = recomputed_nodes(segment, layout.schedule.remat)
             for node in nodes:
                 seconds = sum(
-                    work_seconds(work, node.kind, dtypes, chip)[0] for work in _work(node, direction)
+                    work_seconds(work, node.kind, dtypes, chip).seconds for work in _work(node, direction)
                 )
                 if seconds:
                     planned[_WITHIN.get(node.name, node.name), direction, "compute"] += seconds * runs

@@ -1,6 +1,6 @@
 """Arithmetic on numbers, or on arrays with one number for each of many layouts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from math import ceil
 from typing import Any
@@ -55,6 +55,45 @@ def each(function: Callable[[float], float], figure: Any) -> Any:
     if isinstance(figure, float | int):
         return function(figure)
     return _numpy().array([function(number) for number in figure.tolist()])
+
+
+def weighted(shares: Iterable[float], figures: Iterable[Any]) -> Any:
+    """The sum of figures, each multiplied by its share.
+
+    >>> weighted((1, 0, 2), (5.0, 7.0, 0.5))
+    6.0
+    """
+    total: Any = 0.0
+    for share, figure in zip(shares, figures, strict=True):
+        if share:
+            total = total + share * figure
+    return total
+
+
+def place_of_largest(figures: Sequence[Any]) -> Any:
+    """The index of the largest figure, the first of equal ones; an array of such if figures are arrays.
+
+    >>> place_of_largest([2.0, 3.0, 3.0])
+    1
+    """
+    if len(figures) == 1:
+        return 0
+    if all(isinstance(figure, float | int) for figure in figures):
+        return figures.index(max(figures))
+    np = _numpy()
+    return np.argmax(np.broadcast_arrays(*figures), axis=0)
+
+
+def chosen(place: Any, figures: Sequence[Any]) -> Any:
+    """The figure at an index as from `place_of_largest`.
+
+    >>> chosen(1, [2.0, 3.0])
+    3.0
+    """
+    if isinstance(place, int):
+        return figures[place]
+    np = _numpy()
+    return np.take_along_axis(np.array(np.broadcast_arrays(*figures)), place[None], axis=0)[0]
 
 
 def _numpy() -> Any:

@@ -1,51 +1,32 @@
 """Price and memory of many layouts at once, for a search.
 
 Layouts that differ only in sizes have the same operations and collectives, so one recording serves all of
-them. A number in one layout's graph is an array here, with one number for each layout. The formulas are those
-of memory.py, passes.py and step.py.
+them. A number in one layout's graph is an array here, with one number for each layout. The formulas are in
+memory.py, passes.py and step_seconds.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.cost.arrays import largest
-from meshwright.cost.collectives import seconds_of_many
+from meshwright.cost.arrays import largest, weighted
 from meshwright.cost.eager import eager_phases, whole_microbatches
 from meshwright.cost.graph import Transfer
 from meshwright.cost.memory import HeldBytes, held_bytes, peak
-from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
+from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
-from meshwright.cost.pipeline.stages import (
-    SegmentRuns,
-    alive_microbatches,
-    depth_counts,
-    different_stages,
-    joins_passes,
-    stage_counts,
-    stage_updates,
-)
+from meshwright.cost.pipeline.stages import alive_microbatches, depth_counts, different_stages, joins_passes
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import MeshSizes, Shape
 from meshwright.cost.state import StageState
-from meshwright.cost.step import (
-    TimedPass,
-    as_sent,
-    at_step_rates,
-    done_once,
-    exposed_share,
-    hop_transfer,
-    host_update_seconds,
-    lost_at_nodes,
-    lost_between_stages,
-    sent_together,
-    stage_times,
-    timed_passes,
-)
-from meshwright.hardware.topology import Hardware, Placement
+from meshwright.cost.step_seconds import SegmentSeconds, StagePasses, Update, hop_transfer
+from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
+from meshwright.cost.transfer_prices import TransferPrices, at_step_rates
+from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.attention import lacks_flash
 from meshwright.layout.axes import AXES, TENSOR
@@ -127,10 +108,11 @@ class Family:
         self.graph = record_training(config, hardware, layout, shape, sizes, has_kernel=has_kernel)
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
         self.placements = [machine.place(member.mesh.mesh) for member in members]
-        self._prices: dict[tuple, Any] = {}
+        self._prices = TransferPrices(layout, self.chip, self.placements)
+        self._prices_of_some: dict[int, TransferPrices] = {}
         self._sent: dict[SegmentPass, list[tuple[Transfer, Any]]] = {}
         self._timed: dict[tuple[SegmentPass, bool], TimedPass] = {}
-        self._segments: dict[tuple[Saving, bool], _SegmentSeconds] = {}
+        self._segments: dict[tuple[Saving, bool], SegmentSeconds] = {}
         self._stages: dict[tuple[tuple[StageRoute, ...], Saving], Stages] = {}
         self._states: dict[tuple, _States] = {}
 
@@ -159,10 +141,9 @@ class Family:
         """
         [whole] = depth_counts(self.graph, "1f1b", 1, 1)
         rows = self.rows[pipe]
-        passes = [self.segments(Saving(), joined).passes[..., rows].sum(axis=1) for joined in (False, True)]
-        passes = np.minimum(*passes)
-        microbatch = np.tensordot(np.array(whole), passes, 1) / pipe + self.chip.step.launch_seconds
-        return microbatch * self.microbatches[rows]
+        each = [self.segments(Saving(), joined) for joined in (False, True)]
+        passes = np.minimum(*(one.forward + one.backward + one.put_off for one in each))[..., rows]
+        return (weighted(whole, passes) / pipe + self.chip.step.launch_seconds) * self.microbatches[rows]
 
     def states(self, schedule: str, pipe: int, interleave: int) -> "_States":
         """The states of the members with `pipe` stages, with a schedule's placement of layers."""
@@ -171,30 +152,18 @@ class Family:
             layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
             different = different_stages(self.graph, schedule, pipe, interleave)
             states = {stage: StageState(self.graph, layout, stage) for stage in different}
-            update = seconds_of(states[0].update_work(), "update", self.dtypes, self.chip)
-            update = update + host_update_seconds(states[0], self.chip)
+            rows = self.rows[pipe]
+            update = Update.of(states[0], self.microbatches[rows], self.dtypes, self.chip)
+            sent = update.sent_seconds(self.prices_of_some(pipe))
             at_once = layout.schedule.microbatches == 1 and not self.software.eager
             stages = {
                 stage: (state.device_bytes(reduced_at_once=at_once), state.host_bytes)
                 for stage, state in states.items()
             }
-            self._states[key] = _States(layout, stages, update, self._sent_by_update(states[0], pipe))
+            self._states[key] = _States(layout, stages, _at(rows, update.chip_seconds) + sent)
         return self._states[key]
 
-    def _sent_by_update(self, state: StageState, pipe: int) -> Any:
-        """Seconds of the optimizer's transfers, for the members with `pipe` stages."""
-        rows = self.rows[pipe]
-        placements = [self.placements[row] for row in rows]
-        return sum(
-            count
-            * (
-                seconds_of_many(transfer.op, transfer.axes, placements)(_at(rows, transfer.gathered_bytes))
-                + self._lost_at_nodes(transfer, placements)
-            )
-            for transfer, count in state.update_transfers(self.microbatches[rows])
-        )
-
-    def segments(self, saving: Saving, joined: bool) -> "_SegmentSeconds":
+    def segments(self, saving: Saving, joined: bool) -> SegmentSeconds:
         """Seconds of one run of every segment, for all members; joined: see `TimedPass`."""
         if joined and not self._exchanges:
             return self.segments(saving, False)
@@ -205,19 +174,15 @@ class Family:
 
             layout = self.layout.replace(**saving._asdict())
             timed = timed_passes(self.graph, layout, self.dtypes, self.chip, timed_pass)
-            alone: list[SegmentRuns] = [tuple(row) for row in np.eye(len(timed)).tolist()]
-            once = [
-                [done_once(timed, one, one, direction) for one in alone]
-                for direction in ("forward", "backward")
-            ]
-            self._segments[saving, joined] = _SegmentSeconds(
-                np.array([[self._all(seconds) for seconds in stage_times(timed, one)] for one in alone]),
-                np.array([[[self._all(seconds) for seconds in pair] for pair in pairs] for pairs in once]),
-            )
+            seconds = SegmentSeconds.of(timed)
+            self._segments[saving, joined] = SegmentSeconds(*map(self._all, seconds))
         return self._segments[saving, joined]
 
-    def _all(self, figure: Any) -> Any:
-        return _at(np.arange(len(self.members)), figure)
+    def _all(self, figures: Any) -> Any:
+        """An array of figures, or of lists of figures; its last dimension is the members."""
+        if isinstance(figures, list):
+            return np.array([self._all(figure) for figure in figures])
+        return _at(np.arange(len(self.members)), figures)
 
     @cached_property
     def _exchanges(self) -> bool:
@@ -227,54 +192,33 @@ class Family:
     def _timed_pass(self, work: SegmentPass, joined: bool) -> TimedPass:
         if (work, joined) not in self._timed:
             if work not in self._sent:
-                self._sent[work] = sent_together(work.transfers, self._seconds)
+                self._sent[work] = sent_together(work.transfers, self._prices.seconds)
             sent = self._sent[work]
             self._timed[work, joined] = TimedPass(
-                work, sent, self.chip, self._lost_between_stages, joined=joined
+                work, sent, self.chip, self._prices.lost_by_hosts, joined=joined
             )
         return self._timed[work, joined]
 
-    def _seconds(self, transfer: Transfer) -> Any:
-        transfer = as_sent(transfer, self.layout, self.chip)
-        key = (transfer.op, transfer.axes, transfer.copies)
-        if key not in self._prices:
-            op, axes, copies = key
-            self._prices[key] = seconds_of_many(op, axes, self.placements, copies=copies)
-        return self._prices[key](transfer.gathered_bytes) + self._lost_at_nodes(transfer, self.placements)
-
-    def _lost_at_nodes(self, transfer: Transfer, placements: Sequence[Placement]) -> Any:
-        if not self.chip.step.host_node_seconds:
-            return 0.0
-        return np.array([lost_at_nodes(transfer, at, self.chip) for at in placements])
-
-    def _lost_between_stages(self, transfer: Transfer) -> Any:
-        if not self.chip.step.host_stage_seconds:
-            return 0.0
-        return np.array([lost_between_stages(transfer, at, self.chip) for at in self.placements])
-
-
-class _SegmentSeconds(NamedTuple):
-    """Seconds of one run of every segment; the last dimension of both arrays is the members.
-
-    passes: by segment, (forward, backward without deferrable work, deferrable work), as from `stage_times`.
-    once: by direction and segment, (waiting, room), as from `done_once`.
-    """
-
-    passes: Any
-    once: Any
+    def prices_of_some(self, pipe: int) -> Callable[[Transfer], Any]:
+        """Seconds of a run of a transfer, for the members with `pipe` stages."""
+        rows = self.rows[pipe]
+        if pipe not in self._prices_of_some:
+            placements = [self.placements[row] for row in rows]
+            self._prices_of_some[pipe] = TransferPrices(self.layout, self.chip, placements)
+        prices = self._prices_of_some[pipe]
+        return lambda sent: prices.seconds(replace(sent, gathered_bytes=_at(rows, sent.gathered_bytes)))
 
 
 class _States(NamedTuple):
     """States of the members with some stages and chunks; layout: of one of them.
 
     stages: bytes of (weights, gradients, optimizer) and of the host's memory, for the first stage of each
-    kind. update_seconds: of the optimizer. sent_by_update: seconds of its transfers, only for these members.
+    kind. update_seconds: of the optimizer and its transfers.
     """
 
     layout: Layout
     stages: dict[int, tuple[tuple[Any, Any, Any], Any]]
     update_seconds: Any
-    sent_by_update: Any
 
 
 class Stages:
@@ -286,25 +230,19 @@ class Stages:
     def __init__(self, family: Family, schedule: str, pipe: int, interleave: int, saving: Saving) -> None:
         self.family, self.pipe, self.interleave, self.saving = family, pipe, interleave, saving
         self.rows = np.array(family.rows[pipe])
-        self._counts = stage_counts(family.graph, schedule, pipe, interleave)
-        by_depth = depth_counts(family.graph, schedule, pipe, interleave)
-        chunks = list(dict.fromkeys(by_depth))
-        self._chunk_at = [chunks.index(counts) for counts in by_depth]
-        joined = joins_passes(schedule, pipe, interleave)
-        passes, once = (seconds[..., self.rows] for seconds in family.segments(saving, joined))
+        cut = schedule, pipe, interleave
+        of_all = family.segments(saving, joins_passes(*cut))
+        segments = SegmentSeconds(*(seconds[..., self.rows] for seconds in of_all))
+        self._passes = StagePasses(family.graph, cut, segments, family.chip.step.overlap)
         self._microbatches = family.microbatches[self.rows]
-        # Seconds by kind of pass and kind of chunk.
-        self._chunk_seconds = np.tensordot(np.array(chunks), passes, 1).swapaxes(0, 1)
-        different = list(dict.fromkeys(self._counts))
-        totals = np.tensordot(np.array(different), passes.sum(axis=1), 1)
-        self._busy = totals.max(axis=0) * self._microbatches
-        updates = stage_updates(family.graph, schedule, pipe, interleave)
-        of_kinds = np.array([updates[self._counts.index(one)] for one in different])
-        busiest = totals.argmax(axis=0)
-        waiting = np.einsum("mds,dsm->dm", of_kinds[busiest], once[:, :, 0])
-        room = np.einsum("ms,dsm->dm", np.array(different)[busiest], once[:, :, 1])
-        exposed = waiting * exposed_share(waiting, room, family.chip.step.overlap)
-        self._besides = exposed.sum(axis=0) + family.chip.step.launch_seconds * self._microbatches
+        self._busy = self._passes.microbatch_seconds * self._microbatches
+        launches = family.chip.step.launch_seconds * self._microbatches
+        self._besides = self._passes.exposed_seconds + launches
+        # Seconds by kind of pass, depth and member; equal depths share theirs.
+        chunks = list(dict.fromkeys(self._passes.by_depth))
+        self._chunk_at = [chunks.index(counts) for counts in self._passes.by_depth]
+        runs = [[np.broadcast_to(one, len(self.rows)) for one in segments.run(counts)] for counts in chunks]
+        self._chunk_seconds = np.array(runs).swapaxes(0, 1)
 
     def needed_bytes(self, places: Sequence[int], schedule: str) -> tuple[Any, Any]:
         """Bytes of some members at the peak, on one chip of the stage with the most.
@@ -324,13 +262,13 @@ class Stages:
             if family.software.eager:
                 of_all = np.zeros(len(family.members))
                 of_all[rows] = whole_microbatches(alive)
-                counts, software = self._counts[stage], family.software
+                counts, software = self._passes.counts[stage], family.software
                 phases = eager_phases(family.graph, counts, parts, of_all, layout, software)
                 totals += [_at(rows, np.asarray(phase.total)) for phase in phases]
                 hosts += [_at(rows, phase.host) for phase in phases]
             else:
                 weights, gradients, optimizer = (_at(rows, part) for part in parts)
-                held = held_bytes(family.graph, self._counts[stage], self.saving.remat)
+                held = held_bytes(family.graph, self._passes.counts[stage], self.saving.remat)
                 held = HeldBytes(*[_at(rows, figure) for figure in held])
                 memory = peak((weights, gradients, optimizer), held, alive, microbatches, layout)
                 totals.append(memory.total)
@@ -362,7 +300,7 @@ class Stages:
     def _once_seconds(self, schedule: str) -> Any:
         """Seconds of launches and of work once per step."""
         states = self.family.states(schedule, self.pipe, self.interleave)
-        return self._besides + self._all(states.update_seconds) + states.sent_by_update
+        return self._besides + states.update_seconds
 
     def _depth_seconds(self, places: Any) -> tuple[Any, Any, Any]:
         """(forward, backward, weight) of one microbatch's passes by depth, for some members."""
@@ -371,13 +309,7 @@ class Stages:
 
     @cached_property
     def _hop_seconds(self) -> Any:
-        placements = [self.family.placements[row] for row in self.rows]
-        hop = hop_transfer(self.family.graph, self.pipe)
-        return seconds_of_many(hop.op, hop.axes, placements)(self._all(hop.gathered_bytes))
-
-    def _all(self, figure: Any) -> Any:
-        """An array with an entry for each of these members."""
-        return _at(self.rows, figure)
+        return self.family.prices_of_some(self.pipe)(hop_transfer(self.family.graph, self.pipe))
 
 
 def _at(rows: Any, figure: Any) -> Any:

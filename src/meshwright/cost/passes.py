@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.cost.arrays import each, larger, smaller
 from meshwright.cost.graph import Direction, Node, Segment, Transfer, Work, kept_with, recomputed_nodes
@@ -59,9 +59,9 @@ class SegmentPass:
         """(name, bound, seconds) of its compute, by kind; for one layout."""
         by_kind: dict[tuple[str, str], float] = {}
         for kind, work, _ in _pieces(self.direction, self.nodes):
-            seconds, bound = work_seconds(work, kind, self.dtypes, self.chip)
-            key = f"{kind} ({self.direction})", bound
-            by_kind[key] = by_kind.get(key, 0.0) + seconds
+            priced = work_seconds(work, kind, self.dtypes, self.chip)
+            key = f"{kind} ({self.direction})", priced.bound
+            by_kind[key] = by_kind.get(key, 0.0) + priced.seconds
         return tuple((name, bound, seconds) for (name, bound), seconds in by_kind.items() if seconds)
 
     @cached_property
@@ -91,14 +91,12 @@ def _segment_pass(
     nodes = tuple(recomputed_nodes(segment, remat)) if direction == "recompute" else segment.nodes
     seconds = put_off = streamed = idle = 0.0
     for kind, work, may_wait in _pieces(direction, nodes):
-        compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
-        overhead = _overhead(work, chip)
-        taken = _roofline(compute, hbm, chip) + overhead + _routing(work, kind, chip)
-        seconds = seconds + taken
-        put_off = put_off + taken if may_wait else put_off
+        priced = work_seconds(work, kind, dtypes, chip)
+        seconds = seconds + priced.seconds
+        put_off = put_off + priced.seconds if may_wait else put_off
         if chip.step.prefetch:
-            streamed = streamed + larger(hbm - compute, 0.0) if kind == "matmul" else streamed
-            idle = idle + overhead
+            streamed = streamed + larger(priced.hbm - priced.compute, 0.0) if kind == "matmul" else streamed
+            idle = idle + priced.overhead
     transfers = _transfers(direction, nodes)
     return SegmentPass(direction, nodes, dtypes, chip, seconds, put_off, streamed, idle, transfers)
 
@@ -120,17 +118,32 @@ def _transfers(direction: Direction, nodes: tuple[Node, ...]) -> tuple[Transfer,
     return tuple(transfers)
 
 
-def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, str]:
-    """(seconds, bound); bound: "compute" or "hbm", whichever takes longer."""
+class WorkSeconds(NamedTuple):
+    """Seconds of a piece of work; numbers, or arrays for many layouts.
+
+    seconds: in total. compute, hbm: of its FLOPs, and of its bytes. overhead: of its kernels' start and end.
+    """
+
+    seconds: Any
+    compute: Any
+    hbm: Any
+    overhead: Any
+
+    @property
+    def bound(self) -> str:
+        """ "compute" or "hbm", whichever takes longer, of one layout."""
+        return "compute" if self.compute >= self.hbm else "hbm"
+
+
+def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> WorkSeconds:
+    """The seconds of `work` by a node of this kind."""
     compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
-    seconds = _roofline(compute, hbm, chip) + _overhead(work, chip) + _routing(work, kind, chip)
-    return seconds, "compute" if compute >= hbm else "hbm"
-
-
-def seconds_of(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> Any:
-    """The seconds of `work_seconds` for many layouts."""
-    busy = _roofline(*_compute_and_hbm(work, kind, dtypes, chip), chip)
-    return busy + _overhead(work, chip) + _routing(work, kind, chip)
+    longer, overlap = larger(compute, hbm), chip.step.roofline
+    busy = longer if overlap == 1 else longer + (1 - overlap) * smaller(compute, hbm)
+    overhead = work.kernels * chip.step.kernel_seconds
+    # To bring tokens to the experts of a product.
+    routing = chip.step.experts_seconds if kind == "matmul" and work.routed else 0.0
+    return WorkSeconds(busy + overhead + routing, compute, hbm, overhead)
 
 
 def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, float]:
@@ -146,23 +159,6 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
     elif work.shape and (packed := chip.step.packed.get(dtypes.matmul, 1.0)) < 1:
         hbm = hbm / each(lambda rows: packed if rows > 1 else 1.0, work.shape[0])
     return compute_seconds(work, kind, dtypes, chip), hbm
-
-
-def _roofline(compute: Any, hbm: Any, chip: Chip) -> Any:
-    """Seconds of work from the seconds of FLOPs and of bytes (`StepEfficiency.roofline`)."""
-    longer, overlap = larger(compute, hbm), chip.step.roofline
-    return longer if overlap == 1 else longer + (1 - overlap) * smaller(compute, hbm)
-
-
-def _overhead(work: Work, chip: Chip) -> float:
-    return work.kernels * chip.step.kernel_seconds
-
-
-def _routing(work: Work, kind: str, chip: Chip) -> Any:
-    """Seconds to bring tokens to the experts of a product."""
-    if kind != "matmul" or not work.routed:
-        return 0.0
-    return chip.step.experts_seconds
 
 
 def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:

@@ -13,14 +13,13 @@ A batch may be an array of batches: all figures that depend on it are then array
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import comb
 from typing import Any, Literal
 
 from meshwright.cost.arrays import largest
-from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.memory import alive_in_inference
 from meshwright.cost.ops.symbolic import SymbolicOps
@@ -29,15 +28,10 @@ from meshwright.cost.pipeline.stages import depth_counts
 from meshwright.cost.record import symbolic_weights
 from meshwright.cost.recorder import Lowering, Shape
 from meshwright.cost.state import StageState
-from meshwright.cost.step import (
-    StepCost,
-    StepPricer,
-    TimedPass,
-    at_step_rates,
-    sent_together,
-    stage_times,
-    timed_passes,
-)
+from meshwright.cost.step import StepCost, StepPricer
+from meshwright.cost.step_seconds import SegmentSeconds
+from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
+from meshwright.cost.transfer_prices import TransferPrices, at_step_rates
 from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -519,21 +513,12 @@ class Passes:
         """Seconds of the pass for every batch: `StepPricer.cost` of each."""
         machine = at_step_rates(in_inference(hardware))
         places = [machine.place(self.layout.mesh)] * len(self.batches)
-        chip, prices = machine.chip, dict[tuple, Callable[[Any], Any]]()
-
-        def seconds_of(transfer: Transfer) -> Any:
-            op, axes, copies = key = transfer.op, transfer.axes, transfer.copies
-            if self.layout.mesh.size(axes) == 1:
-                return 0.0
-            if key not in prices:
-                prices[key] = seconds_of_many(op, axes, places, copies=copies)
-            return prices[key](transfer.gathered_bytes) + chip.step.collective_seconds
-
-        dtypes = Dtypes.of(self.layout)
+        chip, dtypes = machine.chip, Dtypes.of(self.layout)
+        prices = TransferPrices(self.layout, chip, places)
 
         def timed_pass(work: SegmentPass) -> TimedPass:
-            return TimedPass(work, sent_together(work.transfers, seconds_of), chip)
+            return TimedPass(work, sent_together(work.transfers, prices.seconds), chip)
 
         timed = timed_passes(self.graph, self.layout, dtypes, chip, timed_pass)
         [counts] = depth_counts(self.graph, "1f1b", 1, 1)
-        return stage_times(timed, counts)[0] + chip.step.launch_seconds + 0 * self.batches
+        return SegmentSeconds.of(timed).run(counts).forward + chip.step.launch_seconds + 0 * self.batches

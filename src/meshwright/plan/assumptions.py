@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.cost.step import StepPricer, at_step_rates
+from meshwright.cost.step import StepPricer
+from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
 from meshwright.hardware.links import LINK_FIELDS, Interconnect, link_rates

@@ -17,7 +17,8 @@ from meshwright.cost.eager import step_memory
 from meshwright.cost.graph import Graph
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import StepPricer, at_step_rates
+from meshwright.cost.step import StepPricer
+from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_fields, check_fits

@@ -88,8 +88,8 @@ def operations(candidate: Candidate) -> list[StepOperation]:
                 direction,
                 flops=runs * sum(work.flops for work in pieces),
                 hbm_bytes=runs * sum(work.hbm_bytes for work in pieces),
-                seconds=runs * sum(seconds for seconds, _ in priced),
-                bound=max(priced, key=lambda piece: piece[0])[1],
+                seconds=runs * sum(piece.seconds for piece in priced),
+                bound=max(priced, key=lambda piece: piece.seconds).bound,
             )
             key = node.name, direction
             found[key] = _sum(found[key], one) if key in found else one
