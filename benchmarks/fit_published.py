@@ -37,25 +37,14 @@ import numpy as np
 from meshwright.cost.collectives import along_lines, lines_of
 from meshwright.cost.eager import flushes
 from meshwright.cost.graph import Graph, Transfer
-from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
+from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
-from meshwright.cost.pipeline.stages import depth_counts, stage_counts, stage_updates
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
-from meshwright.cost.step import (
-    TimedPass,
-    as_sent,
-    at_step_rates,
-    done_once,
-    exposed_share,
-    hop_transfer,
-    lost_at_nodes,
-    lost_between_stages,
-    sent_together,
-    stage_times,
-    timed_passes,
-)
+from meshwright.cost.step_seconds import SegmentSeconds, StagePasses, Update, hop_transfer
+from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
+from meshwright.cost.transfer_prices import as_sent, at_step_rates, lost_at_nodes, lost_between_stages
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Switch
@@ -270,35 +259,27 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: 
 
         return TimedPass(one, sent_together(one.transfers, sent), chip, lost)
 
-    timed = timed_passes(graph, layout, dtypes, chip, timed_pass)
-    for segment in graph.segments:  # prices of this chip, which nobody asks for again
+    segments = SegmentSeconds.of(timed_passes(graph, layout, dtypes, chip, timed_pass))
+    for segment in graph.segments:  # prices of this chip, which are not read again
         for key in [key for key in segment.memo if chip in key]:
             del segment.memo[key]
     schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.schedule.interleave
-    stages = list(stage_counts(graph, schedule, pipe, interleave))
-    number = max(range(len(stages)), key=lambda one: _first(sum(stage_times(timed, stages[one]))))
-    busiest, per_step = stages[number], stage_updates(graph, schedule, pipe, interleave)[number]
-    seconds = layout.schedule.microbatches * sum(stage_times(timed, busiest))
+    microbatches = layout.schedule.microbatches
+    passes = StagePasses(graph, (schedule, pipe, interleave), segments, chip.step.overlap)
+    seconds = microbatches * passes.microbatch_seconds
     if pipe > 1:
-        by_depth = depth_counts(graph, schedule, pipe, interleave)
-        depths = [stage_times(timed, counts) for counts in by_depth]
+        depths = [segments.run(counts) for counts in passes.by_depth]
         hop = sent(hop_transfer(graph, pipe))
         times = Times([PassSeconds(*map(_first, one)) for one in depths], _first(hop))
-        whole = makespan(schedule, pipe, layout.schedule.microbatches, interleave, times)
+        whole = makespan(schedule, pipe, microbatches, interleave, times)
         size = len(hop) if np.ndim(hop) else 1
         columns = tuple(np.array([np.broadcast_to(d[i], size) for d in depths]) for i in range(3))
-        count = np.full(size, layout.schedule.microbatches)
+        count = np.full(size, microbatches)
         least = least_makespan(schedule, pipe, count, interleave, columns, np.broadcast_to(hop, size))
         seconds = np.maximum(seconds, whole * least / least[0])
-    for direction, updates in zip(("forward", "backward"), per_step, strict=True):
-        waiting, room = done_once(timed, busiest, updates, direction)
-        seconds = seconds + waiting * exposed_share(waiting, room, chip.step.overlap)
-    state = StageState(graph, layout)
-    seconds = seconds + seconds_of(state.update_work(), "update", dtypes, chip)
-    for transfer, count in state.update_transfers(layout.schedule.microbatches):
-        seconds = seconds + count * sent(transfer)
-    seconds = seconds + chip.step.host_flush_seconds * num_flushes
-    return seconds + chip.step.launch_seconds * layout.schedule.microbatches
+    update = Update.of(StageState(graph, layout), microbatches, dtypes, chip)
+    seconds = seconds + passes.exposed_seconds + update.chip_seconds + update.sent_seconds(sent)
+    return seconds + chip.step.host_flush_seconds * num_flushes + chip.step.launch_seconds * microbatches
 
 
 def _first(figure: Any) -> float:
