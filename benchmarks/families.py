@@ -1,0 +1,116 @@
+"""How many causal language models are read, and whether their parameters equal transformers' own.
+
+    python benchmarks/families.py                     # every causal LM of the installed transformers
+    python benchmarks/families.py --configs FILE      # JSON lines with `name` and `config` (a config.json)
+
+Each model is built by transformers on the meta device, with the sizes of its configuration's defaults or of
+the file. Buffers that files hold (biases of the choice of experts) count as parameters. A model that
+transformers has no class for is read, but not compared.
+"""
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from meshwright.errors import ModelError
+from meshwright.models.count import count_params
+from meshwright.models.hf import from_hf
+
+
+class Row(NamedTuple):
+    """One configuration. ours: parameters; theirs: transformers' count, None if it cannot build the model."""
+
+    name: str
+    ours: int | None
+    theirs: int | None
+    note: str = ""
+
+    @property
+    def differs(self) -> bool:
+        return self.ours is not None and self.theirs is not None and self.ours != self.theirs
+
+
+def causal_lms() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The default configuration of every causal language model."""
+    for model_type, classes in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        name = classes if isinstance(classes, str) else classes[0]
+        try:
+            written = transformers.CONFIG_MAPPING[model_type]().to_dict()
+        except Exception as error:  # a class whose defaults contradict each other
+            print(f"{model_type}: its class has no valid defaults: {str(error).splitlines()[0]}")
+            written = {"model_type": model_type}
+        yield model_type, written | {"architectures": [name]}
+
+
+def scored(name: str, config: Mapping[str, Any], *, counts: bool) -> Row:
+    """One configuration, read by us and built by transformers."""
+    try:
+        model = from_hf(config, name)
+    except ModelError as error:
+        return Row(name, None, None, str(error).partition("; supported:")[0])
+    ours = count_params(model).total
+    return Row(name, ours, *(_built(config) if counts else (None, "")))
+
+
+def _built(config: Mapping[str, Any]) -> tuple[int | None, str]:
+    """The parameters of transformers' model, and why they are not known."""
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        config = {"model_type": config.get("model_type"), **text}
+    config = {key: value for key, value in config.items() if key != "quantization_config"}
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(config["model_type"]))
+    if classes is None:
+        return None, f"transformers has no {config['model_type']}"
+    try:
+        with torch.device("meta"):
+            made = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(config)
+            kind = getattr(transformers, classes if isinstance(classes, str) else classes[0])
+            model = kind(made)
+    except Exception as error:
+        return None, f"transformers cannot build it: {str(error).splitlines()[:1]}"
+    biases = (b.numel() for path, b in model.named_buffers() if path.endswith("e_score_correction_bias"))
+    return model.num_parameters() + sum(biases), ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--configs", type=Path, help="a file of JSON lines instead of transformers' classes")
+    parser.add_argument("--no-counts", action="store_true", help="only read, which takes seconds")
+    parser.add_argument("--only", nargs="*", help="names of models")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    files = (
+        ((f["name"], f["config"]) for f in map(json.loads, options.configs.open()))
+        if options.configs
+        else None
+    )
+    chosen = ((n, c) for n, c in files or causal_lms() if not options.only or n in options.only)
+    rows = [scored(name, config, counts=not options.no_counts) for name, config in chosen]
+    for row in rows:
+        if row.ours is None:
+            print(f"not read  {row.note}")
+    for row in rows:
+        if row.ours is not None and row.note:
+            print(f"read      {row.name}: {row.note}")
+    for row in rows:
+        if row.differs:
+            assert row.ours is not None and row.theirs is not None
+            more = row.ours - row.theirs
+            print(f"differs   {row.name}: {row.ours:,} parameters, transformers {row.theirs:,} ({more:+,})")
+    num_read = sum(row.ours is not None for row in rows)
+    compared = [row for row in rows if row.theirs is not None]
+    print(
+        f"{num_read} of {len(rows)} are read; of {len(compared)} compared with transformers "
+        f"{transformers.__version__}, {sum(not row.differs for row in compared)} have the same count"
+    )
+
+
+if __name__ == "__main__":
+    main()
