@@ -127,8 +127,8 @@ def _changed(name: str, **changes: Any) -> ModelConfig:
         ("gpt2", {"n_embd": 770}, "hidden_size = 770 does not divide over num_attention_heads = 12"),
         (
             "gpt-oss-20b",
-            {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
-            "this layer_types is not supported; fits: 'sliding_attention', every n-th 'full_attention'",
+            {"layer_types": ["full_attention", "chunked_attention", "sliding_attention"]},
+            "layer_types: 'chunked_attention' is not supported; fits: full_attention, sliding_attention",
         ),
     ],
 )

@@ -71,6 +71,7 @@ GPT = replace(
 WITHOUT_GRADIENT = {("gpt", "layers/wk_bias")} | {
     (name, "layers/router_choice_bias") for name in ("mixture", "chosen_by_bias")
 }
+WITHOUT_GRADIENT |= {("parallel", "layers/k_norm_bias")}  # added after rotations
 # Experts chosen in groups, by a bias, beside shared ones and a dense layer; and alternating with dense ones.
 MIXTURE = replace(
     TINY,
@@ -142,6 +143,40 @@ SHARED_MIXTURE = replace(
     moe=MoE(num_experts=8, experts_per_token=2, d_ff=16, num_dense_layers=1),
 )
 ALIBI = replace(TINY, name="alibi", num_heads=4, positions="alibi", embedding_norm=True)
+# Norms after attention and feed-forward, over all heads together, and before output projections.
+WIDE = replace(
+    TINY,
+    name="wide",
+    num_layers=3,
+    sliding_window=5,
+    global_layers=(0,),
+    qk_norm=True,
+    qk_norm_over="width",
+    pre_norms=False,
+    post_norms=True,
+    inner_norms=True,
+    attention_gate=True,
+    gated=False,
+    activation="xielu",
+    residual_scale=0.7,
+    embedding_scale=3.0,
+    logit_scale=0.5,
+)
+# Attention and experts of one norm, each head with scales of its own.
+PARALLEL = replace(
+    TINY,
+    name="parallel",
+    norm="layer",
+    norm_bias=True,
+    parallel=True,
+    shared_norm=True,
+    qk_norm=True,
+    qk_norm_over="heads",
+    qk_norm_last=True,
+    clip_qkv=1.5,
+    head_bias=True,
+    moe=MoE(8, 2, 16, num_shared_experts=1, shared_gate=True),
+)
 B, T = 8, 16
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (B, T + 1), dtype=np.int32)
 
@@ -274,6 +309,8 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
         (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls"),
         pytest.param(OSS, "data=4,expert=2,tensor=2,remat=full", marks=pytest.mark.slow),
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        (WIDE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        (PARALLEL, "fsdp=4,tensor=2,expert=2,sequence_parallel=true"),
         *(
             pytest.param(config, text, marks=pytest.mark.slow)
             for config, text in [
@@ -318,6 +355,9 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (CHUNKED, "context=2,fsdp=2,tensor=2,context_method=ulysses"),
                 (CHUNKED, "fsdp=2,tensor=2,tensor2=2,expert=2"),
                 (LATENT, "fsdp=2,tensor=2,tensor2=2"),
+                (WIDE, "fsdp=2,tensor=2,tensor2=2"),
+                (WIDE, "context=2,fsdp=2,tensor=2,context_method=ulysses,remat=full"),
+                (PARALLEL, "context=2,fsdp=2,tensor=2,context_method=ring,remat=matmuls"),
                 (LOCAL, "data=2,tensor=2,tensor2=2"),
                 (GPT, "fsdp=2,tensor=2,tensor2=2,sequence_parallel=true"),
             ]

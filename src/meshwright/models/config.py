@@ -11,8 +11,11 @@ from meshwright.errors import ModelError
 
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned", "none", "alibi"]
-# gelu: the tanh form; gelu_erf: the exact one; relu2: squared; clamped_silu: gpt-oss's, cut off at +-7.
-Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu"]
+# gelu: the tanh form; gelu_erf: the exact one; relu2: squared; clamped_silu: gpt-oss's, cut off at +-7;
+# xielu: with two trained slopes (Apertus).
+Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu", "xielu"]
+# head: over H, with one scale for all heads; heads: over H, each head with its own; width: over N and H.
+QKNorm = Literal["head", "heads", "width"]
 RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
 RouterScore = Literal["softmax", "sigmoid"]
 # Layers with the same parameters share a stack. A mixture's dense layers have a stack of their own, and so
@@ -84,7 +87,8 @@ class MoE:
 
     num_experts (E), experts_per_token (k): each token goes through k of E experts. d_ff (M): width of an
     expert. num_shared_experts, d_ff_shared: all tokens go through these, as wide as an expert if
-    d_ff_shared is None. num_dense_layers: the first layers, with a dense feed-forward. every: each n-th
+    d_ff_shared is None. shared_gate: their sum is multiplied by a sigmoid of the token's product with one
+    vector (Qwen2-MoE). num_dense_layers: the first layers, with a dense feed-forward. every: each n-th
     layer has experts, the others are dense. router_bias, expert_bias: whether these have biases.
 
     score: the function of the router's logits: a softmax over all experts, or a sigmoid of each.
@@ -111,6 +115,7 @@ class MoE:
     normalized: bool = True
     scaling: float = 1.0
     scales_input: bool = False
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         _check_fields(self, "moe")
@@ -208,19 +213,30 @@ class ModelConfig:
     d_head times num_heads need not be d_model; with MLA it is nope_dim + rope_dim. max_seq_len: the
     longest context. d_ff: of the dense layers, moe.d_ff of one expert.
     tied_embeddings: the output projection is the embedding table.
-    norm_offset: norms multiply by 1 + scale (Gemma). post_norms: also after attention and feed-forward.
-    qk_norm: queries and keys are normed over H. rotary_dim: how many of a head's elements positions turn.
+    parallel: attention and feed-forward both read a layer's input, and their results are added to it;
+    shared_norm: they also read the same norm (Falcon, Phi).
+    norm_offset: norms multiply by 1 + scale (Gemma). norm_scale: norms have scales. pre_norms: before
+    attention and feed-forward. post_norms: after them. inner_norms: before their output projections (BitNet).
+    qk_norm: queries and keys are normed, over the letters of `qk_norm_over` and, with qk_norm_last, after
+    positions have turned them. clip_qkv: queries, keys and values are cut off at +- this (OLMo).
+    attention_gate: the result of attention is multiplied by a sigmoid of a projection of its input.
+    rotary_dim: how many of a head's elements positions turn.
     sliding_window: positions that a local layer sees. global_every: each n-th layer sees all positions and
-    the others are local; all are local if it is 0. attention_chunk: a local layer sees its own chunk of this
+    the others are local; all are local if it is 0. global_layers: numbers of further layers that see all.
+    attention_chunk: a local layer sees its own chunk of this
     number of positions instead (Llama 4). rope_theta_local: the base of local layers, if theirs differs.
-    nope_every: each n-th layer has no rotary positions; 0 for none. With a temperature_floor its queries are
-    multiplied by 1 + temperature_slope ln(1 + floor((1 + position) / temperature_floor)).
+    nope_every: each n-th layer has no rotary positions; 0 for none. nope_layers: numbers of further layers
+    without them. With a temperature_floor its queries are
+    multiplied by 1 + temperature_slope ln(1 + floor((1 + position) / temperature_floor)); if no layer is
+    without such positions, all queries are, with position in place of 1 + position (Ministral 3).
     turned_norm: queries and keys are normed over H after positions have turned them, without weights.
     query_scale: factor of q . k; d_head ** -0.5 if None. attention_softcap, logit_softcap: c in
     c tanh(x / c). attention_sinks: each head has a logit that takes weight from all keys (gpt-oss).
-    scale_embedding: by sqrt(d_model). embedding_norm: embeddings are normed (BLOOM). layers_per_cache:
-    consecutive layers that read one cache of keys and values, made by the first of them (cross-layer
-    attention, Brandon et al., 2024).
+    scale_embedding: by sqrt(d_model). embedding_scale, residual_scale, logit_scale: factors of embeddings, of
+    the results of attention and feed-forward, and of logits (Granite). position_offset: rows of the table of
+    learned positions before that of position 0 (OPT). head_bias: of the output projection. embedding_norm:
+    embeddings are normed (BLOOM). layers_per_cache: consecutive layers that read one cache of keys and
+    values, made by the first of them (cross-layer attention, Brandon et al., 2024).
     lora_rank: the weights are frozen and only adapters of this rank are trained (LoRA, Hu et al. 2021):
     x W + s (x A) B with s = lora_alpha / lora_rank, or 1 if lora_alpha is None.
     family: the model family whose files describe it; LLaMA's or another that computes the same if None.
@@ -242,6 +258,11 @@ class ModelConfig:
     norm: Norm = "rms"
     norm_bias: bool = False
     norm_offset: bool = False
+    norm_scale: bool = True
+    pre_norms: bool = True
+    inner_norms: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
     positions: Positions = "rope"
     rotary_dim: int | None = None
     rope_theta_local: float | None = None
@@ -251,13 +272,24 @@ class ModelConfig:
     attention_out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over: QKNorm = "head"
+    qk_norm_last: bool = False
+    clip_qkv: float | None = None
+    attention_gate: bool = False
     post_norms: bool = False
     scale_embedding: bool = False
+    embedding_scale: float | None = None
+    residual_scale: float | None = None
+    logit_scale: float | None = None
+    position_offset: int = 0
+    head_bias: bool = False
     embedding_norm: bool = False
     sliding_window: int | None = None
     global_every: int = 0
+    global_layers: tuple[int, ...] = ()
     attention_chunk: int | None = None
     nope_every: int = 0
+    nope_layers: tuple[int, ...] = ()
     temperature_floor: int | None = None
     temperature_slope: float = 0.1
     turned_norm: bool = False
@@ -274,7 +306,9 @@ class ModelConfig:
     family: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        _as_tuples(self, "global_layers", "nope_layers")
         _check_fields(self, self.name)
+        _check_norms(self)
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.name}: {self.num_heads} query heads (N) do not divide over "
@@ -287,7 +321,8 @@ class ModelConfig:
                 f"{self.name}: rotary_dim = {self.rotary_dim} must be even and at most d_head = {self.d_head}"
             )
         for option in ("nope_every", "temperature_floor", "turned_norm"):
-            if getattr(self, option) and (self.positions != "rope" or self.mla is not None):
+            needs_heads = self.mla is not None and option != "temperature_floor"
+            if getattr(self, option) and (self.positions != "rope" or needs_heads):
                 raise ModelError(
                     f"{self.name}: {option} = {getattr(self, option)} is for rotary positions without latent "
                     "attention (MLA); leave it out"
@@ -339,7 +374,11 @@ class ModelConfig:
         layers: list[Layer] = []
         for number, window in enumerate(self.windows):
             stack = _STACKS[self._is_dense_among_experts(number), number % self.layers_per_cache > 0]
-            turned = self.positions == "rope" and not _is_each(self.nope_every, number)
+            turned = (
+                self.positions == "rope"
+                and not _is_each(self.nope_every, number)
+                and number not in self.nope_layers
+            )
             kind = LayerKind(stack, window, turned)
             layers.append(Layer(kind, rows[stack], number // self.layers_per_cache))
             rows[stack] += 1
@@ -385,7 +424,8 @@ class ModelConfig:
         size = self.attention_chunk or self.sliding_window
         window = Window(size, chunked=self.attention_chunk is not None) if size else None
         return tuple(
-            None if _is_each(self.global_every, layer) else window for layer in range(self.num_layers)
+            None if _is_each(self.global_every, layer) or layer in self.global_layers else window
+            for layer in range(self.num_layers)
         )
 
 
@@ -424,7 +464,7 @@ def _check_cache_groups(config: ModelConfig) -> None:
             f"{config.name}: rope_theta_local = {config.rope_theta_local} would turn the queries of layers "
             f"otherwise than the keys that they share with layers_per_cache = {each}; fits: leave one out"
         )
-    if config.nope_every and each > 1:
+    if (config.nope_every or config.nope_layers) and each > 1:
         raise ModelError(
             f"{config.name}: nope_every = {config.nope_every} leaves queries unturned, but "
             f"layers_per_cache = {each} shares keys that are turned; fits: leave one out"
@@ -434,6 +474,20 @@ def _check_cache_groups(config: ModelConfig) -> None:
 def _is_each(every: int, number: int) -> bool:
     """Whether layer `number` is the last of `every` layers; never if that is 0."""
     return bool(every) and (number + 1) % every == 0
+
+
+def _as_tuples(config: ModelConfig, *names: str) -> None:
+    """Lists of a file as tuples, which can be hashed."""
+    for name in names:
+        if isinstance(values := getattr(config, name), list):
+            object.__setattr__(config, name, tuple(values))
+
+
+def _check_norms(config: ModelConfig) -> None:
+    if config.shared_norm and not (config.parallel and config.pre_norms):
+        raise ModelError(
+            f"{config.name}: shared_norm = True is for parallel = True and pre_norms = True; set all three"
+        )
 
 
 def _check_mla(config: ModelConfig, mla: MLA) -> None:
@@ -472,10 +526,16 @@ def _check_fields(config: Any, where: str) -> None:
         _check_field(each.type, each.name, getattr(config, each.name), where)
 
 
-_MAY_BE_ZERO = ("global_every", "nope_every", "num_shared_experts", "num_dense_layers")
+_MAY_BE_ZERO = ("global_every", "nope_every", "position_offset", "num_shared_experts", "num_dense_layers")
 
 
 def _check_field(annotation: Any, name: str, value: Any, where: str) -> None:
+    if get_origin(annotation) is tuple:
+        if not isinstance(value, tuple) or not all(isinstance(n, int) and n >= 0 for n in value):
+            raise ModelError(
+                f"{where}: {name} = {brief(value)} must be a list of whole numbers of at least 0"
+            )
+        return
     kinds = get_args(annotation) if get_origin(annotation) is not Literal else (annotation,)
     if value is None and type(None) in kinds:
         return

@@ -59,7 +59,7 @@ def dimensions(config: ModelConfig) -> Mapping[str, int]:
         "V": config.vocab_size,
     }
     if config.positions == "learned":
-        sizes["W"] = config.max_seq_len
+        sizes["W"] = config.max_seq_len + config.position_offset
     if config.lora_rank:
         sizes["Z"] = config.lora_rank
     if moe := config.moe:
@@ -67,6 +67,8 @@ def dimensions(config: ModelConfig) -> Mapping[str, int]:
     if mla := config.mla:
         sizes |= {"R": mla.kv_rank, "J": mla.nope_dim, "A": mla.rope_dim, "O": mla.value_dim}
         sizes |= {"Q": mla.q_rank} if mla.q_rank else {}
+    elif config.rotary_dim:
+        sizes["A"] = config.rotary_dim
     return MappingProxyType(sizes)
 
 
@@ -92,6 +94,8 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     params |= _norm(config, "final_norm", "D")
     if not config.tied_embeddings:
         params["unembed"] = Param("DV")
+    if config.head_bias:
+        params["unembed_bias"] = Param("V", "zeros")
     if config.lora_rank:
         params = {path: replace(param, trained=is_adapter(path)) for path, param in params.items()}
     return MappingProxyType(params)
@@ -134,10 +138,10 @@ _OF_KEYS_AND_VALUES = ("wk", "wv", "k_norm")
 def _stacked(config: ModelConfig, stack: Stack) -> dict[str, Param]:
     has_experts = config.moe is not None and not stack.startswith("dense")
     block = {
-        **_norm(config, "attention_norm", "D"),
+        **(_norm(config, "attention_norm", "D") if config.pre_norms else {}),
         **(_latent_attention(config) if config.mla else _attention(config)),
         **(_norm(config, "attention_post_norm", "D") if config.post_norms else {}),
-        **_norm(config, "mlp_norm", "D"),
+        **(_norm(config, "mlp_norm", "D") if config.pre_norms and not config.shared_norm else {}),
         **(_experts(config) if has_experts else _mlp(config)),
         **(_norm(config, "mlp_post_norm", "D") if config.post_norms else {}),
     }
@@ -153,7 +157,8 @@ def _stacked(config: ModelConfig, stack: Stack) -> dict[str, Param]:
 
 
 def _norm(config: ModelConfig, name: str, letter: str) -> dict[str, Param]:
-    scale = {name: Param(letter, "zeros" if config.norm_offset else "ones")}
+    """The scale and bias of a norm whose input ends with these letters."""
+    scale = {name: Param(letter, "zeros" if config.norm_offset else "ones")} if config.norm_scale else {}
     return scale | ({f"{name}_bias": Param(letter, "zeros")} if config.norm_bias else {})
 
 
@@ -163,7 +168,12 @@ def _attention(config: ModelConfig) -> dict[str, Param]:
         params |= {"wq_bias": Param("NH", "zeros"), "wk_bias": Param("KH", "zeros")}
         params |= {"wv_bias": Param("KH", "zeros")}
     if config.qk_norm:
-        params |= _norm(config, "q_norm", "H") | _norm(config, "k_norm", "H")
+        q, k = ("H", "H") if config.qk_norm_over == "head" else ("NH", "KH")
+        params |= _norm(config, "q_norm", q) | _norm(config, "k_norm", k)
+    if config.attention_gate:
+        params["wg"] = Param("DNH")
+    if config.inner_norms:
+        params |= _norm(config, "attention_inner_norm", "NH")
     if config.attention_sinks:
         params["sinks"] = Param("N", "zeros")
     if config.attention_out_bias:
@@ -194,7 +204,15 @@ def _mlp(config: ModelConfig) -> dict[str, Param]:
     if config.mlp_bias:
         params |= {f"w_{name}_bias": Param("F", "zeros") for name in first_matrices(config)}
         params["w_out_bias"] = Param("D", "zeros")
+    if config.inner_norms:
+        params |= _norm(config, "mlp_inner_norm", "F")
+    if config.activation == "xielu":
+        params |= {name: Param("", "zeros") for name in SLOPES}
     return params
+
+
+# The trained slopes of xIELU, for positive and negative inputs.
+SLOPES = ("w_slope_up", "w_slope_down")
 
 
 def _experts(config: ModelConfig) -> dict[str, Param]:
@@ -212,6 +230,8 @@ def _experts(config: ModelConfig) -> dict[str, Param]:
     if config.moe.num_shared_experts:
         params |= {f"shared_{name}": Param("DU") for name in first_matrices(config)}
         params["shared_out"] = Param("UD", fan_in="U")
+        if config.moe.shared_gate:
+            params["shared_router"] = Param("D")
     return params
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, EMBED_NORM, first_matrices
+from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, EMBED_NORM, SLOPES, first_matrices
 
 # The scope in which layers that share keys and values add up their cotangents.
 SHARED_KV = "shared_kv"
@@ -107,29 +107,36 @@ def rows_by_even_load(op: str, num_rows: int) -> str:
 class Ops(Protocol):
     """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
 
-    norm: over the last letter; scale and bias have only that letter. kept: x, the result of the operation or
-      product of this name, in the type in which a backward pass keeps it for `einsums`, `activation`,
-      `router` and `experts`. The result of attention is not narrowed, since attention's own backward pass
-      reads it (DeepSeek-V3, arXiv:2412.19437, section 3.3.3, gives it 12 bits).
+    norm: over the last letter, or the last `num_letters`; scale and bias have the last letters of x. kept: x,
+      the result of the operation or product of this name, in the type in which a backward pass keeps it for
+      `einsums`, `activation`, `router` and `experts`. The result of attention is not narrowed, since
+      attention's own backward pass reads it (DeepSeek-V3, arXiv:2412.19437, section 3.3.3, gives it 12 bits).
     bias: b has the last letters of y, for experts also E.
     rope: turns all of H, or `rotary_dim` elements, with latent attention the last A; leaves x as it is in
       layers without rotary positions. turned_norm: over H, without weights, in layers with such positions.
       temperature: of queries, in layers without.
     attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees its own position and the earlier
       ones in its layer's window.
-    activation: `up` is None if the feed-forward is not gated.
+    dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
+      has the first letters of y.
+    activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
     layers: runs `block(ops, w, x, places, cache, kind, shared)` for each of `layers`, in order. A reader that
       runs several kinds of layers at once passes its own `kind`, which has `stack` like a LayerKind. shared:
       the keys and values that the last layer with its own returned; None before the first.
     take: x[B, n, D] at indices[B, n] into T.
     loss: mean cross-entropy of targets[B, T], in nats per token. The logits are the product of x[B, T, D]
-      with the weight in `head`, capped if there is a cap.
+      with the weight in `head`, plus `unembed_bias` if there is one, capped if there is a cap.
     """
 
     def embed(self, name: str, tokens: Any, table: Any) -> Any: ...
     def add_positions(self, name: str, x: Any, places: Places, table: Any) -> Any: ...
     def scale(self, name: str, x: Any, factor: float) -> Any: ...
-    def norm(self, name: str, x: Any, scale: Any, bias: Any = None, *, kind: str = "rms") -> Any: ...
+    def norm(
+        self, name: str, x: Any, scale: Any, bias: Any = None, *, kind: str = "rms", num_letters: int = 1
+    ) -> Any: ...
+    def dot(self, name: str, x: Any, w: Any) -> Any: ...
+    def clip(self, name: str, x: Any, limit: float) -> Any: ...
+    def gated(self, name: str, y: Any, gate: Any) -> Any: ...
     def kept(self, name: str, x: Any) -> Any: ...
     def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
     def bias(self, name: str, y: Any, b: Any) -> Any: ...
@@ -151,7 +158,9 @@ class Ops(Protocol):
         scale: float | None = None,
         sinks: Any = None,
     ) -> tuple[Any, Any]: ...
-    def activation(self, name: str, gate: Any, up: Any, kind: str) -> Any: ...
+    def activation(
+        self, name: str, gate: Any, up: Any, kind: str, slopes: tuple[Any, Any] | None = None
+    ) -> Any: ...
     def residual(self, name: str, x: Any, y: Any) -> Any: ...
     def layers(
         self,
@@ -228,7 +237,8 @@ def _block(
     shared: keys and values of an earlier layer, for a layer without its own.
     """
     norm = partial(_apply_norm, config, ops, w)
-    h = ops.kept("attention_norm", norm("attention_norm", x))
+    source = x
+    h = ops.kept("attention_norm", norm("attention_norm", x)) if config.pre_norms else x
     if config.mla:
         made = None
         a, cache = _latent_attention(config, cast(LatentOps, ops), w, h, places, cache, kind)
@@ -238,20 +248,34 @@ def _block(
     y = _biased(ops, w, "wo", y)
     if config.post_norms:
         y = norm("attention_post_norm", y)
-    x = ops.residual("attention_residual", x, y)
+    x = ops.residual("attention_residual", x, _scaled(config, ops, "attention_residual_scale", y))
 
-    h = ops.kept("mlp_norm", norm("mlp_norm", x))
+    if not config.shared_norm:
+        h = source if config.parallel else x
+        h = ops.kept("mlp_norm", norm("mlp_norm", h)) if config.pre_norms else h
     if "router" in w:
         y = _mixture(config, cast(ExpertOps, ops), w, h)
     else:
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     if config.post_norms:
         y = norm("mlp_post_norm", y)
-    return ops.residual("mlp_residual", x, y), cache, made
+    return (
+        ops.residual("mlp_residual", x, _scaled(config, ops, "mlp_residual_scale", y)),
+        cache,
+        made,
+    )
 
 
-def _apply_norm(config: ModelConfig, ops: Ops, w: Mapping[str, Any], name: str, x: Any) -> Any:
-    return ops.norm(name, x, w[name], w.get(f"{name}_bias"), kind=config.norm)
+def _scaled(config: ModelConfig, ops: Ops, name: str, y: Any) -> Any:
+    """The result of attention or a feed-forward, as it is added to the layer's input."""
+    return ops.scale(name, y, config.residual_scale) if config.residual_scale else y
+
+
+def _apply_norm(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], name: str, x: Any, num_letters: int = 1
+) -> Any:
+    scale, bias = w.get(name), w.get(f"{name}_bias")
+    return ops.norm(name, x, scale, bias, kind=config.norm, num_letters=num_letters)
 
 
 def _biased(ops: Ops, w: Mapping[str, Any], name: str, y: Any) -> Any:
@@ -305,9 +329,13 @@ def _attention(
     specs = {"wq": "BTD,DNH->BTNH", "wk": "BTD,DKH->BTKH", "wv": "BTD,DKH->BTKH"}
     products = _products(config, ops, w, h, **{name: spec for name, spec in specs.items() if name in w})
     q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
-    if config.qk_norm:
-        q = _apply_norm(config, ops, w, "q_norm", q)
-        kv = [_apply_norm(config, ops, w, "k_norm", kv[0]), kv[1]] if kv else []
+    num_letters = 2 if config.qk_norm_over == "width" else 1
+    if config.qk_norm and not config.qk_norm_last:
+        q, kv = _normed(config, ops, w, q, kv, num_letters)
+    if config.clip_qkv:
+        q, *kv = (
+            ops.clip(f"{name}_clip", y, config.clip_qkv) for name, y in zip(specs, (q, *kv), strict=False)
+        )
     if config.positions == "rope":
         q = ops.rope("rope_q", q, places, kind)
         kv = [ops.rope("rope_k", kv[0], places, kind), kv[1]] if kv else []
@@ -316,12 +344,27 @@ def _attention(
             kv = [ops.turned_norm("turned_norm_k", kv[0], kind), kv[1]] if kv else []
         if config.temperature_floor:
             q = ops.temperature("temperature", q, places, kind)
+    if config.qk_norm and config.qk_norm_last:
+        q, kv = _normed(config, ops, w, q, kv, num_letters)
     if config.layers_per_cache > 1:
         kv = [ops.for_layers(name, x) for name, x in zip("kv", kv, strict=False)]
     k, v = kv or shared
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
     a, cache = ops.attention("attention", q, k, v, places, cache, kind, **scores)
+    if config.attention_gate:
+        (gate,) = _products(config, ops, w, h, wg="BTD,DNH->BTNH")
+        a = ops.gated("attention_gate", a, gate)
+    if config.inner_norms:
+        a = _apply_norm(config, ops, w, "attention_inner_norm", a, num_letters=2)
     return a, cache, tuple(kv) if kv and config.layers_per_cache > 1 else None
+
+
+def _normed(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], q: Any, kv: list[Any], num_letters: int
+) -> tuple[Any, list[Any]]:
+    """Normed queries and keys, with the values; no keys and values if an earlier layer has them."""
+    q = _apply_norm(config, ops, w, "q_norm", q, num_letters)
+    return q, [_apply_norm(config, ops, w, "k_norm", kv[0], num_letters), kv[1]] if kv else []
 
 
 def _latent_attention(
@@ -342,6 +385,8 @@ def _latent_attention(
         q, latent, rope = ops.einsums(h, w, wq="BTD,DNH->BTNH", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA")
     latent = ops.kept("kv_latent_norm", _apply_norm(config, ops, w, "kv_latent_norm", latent))
     q, rope = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", rope, places, kind)
+    if config.temperature_floor:
+        q = ops.temperature("temperature", q, places, kind)
     return ops.latent_attention(
         "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale
     )
@@ -366,7 +411,10 @@ def _feed_forward(
     biased = (_biased(ops, w, name, y) for name, y in zip(names, products, strict=True))
     gate, *up = (ops.kept(name, y) for name, y in zip(names, biased, strict=True))
     name = f"{prefix}_activation"
-    h = ops.kept(name, ops.activation(name, gate, up[0] if up else None, config.activation))
+    slopes = (w[SLOPES[0]], w[SLOPES[1]]) if config.activation == "xielu" else None
+    h = ops.kept(name, ops.activation(name, gate, up[0] if up else None, config.activation, slopes))
+    if config.inner_norms:
+        h = _apply_norm(config, ops, w, "mlp_inner_norm", h)
     (y,) = _products(config, ops, w, h, **{f"{prefix}_out": out})
     return _biased(ops, w, f"{prefix}_out", y)
 
@@ -384,6 +432,8 @@ def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) 
     if "shared_in" not in w:
         return y
     shared = _feed_forward(config, ops, w, h, "shared", "BTD,DU->BTU", "BTU,UD->BTD")
+    if "shared_router" in w:
+        shared = ops.gated("shared_gated", shared, ops.dot("shared_router", h, w["shared_router"]))
     return ops.residual("shared_residual", y, shared)
 
 
@@ -395,6 +445,8 @@ def enter(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, plac
     x = ops.embed("embed", tokens, w["embed"])
     if config.scale_embedding:
         x = ops.scale("scale_embedding", x, config.d_model**0.5)
+    if config.embedding_scale:
+        x = ops.scale("embedding_scale", x, config.embedding_scale)
     if config.embedding_norm:
         x = _apply_norm(config, ops, w, EMBED_NORM, x)
     if config.positions == "learned":
@@ -418,7 +470,9 @@ def through(
 def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: Any = None) -> Any:
     """logits[B, T, V] of x[B, T, D] after the last layer; with indices[B, n] only of these positions."""
     x = x if indices is None else ops.take("take", x, indices)
-    (out,) = ops.einsums(final_norm(config, ops, w, x), w, **_head(config))
+    x = _logits_input(config, ops, final_norm(config, ops, w, x))
+    (out,) = ops.einsums(x, w, **_head(config))
+    out = _biased(ops, w, "unembed", out)
     return ops.softcap("logit_softcap", out, config.logit_softcap) if config.logit_softcap else out
 
 
@@ -429,8 +483,13 @@ def final_norm(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> A
 
 def leave_with_loss(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, targets: Any) -> Any:
     """The mean cross-entropy of targets[B, T] by x[B, T, D] after the last layer, in nats per token."""
-    x = ops.kept("final_norm", final_norm(config, ops, w, x))
+    x = ops.kept("final_norm", _logits_input(config, ops, final_norm(config, ops, w, x)))
     return ops.loss("loss", x, w, targets, config.logit_softcap, **_head(config))
+
+
+def _logits_input(config: ModelConfig, ops: Ops, x: Any) -> Any:
+    """x[B, T, D], whose product with the head is the scaled logits."""
+    return ops.scale("logit_scale", x, config.logit_scale) if config.logit_scale else x
 
 
 def _head(config: ModelConfig) -> dict[str, str]:

@@ -19,6 +19,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 # gpt-oss's swiglu_limit and swiglu_alpha.
 _CLAMP, _SLOPE = 7.0, 1.702
+_XIELU_SLOPE, _XIELU_MOST = 0.5, -1e-6
 
 
 def log_sum_exp(x: Array) -> Array:
@@ -27,9 +28,9 @@ def log_sum_exp(x: Array) -> Array:
     return jnp.log(jnp.sum(jnp.exp(x - peak), axis=-1)) + peak[..., 0]
 
 
-def mean_of_last(x: Array) -> Array:
-    """The mean over the last dimension, which stays as one of size 1."""
-    return jnp.mean(x, axis=-1, keepdims=True)
+def mean_of_last(x: Array, num_dims: int = 1) -> Array:
+    """The mean over the last dimensions, which stay with size 1."""
+    return jnp.mean(x, axis=tuple(range(-num_dims, 0)), keepdims=True)
 
 
 def norm(
@@ -40,10 +41,10 @@ def norm(
     config: ModelConfig,
     mean: Callable[[Array], Array] = mean_of_last,
 ) -> Array:
-    """x / rms(x) * scale over the last dimension; a layer norm subtracts the mean first.
+    """x / rms(x) * scale over the dimensions of `mean`; a layer norm subtracts the mean first.
 
-    Sums stay float32, since bfloat16 stops counting at 256. scale[D] (1 + scale with norm_offset; None for no
-    scale) and bias[D] are whole. mean: over the last dimension, which becomes a dimension of size 1.
+    Sums stay float32, since bfloat16 stops counting at 256. scale (1 + scale with norm_offset; None for no
+    scale) and bias have the last dimensions of x. mean: over the last dimension or more, which keep size 1.
     """
     wide = x.astype(jnp.float32)
     if kind == "layer":
@@ -53,12 +54,13 @@ def norm(
         return (wide * inverse).astype(x.dtype)
     if config.norm_offset:
         # 1 + scale is rounded to bfloat16 after the product, as Gemma does.
-        return (wide * inverse * (1 + along(x, scale.astype(jnp.float32)))).astype(x.dtype)
+        out = (wide * inverse * (1 + along(x, scale.astype(jnp.float32)))).astype(x.dtype)
+        return out if bias is None else out + along(x, bias.astype(x.dtype))
     out = (wide * inverse).astype(x.dtype) * along(x, scale.astype(x.dtype))
     return out if bias is None else out + along(x, bias.astype(x.dtype))
 
 
-def activate(gate: Array, up: Array | None, kind: str) -> Array:
+def activate(gate: Array, up: Array | None, kind: str, slopes: tuple[Array, Array] | None = None) -> Array:
     """f(gate) * up, or only f(gate) if the feed-forward is not gated.
 
     clamped_silu: gate sigmoid(1.702 gate) (up + 1), of a gate of at most 7 and an up within +-7.
@@ -67,8 +69,37 @@ def activate(gate: Array, up: Array | None, kind: str) -> Array:
         assert up is not None, "gpt-oss's activation is of gate and up"
         gate, up = jnp.minimum(gate, _CLAMP), jnp.clip(up, -_CLAMP, _CLAMP)
         return gate * jax.nn.sigmoid(_SLOPE * gate) * (up + 1)
-    active = _ACTIVATIONS[kind](gate)
+    active = _xielu(gate, *slopes) if slopes else _ACTIVATIONS[kind](gate)
     return active if up is None else active * up
+
+
+def _xielu(x: Array, up: Array, down: Array) -> Array:
+    """xIELU (Huang and Schlag, 2024), in float32, with softplus of two trained numbers as slopes.
+
+        p x^2 + b x   if x > 0,   n (exp(min(x, e)) - 1 - x) + b x   otherwise,   b = 0.5, e = -1e-6
+
+    p = softplus(up), n = b + softplus(down).
+    """
+    wide = x.astype(jnp.float32)
+    p, n = (along(x, jax.nn.softplus(slope.astype(jnp.float32)), ()) for slope in (up, down))
+    below = (_XIELU_SLOPE + n) * (jnp.expm1(jnp.minimum(wide, _XIELU_MOST)) - wide)
+    return (jnp.where(wide > 0, p * wide * wide, below) + _XIELU_SLOPE * wide).astype(x.dtype)
+
+
+def clip(x: Array, limit: float) -> Array:
+    """x, but at most `limit` and at least -limit."""
+    return jnp.clip(x, -limit, limit)
+
+
+def dot(x: Array, vector: Array) -> Array:
+    """The product of x with a vector over the last dimension; sums are float32."""
+    return jnp.sum(x.astype(jnp.float32) * along(x, vector.astype(jnp.float32)), axis=-1).astype(x.dtype)
+
+
+def gated(y: Array, gate: Array) -> Array:
+    """y times a sigmoid of `gate`, which has the first dimensions of y."""
+    share = jax.nn.sigmoid(gate.astype(jnp.float32)).astype(y.dtype)
+    return y * (share if share.ndim == y.ndim else along(y, share, range(share.ndim)))
 
 
 def softcap(x: Array, cap: float) -> Array:

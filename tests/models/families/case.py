@@ -56,6 +56,12 @@ LLAMA3_ROPE = {
 }
 LOCAL = {"sliding_window": 7}
 ALTERNATING = ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+}
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MLA = {
     "head_dim": 4,
@@ -68,6 +74,9 @@ MLA = {
     "n_routed_experts": 8,
     "first_k_dense_replace": 1,
 }
+DENSE_MLA = {
+    key: value for key, value in MLA.items() if key not in ("n_routed_experts", "first_k_dense_replace")
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
@@ -75,6 +84,8 @@ YARN = {
     "beta_fast": 4.0,
     "original_max_position_embeddings": 16,
 }
+PLAIN = {"rope_type": "default", "rope_theta": 100.0}
+NTK = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 3.0, "factor": 1.0}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 100.0,

@@ -36,20 +36,28 @@ class SymbolicOps(AttentionOps, ExpertOps):
         return x
 
     def norm(
-        self, name: str, x: Value, scale: Value, bias: Value | None = None, *, kind: str = "rms"
+        self,
+        name: str,
+        x: Value,
+        scale: Value | None,
+        bias: Value | None = None,
+        *,
+        kind: str = "rms",
+        num_letters: int = 1,
     ) -> Value:
-        """A norm over the last letter; its scale and bias are whole on all devices.
+        """A norm over the last letters; its scale and bias are as they are stored.
 
-        If that letter is split (2D tensor parallelism), the sum of squares is summed over its axes, and so is
-        a layer norm's mean before it.
+        If those letters are split (2D tensor parallelism, or all heads together), the sum of squares is
+        summed over their axes, and so is a layer norm's mean before it.
         """
-        letter, axes = x.array.dims[-1], x.array.axes[-1]
-        for stored in (scale, *([bias] if bias else [])):
-            operation = placed((x.array, stored.array), x.array, wanted=True, whole="" if axes else letter)
+        axes = tuple(axis for split in x.array.axes[-num_letters:] for axis in split)
+        for stored in filter(None, (scale, bias)):
+            whole = "" if x.array.axes[-1] else x.array.dims[-1]
+            operation = placed((x.array, stored.array), x.array, wanted=True, whole=whole)
             self.sum_gradient(name, stored, operation.reshards[1].yielded)
         sums = ()
         if axes:
-            squares = ShardedArray(name, x.array.dims[:-1], x.array.axes[:-1], axes)
+            squares = ShardedArray(name, x.array.dims[:-num_letters], x.array.axes[:-num_letters], axes)
             whole = placed((squares,), squares.replace(unreduced=()), wanted=True).reshards[0]
             sums = self.transfers("norm statistics", whole.forward, name, "f32", critical=True)
             sums *= 2 if kind == "layer" else 1
@@ -71,11 +79,39 @@ class SymbolicOps(AttentionOps, ExpertOps):
             unfused_traffic=traffic,
         )
 
-    def activation(self, name: str, gate: Value, up: Value | None, kind: str) -> Value:
+    def dot(self, name: str, x: Value, w: Value) -> Value:
+        """x[B, T, D] times w[D], summed over D."""
+        operation = placed((x.array, w.array), x.array, wanted=True, whole="" if x.array.axes[-1] else "D")
+        self.sum_gradient(name, w, operation.reshards[1].yielded)
+        parts = ShardedArray(name, x.array.dims[:-1], x.array.axes[:-1], x.array.axes[-1])
+        finish = placed((parts,), parts.replace(unreduced=()), wanted=True).reshards[0]
+        sums = self.transfers("activations", finish.forward, name, "f32", critical=True)
+        out = self.value(parts.replace(unreduced=()), x.dtype)
+        return self.elementwise(name, (x,), out, (x,), forward_transfers=sums)
+
+    def clip(self, name: str, x: Value, limit: float) -> Value:
+        """Fused with its reader."""
+        self.fused.add(name)
+        return x
+
+    def gated(self, name: str, y: Value, gate: Value) -> Value:
+        return self.elementwise(name, (y, gate), self.value(y.array, y.dtype), (y, gate))
+
+    def activation(
+        self,
+        name: str,
+        gate: Value,
+        up: Value | None,
+        kind: str,
+        slopes: tuple[Value, Value] | None = None,
+    ) -> Value:
         """The activation.
 
         Of experts' rows only the existing ones count, regardless of the capacity.
         """
+        for slope in slopes or ():
+            operation = placed((gate.array, slope.array), gate.array, wanted=True)
+            self.sum_gradient(name, slope, operation.reshards[1].yielded)
         inputs = (gate,) if up is None else (gate, up)
         factor = 0 if up is None else gate.bytes_per_device  # the activated gate, before the product with up
         out = self.value(gate.array, gate.dtype)
@@ -151,6 +187,8 @@ class SymbolicOps(AttentionOps, ExpertOps):
         probabilities.
         """
         (logits,) = self.einsums(x, weights, **head)
+        if "unembed_bias" in weights:
+            logits = self.bias("unembed_bias", logits, weights["unembed_bias"])
         logits = self.softcap("logit_softcap", logits, cap) if cap else logits
         logits, wide = self._held_logits(logits, head, is_capped=cap is not None)
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")

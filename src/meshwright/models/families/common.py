@@ -27,6 +27,7 @@ _ACTIVATIONS = {
     "gelu_erf": ("gelu",),
     "relu": ("relu",),
     "relu2": ("relu2",),
+    "xielu": ("xielu",),
 }
 
 
@@ -38,6 +39,11 @@ def _read_activation(value: Any) -> str:
 
 
 ACTIVATION = Form(_read_activation, lambda value, model: _ACTIVATIONS.get(value, (value,))[0])
+
+
+def activation(name: str) -> dict[str, Rule]:
+    """The key of the activation, `name` if it is absent."""
+    return {"hidden_act": Key("activation", name, form=ACTIVATION)}
 
 
 def _read_query_scalar(value: Any) -> Any:
@@ -52,6 +58,20 @@ def _write_query_scalar(value: float | None, model: ModelConfig) -> int:
 
 # The file has n of n ** -0.5.
 QUERY_SCALAR = Form(_read_query_scalar, _write_query_scalar)
+
+
+def _read_factor(value: Any) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise ValueError("a number above 0")
+    return None if value == 1 else float(value)
+
+
+# A factor, of which 1 changes nothing; and a divisor, our factor's inverse.
+FACTOR = Form(_read_factor, lambda value, model: value or 1.0)
+DIVISOR = Form(
+    lambda value: None if _read_factor(value) is None else 1 / value,
+    lambda value, model: 1 / value if value else 1.0,
+)
 
 # Keys
 
@@ -70,6 +90,15 @@ SIZES: dict[str, Rule] = {
 LLAMA_KEYS: dict[str, Rule] = SIZES | {"head_dim": Key("d_head")}
 ATTENTION_BIAS: dict[str, Rule] = {"attention_bias": Key(("qkv_bias", "attention_out_bias"), False)}
 EPS_1E_5: dict[str, Rule] = {"rms_norm_eps": Key("norm_eps", 1e-5)}
+LAYER_NORM_EPS: dict[str, Rule] = {"layer_norm_eps": Key("norm_eps", 1e-5)}
+MULTIPLIERS: dict[str, Rule] = {
+    "embedding_multiplier": Key("embedding_scale", 1.0, form=FACTOR),
+    "logits_scaling": Key("logit_scale", 1.0, form=DIVISOR),
+    "residual_multiplier": Key("residual_scale", 1.0, form=FACTOR),
+    "attention_multiplier": Key(
+        "query_scale", 1.0, form=Form(write=lambda value, model: value or model.d_head**-0.5)
+    ),
+}
 ROUTER = ignored("training only", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
 EXPERTS: dict[str, Rule] = ROUTER | {
     "num_local_experts": needed("moe.num_experts", "num_experts"),
@@ -210,6 +239,15 @@ LLAMA_TENSORS = (
     | norm("final_norm", "model.norm")
     | HEAD
 )
+# Without the norms before attention and feed-forward.
+POST_NORMS_ONLY = norm("attention_post_norm", f"{LAYER}.post_attention_layernorm") | norm(
+    "mlp_post_norm", f"{LAYER}.post_feedforward_layernorm"
+)
+# Of queries and keys, over all heads or for each head with its own scale.
+WIDE_QK_NORMS = {
+    "q_norm": Tensor(f"{LAYER}.self_attn.q_norm.weight", ("NH",)),
+    "k_norm": Tensor(f"{LAYER}.self_attn.k_norm.weight", ("KH",)),
+}
 # Gemma 2 and 3 call another norm what LLaMA calls post_attention_layernorm.
 POST_NORMS = (
     norm("attention_post_norm", f"{LAYER}.post_attention_layernorm")
@@ -246,6 +284,18 @@ def gate_up(module: str, arranged: Arrangement = "after") -> dict[str, Tensor]:
         "expert_out": Tensor(f"{module}.down_proj", ("E", "M", "D")),
         "expert_out_bias": Tensor(f"{module}.down_proj_bias", ("E", "D")),
     }
+
+
+def fused_experts(
+    module: str, into: str, out: str, letter: str = "M", prefix: str = "expert"
+) -> dict[str, Tensor]:
+    """Gate and in as rows of one tensor, and out, of all experts or of one feed-forward."""
+    experts = ("E",) if prefix == "expert" else ()
+    dims = (*experts, letter, "D")
+    return {
+        f"{prefix}_{name}": Tensor(f"{module}.{into}.weight", dims, len(experts), (letter, letter), index)
+        for index, name in enumerate(("gate", "in"))
+    } | {f"{prefix}_out": Tensor(f"{module}.{out}.weight", (*experts, "D", letter))}
 
 
 def in_pairs(tensors: Mapping[str, Tensor], *parameters: str) -> dict[str, Tensor]:

@@ -48,7 +48,8 @@ class _Llama4Layers:
                 f"{name}: moe_layers = {listed} is not supported; fits: every n-th layer, as "
                 "interleave_moe_layer_step = n says"
             )
-        return {} if given.get("attn_temperature_tuning", True) else {"temperature_floor": None}
+        is_tuned = given.get("attn_temperature_tuning", True) and fields["nope_every"]
+        return {} if is_tuned else {"temperature_floor": None}
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
         return {

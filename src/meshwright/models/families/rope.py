@@ -41,6 +41,9 @@ _PARTS = {
     "rope_parameters": Part(("rope_theta", "rope_scaling"), (dict,)),
     "rope_local_base_freq": Part(("rope_theta_local",)),
     "partial_rotary_factor": Part(("rotary_dim",), (int, float)),
+    "rotary_dim": Part(("rotary_dim",), (int,)),
+    "rotary_pct": Part(("rotary_dim",), (int, float)),
+    "rotary_emb_base": Part(("rope_theta",), (int, float)),
     "original_max_position_embeddings": Part(("rope_scaling",), (int,)),
 }
 
@@ -49,14 +52,17 @@ _PARTS = {
 class Rope:
     """The group of rotary keys.
 
-    theta: the base if the file has none. local_theta: the base of local layers, if theirs differs. share:
-    the default of partial_rotary_factor, the part of a head that positions turn; None if the family's class
-    does not read that key.
+    theta: the base if the file has none. local_theta: the base of local layers, if theirs differs.
+    temperature: queries have one that grows with their positions. local_is_plain: local layers have no
+    scaling, and the same base unless the file says another. share: the default of partial_rotary_factor, the
+    part of a head that positions turn; None if the family's class does not read that key.
     """
 
     theta: float = 10_000.0
     local_theta: float | None = None
     share: float | None = None
+    temperature: bool = False
+    local_is_plain: bool = False
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -65,16 +71,35 @@ class Rope:
     def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
         settings, local = _tables(given)
         theta = settings.get("rope_theta", given.get("rope_theta"))
+        theta = given.get("rotary_emb_base", self.theta) if theta is None else theta
+        if settings.get("alpha") and settings.get("rope_type", settings.get("type")) == "dynamic":
+            # A constant stretches the base, at every length (Hunyuan).
+            theta *= settings["alpha"] ** (fields["d_head"] / (fields["d_head"] - 2))
+            settings = {}
         read: dict[str, Any] = {
-            "rope_theta": self.theta if theta is None else theta,
+            "rope_theta": theta,
             "rope_scaling": _scaling(settings, given, fields, name),
         }
+        if beta := settings.get("llama_4_scaling_beta"):
+            if not self.temperature:
+                raise ModelError(f"{name}: llama_4_scaling_beta = {beta!r} is not supported; leave it out")
+            read["temperature_slope"] = beta
+            read["temperature_floor"] = settings["original_max_position_embeddings"]
         if self.local_theta is not None:
             read["rope_theta_local"] = local.get(
                 "rope_theta", given.get("rope_local_base_freq", self.local_theta)
             )
-        share = settings.get("partial_rotary_factor", given.get("partial_rotary_factor", self.share))
-        if share is not None and share != 1.0:
+        elif self.local_is_plain and fields.get("sliding_window"):
+            local_theta = local.get("rope_theta", read["rope_theta"])
+            if read["rope_scaling"] or local_theta != read["rope_theta"]:
+                read["rope_theta_local"] = local_theta
+        share = settings.get(
+            "partial_rotary_factor", given.get("partial_rotary_factor", given.get("rotary_pct"))
+        )
+        if share is None and self.share is not None:
+            rotary_dim = given.get("rotary_dim")
+            share = self.share if rotary_dim is None else rotary_dim / fields["d_head"]
+        if share is not None and share != 1.0 and "mla" not in fields:
             if self.share is None:
                 raise ModelError(f"{name}: partial_rotary_factor = {share!r} is not supported; fits: 1.0")
             read["rotary_dim"] = _rotary_dim(share, fields["d_head"], name)
@@ -89,6 +114,8 @@ class Rope:
                 for ours in _FIELDS[scaling.kind]
                 if (value := getattr(scaling, ours)) is not None
             }
+            if self.temperature and model.temperature_floor == scaling.original_max_seq_len:
+                written["rope_scaling"]["llama_4_scaling_beta"] = model.temperature_slope
         if model.rope_theta_local is not None:
             written["rope_local_base_freq"] = model.rope_theta_local
         if self.share is not None:

@@ -22,7 +22,7 @@ def apply_rope(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop
 
 
 def _turned(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
-    turning, magnitude = _turning(positions, config, kind)
+    turning, magnitude = _turning(positions, config, kind), _magnitude_of(config, kind)
     angles = positions.astype(jnp.float32)[:, :, None] * turning
     angles = angles[:, :, None, :] if x.ndim == 4 else angles
     cos, sin = jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
@@ -54,19 +54,24 @@ def _where_turned(x: Array, made: Callable[[], Array], kind: KindInLoop) -> Arra
 def apply_temperature(q: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
     """q[B, T, N, H] times 1 + slope ln(1 + floor((1 + position) / floor)), in layers without RoPE.
 
+    If all layers have rotary positions, then in all of them, from position 0.
     Source: Nakanishi, "Scalable-Softmax Is Superior for Attention", 2025, as in Llama 4.
     """
     floor, turned = config.temperature_floor, [one.turned for one in kind.among]
     assert floor is not None, "queries have a temperature"
-    if all(turned):
-        return q
-    grown = config.temperature_slope * jnp.log1p(((positions + 1) // floor).astype(jnp.float32))
-    factor = 1 + kind.choose([jnp.float32(not one) for one in turned]) * grown
+    is_of_unturned = bool(config.nope_every or config.nope_layers)
+    start = 1 if is_of_unturned else 0
+    grown = config.temperature_slope * jnp.log1p(((positions + start) // floor).astype(jnp.float32))
+    if is_of_unturned:
+        if all(turned):
+            return q
+        grown *= kind.choose([jnp.float32(not one) for one in turned])
+    factor = 1 + grown
     return (q.astype(jnp.float32) * factor[:, :, None, None]).astype(q.dtype)
 
 
-def _turning(positions: Array, config: ModelConfig, kind: KindInLoop) -> tuple[Array, float]:
-    """The frequencies, over [B, T, .] of the positions, and the factor of cosines and sines.
+def _turning(positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
+    """The frequencies, over [B, T, .] of the positions.
 
     If a sequence goes beyond the original length, LongRoPE divides by its other factors.
     """
@@ -74,11 +79,11 @@ def _turning(positions: Array, config: ModelConfig, kind: KindInLoop) -> tuple[A
     choices = [frequencies(config, local=window is not None) for window in kind.windows]
     turning = kind.choose([jnp.asarray(choice, jnp.float32) for choice in choices])[None, None, :]
     if scaling is None or scaling.kind != "longrope":
-        return turning, _magnitude(scaling)
+        return turning
     assert scaling.original_max_seq_len is not None
     beyond = jnp.asarray(frequencies(config, local=False, beyond=True), jnp.float32)[None, None, :]
     is_beyond = jnp.max(positions, axis=1) >= scaling.original_max_seq_len
-    return jnp.where(is_beyond[:, None, None], beyond, turning), _magnitude(scaling)
+    return jnp.where(is_beyond[:, None, None], beyond, turning)
 
 
 def frequencies(config: ModelConfig, *, local: bool, beyond: bool = False) -> np.ndarray:
@@ -129,6 +134,16 @@ def _kept_by_yarn(base: np.ndarray, scaling: RopeScaling, config: ModelConfig) -
     low, high = max(low, 0), min(high, 2 * pairs - 1)
     width = high - low if high != low else 0.001
     return 1 - np.clip((np.arange(pairs) - low) / width, 0.0, 1.0)
+
+
+def _magnitude_of(config: ModelConfig, kind: KindInLoop) -> Array | float:
+    """The factor of cosines and sines: 1 in local layers with their own theta, which are not stretched."""
+    magnitude = _magnitude(config.rope_scaling)
+    own = config.rope_theta_local is not None
+    factors = [1.0 if own and window is not None else magnitude for window in kind.windows]
+    if len(set(factors)) == 1:
+        return factors[0]
+    return kind.choose([jnp.float32(factor) for factor in factors])
 
 
 def _magnitude(scaling: RopeScaling | None) -> float:

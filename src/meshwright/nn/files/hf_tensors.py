@@ -16,6 +16,8 @@ from meshwright.models.families.family import Family, Tensor
 from meshwright.models.parameters import parameters
 
 UNEMBED = "lm_head.weight"
+# Frequencies, causal masks, and the constants of xIELU.
+_COMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".act_fn.beta", ".act_fn.eps")
 # Prefix of the language model's tensors in files of vision models; other tensors are not read.
 _WRAPPED, _SEES = "language_model.", ("vision_model.", "vision_tower.", "multi_modal_projector.")
 
@@ -47,7 +49,7 @@ def passed_over(name: str, config: ModelConfig, family: Family) -> bool:
 
     Layers after the last are too, if the family's files have modules that predict further tokens.
     """
-    if name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")) or name.startswith(_SEES):
+    if name.endswith(_COMPUTED) or name.startswith(_SEES):
         return True
     layer = re.search(r"\.layers\.(\d+)\.", name)
     return family.more_layers and layer is not None and int(layer[1]) >= config.num_layers
@@ -74,6 +76,8 @@ def window(tensor: Tensor, spans: Mapping[str, range], sizes: Mapping[str, int])
 def _slice(tensor: Tensor, axis: int, spans: Mapping[str, range], sizes: Mapping[str, int]) -> slice:
     """The rows of a flattened dimension such as N·H that hold a span of its first letter."""
     dim = tensor.dims[axis]
+    if not dim:  # the only element of a number
+        return slice(0, 1)
     outer, inner = dim[0], dim[1:]
     assert all(len(spans[letter]) == sizes[letter] for letter in inner), f"{inner} of {dim} is split"
     start, stride = 0, _flat(inner, sizes)
@@ -132,17 +136,18 @@ def joined(parts: Sequence[tuple[Tensor, np.ndarray]], sizes: Mapping[str, int])
 
 def _halves_of(tensor: Tensor, sizes: Mapping[str, int]) -> list[int]:
     size = sizes[tensor.pairs]
-    return _halves(size, sizes.get("A", size))
+    turned = sizes.get("A", size)
+    return _halves(size, turned, size - turned if "J" in sizes else 0)
 
 
-def _halves(size: int, num_turned: int) -> list[int]:
-    """Places in the file of a head's elements: unrotated ones first, then even and odd rotated ones.
+def _halves(size: int, num_turned: int, start: int) -> list[int]:
+    """Places in the file of a head's elements, of which `num_turned` from `start` on are rotated in pairs.
 
-    >>> _halves(6, 4)
-    [0, 1, 2, 4, 3, 5]
+    >>> _halves(6, 4, 2), _halves(6, 4, 0)
+    ([0, 1, 2, 4, 3, 5], [0, 2, 1, 3, 4, 5])
     """
-    start = size - num_turned
-    return [*range(start), *range(start, size, 2), *range(start + 1, size, 2)]
+    end = start + num_turned
+    return [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, size)]
 
 
 def _flat(dim: str, sizes: Mapping[str, int]) -> int:

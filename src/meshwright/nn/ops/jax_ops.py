@@ -7,6 +7,7 @@ the one reduction of its cotangent; a gathered weight's gradient is reduce-scatt
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.transformer import Places
 from meshwright.nn.experts.grouped_products import computed_rows
 from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
-from meshwright.nn.norms import activate, mean_of_last, norm, softcap
+from meshwright.nn.norms import activate, clip, dot, gated, mean_of_last, norm, softcap
 from meshwright.nn.ops.attention import AttentionOps
 from meshwright.nn.ops.experts import ExpertOps
 from meshwright.nn.ops.products import Readable
@@ -29,9 +30,9 @@ from meshwright.nn.remat import INPUT, OPERATION, policy
 from meshwright.nn.stack import KindInLoop, run_layers, run_stage
 
 
-def _kept_mean(x: Array) -> Array:
-    """The mean over a split last dimension, saved: to recompute it would take another all-reduce."""
-    return checkpoint_name(mean_of_last(x), OPERATION)
+def _kept_mean(x: Array, num_dims: int = 1) -> Array:
+    """The mean over split last dimensions, saved: to recompute it would take another all-reduce."""
+    return checkpoint_name(mean_of_last(x, num_dims), OPERATION)
 
 
 class JaxOps(AttentionOps, ExpertOps):
@@ -83,24 +84,51 @@ class JaxOps(AttentionOps, ExpertOps):
             return x * jnp.asarray(factor, x.dtype)
 
     def norm(
-        self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
+        self,
+        name: str,
+        x: Array,
+        scale: Array | None,
+        bias: Array | None = None,
+        *,
+        kind: str = "rms",
+        num_letters: int = 1,
     ) -> Array:
+        def split(vector: Array) -> Array:
+            return self._split_as(x, range(x.ndim - vector.ndim, x.ndim), vector)
+
         with jax.named_scope(name):
-            last = (x.ndim - 1,)
-            scale = self._split_as(x, last, scale)
-            bias = None if bias is None else self._split_as(x, last, bias)
-            is_split = jax.typeof(x).sharding.spec.partitions[-1] is not None
-            mean = _kept_mean if is_split else mean_of_last
+            scale, bias = (None if vector is None else split(vector) for vector in (scale, bias))
+            is_split = any(jax.typeof(x).sharding.spec.partitions[-num_letters:])
+            mean = partial(_kept_mean if is_split else mean_of_last, num_dims=num_letters)
             return checkpoint_name(norm(x, scale, bias, kind, self.config, mean), OPERATION)
 
-    def activation(self, name: str, gate: Readable, up: Readable, kind: str) -> Array:
+    def dot(self, name: str, x: Array | Kept, w: Array) -> Array:
+        with jax.named_scope(name):
+            return checkpoint_name(dot(wide(x), self._split_as(wide(x), (2,), w)), OPERATION)
+
+    def clip(self, name: str, x: Array, limit: float) -> Array:
+        with jax.named_scope(name):
+            return checkpoint_name(clip(x, limit), OPERATION)
+
+    def gated(self, name: str, y: Array, gate: Array) -> Array:
+        with jax.named_scope(name):
+            return checkpoint_name(gated(y, gate), OPERATION)
+
+    def activation(
+        self,
+        name: str,
+        gate: Readable,
+        up: Readable,
+        kind: str,
+        slopes: tuple[Array, Array] | None = None,
+    ) -> Array:
         gate, up = wide(gate), None if up is None else wide(up)
         with jax.named_scope(name):
             if self._routes:
                 inputs = (gate,) if up is None else (gate, up)
                 made = computed_rows(lambda gate, up=None: activate(gate, up, kind), self._routes, *inputs)
                 return checkpoint_name(made, OPERATION)
-            return checkpoint_name(activate(gate, up, kind), OPERATION)
+            return checkpoint_name(activate(gate, up, kind, slopes), OPERATION)
 
     def residual(self, name: str, x: Array, y: Array) -> Array:
         with jax.named_scope(name):
@@ -160,11 +188,14 @@ class JaxOps(AttentionOps, ExpertOps):
             return nats_of(capped, targets, masked=self.masked, z_loss=self.z_loss)
 
         count = num_chunks(group, targets.shape, self.layout.num_batch_shards)
-        if count > 1 and not self._narrow and not isinstance(x, Kept):
+        bias = weights.get("unembed_bias")
+        if count > 1 and bias is None and not self._narrow and not isinstance(x, Kept):
             with jax.named_scope(weight):
                 w = self._fetched(plan, weights[weight])
             return loss_by_chunks(plan, self.dtype, x, w, targets, nats, count, Names(weight, name))
         (logits,) = self.einsums(x, weights, **head)
+        if bias is not None:
+            logits = self.bias("unembed_bias", logits, bias)
         if cap:
             logits = self.softcap("logit_softcap", logits, cap)
         with jax.named_scope(name):

@@ -75,7 +75,8 @@ class ProductOps:
 
     def add_positions(self, name: str, x: Array, places: Places, table: Array) -> Array:
         with jax.named_scope(name):
-            rows = embed_positions(places.positions, self._table(table), self.layout, self._sent_in)
+            numbers = places.positions + self.config.position_offset
+            rows = embed_positions(numbers, self._table(table), self.layout, self._sent_in)
             return checkpoint_name(x + rows, OPERATION)
 
     def _table(self, table: Array) -> Array:

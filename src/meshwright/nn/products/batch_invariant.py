@@ -19,7 +19,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.attention.rope import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.cached_ops import InferenceOps, rows_product
 from meshwright.nn.each_device import each_device, spec_of
-from meshwright.nn.norms import activate, norm, softcap
+from meshwright.nn.norms import activate, dot, gated, mean_of_last, norm, softcap
 from meshwright.nn.products.row_products import einsum_of_rows, in_tiles
 from meshwright.nn.stack import KindInLoop
 
@@ -37,12 +37,32 @@ class BatchInvariantOps(InferenceOps):
         return _by_token(partial(jnp.einsum, spec), x, weights=(w,))
 
     def norm(
-        self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
+        self,
+        name: str,
+        x: Array,
+        scale: Array | None,
+        bias: Array | None = None,
+        *,
+        kind: str = "rms",
+        num_letters: int = 1,
     ) -> Array:
+        if any(jax.typeof(x).sharding.spec.partitions[-num_letters:]):
+            return super().norm(name, x, scale, bias, kind=kind, num_letters=num_letters)
+        mean = partial(mean_of_last, num_dims=num_letters)
         with jax.named_scope(name):
             return _by_token(
-                lambda x, scale, bias: norm(x, scale, bias, kind, self.config), x, weights=(scale, bias)
+                lambda x, scale, bias: norm(x, scale, bias, kind, self.config, mean), x, weights=(scale, bias)
             )
+
+    def dot(self, name: str, x: Array, w: Array) -> Array:
+        if jax.typeof(x).sharding.spec.partitions[-1] is not None:
+            return super().dot(name, x, w)
+        with jax.named_scope(name):
+            return _by_token(dot, x, weights=(w,))
+
+    def gated(self, name: str, y: Array, gate: Array) -> Array:
+        with jax.named_scope(name):
+            return _by_token(gated, y, gate)
 
     def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
         with jax.named_scope(name):
@@ -60,9 +80,18 @@ class BatchInvariantOps(InferenceOps):
                 lambda q, positions: apply_temperature(q, positions, self.config, kind), q, places.positions
             )
 
-    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
+    def activation(
+        self,
+        name: str,
+        gate: Array,
+        up: Array | None,
+        kind: str,
+        slopes: tuple[Array, Array] | None = None,
+    ) -> Array:
         with jax.named_scope(name):
-            return _by_token(lambda gate, up: activate(gate, up, kind), gate, up)
+            return _by_token(
+                lambda gate, up, slopes: activate(gate, up, kind, slopes), gate, up, weights=(slopes,)
+            )
 
     def softcap(self, name: str, logits: Array, cap: float) -> Array:
         with jax.named_scope(name):

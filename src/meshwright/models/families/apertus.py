@@ -1,0 +1,49 @@
+from meshwright.models.families.common import (
+    ATTENTION_BIAS,
+    EPS_1E_5,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    activation,
+    norm,
+)
+from meshwright.models.families.family import Family, Release, Tensor, preset
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "apertus",
+    "Apertus",
+    ("ApertusForCausalLM",),
+    keys=LLAMA_KEYS | EPS_1E_5 | ATTENTION_BIAS | activation("xielu"),
+    sets={"gated": False, "qk_norm": True},
+    groups=(Rope(theta=12_000_000.0),),
+    tensors=LLAMA_TENSORS
+    | norm("attention_norm", f"{LAYER}.attention_layernorm")
+    | norm("mlp_norm", f"{LAYER}.feedforward_layernorm")
+    | {
+        "w_slope_up": Tensor(f"{LAYER}.mlp.act_fn.alpha_p", ("",)),
+        "w_slope_down": Tensor(f"{LAYER}.mlp.act_fn.alpha_n", ("",)),
+    },
+    releases=(
+        Release(
+            "Swiss AI 2025, https://arxiv.org/abs/2509.14233; config.json of swiss-ai/Apertus-*-2509",
+            {
+                "apertus-8b": preset("8.1B", L=32, D=4096, F=21_504, N=32),
+                "apertus-70b": preset("70.6B", L=80, D=8192, F=43_008, N=64),
+            },
+            shared={
+                "num_kv_heads": 8,
+                "vocab_size": 131_072,
+                "max_seq_len": 65_536,
+                "rope_theta": 12_000_000.0,
+                "rope_scaling": {
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_seq_len": 8192,
+                },
+                "activation": "xielu",
+            },
+        ),
+    ),
+)

@@ -1,0 +1,60 @@
+from meshwright.models.families.common import (
+    ATTENTION_BIAS,
+    FACTOR,
+    LAYER,
+    LAYER_NORM_EPS,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    in_pairs,
+)
+from meshwright.models.families.family import Family, Key, Release, Rule, Tensor, preset
+from meshwright.models.families.rope import Rope
+
+COHERE_KEYS: dict[str, Rule] = (
+    {key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
+    | ATTENTION_BIAS
+    | LAYER_NORM_EPS
+    | {
+        "tie_word_embeddings": Key("tied_embeddings", True),
+        "logit_scale": Key("logit_scale", 0.0625, form=FACTOR),
+    }
+)
+COHERE_SETS = {"norm": "layer", "parallel": True, "shared_norm": True}
+COHERE_TENSORS = LLAMA_TENSORS | in_pairs(LLAMA_TENSORS, "wq", "wk", "wq_bias", "wk_bias")
+SHARED = {"vocab_size": 256_000, "tied_embeddings": True}
+
+FAMILY = Family(
+    "cohere",
+    "Command R",
+    ("CohereForCausalLM",),
+    keys=COHERE_KEYS | {"use_qk_norm": Key("qk_norm", False)},
+    sets=COHERE_SETS | {"qk_norm_over": "heads"},
+    groups=(Rope(),),
+    tensors=COHERE_TENSORS
+    | {
+        "q_norm": Tensor(f"{LAYER}.self_attn.q_norm.weight", ("N", "H"), pairs="H"),
+        "k_norm": Tensor(f"{LAYER}.self_attn.k_norm.weight", ("K", "H"), pairs="H"),
+    },
+    releases=(
+        Release(
+            "config.json of CohereForAI/c4ai-command-r-v01, c4ai-command-r-plus",
+            {
+                "command-r": preset(
+                    34_980_831_232, L=40, D=8192, F=22_528, N=64, rope_theta=8_000_000.0, logit_scale=0.0625
+                ),
+                "command-r-plus": preset(
+                    103_810_674_688,
+                    L=64,
+                    D=12_288,
+                    F=33_792,
+                    N=96,
+                    K=8,
+                    rope_theta=75_000_000.0,
+                    logit_scale=0.8333333333333334,
+                    qk_norm=True,
+                ),
+            },
+            shared=SHARED | {"max_seq_len": 131_072},
+        ),
+    ),
+)

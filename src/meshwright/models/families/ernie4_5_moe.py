@@ -1,0 +1,69 @@
+from meshwright.models.families.common import (
+    EPS_1E_5,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    ROUTER,
+    experts,
+    in_pairs,
+)
+from meshwright.models.families.family import (
+    Family,
+    Key,
+    Release,
+    Tensor,
+    fixed,
+    ignored,
+    mixture,
+    needed,
+    preset,
+)
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "ernie4_5_moe",
+    "ERNIE 4.5 (experts)",
+    ("Ernie4_5_MoeForCausalLM",),
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "head_dim"}
+    | EPS_1E_5
+    | ROUTER
+    | {
+        "use_bias": Key(("qkv_bias", "attention_out_bias", "mlp_bias"), False),
+        "tie_word_embeddings": Key("tied_embeddings", True),
+        "moe_num_experts": needed("moe.num_experts", "num_experts"),
+        "moe_k": needed("moe.experts_per_token", "num_experts_per_tok"),
+        "moe_intermediate_size": needed("moe.d_ff"),
+        "moe_num_shared_experts": Key("moe.num_shared_experts", 2),
+        "moe_layer_start_index": Key("moe.num_dense_layers", 1),
+        "moe_layer_interval": Key("moe.every", 1),
+    }
+    | fixed(moe_use_aux_free=True, moe_gate="topk")
+    | ignored("the last layer in every release", "moe_layer_end_index")
+    | ignored("keeps a sum from zero", "moe_norm_min")
+    | ignored("training only", "moe_capacity"),
+    sets={"moe.choice_bias": True},
+    groups=(Rope(theta=500_000.0),),
+    tensors=LLAMA_TENSORS
+    | in_pairs(LLAMA_TENSORS, "wq", "wk", "wq_bias", "wk_bias")
+    | experts()
+    | {"router_choice_bias": Tensor(f"{LAYER}.mlp.moe_statics.e_score_correction_bias", ("", "E"))},
+    more_layers=True,
+    releases=(
+        Release(
+            "ERNIE Team 2025, ERNIE 4.5 Technical Report; config.json of baidu/ERNIE-4.5-*-PT",
+            {
+                "ernie-4.5-21b-a3b": preset(
+                    "21.8B",
+                    L=28,
+                    D=2560,
+                    F=12_288,
+                    N=20,
+                    K=4,
+                    tied_embeddings=True,
+                    moe=mixture(64, 6, 1536, num_shared_experts=2, num_dense_layers=1),
+                ),
+            },
+            shared={"vocab_size": 103_424, "max_seq_len": 131_072, "rope_theta": 500_000.0},
+        ),
+    ),
+)

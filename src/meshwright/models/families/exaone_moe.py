@@ -1,0 +1,69 @@
+from meshwright.models.families.common import (
+    DEEPSEEK_EXPERTS,
+    EPS_1E_5,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    experts,
+)
+from meshwright.models.families.family import (
+    Family,
+    Key,
+    Release,
+    Tensor,
+    fixed,
+    ignored,
+    mixture,
+    needed,
+    preset,
+)
+from meshwright.models.families.layers import ExpertLayers, LocalLayers
+from meshwright.models.families.rope import Rope
+
+_OTHER_NAMES = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace")
+
+FAMILY = Family(
+    "exaone_moe",
+    "K-EXAONE",
+    ("ExaoneMoeForCausalLM",),
+    keys=LLAMA_KEYS
+    | EPS_1E_5
+    | {key: rule for key, rule in DEEPSEEK_EXPERTS.items() if key not in _OTHER_NAMES}
+    | {
+        "num_experts": needed("moe.num_experts"),
+        "num_shared_experts": Key("moe.num_shared_experts", 1),
+        "norm_topk_prob": Key("moe.normalized", True),
+        "routed_scaling_factor": Key("moe.scaling", 2.5),
+    }
+    | fixed(scoring_func="sigmoid", topk_method="noaux_tc")
+    | ignored("of the module that predicts a second token", "num_nextn_predict_layers")
+    | ignored("its list of layers counts", "sliding_window_pattern", "is_moe_layer"),
+    sets={"qk_norm": True, "moe.score": "sigmoid", "moe.choice_bias": True},
+    groups=(LocalLayers(window=4096, global_every=4, unturned=True), ExpertLayers(), Rope()),
+    tensors=LLAMA_TENSORS
+    | experts()
+    | {"router_choice_bias": Tensor(f"{LAYER}.mlp.e_score_correction_bias", ("E",))},
+    more_layers=True,
+    releases=(
+        Release(
+            "LG AI Research 2026, K-EXAONE Technical Report; config.json of LGAI-EXAONE/K-EXAONE-236B-A23B",
+            {
+                "k-exaone-236b-a23b": preset(
+                    L=48,
+                    D=6144,
+                    F=18_432,
+                    N=64,
+                    K=8,
+                    H=128,
+                    V=153_600,
+                    max_seq_len=262_144,
+                    rope_theta=1e6,
+                    sliding_window=128,
+                    global_every=4,
+                    nope_every=4,
+                    moe=mixture(128, 8, 2048, num_shared_experts=1, num_dense_layers=1, scaling=2.5),
+                )
+            },
+        ),
+    ),
+)

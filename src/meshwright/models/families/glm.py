@@ -1,0 +1,45 @@
+from meshwright.models.families.common import HEAD, LAYER, LLAMA_KEYS, LLAMA_TENSORS, fused, in_pairs
+from meshwright.models.families.family import Family, Key, Release, Rule, preset
+from meshwright.models.families.rope import Rope
+
+GLM_KEYS: dict[str, Rule] = LLAMA_KEYS | {
+    "attention_bias": Key("qkv_bias", True),
+    "head_dim": Key("d_head", 128),
+    "rms_norm_eps": Key("norm_eps", 0.00000015625),
+}
+GLM_TENSORS = (
+    LLAMA_TENSORS
+    | in_pairs(LLAMA_TENSORS, "wq", "wk", "wq_bias", "wk_bias")
+    | fused(("w_gate", "w_in"), f"{LAYER}.mlp.gate_up_proj", ("F", "F"))
+    | HEAD
+)
+
+FAMILY = Family(
+    "glm",
+    "GLM-4 9B",
+    ("GlmForCausalLM",),
+    keys=GLM_KEYS,
+    groups=(Rope(share=0.5),),
+    tensors=GLM_TENSORS,
+    releases=(
+        Release(
+            "GLM Team 2024, https://arxiv.org/abs/2406.12793; config.json of zai-org/glm-4-9b-hf",
+            {
+                "glm-4-9b": preset(
+                    "9.4B",
+                    L=40,
+                    D=4096,
+                    F=13_696,
+                    N=32,
+                    K=2,
+                    H=128,
+                    V=151_552,
+                    max_seq_len=8192,
+                    norm_eps=0.00000015625,
+                    rotary_dim=64,
+                    qkv_bias=True,
+                )
+            },
+        ),
+    ),
+)

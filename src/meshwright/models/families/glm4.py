@@ -1,0 +1,32 @@
+from meshwright.models.families.common import LAYER, norm
+from meshwright.models.families.family import Family, Release, preset
+from meshwright.models.families.glm import GLM_KEYS, GLM_TENSORS
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "glm4",
+    "GLM-4 0414, GLM-Z1",
+    ("Glm4ForCausalLM",),
+    keys=GLM_KEYS,
+    sets={"post_norms": True},
+    groups=(Rope(share=0.5),),
+    tensors=GLM_TENSORS
+    | norm("attention_post_norm", f"{LAYER}.post_self_attn_layernorm")
+    | norm("mlp_post_norm", f"{LAYER}.post_mlp_layernorm"),
+    releases=(
+        Release(
+            "config.json of zai-org/GLM-4-9B-0414, GLM-4-32B-0414",
+            {
+                "glm-4-9b-0414": preset("9.4B", L=40, D=4096, F=13_696, N=32, qkv_bias=True),
+                "glm-4-32b-0414": preset("32.6B", L=61, D=6144, F=23_040, N=48),
+            },
+            shared={
+                "num_kv_heads": 2,
+                "d_head": 128,
+                "vocab_size": 151_552,
+                "max_seq_len": 32_768,
+                "rotary_dim": 64,
+            },
+        ),
+    ),
+)

@@ -1,0 +1,53 @@
+from meshwright.models.families.common import (
+    DEEPSEEK_EXPERTS,
+    EPS_1E_5,
+    LATENT,
+    LATENT_TENSORS,
+    LLAMA_TENSORS,
+    SIZES,
+    experts,
+)
+from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
+from meshwright.models.families.layers import ExpertLayers
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "glm4_moe_lite",
+    "GLM-4.7-Flash",
+    ("Glm4MoeLiteForCausalLM",),
+    keys=SIZES
+    | EPS_1E_5
+    | LATENT
+    | {key: rule for key, rule in DEEPSEEK_EXPERTS.items() if key != "first_k_dense_replace"}
+    | {
+        "norm_topk_prob": Key("moe.normalized", True),
+        "n_shared_experts": Key("moe.num_shared_experts", 1),
+        "routed_scaling_factor": Key("moe.scaling", 1.8),
+    }
+    | fixed(attention_bias=False, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
+    | fixed(partial_rotary_factor=1.0)
+    | ignored("of the module that predicts a second token", "num_nextn_predict_layers"),
+    sets={"moe.score": "sigmoid", "moe.choice_bias": True},
+    groups=(ExpertLayers(), Rope()),
+    tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
+    more_layers=True,
+    releases=(
+        Release(
+            "config.json of zai-org/GLM-4.7-Flash",
+            {
+                "glm-4.7-flash": preset(
+                    L=47,
+                    D=2048,
+                    F=10_240,
+                    N=20,
+                    V=154_880,
+                    d_head=256,
+                    max_seq_len=202_752,
+                    rope_theta=1e6,
+                    mla={"q_rank": 768, "kv_rank": 512, "nope_dim": 192, "rope_dim": 64, "value_dim": 256},
+                    moe=mixture(64, 4, 1536, num_shared_experts=1, num_dense_layers=1, scaling=1.8),
+                )
+            },
+        ),
+    ),
+)

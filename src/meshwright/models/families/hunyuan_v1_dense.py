@@ -1,0 +1,29 @@
+from meshwright.models.families.common import ATTENTION_BIAS, EPS_1E_5, LAYER, LLAMA_KEYS, LLAMA_TENSORS, norm
+from meshwright.models.families.family import Family, Rule, fixed, ignored
+from meshwright.models.families.rope import Rope
+
+HUNYUAN_KEYS: dict[str, Rule] = (
+    LLAMA_KEYS
+    | EPS_1E_5
+    | ATTENTION_BIAS
+    | fixed(use_qk_norm=True, mlp_bias=False, use_mla=False, norm_type="rms")
+    | ignored("of the tokenizer", "eod_token_id", "sep_token_id", "im_start_id", "im_end_id", "im_newline_id")
+    | ignored("of the tokenizer", "text_start_id", "text_end_id", "mask_init_id")
+    | ignored("its head_dim counts", "attention_head_dim")
+)
+HUNYUAN_SETS = {"qk_norm": True, "qk_norm_last": True}
+HUNYUAN_TENSORS = (
+    LLAMA_TENSORS
+    | norm("q_norm", f"{LAYER}.self_attn.query_layernorm", "H")
+    | norm("k_norm", f"{LAYER}.self_attn.key_layernorm", "H")
+)
+
+FAMILY = Family(
+    "hunyuan_v1_dense",
+    "Hunyuan (dense)",
+    ("HunYuanDenseV1ForCausalLM",),
+    keys=HUNYUAN_KEYS,
+    sets=HUNYUAN_SETS,
+    groups=(Rope(),),
+    tensors=HUNYUAN_TENSORS,
+)

@@ -1,0 +1,26 @@
+from meshwright.models.families.common import (
+    ATTENTION_BIAS,
+    LAYER_NORM_EPS,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    activation,
+)
+from meshwright.models.families.family import Family, Key
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "jais2",
+    "Jais 2",
+    ("Jais2ForCausalLM",),
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
+    | ATTENTION_BIAS
+    | LAYER_NORM_EPS
+    | activation("relu2")
+    | {
+        "attention_bias": Key(("qkv_bias", "attention_out_bias"), True),
+        "mlp_bias": Key("mlp_bias", True),
+    },
+    sets={"norm": "layer", "norm_bias": True, "gated": False},
+    groups=(Rope(),),
+    tensors=LLAMA_TENSORS,
+)

@@ -1,0 +1,71 @@
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshwright.models.config import ModelConfig
+from meshwright.models.families.common import EPS_1E_5, FACTOR, LATENT, LATENT_TENSORS, LLAMA_TENSORS, SIZES
+from meshwright.models.families.family import Family, Key, Part, Release, fixed, preset
+from meshwright.models.families.rope import Rope
+
+
+class _Scales:
+    """Residuals are scaled by the number of layers, logits by the width (Yang et al., 2022)."""
+
+    parts: Mapping[str, Part] = {
+        "scale_depth": Part(("residual_scale",), (int, float)),
+        "dim_model_base": Part(("logit_scale",), (int, float)),
+    }
+
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        depth, base = given.get("scale_depth", 1.4), given.get("dim_model_base", 256)
+        return {
+            "residual_scale": depth / fields["num_layers"] ** 0.5,
+            "logit_scale": base / fields["d_model"],
+        }
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        return {
+            "scale_depth": (model.residual_scale or 1.0) * model.num_layers**0.5,
+            "dim_model_base": round((model.logit_scale or 1.0) * model.d_model),
+        }
+
+
+FAMILY = Family(
+    "minicpm3",
+    "MiniCPM 3",
+    ("MiniCPM3ForCausalLM",),
+    keys=SIZES
+    | EPS_1E_5
+    | LATENT
+    | {
+        "v_head_dim": Key("mla.value_dim"),
+        "scale_emb": Key("embedding_scale", 12, form=FACTOR),
+        "tie_word_embeddings": Key("tied_embeddings", True),
+    }
+    | fixed(attention_bias=False, mlp_bias=False),
+    groups=(_Scales(), Rope()),
+    # Its rotary positions turn halves.
+    tensors=LLAMA_TENSORS | {name: replace(tensor, pairs="") for name, tensor in LATENT_TENSORS.items()},
+    releases=(
+        Release(
+            "config.json of openbmb/MiniCPM3-4B",
+            {
+                "minicpm3-4b": preset(
+                    "4.1B",
+                    L=62,
+                    D=2560,
+                    F=6400,
+                    N=40,
+                    V=73_448,
+                    d_head=96,
+                    max_seq_len=32_768,
+                    tied_embeddings=True,
+                    embedding_scale=12.0,
+                    residual_scale=1.4 / 62**0.5,
+                    logit_scale=256 / 2560,
+                    mla={"q_rank": 768, "kv_rank": 256, "nope_dim": 64, "rope_dim": 32, "value_dim": 64},
+                )
+            },
+        ),
+    ),
+)

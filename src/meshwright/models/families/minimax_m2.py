@@ -1,0 +1,75 @@
+from meshwright.models.families.common import (
+    EXPERTS,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    WIDE_QK_NORMS,
+    experts,
+)
+from meshwright.models.families.family import (
+    Family,
+    Key,
+    Release,
+    Tensor,
+    fixed,
+    ignored,
+    mixture,
+    needed,
+    preset,
+)
+from meshwright.models.families.rope import Rope
+
+_MOE = f"{LAYER}.block_sparse_moe"
+
+FAMILY = Family(
+    "minimax_m2",
+    "MiniMax-M2, M2.5",
+    ("MiniMaxM2ForCausalLM",),
+    keys=LLAMA_KEYS
+    | EXPERTS
+    | {
+        "intermediate_size": needed(("d_ff", "moe.d_ff")),
+        "head_dim": Key("d_head", 128),
+        "use_qk_norm": Key("qk_norm", True),
+        "num_local_experts": needed("moe.num_experts", "num_experts"),
+        "use_routing_bias": Key("moe.choice_bias", True),
+    }
+    | fixed(scoring_func="sigmoid", qk_norm_type="per_layer", shared_intermediate_size=0)
+    | ignored(
+        "of modules that predict further tokens",
+        "use_mtp",
+        "num_mtp_modules",
+        "mtp_transformer_layers",
+    ),
+    sets={"qk_norm_over": "width", "moe.score": "sigmoid"},
+    groups=(Rope(theta=5e6, share=1.0),),
+    tensors=LLAMA_TENSORS
+    | WIDE_QK_NORMS
+    | experts(_MOE, ("w1", "w3", "w2"))
+    | {"router_choice_bias": Tensor(f"{_MOE}.e_score_correction_bias", ("E",))},
+    more_layers=True,
+    releases=(
+        Release(
+            "config.json of MiniMaxAI/MiniMax-M2, M2.5",
+            {
+                "minimax-m2": preset("229B"),
+                "minimax-m2.5": preset("229B"),
+            },
+            shared={
+                "num_layers": 62,
+                "d_model": 3072,
+                "d_ff": 1536,
+                "num_heads": 48,
+                "num_kv_heads": 8,
+                "d_head": 128,
+                "vocab_size": 200_064,
+                "max_seq_len": 196_608,
+                "norm_eps": 1e-6,
+                "rope_theta": 5e6,
+                "rotary_dim": 64,
+                "qk_norm": True,
+                "moe": mixture(256, 8, 1536, choice_bias=True),
+            },
+        ),
+    ),
+)

@@ -1,0 +1,25 @@
+from meshwright.models.families.common import (
+    DEEPSEEK_EXPERTS,
+    LATENT,
+    LATENT_TENSORS,
+    LLAMA_TENSORS,
+    MISTRAL_CALLS,
+    SIZES,
+    experts,
+)
+from meshwright.models.families.family import Family, Key, fixed
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "mistral4",
+    "Mistral 4",
+    ("Mistral4ForCausalLM",),
+    keys=SIZES
+    | LATENT
+    | DEEPSEEK_EXPERTS
+    | {"norm_topk_prob": Key("moe.normalized", True)}
+    | fixed(attention_bias=False, mlp_bias=False, rope_interleave=True, n_group=1, topk_group=1),
+    groups=(Rope(temperature=True),),
+    tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
+    tool_calls=MISTRAL_CALLS,
+)

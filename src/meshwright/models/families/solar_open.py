@@ -1,0 +1,46 @@
+from meshwright.models.families.common import DEEPSEEK_EXPERTS, EPS_1E_5, LLAMA_KEYS, LLAMA_TENSORS, experts
+from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "solar_open",
+    "Solar Open",
+    ("SolarOpenForCausalLM",),
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "intermediate_size"}
+    | EPS_1E_5
+    | DEEPSEEK_EXPERTS
+    | {
+        "attention_bias": Key("qkv_bias", False),
+        "head_dim": Key("d_head", 128),
+        "moe_intermediate_size": Key(("d_ff", "moe.d_ff"), 1280),
+        "n_routed_experts": Key("moe.num_experts", 128, also=("num_local_experts",)),
+        "n_shared_experts": Key("moe.num_shared_experts", 1),
+        "norm_topk_prob": Key("moe.normalized", True),
+    }
+    | fixed(first_k_dense_replace=0, use_qk_norm=False)
+    | ignored("of dense layers, which it has not", "intermediate_size"),
+    sets={"moe.score": "sigmoid", "moe.choice_bias": True},
+    groups=(Rope(theta=1e6, share=1.0),),
+    tensors=LLAMA_TENSORS | experts(),
+    releases=(
+        Release(
+            "config.json of upstage/Solar-Open-100B",
+            {
+                "solar-open-100b": preset(
+                    "103B",
+                    "12B",
+                    L=48,
+                    D=4096,
+                    F=1280,
+                    N=64,
+                    K=8,
+                    H=128,
+                    V=196_608,
+                    max_seq_len=131_072,
+                    rope_theta=1e6,
+                    moe=mixture(128, 8, 1280, num_shared_experts=1),
+                )
+            },
+        ),
+    ),
+)

@@ -1,0 +1,15 @@
+from meshwright.models.families.common import LATENT, LATENT_TENSORS, LLAMA_TENSORS, SIZES
+from meshwright.models.families.family import Family, Key, fixed
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "youtu",
+    "Youtu-LLM",
+    ("YoutuForCausalLM",),
+    keys=SIZES
+    | LATENT
+    | {"tie_word_embeddings": Key("tied_embeddings", True)}
+    | fixed(attention_bias=False, mlp_bias=False, rope_interleave=True),
+    groups=(Rope(),),
+    tensors=LLAMA_TENSORS | LATENT_TENSORS,
+)

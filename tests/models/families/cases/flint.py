@@ -1,0 +1,18 @@
+from typing import Any
+
+from tests.models.families.case import LOCAL, MOE, Tiny
+
+HUB: dict[str, dict[str, Any]] = {}
+TINY = {
+    "flint": Tiny(
+        "Flint",
+        LOCAL
+        | MOE
+        | {
+            "num_hidden_layers": 6,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 40,
+        },
+        written="FlintForCausalLM",
+    ),
+}

@@ -1,0 +1,18 @@
+from typing import Any
+
+from tests.models.families.case import GRANITE, Tiny
+
+HUB: dict[str, dict[str, Any]] = {}
+TINY = {
+    "granitemoeshared": Tiny(
+        "GraniteMoeShared",
+        GRANITE
+        | {
+            "hidden_size": 48,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+        },
+        written="GraniteMoeSharedForCausalLM",
+    ),
+}
