@@ -206,7 +206,9 @@ def fused(
 ) -> dict[str, Tensor]:
     """weight[out, in] and bias[out] of a linear layer that computes several products."""
     return {
-        f"{parameter}{suffix}": Tensor(f"{module}.{kind}", (part, *rest), 0, parts, index, arranged)
+        f"{parameter}{suffix}": Tensor(
+            f"{module}.{kind}", (part.replace("KG", "N"), *rest), 0, parts, index, arranged
+        )
         for index, (parameter, part) in enumerate(zip(parameters, parts, strict=True))
         for suffix, kind, rest in (("", "weight", (into,)), ("_bias", "bias", ()))
     }

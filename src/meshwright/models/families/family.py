@@ -159,7 +159,8 @@ class Family:
     classes that config.json may list; the first is written. model_types: the same for `model_type`; the
     name if empty. wrappers: model types of larger models whose `text_config` describes one of this family.
     sets: fields of ModelConfig that all its models have. groups: keys that are read together, in order.
-    tensors: by parameter (`wq`), or by stack and parameter if stacks differ (`dense_layers/w_in`).
+    tensors: by parameter (`wq`), or by stack and parameter if stacks differ (`dense_layers/w_in`). variants:
+    the tensors that some models name differently.
     prefix: the beginning of tensor names that some files leave out. more_layers: whether files hold layers
     after the last, which predict further tokens and are not read. tool_calls: the format that its chat
     models were trained on. Chats are formatted by the template in the tokenizer's files.
@@ -177,6 +178,7 @@ class Family:
     prefix: str = ""
     more_layers: bool = False
     tool_calls: ToolFormat | None = None
+    variants: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda model: {}
     releases: tuple[Release, ...] = ()
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()
     stored: the names in the checkpoint, which may lack the family's prefix or have another.
     """
     old, new = _prefixes(family, stored)
-    tables = family.tensors
+    tables = {**family.tensors, **family.variants(config)}
     tensors = {path: tables.get(path) or tables[path.rpartition("/")[2]] for path in parameters(config)}
     if not old and not new:
         return tensors
@@ -86,6 +86,10 @@ def _slice(tensor: Tensor, axis: int, spans: Mapping[str, range], sizes: Mapping
             start = sum(_flat(part, sizes) for part in tensor.parts[: tensor.index])
         elif tensor.arranged == "within":
             stride = sum(_flat(part[1:], sizes) for part in tensor.parts)
+            # Query heads may be stored by their KV head, of which there are fewer.
+            ratio = sizes[outer] // sizes[tensor.parts[tensor.index][0]]
+            assert spans[outer].start % ratio == spans[outer].stop % ratio == 0, f"groups of {dim} are split"
+            return slice(spans[outer].start // ratio * stride, spans[outer].stop // ratio * stride)
         else:
             stride = len(tensor.parts)
     return slice(start + spans[outer].start * stride, start + spans[outer].stop * stride)
@@ -99,7 +103,8 @@ def taken(
     if tensor.arranged == "within":
         widths = [_flat(part[1:], sizes) for part in tensor.parts]
         start = sum(widths[: tensor.index])
-        rows = len(spans[tensor.dims[axis][0]])
+        outer = tensor.dims[axis][0]
+        rows = len(spans[outer]) * sizes[tensor.parts[tensor.index][0]] // sizes[outer]
         block = np.reshape(block, (*block.shape[:axis], rows, sum(widths), *block.shape[axis + 1 :]))
         block = np.take(block, range(start, start + widths[tensor.index]), axis=axis + 1)
     if tensor.arranged == "alternate":
@@ -129,7 +134,7 @@ def joined(parts: Sequence[tuple[Tensor, np.ndarray]], sizes: Mapping[str, int])
         return np.concatenate(arrays, axis=axis)
     if tensor.arranged == "alternate":
         return np.stack(arrays, axis=axis + 1).reshape(stored_shape(tensor, sizes))
-    rows = sizes[tensor.dims[axis][0]]
+    rows = sizes[tensor.parts[0][0]]
     split = [np.reshape(a, (*a.shape[:axis], rows, -1, *a.shape[axis + 1 :])) for a in arrays]
     return np.concatenate(split, axis=axis + 1).reshape(stored_shape(tensor, sizes))
 

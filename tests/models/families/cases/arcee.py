@@ -4,5 +4,5 @@ from tests.models.families.case import Tiny
 
 HUB: dict[str, dict[str, Any]] = {}
 TINY = {
-    "arcee": Tiny("Arcee", {"mlp_bias": True}, written="ArceeForCausalLM"),
+    "arcee": Tiny("Arcee", {"mlp_bias": True}, written="ArceeForCausalLM", nightly=True),
 }

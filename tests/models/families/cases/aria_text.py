@@ -11,6 +11,7 @@ TINY = {
             "pad_token_id": None,
         },
         written="AriaTextForCausalLM",
+        nightly=True,
         model="AriaTextForCausalLM",
     ),
 }

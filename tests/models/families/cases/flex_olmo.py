@@ -8,5 +8,6 @@ TINY = {
         "FlexOlmo",
         {"hidden_size": 48, "num_experts": 8, "pad_token_id": None, "num_experts_per_tok": 2},
         written="FlexOlmoForCausalLM",
+        nightly=True,
     ),
 }

@@ -13,5 +13,6 @@ TINY = {
             "rms_norm_eps": 1e-6,
         },
         written="Glm4MoeLiteForCausalLM",
+        nightly=True,
     ),
 }

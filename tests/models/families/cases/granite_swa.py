@@ -13,5 +13,6 @@ TINY = {
             "num_hidden_layers": 5,
         },
         written="GraniteSWAForCausalLM",
+        nightly=True,
     ),
 }

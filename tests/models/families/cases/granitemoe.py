@@ -8,5 +8,6 @@ TINY = {
         "GraniteMoe",
         GRANITE | {"hidden_size": 48, "num_local_experts": 8, "num_experts_per_tok": 2},
         written="GraniteMoeForCausalLM",
+        nightly=True,
     ),
 }

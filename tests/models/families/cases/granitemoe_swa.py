@@ -15,5 +15,6 @@ TINY = {
             "num_experts_per_tok": 2,
         },
         written="GraniteMoeSWAForCausalLM",
+        nightly=True,
     ),
 }

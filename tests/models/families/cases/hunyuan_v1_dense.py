@@ -4,5 +4,12 @@ from tests.models.families.case import NTK, Tiny
 
 HUB: dict[str, dict[str, Any]] = {}
 TINY = {
-    "hunyuan_v1_dense": Tiny("HunYuanDenseV1", {"rope_parameters": NTK}, written="HunYuanDenseV1ForCausalLM"),
+    "hunyuan_v1_dense": Tiny(
+        "HunYuanDenseV1",
+        {
+            "rope_parameters": NTK,
+        },
+        written="HunYuanDenseV1ForCausalLM",
+        nightly=True,
+    ),
 }

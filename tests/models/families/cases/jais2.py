@@ -4,5 +4,5 @@ from tests.models.families.case import Tiny
 
 HUB: dict[str, dict[str, Any]] = {}
 TINY = {
-    "jais2": Tiny("Jais2", {"hidden_size": 48}, written="Jais2ForCausalLM"),
+    "jais2": Tiny("Jais2", {"hidden_size": 48}, written="Jais2ForCausalLM", nightly=True),
 }

@@ -15,5 +15,6 @@ TINY = {
             "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN},
         },
         written="MellumForCausalLM",
+        nightly=True,
     ),
 }

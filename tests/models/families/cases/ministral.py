@@ -8,5 +8,6 @@ TINY = {
         "Ministral",
         LOCAL | {"num_hidden_layers": 4, "layer_types": ALTERNATING[:4]},
         written="MistralForCausalLM",
+        nightly=True,
     ),
 }

@@ -20,5 +20,6 @@ TINY = {
             },
         },
         written="Mistral4ForCausalLM",
+        nightly=True,
     ),
 }

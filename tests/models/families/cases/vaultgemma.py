@@ -8,5 +8,6 @@ TINY = {
         "VaultGemma",
         LOCAL | {"num_hidden_layers": 4, "layer_types": ALTERNATING[:4], "attn_logit_softcapping": 2.0},
         written="VaultGemmaForCausalLM",
+        nightly=True,
     ),
 }

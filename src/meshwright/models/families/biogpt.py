@@ -1,0 +1,65 @@
+from meshwright.models.families.common import LLAMA_KEYS, activation, linear, norm
+from meshwright.models.families.family import Family, Key, Release, Tensor, ignored, preset
+
+_LAYER = "biogpt.layers.{}"
+_NOT_READ = ("rms_norm_eps", "num_key_value_heads", "head_dim")
+
+FAMILY = Family(
+    "biogpt",
+    "BioGPT",
+    ("BioGptForCausalLM",),
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
+    | activation("gelu")
+    | {
+        "layer_norm_eps": Key("norm_eps", 1e-12),
+        "scale_embedding": Key("scale_embedding", True),
+        "tie_word_embeddings": Key("tied_embeddings", True),
+    }
+    | ignored("training only", "hidden_dropout_prob", "attention_probs_dropout_prob", "layerdrop")
+    | ignored("training only", "activation_dropout"),
+    sets={
+        "norm": "layer",
+        "norm_bias": True,
+        "positions": "learned",
+        "position_offset": 2,
+        "gated": False,
+        "qkv_bias": True,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+    },
+    groups=(),
+    tensors={
+        "embed": Tensor("biogpt.embed_tokens.weight", ("V", "D")),
+        "positions": Tensor("biogpt.embed_positions.weight", ("W", "D")),
+        **norm("attention_norm", f"{_LAYER}.self_attn_layer_norm"),
+        **linear("wq", f"{_LAYER}.self_attn.q_proj", "NH", "D"),
+        **linear("wk", f"{_LAYER}.self_attn.k_proj", "KH", "D"),
+        **linear("wv", f"{_LAYER}.self_attn.v_proj", "KH", "D"),
+        **linear("wo", f"{_LAYER}.self_attn.out_proj", "D", "NH"),
+        **norm("mlp_norm", f"{_LAYER}.final_layer_norm"),
+        **linear("w_in", f"{_LAYER}.fc1", "F", "D"),
+        **linear("w_out", f"{_LAYER}.fc2", "D", "F"),
+        **norm("final_norm", "biogpt.layer_norm"),
+        "unembed": Tensor("output_projection.weight", ("V", "D")),
+    },
+    releases=(
+        Release(
+            "Luo et al. 2022, https://arxiv.org/abs/2210.10341; config.json of microsoft/biogpt",
+            {
+                "biogpt": preset(
+                    346_763_264,
+                    L=24,
+                    D=1024,
+                    F=4096,
+                    N=16,
+                    V=42_384,
+                    max_seq_len=1024,
+                    norm_eps=1e-12,
+                    activation="gelu_erf",
+                    scale_embedding=True,
+                    tied_embeddings=True,
+                )
+            },
+        ),
+    ),
+)

@@ -1,0 +1,44 @@
+from meshwright.models.families.common import fused, linear
+from meshwright.models.families.family import Family, Release, fixed, ignored, preset
+from meshwright.models.families.gpt2 import FAMILY as GPT_2
+from meshwright.models.families.gpt2 import GPT_SETS
+
+_H = "transformer.h.{}"
+
+FAMILY = Family(
+    "gpt_bigcode",
+    "StarCoder, SantaCoder",
+    ("GPTBigCodeForCausalLM",),
+    keys=GPT_2.keys
+    | fixed(multi_query=True)
+    | ignored("how transformers runs it", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+    | ignored("how transformers runs it", "inference_runner", "max_batch_size", "max_sequence_length")
+    | ignored("how transformers runs it", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input"),
+    sets=GPT_SETS | {"num_kv_heads": 1},
+    groups=(),
+    prefix="transformer.",
+    tensors=GPT_2.tensors
+    | fused(("wq", "wk", "wv"), f"{_H}.attn.c_attn", ("NH", "KH", "KH"))
+    | linear("wo", f"{_H}.attn.c_proj", "D", "NH")
+    | linear("w_in", f"{_H}.mlp.c_fc", "F", "D")
+    | linear("w_out", f"{_H}.mlp.c_proj", "D", "F"),
+    releases=(
+        Release(
+            "Li et al. 2023, https://arxiv.org/abs/2305.06161; config.json of bigcode/starcoderbase",
+            {
+                "starcoder-15b": preset(
+                    15_517_456_384,
+                    L=40,
+                    D=6144,
+                    F=24_576,
+                    N=48,
+                    K=1,
+                    V=49_152,
+                    max_seq_len=8192,
+                    tied_embeddings=True,
+                    activation="gelu",
+                )
+            },
+        ),
+    ),
+)

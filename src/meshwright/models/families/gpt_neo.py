@@ -1,0 +1,107 @@
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.errors import ModelError
+from meshwright.models.config import ModelConfig
+from meshwright.models.families.common import ACTIVATION, HEAD, linear, norm
+from meshwright.models.families.family import Family, Key, Part, Release, Tensor, ignored, needed, preset
+
+_H = "transformer.h.{}"
+
+
+class _LocalLayers:
+    """`attention_types` lists [[kinds, times], ...]; without it, every second layer is local."""
+
+    parts: Mapping[str, Part] = {
+        "attention_types": Part(("global_layers",), (list,)),
+        "attention_layers": Part(("global_layers",), (list,)),
+        "window_size": Part(("sliding_window",), (int,)),
+    }
+
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        listed = given.get("attention_types") or [[["global", "local"], fields["num_layers"] // 2]]
+        kinds = [kind for kinds, times in listed for kind in kinds * times]
+        if len(kinds) != fields["num_layers"]:
+            raise ModelError(f"{name}: attention_types lists {len(kinds)} of {fields['num_layers']} layers")
+        numbers = tuple(number for number, kind in enumerate(kinds) if kind == "global")
+        if len(numbers) == len(kinds):
+            return {}
+        return {"sliding_window": given.get("window_size", 256), "global_layers": numbers}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        kinds = ["global" if window is None else "local" for window in model.windows]
+        return {
+            "attention_types": [[[kind], 1] for kind in kinds],
+            "window_size": model.sliding_window or 256,
+        }
+
+
+FAMILY = Family(
+    "gpt_neo",
+    "GPT-Neo",
+    ("GPTNeoForCausalLM",),
+    keys={
+        "num_layers": needed("num_layers", "num_hidden_layers"),
+        "hidden_size": needed("d_model"),
+        "intermediate_size": Key("d_ff"),
+        "num_heads": needed("num_heads", "num_attention_heads"),
+        "vocab_size": needed("vocab_size"),
+        "max_position_embeddings": needed("max_seq_len"),
+        "layer_norm_epsilon": Key("norm_eps", 1e-5),
+        "tie_word_embeddings": Key("tied_embeddings", True),
+        "activation_function": Key("activation", "gelu_new", form=ACTIVATION),
+    }
+    | ignored("training only", "attention_dropout", "embed_dropout", "resid_dropout", "classifier_dropout")
+    | ignored("training only", "gradient_checkpointing")
+    | ignored("of classifiers", "summary_activation", "summary_first_dropout", "summary_proj_to_labels")
+    | ignored("of classifiers", "summary_type", "summary_use_proj"),
+    sets={
+        "norm": "layer",
+        "norm_bias": True,
+        "positions": "learned",
+        "gated": False,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+        # Scores are not divided.
+        "query_scale": 1.0,
+    },
+    groups=(_LocalLayers(),),
+    prefix="transformer.",
+    tensors={
+        "embed": Tensor("transformer.wte.weight", ("V", "D")),
+        "positions": Tensor("transformer.wpe.weight", ("W", "D")),
+        **norm("attention_norm", f"{_H}.ln_1"),
+        **linear("wq", f"{_H}.attn.attention.q_proj", "NH", "D"),
+        **linear("wk", f"{_H}.attn.attention.k_proj", "KH", "D"),
+        **linear("wv", f"{_H}.attn.attention.v_proj", "KH", "D"),
+        **linear("wo", f"{_H}.attn.attention.out_proj", "D", "NH"),
+        **norm("mlp_norm", f"{_H}.ln_2"),
+        **linear("w_in", f"{_H}.mlp.c_fc", "F", "D"),
+        **linear("w_out", f"{_H}.mlp.c_proj", "D", "F"),
+        **norm("final_norm", "transformer.ln_f"),
+        **HEAD,
+    },
+    releases=(
+        Release(
+            "Black et al. 2021; config.json of EleutherAI/gpt-neo-*",
+            {
+                "gpt-neo-125m": preset(
+                    125_198_592, L=12, D=768, F=3072, N=12, global_layers=tuple(range(0, 12, 2))
+                ),
+                "gpt-neo-1.3b": preset(
+                    1_315_575_808, L=24, D=2048, F=8192, N=16, global_layers=tuple(range(0, 24, 2))
+                ),
+                "gpt-neo-2.7b": preset(
+                    2_651_307_520, L=32, D=2560, F=10_240, N=20, global_layers=tuple(range(0, 32, 2))
+                ),
+            },
+            shared={
+                "vocab_size": 50_257,
+                "max_seq_len": 2048,
+                "sliding_window": 256,
+                "tied_embeddings": True,
+                "activation": "gelu",
+            },
+        ),
+    ),
+)

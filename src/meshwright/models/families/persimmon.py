@@ -1,0 +1,63 @@
+from meshwright.models.families.common import (
+    LAYER,
+    LAYER_NORM_EPS,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    activation,
+    fused,
+    linear,
+    norm,
+)
+from meshwright.models.families.family import Family, Key, Release, ignored, preset
+from meshwright.models.families.rope import Rope
+
+_NOT_READ = ("rms_norm_eps", "num_key_value_heads", "head_dim")
+
+FAMILY = Family(
+    "persimmon",
+    "Persimmon, Fuyu (text)",
+    ("PersimmonForCausalLM",),
+    wrappers=("fuyu",),
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
+    | LAYER_NORM_EPS
+    | activation("relu2")
+    | {"qk_layernorm": Key("qk_norm", True)}
+    | ignored("training only", "hidden_dropout"),
+    sets={
+        "norm": "layer",
+        "norm_bias": True,
+        "gated": False,
+        "qkv_bias": True,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+    },
+    groups=(Rope(theta=25_000.0, share=0.5),),
+    tensors=LLAMA_TENSORS
+    | fused(("wq", "wk", "wv"), f"{LAYER}.self_attn.query_key_value", ("NH", "KH", "KH"), "D", "within")
+    | linear("wo", f"{LAYER}.self_attn.dense", "D", "NH")
+    | norm("q_norm", f"{LAYER}.self_attn.q_layernorm", "H")
+    | norm("k_norm", f"{LAYER}.self_attn.k_layernorm", "H")
+    | linear("w_in", f"{LAYER}.mlp.dense_h_to_4h", "F", "D")
+    | linear("w_out", f"{LAYER}.mlp.dense_4h_to_h", "D", "F")
+    | norm("final_norm", "model.final_layernorm"),
+    releases=(
+        Release(
+            "config.json of adept/persimmon-8b-base",
+            {
+                "persimmon-8b": preset(
+                    "9.4B",
+                    L=36,
+                    D=4096,
+                    F=16_384,
+                    N=64,
+                    V=262_144,
+                    max_seq_len=16_384,
+                    rope_theta=25_000.0,
+                    rotary_dim=32,
+                    activation="relu2",
+                    qk_norm=True,
+                )
+            },
+        ),
+    ),
+)

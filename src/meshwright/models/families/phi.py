@@ -1,0 +1,51 @@
+from meshwright.models.families.common import (
+    LAYER,
+    LAYER_NORM_EPS,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    activation,
+    linear,
+    norm,
+)
+from meshwright.models.families.family import Family, Release, fixed, ignored, preset
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "phi",
+    "Phi 1, 1.5, 2",
+    ("PhiForCausalLM",),
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in ("rms_norm_eps", "head_dim")}
+    | LAYER_NORM_EPS
+    | activation("gelu_new")
+    | fixed(qk_layernorm=False)
+    | ignored("training only", "resid_pdrop", "embd_pdrop"),
+    sets={
+        "norm": "layer",
+        "norm_bias": True,
+        "gated": False,
+        "parallel": True,
+        "shared_norm": True,
+        "qkv_bias": True,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+        "head_bias": True,
+    },
+    groups=(Rope(share=0.5),),
+    tensors=LLAMA_TENSORS
+    | linear("wo", f"{LAYER}.self_attn.dense", "D", "NH")
+    | linear("w_in", f"{LAYER}.mlp.fc1", "F", "D")
+    | linear("w_out", f"{LAYER}.mlp.fc2", "D", "F")
+    | norm("final_norm", "model.final_layernorm")
+    | linear("unembed", "lm_head", "V", "D"),
+    releases=(
+        Release(
+            "Gunasekar et al. 2023, https://arxiv.org/abs/2306.11644; config.json of microsoft/phi-*",
+            {
+                "phi-1": preset(1_418_270_720, L=24, D=2048, F=8192, N=32, rotary_dim=32),
+                "phi-1.5": preset(1_418_270_720, L=24, D=2048, F=8192, N=32, rotary_dim=32),
+                "phi-2": preset(2_779_683_840, L=32, D=2560, F=10_240, N=32, rotary_dim=32),
+            },
+            shared={"vocab_size": 51_200, "max_seq_len": 2048, "activation": "gelu"},
+        ),
+    ),
+)

@@ -1,0 +1,19 @@
+from typing import Any
+
+from tests.models.families.case import Tiny
+
+HUB: dict[str, dict[str, Any]] = {}
+TINY = {
+    "gptj": Tiny(
+        "GPTJ",
+        {
+            "n_embd": 64,
+            "n_head": 8,
+            "n_layer": 3,
+            "n_positions": 64,
+            "rotary_dim": 4,
+        },
+        written="GPTJForCausalLM",
+        own_names=True,
+    ),
+}
