@@ -64,16 +64,20 @@ def test_missing_keys_are_named_at_once() -> None:
     ("changes", "message"),
     [
         (
-            {"architectures": ["FalconForCausalLM"]},
-            "mine: architecture FalconForCausalLM is not supported; "
+            {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+            "mine: architecture T5ForConditionalGeneration is not supported; "
             "supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, ",
         ),
-        ({"architectures": None, "model_type": "bert"}, "mine: model_type 'bert' is not supported"),
-        ({"model_type": "llava", "text_config": {}}, "mine: model_type 'llava' is not supported"),
+        (
+            {"architectures": None, "model_type": "mine", "type_vocab_size": 2},
+            "mine: model_type 'mine' is not known. It would be read as llama (LLaMA 1 to 3.3) but for "
+            "type_vocab_size = 2, which may change the model",
+        ),
+        ({"model_type": "clip", "text_config": {}}, "mine: model_type 'clip' is not supported"),
         ({"hidden_act": "mish"}, "mine: hidden_act = 'mish' is not supported; fits: 'silu', 'gelu_pytorch_"),
         ({"attention_bias": "yes"}, "mine: qkv_bias = 'yes' is not true or false"),
         ({"sliding_window": 4096}, "mine: sliding_window = 4096 is not supported; fits: None"),
-        ({"rope_scaling": {"type": "mrope"}}, "mine: rope_type 'mrope' is not supported; fits: 'default'"),
+        ({"rope_scaling": {"type": "ntk"}}, "mine: rope_type 'ntk' is not supported; fits: 'default'"),
         ({"rope_scaling": {"type": "linear"}}, "mine: rope scaling lacks factor"),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
@@ -102,6 +106,17 @@ def test_unknown_keys_warn_by_name() -> None:
         UserWarning, match="mine: config.json keys not known and ignored: qk_norm, window_every"
     ):
         from_hf(HF | {"window_every": 2, "qk_norm": True}, "mine")
+
+
+def test_a_model_of_an_unknown_type_is_read_as_the_family_with_its_keys() -> None:
+    with pytest.warns(UserWarning, match="model_type 'mine' is not known; all its keys are those of llama"):
+        assert from_hf(HF | {"architectures": None, "model_type": "mine"}, "mine") == from_hf(HF, "mine")
+
+
+def test_the_text_of_a_model_that_sees_is_read_by_its_own_type() -> None:
+    qwen = FILES["qwen3-0.6b"]
+    seeing = {"model_type": "mine", "text_config": qwen, "tie_word_embeddings": True}
+    assert from_hf(seeing, "mine") == from_hf(qwen, "mine")
 
 
 def _changed(name: str, **changes: Any) -> ModelConfig:

@@ -68,12 +68,14 @@ def recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, 
     """
     text = config.get("text_config")
     if isinstance(text, Mapping):
-        wrapper = config.get("model_type")
-        candidates = [f for f in naming(str(wrapper)) if wrapper in f.wrappers]
+        wrapper, inner = config.get("model_type"), text.get("model_type")
+        candidates = [f for f in naming(str(inner)) if inner in f.model_types]
+        candidates += [f for f in naming(str(wrapper)) if wrapper in f.wrappers]
         if not candidates:
             raise _unsupported(name, f"model_type {wrapper!r}")
-        config = {key: value for key, value in text.items() if value is not None}
-        config = {"model_type": candidates[0].model_types[0]} | config
+        tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
+        own = {key: value for key, value in text.items() if value is not None and key != "architectures"}
+        config = {"model_type": candidates[0].model_types[0]} | tied | own
     family = _family(config, name)
     given = dict(config)
     for table in {key.partition(".")[0] for key in family.keys if "." in key}:
@@ -91,12 +93,54 @@ def _family(config: Mapping[str, Any], name: str) -> Family:
     for listed in config.get("architectures") or []:
         candidates = [f for f in naming(str(listed)) if listed in f.class_names]
         if not candidates:
-            raise _unsupported(name, f"architecture {listed}")
+            return _alike(config, name, f"architecture {listed}")
         return next((f for f in candidates if model_type in f.model_types), candidates[0])
     candidates = [f for f in naming(str(model_type)) if model_type in f.model_types]
-    if not candidates:
-        raise _unsupported(name, f"model_type {model_type!r}")
-    return candidates[0]
+    return candidates[0] if candidates else _alike(config, name, f"model_type {model_type!r}")
+
+
+def _alike(config: Mapping[str, Any], name: str, unknown: str) -> Family:
+    """The family that a file of an unknown class looks like: it has a rule for every key, most of its own.
+
+    Warns of the assumption. Raises ModelError if every family lacks a rule for some key that may change the
+    model, or refuses a value.
+    """
+    if config.get("is_encoder_decoder"):
+        raise _unsupported(name, unknown)
+    known = {key for key in config if key not in EVERY_FILE}
+    best: tuple[int, Family] | None = None
+    fewest: tuple[int, Family, list[str]] | None = None
+    for family in families():
+        rules = rules_of(family)
+        if any(is_missing(config, key, rule) for key, rule in family.keys.items()):
+            continue
+        refused = [key for key in known if refusal(family, key, config[key], rules.get(key))]
+        odd = sorted({*refused, *(key for key in known if key not in rules)})
+        if odd:
+            fewest = min(fewest or (len(odd), family, odd), (len(odd), family, odd), key=lambda each: each[0])
+            continue
+        own = sum(key in family.keys for key in known)
+        best = max(best or (own, family), (own, family), key=lambda each: each[0])
+    if best is None and fewest is not None and fewest[0] <= _FEW:
+        _, family, odd = fewest
+        raise ModelError(
+            f"{name}: {unknown} is not known. It would be read as {family.name} ({family.title}) but for "
+            f"{', '.join(f'{key} = {config[key]!r}' for key in odd)}, which may change the model; leave out "
+            "what does not, or write the model as a TOML"
+        )
+    if best is None:
+        raise _unsupported(name, unknown)
+    _, family = best
+    warnings.warn(
+        f"{name}: {unknown} is not known; all its keys are those of {family.name} ({family.title}), as which "
+        "it is read: norms, activation and positions are assumed to be that family's",
+        stacklevel=2,
+    )
+    return family
+
+
+# A file with more keys that no family has is not explained key by key.
+_FEW = 6
 
 
 def _unsupported(name: str, what: str) -> ModelError:

@@ -143,6 +143,17 @@ EVERY_FILE: dict[str, Rule] = (
               "output_hidden_states", "return_dict", "use_return_dict", "chunk_size_feed_forward",
               "is_encoder_decoder", "is_decoder", "_attn_implementation", "_experts_implementation",
               "attn_implementation")
+    | ignored("of generation", "bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id",
+              "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+              "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+              "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups",
+              "num_beams", "num_return_sequences", "output_scores", "remove_invalid_values",
+              "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k",
+              "top_p", "typical_p", "sep_token_id", "prefix")
+    | ignored("how transformers runs it", "add_cross_attention", "cross_attention_hidden_size",
+              "finetuning_task", "pruned_heads", "task_specific_params", "tf_legacy_loss",
+              "tie_encoder_decoder", "torchscript", "use_bfloat16", "_attn_implementation_autoset",
+              "cache_implementation", "use_mem_eff_path", "gradient_checkpointing")
     | ignored("of classifiers", "id2label", "label2id", "problem_type")
 )  # fmt: skip
 

@@ -31,6 +31,7 @@ FAMILY = Family(
     "DeepSeek-V3, R1, Kimi K2",
     ("DeepseekV3ForCausalLM",),
     model_types=("deepseek_v3", "kimi_k2"),
+    wrappers=("kimi_k25",),
     keys=SIZES
     | LATENT
     | DEEPSEEK_EXPERTS

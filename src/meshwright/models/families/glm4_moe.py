@@ -20,6 +20,8 @@ FAMILY = Family(
     "glm4_moe",
     "GLM-4.5, 4.6",
     ("Glm4MoeForCausalLM",),
+    model_types=("glm4_moe", "glm4v_moe_text"),
+    wrappers=("glm4v_moe",),
     keys=LLAMA_KEYS
     | EPS_1E_5
     | DEEPSEEK_EXPERTS

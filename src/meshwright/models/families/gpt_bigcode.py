@@ -11,6 +11,7 @@ FAMILY = Family(
     ("GPTBigCodeForCausalLM",),
     keys=GPT_2.keys
     | fixed(multi_query=True)
+    | ignored("one, with multi_query", "num_key_value_heads")
     | ignored("how transformers runs it", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
     | ignored("how transformers runs it", "inference_runner", "max_batch_size", "max_sequence_length")
     | ignored("how transformers runs it", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input"),

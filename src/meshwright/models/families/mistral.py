@@ -7,6 +7,7 @@ FAMILY = Family(
     "mistral",
     "Mistral",
     ("MistralForCausalLM",),
+    wrappers=("mistral3",),
     keys=LLAMA_KEYS,
     groups=(LocalLayers(window=4096), Rope()),
     tensors=LLAMA_TENSORS,

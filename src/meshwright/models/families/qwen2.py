@@ -1,5 +1,5 @@
 from meshwright.models.families.common import HERMES, LLAMA_KEYS, LLAMA_TENSORS, NO_LOCAL_LAYERS
-from meshwright.models.families.family import Family, Release, ignored, preset
+from meshwright.models.families.family import Family, Release, fixed, ignored, preset
 from meshwright.models.families.rope import Rope
 
 _SHARED = {"max_seq_len": 131_072, "norm_eps": 1e-6, "rope_theta": 1e6}
@@ -7,11 +7,18 @@ _SHARED = {"max_seq_len": 131_072, "norm_eps": 1e-6, "rope_theta": 1e6}
 FAMILY = Family(
     "qwen2",
     "Qwen 2, 2.5",
-    ("Qwen2ForCausalLM",),
-    keys=LLAMA_KEYS | NO_LOCAL_LAYERS | ignored("of models that also see", "use_mrope"),
+    ("Qwen2ForCausalLM", "MiMoForCausalLM"),
+    model_types=("qwen2", "mimo", "qwen2_vl_text", "qwen2_5_vl_text"),
+    wrappers=("qwen2_vl", "qwen2_5_vl", "got_ocr2"),
+    keys=LLAMA_KEYS
+    | NO_LOCAL_LAYERS
+    | fixed(attention_bias=True)
+    | ignored("of models that also see", "use_mrope")
+    | ignored("of the module that predicts a second token", "num_nextn_predict_layers"),
     sets={"qkv_bias": True},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
+    more_layers=True,
     tool_calls=HERMES,
     releases=(
         Release(

@@ -12,6 +12,8 @@ FAMILY = Family(
     "qwen3",
     "Qwen 3",
     ("Qwen3ForCausalLM",),
+    model_types=("qwen3", "qwen3_vl_text"),
+    wrappers=("qwen3_vl",),
     keys=LLAMA_KEYS
     | ATTENTION_BIAS
     | NO_LOCAL_LAYERS

@@ -141,7 +141,7 @@ def _scaling(
     settings: Mapping[str, Any], given: Mapping[str, Any], fields: Mapping[str, Any], name: str
 ) -> RopeScaling | None:
     kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind == "default":
+    if kind in ("default", "mrope"):  # of text alone, the sections of mrope have the same positions
         return None
     kind = "longrope" if kind == "su" else kind
     if kind not in get_args(RopeKind):

@@ -19,7 +19,10 @@ UNEMBED = "lm_head.weight"
 # Frequencies, causal masks, and the constants of xIELU.
 _COMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".act_fn.beta", ".act_fn.eps")
 # Prefix of the language model's tensors in files of vision models; other tensors are not read.
-_WRAPPED, _SEES = "language_model.", ("vision_model.", "vision_tower.", "multi_modal_projector.")
+_WRAPPED, _SEES = (
+    "language_model.",
+    ("vision_model.", "vision_tower.", "multi_modal_projector.", "visual.", "mm_projector."),
+)
 
 
 def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()) -> dict[str, Tensor]:
@@ -32,11 +35,16 @@ def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()
     tensors = {path: tables.get(path) or tables[path.rpartition("/")[2]] for path in parameters(config)}
     if not old and not new:
         return tensors
-    return {path: replace(t, name=new + t.name.removeprefix(old)) for path, t in tensors.items()}
+    return {
+        path: replace(t, name=new + t.name.removeprefix(old)) if t.name.startswith(old) else t
+        for path, t in tensors.items()
+    }
 
 
 def _prefixes(family: Family, stored: Collection[str]) -> tuple[str, str]:
     """The beginning of the family's tensor names, and the beginning that replaces it in this checkpoint."""
+    if any(name.startswith(f"model.{_WRAPPED}") for name in stored):
+        return "model.", f"model.{_WRAPPED}"
     if any(name.startswith(_WRAPPED) for name in stored):
         return "", _WRAPPED
     if family.prefix and stored and not any(name.startswith(family.prefix) for name in stored):
@@ -49,7 +57,7 @@ def passed_over(name: str, config: ModelConfig, family: Family) -> bool:
 
     Layers after the last are too, if the family's files have modules that predict further tokens.
     """
-    if name.endswith(_COMPUTED) or name.startswith(_SEES):
+    if name.endswith(_COMPUTED) or name.removeprefix("model.").startswith(_SEES):
         return True
     layer = re.search(r"\.layers\.(\d+)\.", name)
     return family.more_layers and layer is not None and int(layer[1]) >= config.num_layers
