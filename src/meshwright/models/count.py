@@ -7,7 +7,7 @@ from math import prod
 
 from meshwright.dtypes import dtype_bytes
 from meshwright.models.config import ModelConfig, Window
-from meshwright.models.parameters import Param, dimensions, is_adapter, parameters
+from meshwright.models.parameters import Param, dimensions, is_adapter, of_a_layer, parameters
 
 PARTS = ("mlp", "attention", "vocab", "norms", "router")
 
@@ -164,7 +164,8 @@ def _matrices(config: ModelConfig) -> Iterator[_Matrix]:
     sizes = dimensions(config)
     for path, param in parameters(config).items():
         name = path.rpartition("/")[2]
-        if (param.init == "normal" or is_adapter(path)) and component(name) != "vocab":
+        is_matrix = len(of_a_layer(param.letters)) > 1 and (param.init == "normal" or is_adapter(path))
+        if is_matrix and component(name) != "vocab":
             yield _matrix(config, name, param, sizes)
     yield _Matrix("vocab", config.d_model, config.vocab_size, 1, 1, trained=not config.lora_rank)
 

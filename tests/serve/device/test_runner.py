@@ -123,7 +123,23 @@ def runner(reference, request: pytest.FixtureRequest) -> JaxRunner:
         pytest.param("gemma3", marks=pytest.mark.slow),
         pytest.param("deepseek_v2", marks=pytest.mark.slow),
         pytest.param("llama4", marks=pytest.mark.slow),
-        pytest.param("bloom", marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (
+                "bloom",
+                "olmo3",
+                "cohere2",
+                "afmoe",
+                "qwen2_moe",
+                "apertus",
+                "phi",
+                "falcon-grouped",
+            )
+        ),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("granitemoe", "bitnet", "opt", "hunyuan_v1_dense", "minimax_m2", "ministral3")
+        ),
     ],
 )
 def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ FAMILY = Family(
     "gpt_bigcode",
     "StarCoder, SantaCoder",
     ("GPTBigCodeForCausalLM",),
-    keys=GPT_2.keys
+    keys={**GPT_2.keys}
     | fixed(multi_query=True)
     | ignored("one, with multi_query", "num_key_value_heads")
     | ignored("how transformers runs it", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
@@ -18,7 +18,7 @@ FAMILY = Family(
     sets=GPT_SETS | {"num_kv_heads": 1},
     groups=(),
     prefix="transformer.",
-    tensors=GPT_2.tensors
+    tensors={**GPT_2.tensors}
     | fused(("wq", "wk", "wv"), f"{_H}.attn.c_attn", ("NH", "KH", "KH"))
     | linear("wo", f"{_H}.attn.c_proj", "D", "NH")
     | linear("w_in", f"{_H}.mlp.c_fc", "F", "D")
