@@ -36,6 +36,10 @@ PLANNING = {
     "mw model": "model llama-2-13b",
     "mw model --explain-config": "model --explain-config {config}",
     "mw fit": "fit llama-3-8b --hardware rtx4090",
+    "mw plan rl": (
+        "plan rl --model llama-3-8b --hardware h100:2x8 --prompts 16 --samples 4 --prompt-tokens 256 "
+        "--output-tokens 256 --crossover"
+    ),
     "mw reshard": "reshard fsdp=8 data=2,tensor=4 --model llama-3-8b --hardware h100:8",
     "mw support": "support llama-2-13b",
     "mw hardware": "hardware v5e:4x4",

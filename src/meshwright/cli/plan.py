@@ -28,6 +28,7 @@ from meshwright.cli.compare import plan_to_compare, show_compared
 from meshwright.cli.extras import require
 from meshwright.cli.parameters import command
 from meshwright.cli.plan_output import shortage_words, show_plan, write_plan_files
+from meshwright.cli.plan_rl import rl
 from meshwright.cli.plan_serve import serve
 from meshwright.errors import PlanError
 from meshwright.hardware.prices import Prices
@@ -46,6 +47,7 @@ _DOES_NOT_FIT = 1
 
 
 command(app)(serve)
+command(app)(rl)
 
 
 @app.callback()

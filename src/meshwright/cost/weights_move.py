@@ -112,7 +112,7 @@ def shared_mesh(before: Layout, after: Layout) -> SharedMesh:
 
 def _ends(sizes: Mapping[str, int]) -> list[int]:
     ends, inside = [], 1
-    for size in reversed(sizes.values()):
+    for size in reversed([*sizes.values()]):
         inside *= size
         ends.append(inside)
     return ends
@@ -121,7 +121,7 @@ def _ends(sizes: Mapping[str, int]) -> list[int]:
 def _parts(sizes: Mapping[str, int], ends: list[int]) -> dict[str, list[int]]:
     """The ends within each axis, outermost first; each stands for the part of a mesh that ends there."""
     parts, inside = {}, 1
-    for axis, size in reversed(sizes.items()):
+    for axis, size in reversed([*sizes.items()]):
         parts[axis] = [end for end in reversed(ends) if inside < end <= inside * size]
         inside *= size
     return dict(reversed(parts.items()))
@@ -147,10 +147,10 @@ def weights_move(config: ModelConfig, before: Layout, after: Layout, hardware: H
         steps = cheapest_reshard(arrays[0], arrays[1], shared.mesh, sizes, price, dtype)
         block = arrays[0].bytes_per_device(shared.mesh, sizes, dtype)
         layers = sizes[param.letters[0]] if "/" in path else 1
-        moves.append(WeightMove(path, *arrays, priced_reshard(steps, block, placement), layers))
+        moves.append(WeightMove(path, arrays[0], arrays[1], priced_reshard(steps, block, placement), layers))
         for number, array in enumerate(arrays):
             totals[number] += array.bytes_per_device(shared.mesh, sizes, dtypes[number])
-    return WeightsMove(shared, tuple(moves), dtype, *totals)
+    return WeightsMove(shared, tuple(moves), dtype, totals[0], totals[1])
 
 
 def _on(mesh: Mesh, layout: Layout, parts: Mapping[str, Axes], path: str, param: Param) -> ShardedArray:

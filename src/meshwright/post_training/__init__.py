@@ -1,0 +1,1 @@
+"""Plans of post-training: rollouts, training, and weights that move between their layouts every step."""

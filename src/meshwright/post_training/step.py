@@ -1,0 +1,323 @@
+"""A step of post-training in two forms: both phases on the same chips, or on two pools.
+
+together    all chips roll out, score and train in turn; weights move between two layouts of the chips
+apart       one pool rolls out while the other trains on the rollouts before; weights cross the network
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from meshwright.cost.weights_move import WeightsMove, weights_move
+from meshwright.errors import LayoutError, MeshwrightError, NotationError, PlanError
+from meshwright.hardware import catalog
+from meshwright.hardware.chip import Torus
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.serve.phase import price_phase
+from meshwright.plan.smallest import sizes
+from meshwright.plan.train import search
+from meshwright.post_training.rollouts import Generator, Rollouts, best_rollouts, simulated
+from meshwright.post_training.work import PostTraining
+
+# Sequences of a training batch are this long at most, and hold several rollouts.
+_MOST_SEQ_LEN = 32_768
+# Shares of the pool that roll out, as multiples of the share that balances both phases.
+_AROUND = (0.75, 1.0, 1.35)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step on one pool. what: roll out, score, move weights, ..."""
+
+    pool: str
+    what: str
+    start_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of post-training in one form.
+
+    form: "together, kept", "together, offloaded" or "apart". workload: of an update. idle_share: of
+    chip-seconds. staleness: updates between the weights that roll out and the weights that learn from it.
+    needed_bytes: of one chip, by phase.
+    """
+
+    form: str
+    trainer: Candidate
+    workload: Workload
+    rollouts: Rollouts
+    move: WeightsMove
+    phases: tuple[Phase, ...]
+    seconds: float
+    idle_share: float
+    staleness: int
+    needed_bytes: dict[str, float]
+
+    @property
+    def is_offloaded(self) -> bool:
+        return self.form.endswith("offloaded")
+
+    @property
+    def num_chips(self) -> int:
+        chips = self.trainer.hardware.num_chips
+        return chips + self.rollouts.generator.num_chips if self.form == "apart" else chips
+
+    @property
+    def price(self) -> float | None:
+        """Price of a step in the chip's currency; None if unknown."""
+        per_hour = self.trainer.hardware.chip.price_per_chip_hour
+        return None if per_hour is None else per_hour * self.num_chips * self.seconds / 3600
+
+
+@dataclass(frozen=True)
+class Question:
+    """A model, its machine and its work.
+
+    judge: a model that scores every rollout. reference: whether the model as it was at first scores them too.
+    """
+
+    config: ModelConfig
+    machine: Hardware
+    work: PostTraining
+    weights_dtype: str
+    compute_dtypes: tuple[str, ...]
+    judge: ModelConfig | None = None
+    reference: bool = True
+
+
+def together(asked: Question) -> Iterator[Step]:
+    """The forms on all chips, with the trainer's states kept on the chips or offloaded to the host.
+
+    A form whose memory does not suffice is left out.
+    """
+    trainer, workload = best_trainer(asked, asked.machine)
+    states = float(trainer.memory.weights + trainer.memory.optimizer)
+    chip = asked.machine.chip
+    for offloaded in (False, True):
+        held = 0.0 if offloaded else states
+        if offloaded and states > chip.host_program_bytes:
+            continue
+        try:
+            rollouts = best_rollouts(asked.config, asked.machine, asked.work, held, asked.weights_dtype)
+            move = weights_move(asked.config, trainer.layout, rollouts.generator.of_pool, asked.machine)
+        except (PlanError, LayoutError, NotationError):
+            continue
+        yield _in_turn(asked, (trainer, workload), rollouts, move, states if offloaded else 0.0, held)
+
+
+def _in_turn(
+    asked: Question,
+    trained: tuple[Candidate, Workload],
+    rollouts: Rollouts,
+    move: WeightsMove,
+    offloaded: float,
+    held: float,
+) -> Step:
+    trainer, workload = trained
+    pool, chip = asked.machine.spec, asked.machine.chip
+    scoring = score_seconds(asked, rollouts.generator)
+    swap = offloaded / chip.host_link_bytes_per_second
+    parts = [
+        ("roll out", rollouts.seconds),
+        ("score", scoring),
+        ("states from the host", swap),
+        ("train", trainer.step_seconds * asked.work.num_updates),
+        ("states to the host", swap),
+        ("move weights", move.seconds),
+    ]
+    phases, now = [], 0.0
+    for what, seconds in parts:
+        if seconds:
+            phases.append(Phase(pool, what, now, seconds))
+            now += seconds
+    needed = {
+        "train": float(trainer.needed_bytes),
+        "roll out": held + rollouts.needed_bytes,
+    }
+    idle = rollouts.idle_share * rollouts.seconds / now
+    form = "together, offloaded" if offloaded else "together, kept"
+    return Step(form, trainer, workload, rollouts, move, tuple(phases), now, idle, 0, needed)
+
+
+def apart(asked: Question, near: Step | None) -> Iterator[Step]:
+    """The form on two pools, for shares of the chips around the one that balances both.
+
+    near: a step of the other form, which says how many chip-seconds each phase takes.
+    """
+    for trains, rolls in _pools(asked.machine, _share(near)):
+        try:
+            trained = best_trainer(asked, trains)
+            rollouts = best_rollouts(asked.config, rolls, asked.work, 0.0, asked.weights_dtype)
+            move = weights_move(
+                asked.config, Layout.of(fsdp=rolls.num_chips), rollouts.generator.of_pool, rolls
+            )
+        except (PlanError, LayoutError, NotationError):
+            continue
+        yield _at_once(asked, trained, rollouts, move, rolls)
+
+
+def _at_once(
+    asked: Question,
+    trained: tuple[Candidate, Workload],
+    rollouts: Rollouts,
+    move: WeightsMove,
+    rolls: Hardware,
+) -> Step:
+    trainer, workload = trained
+    trains = trainer.hardware
+    # Every chip of the smaller pool sends or receives its share of the weights; then servers exchange them.
+    crossing = move.bytes_before * rolls.num_chips / min(trains.num_chips, rolls.num_chips)
+    moving = crossing / _between(asked.machine) + move.seconds
+    servers = trains.num_chips // rollouts.generator.machine.num_chips
+    scorer = replace(rollouts.generator, replicas=max(1, servers))
+    scoring = score_seconds(asked, scorer)
+    training = trainer.step_seconds * asked.work.num_updates
+    busy = {"train": scoring + training, "roll out": rollouts.seconds}
+    seconds = max(busy.values()) + moving
+    phases = (
+        Phase("roll out", "roll out", 0.0, rollouts.seconds),
+        Phase("train", "score", 0.0, scoring),
+        Phase("train", "train", scoring, training),
+        Phase("both", "move weights", max(busy.values()), moving),
+    )
+    chips = {"train": trains.num_chips, "roll out": rolls.num_chips}
+    waiting = sum(chips[pool] * (seconds - moving - busy[pool]) for pool in chips)
+    waiting += chips["roll out"] * rollouts.idle_share * rollouts.seconds
+    idle = waiting / (seconds * sum(chips.values()))
+    needed = {"train": float(trainer.needed_bytes), "roll out": rollouts.needed_bytes}
+    return Step("apart", trainer, workload, rollouts, move, phases, seconds, idle, 1, needed)
+
+
+def best_trainer(asked: Question, machine: Hardware) -> tuple[Candidate, Workload]:
+    """The fastest layout that fits, and the sequences that rollouts are packed into.
+
+    Raises PlanError if none fits.
+    """
+    work = asked.work
+    seq_len = min(_MOST_SEQ_LEN, asked.config.max_seq_len, 1 << (work.context - 1).bit_length())
+    tokens = work.num_tokens / work.num_updates
+    workload = Workload(max(1, ceil(tokens / seq_len)), seq_len)
+    found = search(
+        asked.config,
+        machine,
+        workload,
+        weights_dtype=asked.weights_dtype,
+        compute_dtypes=asked.compute_dtypes,
+        num_ranked=3,
+    )
+    if not found.best.fits:
+        lack = found.best.shortage
+        raise PlanError(
+            f"{asked.config.name} on {machine.spec}: the nearest layout to train with, {found.best.layout}, "
+            f"needs {lack.over_bytes / 1e9:.1f} GB {lack.where} more than available"
+        )
+    return found.best, found.workload
+
+
+def score_seconds(asked: Question, generator: Generator) -> float:
+    """Seconds of the passes that score all rollouts: the old policy, the reference and the judge."""
+    models = [asked.config] * (2 if asked.reference else 1) + ([asked.judge] if asked.judge else [])
+    mean = max(1, asked.work.num_tokens // asked.work.num_rollouts)
+    each = -(-asked.work.num_rollouts // generator.replicas)
+    shards = generator.layout.num_batch_shards
+    total = 0.0
+    for model in models:
+        layout = generator.layout if model == asked.config else _judging(model, generator)
+        point = price_phase(model, generator.machine, Workload(shards, mean, "prefill"), [layout])
+        total += point.step_seconds * each / shards
+    return total
+
+
+def _judging(model: ModelConfig, generator: Generator) -> Layout:
+    """A judge's layout on the chips of a server: over as many heads as divide."""
+    chips = generator.machine.num_chips
+    tensor = next(n for n in range(chips, 0, -1) if chips % n == 0 and model.num_kv_heads % n == 0)
+    return Layout.of(tensor=tensor, data=chips // tensor, weights_dtype="bf16")
+
+
+def _share(near: Step | None) -> float:
+    """The share of the chips that rolls out if both pools are to end at once."""
+    if near is None:
+        return 0.5
+    rolling = near.rollouts.seconds
+    others = sum(phase.seconds for phase in near.phases if phase.what in ("score", "train"))
+    return rolling / (rolling + others)
+
+
+def _pools(machine: Hardware, share: float) -> Iterator[tuple[Hardware, Hardware]]:
+    """(trainer's, generator's) parts of a machine, with shares of its chips around `share` that roll out."""
+    name = machine.spec.partition(":")[0]
+    parts = [part for part in sizes(machine.spec) if part.num_chips < machine.num_chips]
+    by_chips = {part.num_chips: part for part in parts}
+    seen = set()
+    for around in _AROUND:
+        wanted = min(max(share * around, 0.0), 1.0) * machine.num_chips
+        choices = [chips for chips in by_chips if _other(machine, chips, by_chips)]
+        if not choices:
+            return
+        rolls = min(choices, key=lambda chips: (abs(chips - wanted), chips))
+        if rolls in seen:
+            continue
+        seen.add(rolls)
+        trains = _other(machine, rolls, by_chips)
+        if trains:
+            yield (
+                replace(trains, chip=machine.chip),
+                replace(catalog.load(by_chips[rolls].spec or name), chip=machine.chip),
+            )
+
+
+def _other(machine: Hardware, chips: int, by_chips: dict[int, Hardware]) -> Hardware | None:
+    """The rest of a machine beside a pool of `chips`: as many chips, or for GPUs whole nodes."""
+    rest = machine.num_chips - chips
+    if rest in by_chips:
+        return by_chips[rest]
+    if isinstance(machine.chip.network, Torus):
+        return None
+    domain = machine.dims[-1]
+    if rest % domain:
+        return None
+    try:
+        return catalog.load(f"{machine.chip.name}:{rest // domain}x{domain}")
+    except MeshwrightError:
+        return None
+
+
+def _between(machine: Hardware) -> float:
+    """Bytes a second of one chip to another pool."""
+    network = machine.chip.network
+    if isinstance(network, Torus):
+        return network.dcn_bytes_per_second if machine.num_slices > 1 else network.one_way_bytes_per_second
+    return getattr(network, "nic_bytes_per_second", machine.chip.link_bytes_per_second)
+
+
+def crossover(asked: Question, one: Step, other: Step, scales: tuple[float, ...]) -> list[dict[str, float]]:
+    """Seconds of two steps with answers `scales` times as long, in their layouts.
+
+    Training and scoring grow with the tokens; rollouts are simulated again.
+    """
+    rows = []
+    for scale in scales:
+        work = replace(
+            asked.work,
+            output_tokens=max(1, round(asked.work.output_tokens * scale)),
+            most_output_tokens=max(1, round(asked.work.longest_answer * scale)),
+        )
+        growth = work.num_tokens / asked.work.num_tokens
+        seconds = {}
+        for step in (one, other):
+            again = simulated(asked.config, step.rollouts.generator, work).seconds
+            parts = {phase.what: phase.seconds for phase in step.phases}
+            learning = growth * (parts.get("train", 0.0) + parts.get("score", 0.0))
+            rest = sum(
+                seconds for what, seconds in parts.items() if what not in ("train", "score", "roll out")
+            )
+            seconds[step.form] = (max(again, learning) if step.staleness else again + learning) + rest
+        rows.append({"output_tokens": work.output_tokens, **seconds})
+    return rows

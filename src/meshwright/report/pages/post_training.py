@@ -1,0 +1,63 @@
+"""The page of a plan of post-training: the recommendation, every form, and each step along time."""
+
+from typing import Any
+
+from meshwright.report.pictures.phases import phases_figure
+from meshwright.report.table import Table
+from meshwright.report.templating import render
+from meshwright.units import format_bytes, format_seconds
+
+COLUMNS = (
+    "form", "step|number", "idle|number", "price|number", "trainer|layout", "generator|layout",
+    "servers|number", "sequences|number", "most per chip|number",
+)  # fmt: skip
+
+
+def post_training_html(document: dict[str, Any]) -> str:
+    """The document of `mw plan rl` as one HTML page that loads nothing."""
+    return render(
+        "post_training.html.jinja",
+        title=f"Post-training of {document['model']} on {document['hardware']}",
+        written=(
+            f"{document['rollouts']:,} rollouts of {document['output_tokens']:,} tokens a step, "
+            f"{document['prompt_tokens']:,} tokens of prompt"
+        ),
+        why=document["why"],
+        table=forms_table(document),
+        crossover=crossover_table(document) if document["crossover"] else None,
+        figures=[phases_figure(form) for form in document["forms"]],
+    )
+
+
+def forms_table(document: dict[str, Any]) -> Table:
+    """A row for each form, fastest first."""
+    rows = []
+    for form in document["forms"]:
+        price = "" if form["price"] is None else f"{form['price']:.2f} {form['currency']}"
+        generator = form["generator"]
+        rows.append(
+            (
+                form["form"],
+                format_seconds(form["step_seconds"]),
+                f"{form['idle_share']:.0%}",
+                price,
+                f"{form['trainer']['hardware']}: {form['trainer']['layout']}",
+                generator["layout"],
+                f"{generator['replicas']:,}",
+                f"{generator['batch']:,}",
+                format_bytes(max(form["bytes_per_chip"].values())),
+            )
+        )
+    return Table.of("Forms of a step", COLUMNS, rows)
+
+
+def crossover_table(document: dict[str, Any]) -> Table:
+    """Seconds of a step by the mean length of a rollout."""
+    first = document["crossover"][0]
+    forms = [name for name in first if name != "output_tokens"]
+    columns = ("tokens of a rollout|number", *(f"{name}|number" for name in forms))
+    rows = [
+        (f"{row['output_tokens']:,}", *(format_seconds(row[name]) for name in forms))
+        for row in document["crossover"]
+    ]
+    return Table.of("Seconds of a step by length", columns, rows)

@@ -1,0 +1,56 @@
+"""mw plan rl, by its table, its files and its page."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.plan_file import load_plan
+
+ASK = [
+    "plan", "rl", "--model", "llama-3-8b", "--hardware", "h100:2x8", "--prompts", "16", "--samples", "4",
+    "--prompt-tokens", "256", "--output-tokens", "256",
+]  # fmt: skip
+
+
+def test_plans_of_both_phases_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, page = tmp_path / "rl.toml", tmp_path / "rl.html"
+    assert main([*ASK, "-o", str(plan), "--html", str(page), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["best"] == document["forms"][0]["form"]
+    assert [form["step_seconds"] for form in document["forms"]] == sorted(
+        form["step_seconds"] for form in document["forms"]
+    )
+    assert load_plan(plan).workload.phase == "train"
+    assert load_plan(plan.with_suffix(".generate.toml")).workload.phase == "generate"
+    html = page.read_text()
+    assert "Recommendation" in html and all(form["form"] in html for form in document["forms"])
+    assert "<script src" not in html and "http://" not in html.replace("http://www.w3.org", "")
+
+
+def test_the_best_form_comes_first_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASK, "--reference-model", "none"]) == 0
+    out = capsys.readouterr().out
+    assert "64 rollouts of 256 tokens, at most 1,024" in out and "chips are idle for" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--reference-model", "other"], "fits: same, none"),
+        (["--output-tokens", "8k"], "exceed llama-3-8b's context of 8,192"),
+        (["--spread", "9"], "9"),
+        (["--prompts", "0"], "0"),
+    ],
+)
+def test_bad_input_is_one_line(change: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASK, *change]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_nothing_fits_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [word if word != "h100:2x8" else "t4:1x1" for word in ASK]
+    assert main(asked) == 1
+    assert "neither form fits" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Plans of post-training: the parts of a step by hand, and what must hold of every form."""
+
+from dataclasses import replace
+
+import pytest
+
+import meshwright as mw
+from meshwright.errors import MeshwrightError, PlanError
+from meshwright.hardware import catalog
+from meshwright.post_training.rollouts import best_rollouts, generators
+from meshwright.post_training.step import Question, apart, crossover, score_seconds, together
+from meshwright.post_training.work import PostTraining
+
+WORK = PostTraining(prompts=32, prompt_tokens=256, output_tokens=512, samples=4)
+CONFIG, MACHINE = mw.model("llama-3-8b"), catalog.load("h100:2x8")
+ASKED = Question(CONFIG, MACHINE, WORK, "bf16", ("bf16",))
+
+
+@pytest.fixture(scope="module")
+def steps() -> list:
+    found = list(together(ASKED))
+    return [*found, *apart(ASKED, found[0])]
+
+
+def test_lengths_have_their_mean_and_are_cut() -> None:
+    work = replace(WORK, prompts=2000, spread=1.0)
+    answers = [turn.output_tokens for turn in work.turns]
+    assert len(answers) == 8000 and max(answers) == work.longest_answer == 2048
+    assert sum(answers) / len(answers) == pytest.approx(512, rel=0.1)  # the cut takes a part of the mean
+    exact = replace(WORK, spread=0.0)
+    assert exact.num_tokens == 32 * 4 * (256 + 512) and exact.num_updates == 1
+    assert replace(exact, train_tokens=exact.num_tokens // 4).num_updates == 4
+
+
+def test_one_simulated_server_has_the_longest_rollout() -> None:
+    shares = WORK.shares(8, 3)
+    assert len(shares) == 3 and sum(map(len, WORK.shares(8, 8))) == WORK.num_rollouts
+    longest = max(turn.output_tokens for turn in WORK.turns)
+    assert max(turn.output_tokens for share in shares for turn in share) == longest
+
+
+def test_a_step_is_its_phases(steps: list) -> None:
+    assert {step.form for step in steps} == {"together, kept", "together, offloaded", "apart"}
+    for step in steps:
+        assert 0 <= step.idle_share < 1
+        ends = [phase.start_seconds + phase.seconds for phase in step.phases]
+        assert max(ends) == pytest.approx(step.seconds)
+        if not step.staleness:  # one phase after another
+            assert sum(phase.seconds for phase in step.phases) == pytest.approx(step.seconds)
+        for needed in step.needed_bytes.values():
+            assert needed <= MACHINE.chip.program_bytes
+        assert step.num_chips == 16 and step.price == pytest.approx(10.8 * 16 * step.seconds / 3600)
+
+
+def test_states_wait_in_the_host_or_take_memory(steps: list) -> None:
+    kept, offloaded = (next(s for s in steps if s.form.endswith(word)) for word in ("kept", "offloaded"))
+    states = kept.trainer.memory.weights + kept.trainer.memory.optimizer
+    assert kept.needed_bytes["roll out"] - kept.rollouts.needed_bytes == states
+    swaps = [phase.seconds for phase in offloaded.phases if "host" in phase.what]
+    assert swaps == pytest.approx([states / MACHINE.chip.host_link_bytes_per_second] * 2)
+
+
+def test_idle_chips_of_two_pools_by_hand(steps: list) -> None:
+    step = next(step for step in steps if step.form == "apart")
+    by_what = {phase.what: phase for phase in step.phases}
+    trains, rolls = step.trainer.hardware.num_chips, step.rollouts.generator.num_chips
+    busy = trains * (by_what["score"].seconds + by_what["train"].seconds)
+    busy += rolls * step.rollouts.seconds * (1 - step.rollouts.idle_share)
+    busy += 16 * by_what["move weights"].seconds
+    assert step.idle_share == pytest.approx(1 - busy / (16 * step.seconds))
+
+
+def test_longer_rollouts_take_longer(steps: list) -> None:
+    rows = crossover(ASKED, steps[0], steps[-1], (0.5, 1.0, 2.0))
+    for form in (steps[0].form, steps[-1].form):
+        seconds = [row[form] for row in rows]
+        assert seconds == sorted(seconds)
+    assert rows[1][steps[0].form] == pytest.approx(steps[0].seconds)
+
+
+def test_a_judge_and_a_reference_take_time() -> None:
+    [generator, *_] = generators(CONFIG, MACHINE, WORK, 0.0, "bf16")
+    without = score_seconds(replace(ASKED, reference=False), generator)
+    assert score_seconds(ASKED, generator) == pytest.approx(2 * without)
+    judged = replace(ASKED, judge=mw.model("llama-3-70b"))
+    assert score_seconds(judged, generator) > 3 * score_seconds(ASKED, generator)
+
+
+def test_less_memory_means_fewer_sequences_or_no_server() -> None:
+    free = best_rollouts(CONFIG, MACHINE, WORK, 0.0, "bf16").generator
+    held = best_rollouts(CONFIG, MACHINE, WORK, 60e9, "bf16").generator
+    assert held.slots / held.machine.num_chips <= free.slots / free.machine.num_chips
+    with pytest.raises(PlanError, match=r"no server fits h100:2x8 beside 81\.1 GB a chip"):
+        generators(CONFIG, MACHINE, WORK, 81.1e9, "bf16")
+
+
+def test_a_cut_below_the_mean_is_refused() -> None:
+    with pytest.raises(MeshwrightError, match="--most-output-tokens 100 is below the mean of 512"):
+        replace(WORK, most_output_tokens=100)
