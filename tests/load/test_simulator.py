@@ -13,7 +13,7 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.load.drive import Load
 from meshwright.load.padded import PaddedSteps
-from meshwright.load.simulator import Planned, simulate_server
+from meshwright.load.simulator import Planned, StepPrices, simulate_server
 from meshwright.load.traffic import Chat, Turn, poisson
 from meshwright.models.config import Window
 from meshwright.models.presets import load_model
@@ -26,14 +26,14 @@ from meshwright.serve.engine.limits import IdleSeconds, Limits
 from meshwright.serve.engine.prefill_budget import MAX_SLOWDOWN
 
 
-class Fixed:
+class Fixed(StepPrices):
     """A second for a step, and another for every 64 prompt tokens in it."""
 
     def seconds(self, num_sequences, mean_context, chunks, num_drafts) -> float:
         return 1.0 + sum(tokens for tokens, _ in chunks) / 64
 
 
-class Grows:
+class Grows(StepPrices):
     """Seconds that tell steps with other sequences, contexts or chunks apart."""
 
     def seconds(self, num_sequences, mean_context, chunks, num_drafts) -> float:

@@ -6,6 +6,7 @@ by a token at once, so that a simulated step takes time only for sequences that 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
 from typing import overload
 
 from meshwright.serve.engine.batch import PENDING, SequenceWork
@@ -107,6 +108,7 @@ class CountedRunning(Running):
         self._since: dict[TokenSequence, int] = {}
         self._until: dict[TokenSequence, int] = {}
         self._due: defaultdict[int, list[TokenSequence]] = defaultdict(list)
+        self._due_steps: list[int] = []  # a heap of the keys of `_due`, with some that are over
         # By step: sequences that have left before the token of this step is known.
         self._late: defaultdict[int, list[TokenSequence]] = defaultdict(list)
         self._num_positions = 0  # of all counted sequences in the next step
@@ -156,6 +158,8 @@ class CountedRunning(Running):
 
     def _count_for(self, sequence: TokenSequence, num_steps: int) -> None:
         self._until[sequence] = until = self._num_scheduled + num_steps
+        if until not in self._due:
+            heappush(self._due_steps, until)
         self._due[until].append(sequence)
 
     def _stop_counting(self, sequence: TokenSequence) -> None:
@@ -185,6 +189,20 @@ class CountedRunning(Running):
         self._num_scheduled += 1
         self._num_positions += len(self._since)
         return counted
+
+    def num_steady(self) -> int:
+        """Steps, from the one scheduled last, up to the next for which a sequence is due or has left."""
+        if self._late:
+            return 1
+        while self._due_steps and self._due_steps[0] < self._num_scheduled:
+            heappop(self._due_steps)
+        return self._due_steps[0] + 1 - self._num_scheduled if self._due_steps else 1
+
+    def skip(self, num_steps: int) -> None:
+        """Count steps in which the same sequences generate, as scheduled and as delivered."""
+        self._num_scheduled += num_steps
+        self._num_delivered += num_steps
+        self._num_positions += num_steps * len(self._since)
 
     def delivered(self) -> list[SequenceWork]:
         """Count the end of the next step; the works of sequences that left before their token of it."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from meshwright.cost.serving_step import in_inference
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -75,6 +77,16 @@ class PaddedSteps:
             return filled + of_host
         held = self._prices.seconds(num_sequences, mean_context, chunks, num_drafts)
         return held + self._padding * max(0.0, filled - held) + of_host
+
+    def generating(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
+        """Seconds of decode steps, as `StepPrices` has them."""
+        rows = self._rows[num_sequences]
+        filled = self._prices.generating(rows, mean_contexts * num_sequences / rows)
+        of_host = self._host_step_seconds + self._host_token_seconds * num_sequences
+        if self._limits.multiplies_padding:
+            return filled + of_host
+        held = self._prices.generating(num_sequences, mean_contexts)
+        return held + self._padding * np.maximum(0.0, filled - held) + of_host
 
     def filled_up(
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int

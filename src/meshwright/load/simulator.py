@@ -5,8 +5,10 @@ begins, before the tokens of that step are known. Networks to clients take no ti
 it is also the device (a CPU), as calibrated: it receives requests one at a time, and shares a core with a
 step that runs at the same time.
 
-Texts have only lengths, and sequences that generate are counted together (`load/counted.py`), so that the
-time of a simulation depends on requests and steps, and hardly on tokens.
+Texts have only lengths, and sequences that generate are counted together (`load/counted.py`). Steps between
+which nothing arrives, joins, leaves or needs a page are a block: their seconds are an array, and the simulation
+goes on after the last of them with the same result as step by step. The time of a simulation therefore depends
+on requests, and hardly on steps or tokens.
 """
 
 import gc
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -44,11 +47,17 @@ def _ignore(event: Event | Exception) -> None:
 
 
 class StepPrices(Protocol):
-    """Seconds of a step; implemented by `plan.serve.steps.StepSeconds`."""
+    """Seconds of steps; implemented by `plan.serve.steps.StepSeconds`."""
 
     def seconds(
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
     ) -> float: ...
+
+    def generating(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
+        """Seconds of decode steps with these mean contexts."""
+        return np.array(
+            [self.seconds(num_sequences, context, (), 0) for context in mean_contexts.tolist()], float
+        )
 
 
 @dataclass(frozen=True)
@@ -134,17 +143,18 @@ class _Simulation:
             for number in range(planned.prefill_replicas)
         ]
         self._waiting: deque[int] = deque()
-        self._under_way = 0
+        self._under_way, self._next_arrival = 0, inf
         self._asked: list[list[_Asked]] = [[] for _ in load.chats]
 
     def run(self) -> tuple[list[Answer], Used]:
         chats, events = self._load.chats, self._events
         # The next chat is last. At equal times, arrivals precede other events.
         arrivals = sorted(range(len(chats)), key=lambda number: (-chats[number].arrival_seconds, -number))
+        self._next_arrival = chats[arrivals[-1]].arrival_seconds if arrivals else inf
         while arrivals or events:
-            if arrivals and (not events or chats[arrivals[-1]].arrival_seconds <= events[0][0]):
-                number = arrivals.pop()
-                self.now = chats[number].arrival_seconds
+            if arrivals and (not events or self._next_arrival <= events[0][0]):
+                number, self.now = arrivals.pop(), self._next_arrival
+                self._next_arrival = chats[arrivals[-1]].arrival_seconds if arrivals else inf
                 self._arrive(number)
             else:
                 self.now, _, happen = heappop(events)
@@ -158,6 +168,10 @@ class _Simulation:
             sum(replica.busy_seconds for replica in replicas),
         )
         return [asked.timed() for turns in self._asked for asked in turns], used
+
+    def next_event(self) -> float:
+        """The time of the next arrival or other event; infinite if there is none."""
+        return min(self._next_arrival, self._events[0][0] if self._events else inf)
 
     def at(self, seconds: float, happen: Callable[[], None]) -> None:
         """Schedule an event; events of the same time happen in the order of the calls."""
@@ -366,10 +380,44 @@ class _Replica:
         self._running = batch
         if batch is None:
             return
-        self._seconds = self._planned.prices.seconds(*batch.figures)
+        now = self._simulation.now
+        if not batch.works and self._counted is not None and (steps := self._num_steady(self._counted)) > 1:
+            now = self._pass_steady(batch, steps, self._counted)
+        else:
+            self._seconds = self._planned.prices.seconds(*batch.figures)
         self.busy_seconds += self._seconds
-        self._simulation.at(self._simulation.now + self._seconds, self._end)
+        self._simulation.at(now + self._seconds, self._end)
         self._next = self._scheduler.schedule()
+
+    def _num_steady(self, counted: CountedRunning) -> int:
+        """Steps from this one on in which the same sequences generate, if nothing arrives."""
+        if self._scheduler.waiting and self._scheduler.num_free_slots:
+            return 1
+        return counted.num_steady()
+
+    def _pass_steady(self, batch: Batch, num_steps: int, counted: CountedRunning) -> float:
+        """Pass the steps of a block except its last, which then runs; the time at which that begins.
+
+        An arrival during a step is first seen by the schedule that is made at the step's end, so the block
+        ends with the step in which the next event happens.
+        """
+        now, number = self._simulation.now, batch.num_counted
+        positions = batch.counted_positions + number * np.arange(num_steps)
+        seconds = self._planned.prices.generating(number, positions / number)
+        # Sums in the order of a simulation step by step.
+        ends = np.cumsum(np.concatenate([(now,), seconds]))[1:]
+        num_before = min(int(np.searchsorted(ends, self._simulation.next_event())), num_steps - 1)
+        self._seconds = float(seconds[num_before])
+        if not num_before:
+            return now
+        passed = seconds[:num_before].tolist()
+        for each in passed:
+            self.busy_seconds += each
+            self._scheduler.policy.scheduled(self._scheduler)
+            self._scheduler.policy.measured(batch, each)
+        self._ends.frombytes(ends[:num_before].tobytes())
+        counted.skip(num_before)
+        return float(ends[num_before - 1])
 
     def _end(self) -> None:
         batch = self._running

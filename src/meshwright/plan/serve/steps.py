@@ -48,7 +48,8 @@ class StepSeconds:
         rows = [self._generate(length) for length in self._contexts]
         everywhere = np.arange(most_tokens + 1)
         # By context and number of sequences; of none nothing is said.
-        self._generating = np.array([np.interp(everywhere, self._batches, row) for row in rows]).tolist()
+        generating = np.array([np.interp(everywhere, self._batches, row) for row in rows])
+        self._generating, self._by_number = generating.tolist(), generating.T.copy()
         self._chunks = _lengths(most_tokens, _SHORTEST_PROMPT)
         # Of each length the ends that are priced, and their seconds.
         self._prompts = [
@@ -93,6 +94,10 @@ class StepSeconds:
         low, high, share = _between(self._contexts, mean_context)
         rows = self._generating
         return (1 - share) * rows[low][num_sequences] + share * rows[high][num_sequences]
+
+    def generating(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
+        """Seconds of decode steps with `num_sequences` sequences, by their mean context."""
+        return np.interp(mean_contexts, self._contexts, self._by_number[num_sequences])
 
     def _price_prompt(self, num_tokens: int, ends: int) -> float:
         """Seconds of a pass over `num_tokens` tokens of a prompt, the last at position `ends`."""
