@@ -11,6 +11,7 @@ TYPE = NumberType(
     hlo=("f4e2m1fn",),
     aliases=("nvfp4",),
     scales=Scales(block=16, dtype="fp8", square=True, has_global=True),
+    planned_as=frozenset({"weights"}),
     trained_as=frozenset({"operands"}),
     emulated_on=frozenset({"cpu", "gpu", "tpu"}),
     capability=10.0,

@@ -10,4 +10,5 @@ TYPE = NumberType(
     jax="float4_e2m1fn",
     scales=Scales(block=32, dtype="e8m0"),
     quant_method="mxfp4",
+    planned_as=frozenset({"weights"}),
 )

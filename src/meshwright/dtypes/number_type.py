@@ -132,6 +132,8 @@ class NumberType:
         """Bytes of a stored weight's number, with its share of a scale over `inputs` or a group of them."""
         if self.scales is None:
             return self.bytes
+        if self.is_blocked:
+            return self.bytes + 1 / (self.scales.block or inputs)  # scales of blocks have 8 bits
         return self.bytes + _SCALE_BYTES / (self.group or inputs)
 
     def saved_bytes(self, length: Any, scales: str | None) -> Any:

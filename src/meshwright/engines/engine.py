@@ -22,9 +22,23 @@ class Engine(Record):
 
     versions: of its published rows. tpu, gpu, cpu: figures of `StepEfficiency` on that kind of chip, with
     `matmul.bf16` for a key of `matmul`; a missing figure is the chip's `[inference]`.
+
+    step_tokens: maximum tokens of a replica in a step. cuts_prompts, counts_generated: as in
+    `serve.engine.shared_tokens`. separate_prompts: prompts of a step have a program of their own, before which
+    sequences wait. reserves_answers: a request starts once its whole answer has memory, so that none loses its
+    pages. memory_share: of a chip's memory that weights, caches and workspace take. max_sequences: that run at
+    once on a replica. request_seconds: of HTTP, of the tokeniser and of the first token's way back.
     """
 
     versions: tuple[str, ...] = ()
+    step_tokens: int = 8192
+    max_sequences: int = 1024
+    memory_share: float = 0.9
+    cuts_prompts: bool = True
+    counts_generated: bool = True
+    separate_prompts: bool = False
+    reserves_answers: bool = False
+    request_seconds: float = 0.0
     tpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
     gpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
     cpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)

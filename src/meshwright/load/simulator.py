@@ -31,7 +31,7 @@ from meshwright.load.counted import CountedRunning, CountedText, counted_tokens
 from meshwright.load.drive import Load
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import IdleSeconds, Limits
-from meshwright.serve.engine.policy import Mode, policy_of
+from meshwright.serve.engine.policy import Mode, Policy, policy_of
 from meshwright.serve.engine.request import Event, Request, TokenScore
 from meshwright.serve.engine.scheduler import Scheduler
 from meshwright.serve.engine.sequence import TokenSequence
@@ -66,7 +66,8 @@ class Planned:
 
     replicas: engines that answer. prefill_replicas: engines that only prefill, 0 if each engine does both;
     moving a prompt's keys and values to the replica that answers takes `transfer_seconds` per token.
-    num_drafts: draft tokens of a sequence in a step. acceptance: probability that a draft token is accepted
+    policy: makes the policy of a scheduler from its limits; None: `mode`'s. prefill: limits and prices of the
+    prefilling engines if theirs differ. num_drafts: draft tokens of a sequence in a step. acceptance: probability that a draft token is accepted
     if the previous ones are. counted: count sequences that generate without drafts together, which is
     faster, with equal results. idle: the runner's steps on an idle machine, for the prefill budget; None: no
     budget. request_seconds: host time of a request before it is queued, if the host is the device;
@@ -76,6 +77,8 @@ class Planned:
     limits: Limits
     prices: StepPrices
     mode: Mode = "interleaved"
+    policy: Callable[[Limits], Policy] | None = None
+    prefill: "Planned | None" = None
     prefix_cache: bool = True
     replicas: int = 1
     prefill_replicas: int = 0
@@ -139,7 +142,7 @@ class _Simulation:
             planned = replace(planned, prefix_cache=False)
         self._pools = [_Replica(self, planned, number) for number in range(planned.replicas)]
         self._prefilling = [
-            _Replica(self, planned, planned.replicas + number, prefills=True)
+            _Replica(self, planned.prefill or planned, planned.replicas + number, prefills=True)
             for number in range(planned.prefill_replicas)
         ]
         self._waiting: deque[int] = deque()
@@ -290,7 +293,9 @@ class _Replica:
         self._scheduler = Scheduler(
             planned.limits,
             _ENDLESS,
-            policy_of(planned.mode, planned.limits, planned.idle),
+            planned.policy(planned.limits)
+            if planned.policy
+            else policy_of(planned.mode, planned.limits, planned.idle),
             prefix_cache=planned.prefix_cache,
             drafter=drafter,
             running=self._counted,
@@ -367,8 +372,10 @@ class _Replica:
 
     def _admit_coming(self) -> None:
         """Allocate the whole pages of prefilled prompts; the rest of a prompt is computed here."""
-        [replica] = self._scheduler.replicas
-        while self._coming and replica.keep_copied(self._coming[0].prompt) is not None:
+        while self._coming:
+            replica = max(self._scheduler.replicas, key=lambda one: (len(one.free_slots), one.pool.num_free))
+            if replica.keep_copied(self._coming[0].prompt) is None:
+                break
             self.add(self._coming.popleft())
 
     def _wake(self) -> None:

@@ -141,7 +141,7 @@ def dtype_of_source(text: str) -> tuple[str, str | None]:
     if name in NUMBER_TYPES and number_type(name).is_integer:
         return name, None
     compute, matmul = arithmetic(name)
-    return (matmul, matmul) if matmul in types_for("weights", "serve") else (compute, None)
+    return (matmul, matmul) if matmul in types_for("weights") else (compute, None)
 
 
 def engine_of(row: InferenceRow) -> str | None:

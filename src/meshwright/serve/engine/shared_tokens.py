@@ -1,0 +1,49 @@
+"""The scheduling policy of engines whose prompts and sequences share the tokens of a step. Plain Python."""
+
+from meshwright.serve.engine.policy import Policy, Queue
+from meshwright.serve.engine.replica import Replica
+from meshwright.serve.engine.sequence import TokenSequence
+
+
+class SharedTokens(Policy):
+    """Continuous batching with at most `max_tokens` tokens of a replica in a step.
+
+    Every step generates for all running sequences, and takes prompts in their order of arrival. cuts_prompts:
+    whether a prompt may continue in the next step (chunked prefill); otherwise a prompt that does not fit waits
+    for the next step. counts_generated: whether tokens of sequences that generate count to `max_tokens` (vLLM
+    and TensorRT-LLM); otherwise only prompts do, as they have a program of their own (SGLang).
+    """
+
+    def __init__(
+        self, max_tokens: int, num_replicas: int, *, cuts_prompts: bool, counts_generated: bool
+    ) -> None:
+        self._max_tokens, self._num_replicas = max_tokens, num_replicas
+        self._cuts_prompts, self._counts_generated = cuts_prompts, counts_generated
+
+    def budget(self, queue: Queue) -> "TokenBudget":
+        running = -(-len(queue.running) // self._num_replicas) if self._counts_generated else 0
+        return TokenBudget(max(1, self._max_tokens - running), cuts_prompts=self._cuts_prompts)
+
+
+class TokenBudget:
+    """A StepBudget of `max_tokens` prompt tokens of each replica; the first prompt of a step always runs."""
+
+    __slots__ = ("_cuts_prompts", "_max_tokens", "_tokens", "generates", "starts")
+
+    def __init__(self, max_tokens: int, *, cuts_prompts: bool) -> None:
+        self._max_tokens, self._cuts_prompts = max_tokens, cuts_prompts
+        self._tokens: dict[Replica, int] = {}
+        self.generates = self.starts = True
+
+    def has_room(self, replica: Replica) -> bool:
+        return self._tokens.get(replica, 0) < self._max_tokens
+
+    def num_tokens(self, sequence: TokenSequence, replica: Replica) -> int:
+        wanted, taken = sequence.num_uncomputed, self._tokens.get(replica, 0)
+        if wanted <= 1 or wanted <= self._max_tokens - taken:
+            return wanted
+        return self._max_tokens - taken if self._cuts_prompts or not taken else 0
+
+    def take(self, sequence: TokenSequence, replica: Replica, num_tokens: int) -> None:
+        if num_tokens > 1:
+            self._tokens[replica] = self._tokens.get(replica, 0) + num_tokens

@@ -1,0 +1,393 @@
+"""Predictions of published load tests: a closed loop of requests to a serving engine, simulated.
+
+A row has the model, the machine, the engine, the number types and the degrees of its pools:
+
+    together    one pool: `tensor` and `data` of attention, `expert_tensor` and `expert` of experts
+    apart       a pool of prefill workers and a pool of decode workers, each with these degrees
+
+and the means of two figures: time to first token and time per output token after the first. The mean time of a
+whole request follows from them: ttft + (output tokens - 1) tpot.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import gcd
+
+import numpy as np
+
+from meshwright.dtypes import dtype_bytes
+from meshwright.engines.engine import ENGINES, Engine
+from meshwright.errors import LayoutError, MeshwrightError, ModelError, PlanError
+from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.fit import check_fits
+from meshwright.load.drive import Load
+from meshwright.load.engine_server import EngineServer
+from meshwright.load.planned_server import transfer_seconds_of
+from meshwright.load.simulator import Planned, simulate_server
+from meshwright.load.traffic import Chat, Turn
+from meshwright.models.config import ModelConfig
+from meshwright.models.presets import PRESETS, load_model
+from meshwright.validate.static_batches import dtype_of_source, with_engine
+
+FIGURES = ("tpot", "ttft", "request")
+# InferenceX draws lengths from 0.8 to 1 times these (prompt, answer), and sends ten times the concurrency.
+_DRAWN = ((1024, 1024), (8192, 1024), (1024, 8192))
+_SHORTEST = 0.8
+_NUM_WAVES = 10
+# Waves of requests that are simulated: the first, which begins at once, some that stand for the middle ones,
+# and the last, which ends with fewer and fewer sequences.
+_SIMULATED_WAVES = 3
+_LEAST_REQUESTS = 24
+# Groups of devices of a pool are simulated one for several beyond this number of concurrent requests.
+_MOST_CONCURRENT = 512
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The degrees of one worker of a pool."""
+
+    tensor: int
+    data: int
+    expert_tensor: int
+    expert: int
+
+    @property
+    def chips(self) -> int:
+        return self.tensor * self.data
+
+
+@dataclass(frozen=True)
+class LoadTestRow:
+    """One published load test. None: the source does not say.
+
+    ttft_seconds, tpot_seconds: means over requests.
+    """
+
+    id: str
+    source: str
+    year: int | None
+    engine: str
+    engine_version: str | None
+    model: str
+    hf_model: str | None
+    system: str
+    hardware: str
+    chips: int
+    weight_dtype: str
+    expert_dtype: str | None
+    mode: str
+    concurrency: int | None
+    prompt_len: int
+    output_len: int
+    tensor: int | None
+    pipe: int | None
+    data: int | None
+    expert_tensor: int | None
+    expert: int | None
+    prefill_workers: int | None
+    prefill_tensor: int | None
+    prefill_data: int | None
+    prefill_expert_tensor: int | None
+    prefill_expert: int | None
+    decode_workers: int | None
+    decode_tensor: int | None
+    decode_data: int | None
+    decode_expert_tensor: int | None
+    decode_expert: int | None
+    decode_batch: int | None
+    ttft_seconds: float
+    tpot_seconds: float
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Measured seconds by the names of FIGURES."""
+        return self.with_request(self.ttft_seconds, self.tpot_seconds)
+
+    def with_request(self, ttft_seconds: float, tpot_seconds: float) -> dict[str, float]:
+        """The two means, and the mean time of a request that follows."""
+        request = ttft_seconds + (self.output_tokens - 1) * tpot_seconds
+        return {"tpot": tpot_seconds, "ttft": ttft_seconds, "request": request}
+
+    @property
+    def output_tokens(self) -> float:
+        """Mean tokens of an answer."""
+        return self.output_len * (1 + _SHORTEST) / 2 if self.draws_lengths else self.output_len
+
+    @property
+    def draws_lengths(self) -> bool:
+        return (self.prompt_len, self.output_len) in _DRAWN
+
+    @property
+    def panel(self) -> tuple[object, ...]:
+        """Rows of a panel differ in engine, layout, chips and concurrency."""
+        return (self.model, self.system, self.weight_dtype, self.mode, self.prompt_len, self.output_len)
+
+    def pools(self) -> list[tuple[int, Degrees]]:
+        """(workers, degrees) of the one pool, or of the pools of prefill and of decode."""
+        if self.mode == "together":
+            one = _degrees(self.tensor, self.data, self.expert_tensor, self.expert)
+            return [(max(1, self.chips // one.chips) if not self.expert_over_counted else 1, one)]
+        prefill = _degrees(
+            self.prefill_tensor, self.prefill_data, self.prefill_expert_tensor, self.prefill_expert
+        )
+        decode = _degrees(
+            self.decode_tensor, self.decode_data, self.decode_expert_tensor, self.decode_expert
+        )
+        return [(self.prefill_workers or 1, prefill), (self.decode_workers or 1, decode)]
+
+    @property
+    def expert_over_counted(self) -> bool:
+        return _squared(self.tensor or 1, self.data or 1, self.expert_tensor or 1, self.expert or 1)
+
+
+def _squared(tensor: int, data: int, expert_tensor: int, expert: int) -> bool:
+    """Whether n devices of an expert group are counted as n * n devices.
+
+    A record with tensor = expert = n says that experts are divided over the n devices of tensor parallelism.
+    Collections that take expert_tensor for tensor then find n * n devices: the same runs are listed with n
+    and with n * n devices, and equal times.
+    """
+    return expert > 1 and expert_tensor == expert and tensor * data == expert * expert
+
+
+def _degrees(tensor: int | None, data: int | None, expert_tensor: int | None, expert: int | None) -> Degrees:
+    tensor, data, expert_tensor, expert = tensor or 1, data or 1, expert_tensor or 1, expert or 1
+    if _squared(tensor, data, expert_tensor, expert):
+        return Degrees(1, expert, 1, expert) if data > tensor else Degrees(expert, 1, 1, expert)
+    return Degrees(tensor, data, expert_tensor, expert)
+
+
+@dataclass(frozen=True)
+class LoadTestPrediction:
+    """A row with its predicted seconds by the names of FIGURES, or the reason that it is skipped."""
+
+    row: LoadTestRow
+    predicted: dict[str, float] | None = None
+    skipped: str | None = None
+    layout: str | None = None
+
+    def error(self, name: str) -> float | None:
+        """predicted / published - 1 of a figure."""
+        return None if self.predicted is None else self.predicted[name] / self.row.figures[name] - 1
+
+    def to_dict(self) -> dict[str, object]:
+        """The keys of a row of load tests in docs/reference/json.md."""
+        names = FIGURES if self.predicted else ()
+        return {
+            "id": self.row.id,
+            "source": self.row.source,
+            "layout": self.layout,
+            "skipped": self.skipped,
+            "published": self.row.figures,
+            "predicted": self.predicted,
+            "errors": {name: self.error(name) for name in names},
+        }
+
+
+def predict_load_tests(
+    rows: Sequence[LoadTestRow], on_progress: Callable[[float], None] | None = None
+) -> list[LoadTestPrediction]:
+    """The predictions of all rows, in their order."""
+    # Rows that share prices follow each other.
+    order = sorted(
+        range(len(rows)), key=lambda n: (rows[n].engine, rows[n].model, rows[n].system, str(rows[n].pools()))
+    )
+    predictions: dict[int, LoadTestPrediction] = {}
+    for count, number in enumerate(order, 1):
+        predictions[number] = predict_load_test(rows[number])
+        if on_progress:
+            on_progress(count / len(rows))
+    return [predictions[number] for number in range(len(rows))]
+
+
+def predict_load_test(row: LoadTestRow) -> LoadTestPrediction:
+    """The prediction of one row."""
+    try:
+        case = load_test_case(row)
+        predicted = case.figures()
+    except MeshwrightError as error:
+        return LoadTestPrediction(row, skipped=str(error))
+    return LoadTestPrediction(row, predicted, layout=" | ".join(str(server.layout) for server in case.servers))
+
+
+@dataclass(frozen=True)
+class LoadTestCase:
+    """The planner's input for a row: servers and workers of its pools, prefill before decode."""
+
+    row: LoadTestRow
+    servers: tuple[EngineServer, ...]
+    workers: tuple[int, ...]
+    concurrency: int
+
+    def figures(self) -> dict[str, float]:
+        """Predicted seconds by the names of FIGURES."""
+        row = self.row
+        turns = self._turns()
+        load = Load([Chat(0.0, (turn,)) for turn in turns], self.scaled_concurrency)
+        answers, _ = simulate_server(self.planned, load)
+        weights = _weights(len(answers), self.scaled_concurrency)
+        first = np.array([answer.piece_seconds[0] for answer in answers])
+        last = np.array([answer.piece_seconds[-1] for answer in answers])
+        start = np.array([answer.start_seconds for answer in answers])
+        tokens = np.array([answer.num_tokens for answer in answers])
+        ttft = float(np.average(first - start, weights=weights)) + self.servers[0].engine.request_seconds
+        tpot = float(np.average((last - first) / np.maximum(tokens - 1, 1), weights=weights))
+        return row.with_request(ttft, tpot)
+
+    @cached_property
+    def scale(self) -> int:
+        """Groups of devices, or workers, that one simulated group stands for."""
+        if self.concurrency <= _MOST_CONCURRENT:
+            return 1
+        numbers = [w * s.data for w, s in zip(self.workers, self.servers, strict=True)]
+        most, wanted = gcd(*numbers), -(-self.concurrency // _MOST_CONCURRENT)
+        return min((n for n in range(1, most + 1) if most % n == 0 and n >= wanted), default=most)
+
+    @property
+    def scaled_concurrency(self) -> int:
+        return max(1, self.concurrency // self.scale)
+
+    def _turns(self) -> list[Turn]:
+        row, limit = self.row, self.scaled_concurrency
+        count = max(_SIMULATED_WAVES * limit, min(_LEAST_REQUESTS, _NUM_WAVES * limit))
+        if not row.draws_lengths:
+            return [Turn(row.prompt_len, row.output_len)] * count
+        rng = np.random.default_rng(0)
+        prompts, outputs = (
+            rng.integers(int(_SHORTEST * length), length + 1, count).tolist()
+            for length in (row.prompt_len, row.output_len)
+        )
+        return [Turn(*pair) for pair in zip(prompts, outputs, strict=True)]
+
+    @property
+    def planned(self) -> Planned:
+        row = self.row
+        context = row.prompt_len + row.output_len + 1
+        scaled = [self._scaled(place) for place in range(len(self.servers))]
+        if row.mode == "together":
+            return _planned(*scaled[0], context, self.scaled_concurrency)
+        (prefill, prefill_workers), (decode, workers) = scaled
+        limit = self.scaled_concurrency
+        # Prompts wait outside of the engine until one is computed.
+        before = _planned(prefill, prefill_workers, row.prompt_len + 2, limit)
+        after = _planned(replace(decode, receives=True), workers, context, limit)
+        seconds = transfer_seconds_of(decode.config, decode.layout, decode.hardware, context)
+        return replace(after, prefill=before, prefill_replicas=prefill_workers, transfer_seconds=seconds)
+
+    def _scaled(self, place: int) -> tuple[EngineServer, int]:
+        """The server and number of workers that are simulated, `scale` times fewer."""
+        server, workers, scale = self.servers[place], self.workers[place], self.scale
+        by_workers = gcd(workers, scale)
+        return replace(server, stands_for=scale // by_workers), workers // by_workers
+
+
+def _planned(server: EngineServer, workers: int, context: int, concurrency: int) -> Planned:
+    limits = server.limits(context, -(-concurrency // workers))
+    return Planned(limits, server.steps(limits), policy=server.policy, prefix_cache=False, replicas=workers)
+
+
+def _weights(count: int, concurrency: int) -> np.ndarray:
+    """The requests of the load test that each simulated request stands for."""
+    waves = count / concurrency
+    weights = np.ones(count)
+    if waves < _NUM_WAVES and count > 2 * concurrency:
+        weights[concurrency : count - concurrency] = (_NUM_WAVES - 2) / (waves - 2)
+    return weights
+
+
+def load_test_case(row: LoadTestRow) -> LoadTestCase:
+    """The case of a row. Raises MeshwrightError if the row cannot be expressed."""
+    if row.mode not in ("together", "apart"):
+        raise PlanError(f"mode = {row.mode!r} is unknown; fits: together, apart")
+    engine, config = ENGINES[row.engine], model_of_load_test(row)
+    pools = row.pools()
+    concurrency = row.concurrency
+    if concurrency is None and row.decode_batch:
+        workers, decode = pools[-1]
+        concurrency = row.decode_batch * workers * decode.data
+    if concurrency is None:
+        raise PlanError("concurrency is empty, and no decode_batch says how many requests run at once")
+    servers = tuple(_server(row, config, engine, degrees) for _, degrees in pools)
+    return LoadTestCase(row, servers, tuple(workers for workers, _ in pools), concurrency)
+
+
+def model_of_load_test(row: LoadTestRow) -> ModelConfig:
+    """The model that `model` or `hf_model` names. Raises ModelError for an unknown model."""
+    for name in _names(row):
+        if name in PRESETS:
+            config = load_model(name)
+            longest = row.prompt_len + row.output_len + 1
+            return replace(config, max_seq_len=max(config.max_seq_len, longest))
+    return load_model(row.model)
+
+
+def _names(row: LoadTestRow) -> Iterator[str]:
+    yield row.model.lower()
+    name = (row.hf_model or "").rpartition("/")[2].lower()
+    for suffix in ("", "-instruct", "-fp8", "-nvfp4", "-instruct-fp8"):
+        if name.endswith(suffix):
+            yield name.removesuffix(suffix)
+
+
+def _server(row: LoadTestRow, config: ModelConfig, engine: Engine, degrees: Degrees) -> EngineServer:
+    hardware = _machine(row, engine, degrees.chips)
+    layout, config = _layout(row, config, hardware, degrees)
+    return EngineServer(config, layout, hardware, engine)
+
+
+@lru_cache(maxsize=256)
+def _machine(row: LoadTestRow, engine: Engine, chips: int) -> Hardware:
+    name, _, sizes = row.hardware.partition(":")
+    per_domain = int(sizes.rpartition("x")[2])
+    domain = catalog.chip(name).network.domain_size if per_domain else 1
+    size = f"1x{chips}" if chips <= domain else f"{-(-chips // domain)}x{domain}"
+    machine = with_engine(catalog.load(f"{name}:{size}"), engine.name)
+    return replace(machine, software=replace(machine.software, is_ours=False, flash=True))
+
+
+@lru_cache(maxsize=1024)
+def _layout(
+    row: LoadTestRow, config: ModelConfig, hardware: Hardware, degrees: Degrees
+) -> tuple[Layout, ModelConfig]:
+    """The layout of a worker, and the model with redundant experts if the experts do not divide."""
+    tensor, data, expert = degrees.tensor, degrees.data, degrees.expert
+    if config.num_heads % tensor or (config.mla is not None and tensor > 1 and config.num_heads % tensor):
+        # Engines do not split heads unevenly: these ranks have sequences of their own (attention
+        # data parallelism) and share the experts.
+        tensor, data, expert = 1, degrees.chips, degrees.chips
+    heads = config.num_kv_heads if config.mla is None else config.num_heads
+    split = gcd(tensor, heads)
+    expert = 1 if config.moe is None else _expert_degree(expert, tensor, data)
+    if config.moe is not None and config.moe.num_experts % expert:
+        copies = -(-config.moe.num_experts // expert) * expert
+        config = replace(config, moe=replace(config.moe, num_experts=copies, num_groups=1, groups_per_token=1))
+    weights, matmul = dtype_of_source(row.weight_dtype)
+    if matmul is not None and not _multiplies(hardware, matmul):
+        matmul = None
+    kv = "fp8" if weights in ("fp8", "fp4") else "bf16"
+    layout = Layout.of(
+        tensor=split,
+        kv_replicas=tensor // split,
+        data=data,
+        expert=expert,
+        cache="copies",
+        weights_dtype=weights,
+        kv_dtype=kv,
+        matmul_dtype=matmul,
+    )
+    check_fits(layout, config, padded=True)
+    return layout, config
+
+
+def _expert_degree(expert: int, tensor: int, data: int) -> int:
+    """The nearest degree of expert parallelism that layouts have: 1, all data ranks, or all devices."""
+    fits = (1, data, data * tensor)
+    return min(fits, key=lambda degree: (abs(np.log(degree / expert)), -degree)) if expert > 1 else 1
+
+
+def _multiplies(hardware: Hardware, dtype: str) -> bool:
+    """Whether the chip multiplies numbers of this type; otherwise they are widened first."""
+    return dtype in hardware.chip.flops_per_second or dtype_bytes(dtype) >= dtype_bytes("bf16")
