@@ -140,7 +140,8 @@ def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> WorkSecon
     compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
     longer, overlap = larger(compute, hbm), chip.step.roofline
     busy = longer if overlap == 1 else longer + (1 - overlap) * smaller(compute, hbm)
-    overhead = work.kernels * chip.step.kernel_seconds
+    kernels = 1 if work.routed and chip.step.grouped else work.kernels
+    overhead = kernels * chip.step.kernel_seconds
     # To bring tokens to the experts of a product.
     routing = chip.step.experts_seconds if kind == "matmul" and work.routed else 0.0
     return WorkSeconds(busy + overhead + routing, compute, hbm, overhead)

@@ -28,6 +28,7 @@ class Engine(Record):
     sequences wait. reserves_answers: a request starts once its whole answer has memory, so that none loses its
     pages. memory_share: of a chip's memory that weights, caches and workspace take. max_sequences: that run at
     once on a replica. request_seconds: of HTTP, of the tokeniser and of the first token's way back.
+    grouped_experts: one kernel multiplies all experts of a device.
     """
 
     versions: tuple[str, ...] = ()
@@ -39,6 +40,7 @@ class Engine(Record):
     separate_prompts: bool = False
     reserves_answers: bool = False
     request_seconds: float = 0.0
+    grouped_experts: bool = False
     tpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
     gpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
     cpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
@@ -48,7 +50,8 @@ class Engine(Record):
         figures: Mapping[str, float] = getattr(self, kind)
         products = {key.partition(".")[2]: value for key, value in figures.items() if "." in key}
         others: dict[str, Any] = {key: value for key, value in figures.items() if "." not in key}
-        return replace(inference, matmul={**inference.matmul, **products}, **others)
+        matmul = {**inference.matmul, **products}
+        return replace(inference, matmul=matmul, grouped=self.grouped_experts, **others)
 
 
 ENGINES = Folder(Engine, "engines", "engine")

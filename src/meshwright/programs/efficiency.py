@@ -109,6 +109,7 @@ class StepEfficiency:
     host_step_seconds: float = 0.0
     host_token_seconds: float = 0.0
     padding: float = _share(1.0)
+    grouped: bool = field(default=False, metadata=UNREAD)
     whole_sums: bool = field(default=False, metadata=UNREAD)
     gathers_first: bool = field(default=False, metadata=UNREAD)
     unfused_norms: bool = field(default=False, metadata=UNREAD)
