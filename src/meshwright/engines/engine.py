@@ -28,6 +28,7 @@ class Engine(Record):
     sequences wait. reserves_answers: a request starts once its whole answer has memory, so that none loses its
     pages. memory_share: of a chip's memory that weights, caches and workspace take. max_sequences: that run at
     once on a replica. request_seconds: of HTTP, of the tokeniser and of the first token's way back.
+    step_seconds: of the host for each step, which the devices wait for.
     grouped_experts: one kernel multiplies all experts of a device.
     """
 
@@ -40,6 +41,7 @@ class Engine(Record):
     separate_prompts: bool = False
     reserves_answers: bool = False
     request_seconds: float = 0.0
+    step_seconds: float = 0.0
     grouped_experts: bool = False
     tpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
     gpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)

@@ -1,10 +1,7 @@
 """A server of any engine for a simulated load test: its limits, its scheduler and the seconds of its steps."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
 
 from meshwright.cost.serving_step import cache_bytes
 from meshwright.engines.engine import Engine
@@ -12,12 +9,11 @@ from meshwright.errors import PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.paged import DEFAULT_PAGE
-from meshwright.load.simulator import StepPrices
 from meshwright.models.config import ModelConfig
-from meshwright.plan.serve.steps import StepBytes, StepSeconds
+from meshwright.plan.serve.engine_steps import EngineSteps, EngineTable
+from meshwright.plan.serve.steps import StepBytes
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.shared_tokens import SharedTokens
-from meshwright.units import format_bytes
 
 # Contexts and numbers of sequences that price tables share: the next power of two, at least this.
 _SHORTEST_TABLE = 8192
@@ -86,12 +82,15 @@ class EngineServer:
 
     def steps(self, limits: Limits) -> "EngineSteps":
         """The seconds of its steps."""
-        most = self.data * (self.engine.step_tokens + _table_size(limits.slots_per_replica, 256))
+        most = self.engine.step_tokens + _table_size(limits.slots_per_replica, 256)
         context = _table_size(limits.context, _SHORTEST_TABLE)
-        prices = _table(self.config, self.layout, self.hardware, most, context)
-        shown = self.data // self.stands_for
-        separate = self.engine.separate_prompts
-        return EngineSteps(prices, shown, self.stands_for, separate_prompts=separate, receives=self.receives)
+        return EngineSteps(
+            _table(self.config, self.layout, self.hardware, most, context),
+            self.data // self.stands_for,
+            separate_prompts=self.engine.separate_prompts,
+            receives=self.receives,
+            step_seconds=self.engine.step_seconds,
+        )
 
 
 def _table_size(size: int, least: int) -> int:
@@ -101,47 +100,10 @@ def _table_size(size: int, least: int) -> int:
 @lru_cache(maxsize=64)
 def _table(
     config: ModelConfig, layout: Layout, hardware: Hardware, most_tokens: int, context: int
-) -> StepSeconds:
-    return StepSeconds(config, layout, hardware, most_tokens, context)
+) -> EngineTable:
+    return EngineTable(config, layout, hardware, most_tokens, context)
 
 
 @lru_cache(maxsize=256)
 def _weight_bytes(config: ModelConfig, layout: Layout) -> int:
     return StepBytes(config, layout).weights
-
-
-class EngineSteps(StepPrices):
-    """Seconds of an engine's steps.
-
-    data: groups of devices with sequences of their own, which step together: a step lasts as long as that of
-    the group with most sequences and most prompts. stands_for, receives: as in EngineServer. separate_prompts: as in `Engine`.
-    """
-
-    def __init__(
-        self, prices: StepSeconds, data: int, stands_for: int, *, separate_prompts: bool, receives: bool
-    ) -> None:
-        self._prices, self._data, self._groups = prices, data, data * stands_for
-        self._separate_prompts, self._receives = separate_prompts, receives
-
-    def seconds(
-        self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
-    ) -> float:
-        """Seconds of a step, as `StepPrices` has them."""
-        prices, data = self._prices, self._data
-        if self._receives and chunks:
-            positions = num_sequences * mean_context + sum([end for _, end in chunks])
-            num_sequences += len(chunks)
-            mean_context, chunks = positions / num_sequences, ()
-        if self._groups > 1:
-            num_sequences = -(-num_sequences // data) * self._groups
-            if chunks:
-                busiest = -(-len(chunks) // data)
-                chunks = sorted(chunks, reverse=True)[:busiest] * self._groups
-        if self._separate_prompts and chunks and num_sequences:
-            return prices.seconds(0, 0.0, chunks) + prices.generate(num_sequences, mean_context)
-        return prices.seconds(num_sequences, mean_context, chunks, num_drafts)
-
-    def generating(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
-        """Seconds of decode steps, as `StepPrices` has them."""
-        num_sequences = -(-num_sequences // self._data) * self._groups
-        return self._prices.generating(num_sequences, mean_contexts)

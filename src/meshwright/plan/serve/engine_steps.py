@@ -1,0 +1,150 @@
+"""Seconds of the steps of other engines than ours, as a table: by batch, context and prompt tokens.
+
+Groups of devices with sequences of their own (attention data parallelism) step together, so a step lasts as long
+as that of the busiest group. All numbers below are of one group:
+
+    decode(n, c)      a pass over n sequences with a mean context of c positions
+    prompts(q, p)     q prompt tokens with p pairs of a query and a key: short(q) + pairs beyond short ones
+    both              prompts(q, p) + decode(n, c) - decode(n, 2) + decode(n + q, 2) - decode(q, 2)
+
+short(q) is a pass over whole prompts of _SHORT tokens. Attention takes time in proportion to its pairs. If both
+parts are one program, weights are read once; `decode(n, 2)` is its products, with hardly any attention.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.cost.serving_step import Passes
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+
+# Positions of a context for which attention takes no time.
+_NEXT_TO_NONE = 2
+# Tokens of the prompts in `short`, and queries of the long chunk whose pairs are timed.
+_SHORT, _CHUNK = 256, 1024
+
+
+class EngineTable:
+    """The priced passes of one layout on one machine with an engine's efficiency.
+
+    most_tokens: maximum tokens of a group in a step. context: maximum positions of a sequence.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layout: Layout, hardware: Hardware, most_tokens: int, context: int
+    ) -> None:
+        self._config, self._layout, self._hardware = config, layout, hardware
+        self._groups = layout.at("generate").num_batch_shards
+        self.contexts = [_NEXT_TO_NONE, *_steps(_SHORT, context, 4)]
+        batches = np.array(_steps(1, most_tokens, 2 ** (1 / 2)))
+        rows = [self._passes("generate", batches, 1, length) for length in self.contexts]
+        everywhere = np.arange(most_tokens + 1)
+        decode = np.array([np.interp(everywhere, batches, row) for row in rows])
+        self._decode, self._by_number = decode.tolist(), decode.T.copy()
+        few, many = _steps(16, _SHORT, 4), np.array(_steps(1, max(1, most_tokens // _SHORT), 2))
+        short = [float(self._passes("prefill", np.ones(1), length, length)[0]) for length in few[:-1]]
+        self._lengths = [*few[:-1], *(_SHORT * many).tolist()]
+        self._short = [*short, *self._passes("prefill", many, _SHORT, _SHORT).tolist()]
+        self.pair_seconds = self._pair_seconds(context)
+
+    def _pair_seconds(self, context: int) -> float:
+        """Seconds of a pair of a query and a key, from chunks at the beginning and end of a context."""
+        if context <= 2 * _CHUNK:
+            context = 4 * _CHUNK
+        first, last = (
+            float(self._passes("prefill", np.ones(1), _CHUNK, end)[0]) for end in (2 * _CHUNK, context)
+        )
+        return max(0.0, last - first) / (_CHUNK * (context - 2 * _CHUNK))
+
+    def _passes(self, phase: str, batches: np.ndarray, queries: int, context: int) -> np.ndarray:
+        passes = Passes(
+            self._config, self._layout.at(phase), self._groups * batches, queries, context, self._hardware
+        )
+        return np.broadcast_to(passes.seconds(self._hardware), batches.shape)
+
+    def decode(self, num_sequences: int, mean_context: float) -> float:
+        """Seconds of a decode step with `num_sequences` sequences of a group."""
+        contexts, rows = self.contexts, self._decode
+        at = min(max(bisect_left(contexts, mean_context), 1), len(contexts) - 1)
+        share = (mean_context - contexts[at - 1]) / (contexts[at] - contexts[at - 1])
+        share = min(max(share, 0.0), 1.0)
+        return (1 - share) * rows[at - 1][num_sequences] + share * rows[at][num_sequences]
+
+    def decodes(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
+        """Seconds of decode steps with `num_sequences` sequences of a group, by their mean context."""
+        return np.interp(mean_contexts, self.contexts, self._by_number[num_sequences])
+
+    def prompts(self, num_tokens: int, num_pairs: float) -> float:
+        """Seconds of a pass over prompt tokens of a group, with `num_pairs` pairs of a query and a key."""
+        short = float(np.interp(num_tokens, self._lengths, self._short))
+        if num_tokens > self._lengths[-1]:
+            short *= num_tokens / self._lengths[-1]
+        counted = num_tokens * min(num_tokens, _SHORT) / 2
+        return short + max(0.0, num_pairs - counted) * self.pair_seconds
+
+    def mixed(self, num_sequences: int, mean_context: float, num_tokens: int, num_pairs: float) -> float:
+        """Seconds of a step with prompts and sequences that generate in one program."""
+        most = len(self._decode[0]) - 1
+        products, together = self._decode[0], min(num_sequences + num_tokens, most)
+        attention = max(0.0, self.decode(num_sequences, mean_context) - products[num_sequences])
+        more = max(0.0, products[together] - products[min(num_tokens, most)])
+        return self.prompts(num_tokens, num_pairs) + attention + more
+
+
+class EngineSteps:
+    """Seconds of an engine's steps, as `StepPrices` in `load/simulator.py`.
+
+    data: simulated groups; the table's groups are equally loaded. separate_prompts: as in `Engine`. receives: prompts
+    come computed from other servers. step_seconds: of the host, for each step.
+    """
+
+    def __init__(
+        self,
+        table: EngineTable,
+        data: int,
+        *,
+        separate_prompts: bool = False,
+        receives: bool = False,
+        step_seconds: float = 0.0,
+    ) -> None:
+        self._table, self._data, self._step_seconds = table, data, step_seconds
+        self._separate_prompts, self._receives = separate_prompts, receives
+
+    def seconds(
+        self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
+    ) -> float:
+        """Seconds of a step, as `StepPrices` has them."""
+        table, data = self._table, self._data
+        if self._receives and chunks:
+            positions = num_sequences * mean_context + sum([end for _, end in chunks])
+            num_sequences += len(chunks)
+            mean_context, chunks = positions / num_sequences, ()
+        num_sequences = -(-num_sequences // data)
+        if not chunks:
+            return table.decode(num_sequences, mean_context) + self._step_seconds
+        if data > 1:
+            chunks = sorted(chunks, reverse=True)[: -(-len(chunks) // data)]
+        num_tokens = sum([count for count, _ in chunks])
+        num_pairs = sum([count * (2 * end - count) for count, end in chunks]) / 2
+        if not num_sequences:
+            return table.prompts(num_tokens, num_pairs) + self._step_seconds
+        if self._separate_prompts:
+            apart = table.prompts(num_tokens, num_pairs) + table.decode(num_sequences, mean_context)
+            return apart + 2 * self._step_seconds
+        return table.mixed(num_sequences, mean_context, num_tokens, num_pairs) + self._step_seconds
+
+    def generating(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
+        """Seconds of decode steps, as `StepPrices` has them."""
+        return self._table.decodes(-(-num_sequences // self._data), mean_contexts) + self._step_seconds
+
+
+def _steps(least: int, most: int, factor: float) -> list[int]:
+    """Whole numbers from `least` to `most`, each about `factor` times the one before."""
+    found, last = [least], float(least)
+    while last * factor < most:
+        last *= factor
+        found.append(round(last))
+    return sorted({*found, max(least, most)})
