@@ -10,10 +10,12 @@ import typer
 
 from meshwright.cli.common import JSON, emit, note, progress, show
 from meshwright.cli.parameters import command
+from meshwright.errors import PlanError
 from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR
 from meshwright.options import option
+from meshwright.validate.load_test_row import LoadTestRow
 from meshwright.validate.out_of_sample import out_of_sample
-from meshwright.validate.published import read_rows
+from meshwright.validate.published import TableRow, UnreadRow, read_rows
 from meshwright.validate.score import (
     TRUST,
     Prediction,
@@ -71,9 +73,14 @@ def validate(
     \b
     mw validate benchmarks/published/training.csv --anchor
     """
+    table = [row for file in files for row in read_rows(file)]
+    if any(isinstance(row, LoadTestRow) for row in table):
+        _validate_load_tests(table, median_bar, p90_bar, rows, as_json)
+        return
     with progress() as update:
         predictions = predict(
-            [row for file in files for row in read_rows(file)], lambda share: update("pricing rows", share)
+            [row for row in table if not isinstance(row, LoadTestRow)],
+            lambda share: update("pricing rows", share),
         )
     if anchor:
         predictions = anchored_by_source(predictions, trust)
@@ -86,6 +93,35 @@ def validate(
         emit(document)
     else:
         _show(document, rows)
+    for line in missed:
+        note(f"mw: {line}")
+    if missed:
+        raise typer.Exit(_MISSES)
+
+
+def _validate_load_tests(
+    table: list[TableRow | UnreadRow],
+    median_bar: float | None,
+    p90_bar: float | None,
+    list_rows: bool,
+    as_json: bool,
+) -> None:
+    """Predict rows of load tests by simulation. Raises PlanError if other rows are among them."""
+    tests = [row for row in table if isinstance(row, LoadTestRow | UnreadRow)]
+    if len(tests) < len(table):
+        raise PlanError("load tests have scores of their own; give their tables in a separate command")
+    from meshwright.cli.load_tests import missed_bars, show_load_tests
+    from meshwright.validate.load_test_scores import load_test_document
+    from meshwright.validate.load_tests import predict_load_tests
+
+    with progress() as update:
+        predictions = predict_load_tests(tests, lambda share: update("simulating load tests", share))
+    document = load_test_document(predictions)
+    document["missed"] = missed = missed_bars(document, median_bar, p90_bar)
+    if as_json:
+        emit(document)
+    else:
+        show_load_tests(document, list_rows)
     for line in missed:
         note(f"mw: {line}")
     if missed:

@@ -24,12 +24,12 @@ class Engine(Record):
     `matmul.bf16` for a key of `matmul`; a missing figure is the chip's `[inference]`.
 
     step_tokens: maximum tokens of a replica in a step. cuts_prompts, counts_generated: as in
-    `serve.engine.shared_tokens`. separate_prompts: prompts of a step have a program of their own, before which
-    sequences wait. reserves_answers: a request starts once its whole answer has memory, so that none loses its
-    pages. memory_share: of a chip's memory that weights, caches and workspace take. max_sequences: that run at
-    once on a replica. request_seconds: of HTTP, of the tokeniser and of the first token's way back.
-    step_seconds: of the host for each step, which the devices wait for.
-    grouped_experts: one kernel multiplies all experts of a device.
+    `serve.engine.shared_tokens`. separate_prompts: prompts have a program of their own, for which sequences
+    that generate wait. reserves_answers: a request starts if its whole answer has memory, so none loses its
+    pages. memory_share: share of a chip's memory for weights, caches and workspace.
+    max_sequences: sequences of a replica at once. request_seconds: of HTTP and of the tokeniser, for each
+    request. step_seconds: of the host for each step, while devices wait. grouped_experts: one kernel
+    multiplies all experts of a device.
     """
 
     versions: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A server of any engine for a simulated load test: its limits, its scheduler and the seconds of its steps."""
+"""A server of another engine in a simulated load test: its limits, scheduler and seconds of steps."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -6,6 +6,7 @@ from functools import lru_cache
 from meshwright.cost.serving_step import cache_bytes
 from meshwright.engines.engine import Engine
 from meshwright.errors import PlanError
+from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.paged import DEFAULT_PAGE
@@ -107,3 +108,12 @@ def _table(
 @lru_cache(maxsize=256)
 def _weight_bytes(config: ModelConfig, layout: Layout) -> int:
     return StepBytes(config, layout).weights
+
+
+def transfer_seconds_of(config: ModelConfig, layout: Layout, hardware: Hardware, context: int) -> float:
+    """Seconds to send one token's keys and values between two replicas, over each chip's network card."""
+    network, at = hardware.chip.network, layout.at("generate")
+    if isinstance(network, SharedMemory):
+        return 0.0
+    rate = network.dcn_bytes_per_second if isinstance(network, Torus) else network.nic_bytes_per_second
+    return float(cache_bytes(config, at, at.num_batch_shards, context)) / context / rate

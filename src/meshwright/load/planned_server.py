@@ -4,21 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from meshwright.cost.serving_step import cache_bytes, in_inference
+from meshwright.cost.serving_step import in_inference
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
-from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import Layout
 from meshwright.layout.fit import check_one_cache
 from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.load.drive import Load
+from meshwright.load.engine_server import transfer_seconds_of
 from meshwright.load.padded import PaddedSteps
 from meshwright.load.percentiles import summary
 from meshwright.load.settings import LatencyTargets, SimulatedServers
 from meshwright.load.simulator import Planned, Used, collector_paused, simulate_server
 from meshwright.load.traffic import num_cut, within
-from meshwright.models.config import ModelConfig
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.policy import DISAGGREGATED, Mode, mode_of
@@ -115,15 +113,6 @@ def _multiplies_padding(plan: Plan, hardware: Hardware) -> bool:
 def transfer_seconds(plan: Plan, hardware: Hardware) -> float:
     """Seconds to send one token's keys and values between two replicas, over each chip's network card."""
     return transfer_seconds_of(plan.model, plan.layout, hardware, plan.workload.seq_len)
-
-
-def transfer_seconds_of(config: ModelConfig, layout: Layout, hardware: Hardware, context: int) -> float:
-    """Seconds to send one token's keys and values between two replicas, over each chip's network card."""
-    network, at = hardware.chip.network, layout.at("generate")
-    if isinstance(network, SharedMemory):
-        return 0.0
-    rate = network.dcn_bytes_per_second if isinstance(network, Torus) else network.nic_bytes_per_second
-    return float(cache_bytes(config, at, at.num_batch_shards, context)) / context / rate
 
 
 def simulated_figures(server: Planned, load: Load, targets: LatencyTargets) -> dict[str, Any]:

@@ -6,9 +6,9 @@ it is also the device (a CPU), as calibrated: it receives requests one at a time
 step that runs at the same time.
 
 Texts have only lengths, and sequences that generate are counted together (`load/counted.py`). Steps between
-which nothing arrives, joins, leaves or needs a page are a block: their seconds are an array, and the simulation
-goes on after the last of them with the same result as step by step. The time of a simulation therefore depends
-on requests, and hardly on steps or tokens.
+which nothing arrives, joins, leaves or needs a page are a block: their seconds are an array, and the
+simulation goes on after the last of them, with the same result as step by step. The time of a simulation
+depends on requests, and hardly on steps or tokens.
 """
 
 import gc
@@ -66,19 +66,17 @@ class Planned:
 
     replicas: engines that answer. prefill_replicas: engines that only prefill, 0 if each engine does both;
     moving a prompt's keys and values to the replica that answers takes `transfer_seconds` per token.
-    policy: makes the policy of a scheduler from its limits; None: `mode`'s. prefill: limits and prices of the
-    prefilling engines if theirs differ. num_drafts: draft tokens of a sequence in a step. acceptance: probability that a draft token is accepted
+    num_drafts: draft tokens of a sequence in a step. acceptance: probability that a draft token is accepted
     if the previous ones are. counted: count sequences that generate without drafts together, which is
     faster, with equal results. idle: the runner's steps on an idle machine, for the prefill budget; None: no
     budget. request_seconds: host time of a request before it is queued, if the host is the device;
-    otherwise 0.
+    otherwise 0. policy: makes the policy of a scheduler from its limits; None: `mode`'s. prefill: limits and
+    prices of the engines that only prefill, if theirs differ.
     """
 
     limits: Limits
     prices: StepPrices
     mode: Mode = "interleaved"
-    policy: Callable[[Limits], Policy] | None = None
-    prefill: "Planned | None" = None
     prefix_cache: bool = True
     replicas: int = 1
     prefill_replicas: int = 0
@@ -88,6 +86,8 @@ class Planned:
     counted: bool = True
     idle: IdleSeconds | None = None
     request_seconds: float = 0.0
+    policy: Callable[[Limits], Policy] | None = None
+    prefill: "Planned | None" = None
 
 
 @dataclass(frozen=True)

@@ -5,37 +5,39 @@ A row has the model, the machine, the engine, the number types and the degrees o
     together    one pool: `tensor` and `data` of attention, `expert_tensor` and `expert` of experts
     apart       a pool of prefill workers and a pool of decode workers, each with these degrees
 
-and the means of two figures: time to first token and time per output token after the first. The mean time of a
-whole request follows from them: ttft + (output tokens - 1) tpot.
+and the means of two figures: time to first token and time per output token after the first. The mean time of
+a whole request follows from them: ttft + (output tokens - 1) tpot.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import gcd
+from multiprocessing import get_context
 
 import numpy as np
 
 from meshwright.dtypes import dtype_bytes
 from meshwright.engines.engine import ENGINES, Engine
-from meshwright.errors import LayoutError, MeshwrightError, ModelError, PlanError
+from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware import catalog
+from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_fits
 from meshwright.load.drive import Load
-from meshwright.load.engine_server import EngineServer
-from meshwright.load.planned_server import transfer_seconds_of
+from meshwright.load.engine_server import EngineServer, transfer_seconds_of
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Turn
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
+from meshwright.validate.load_test_row import FIGURES, SHORTEST_DRAWN, Degrees, LoadTestRow
+from meshwright.validate.published import UnreadRow
+from meshwright.validate.score import grouped
 from meshwright.validate.static_batches import dtype_of_source, with_engine
 
-FIGURES = ("tpot", "ttft", "request")
-# InferenceX draws lengths from 0.8 to 1 times these (prompt, answer), and sends ten times the concurrency.
-_DRAWN = ((1024, 1024), (8192, 1024), (1024, 8192))
-_SHORTEST = 0.8
+# Requests of a load test for each concurrent one (InferenceX).
 _NUM_WAVES = 10
 # Waves of requests that are simulated: the first, which begins at once, some that stand for the middle ones,
 # and the last, which ends with fewer and fewer sequences.
@@ -43,135 +45,24 @@ _SIMULATED_WAVES = 3
 _LEAST_REQUESTS = 24
 # Groups of devices of a pool are simulated one for several beyond this number of concurrent requests.
 _MOST_CONCURRENT = 512
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """The degrees of one worker of a pool."""
-
-    tensor: int
-    data: int
-    expert_tensor: int
-    expert: int
-
-    @property
-    def chips(self) -> int:
-        return self.tensor * self.data
-
-
-@dataclass(frozen=True)
-class LoadTestRow:
-    """One published load test. None: the source does not say.
-
-    ttft_seconds, tpot_seconds: means over requests.
-    """
-
-    id: str
-    source: str
-    year: int | None
-    engine: str
-    engine_version: str | None
-    model: str
-    hf_model: str | None
-    system: str
-    hardware: str
-    chips: int
-    weight_dtype: str
-    expert_dtype: str | None
-    mode: str
-    concurrency: int | None
-    prompt_len: int
-    output_len: int
-    tensor: int | None
-    pipe: int | None
-    data: int | None
-    expert_tensor: int | None
-    expert: int | None
-    prefill_workers: int | None
-    prefill_tensor: int | None
-    prefill_data: int | None
-    prefill_expert_tensor: int | None
-    prefill_expert: int | None
-    decode_workers: int | None
-    decode_tensor: int | None
-    decode_data: int | None
-    decode_expert_tensor: int | None
-    decode_expert: int | None
-    decode_batch: int | None
-    ttft_seconds: float
-    tpot_seconds: float
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Measured seconds by the names of FIGURES."""
-        return self.with_request(self.ttft_seconds, self.tpot_seconds)
-
-    def with_request(self, ttft_seconds: float, tpot_seconds: float) -> dict[str, float]:
-        """The two means, and the mean time of a request that follows."""
-        request = ttft_seconds + (self.output_tokens - 1) * tpot_seconds
-        return {"tpot": tpot_seconds, "ttft": ttft_seconds, "request": request}
-
-    @property
-    def output_tokens(self) -> float:
-        """Mean tokens of an answer."""
-        return self.output_len * (1 + _SHORTEST) / 2 if self.draws_lengths else self.output_len
-
-    @property
-    def draws_lengths(self) -> bool:
-        return (self.prompt_len, self.output_len) in _DRAWN
-
-    @property
-    def panel(self) -> tuple[object, ...]:
-        """Rows of a panel differ in engine, layout, chips and concurrency."""
-        return (self.model, self.system, self.weight_dtype, self.mode, self.prompt_len, self.output_len)
-
-    def pools(self) -> list[tuple[int, Degrees]]:
-        """(workers, degrees) of the one pool, or of the pools of prefill and of decode."""
-        if self.mode == "together":
-            one = _degrees(self.tensor, self.data, self.expert_tensor, self.expert)
-            return [(max(1, self.chips // one.chips) if not self.expert_over_counted else 1, one)]
-        prefill = _degrees(
-            self.prefill_tensor, self.prefill_data, self.prefill_expert_tensor, self.prefill_expert
-        )
-        decode = _degrees(
-            self.decode_tensor, self.decode_data, self.decode_expert_tensor, self.decode_expert
-        )
-        return [(self.prefill_workers or 1, prefill), (self.decode_workers or 1, decode)]
-
-    @property
-    def expert_over_counted(self) -> bool:
-        return _squared(self.tensor or 1, self.data or 1, self.expert_tensor or 1, self.expert or 1)
-
-
-def _squared(tensor: int, data: int, expert_tensor: int, expert: int) -> bool:
-    """Whether n devices of an expert group are counted as n * n devices.
-
-    A record with tensor = expert = n says that experts are divided over the n devices of tensor parallelism.
-    Collections that take expert_tensor for tensor then find n * n devices: the same runs are listed with n
-    and with n * n devices, and equal times.
-    """
-    return expert > 1 and expert_tensor == expert and tensor * data == expert * expert
-
-
-def _degrees(tensor: int | None, data: int | None, expert_tensor: int | None, expert: int | None) -> Degrees:
-    tensor, data, expert_tensor, expert = tensor or 1, data or 1, expert_tensor or 1, expert or 1
-    if _squared(tensor, data, expert_tensor, expert):
-        return Degrees(1, expert, 1, expert) if data > tensor else Degrees(expert, 1, 1, expert)
-    return Degrees(tensor, data, expert_tensor, expert)
+# Rows from which several processes are faster than one.
+_LEAST_FOR_PROCESSES = 100
 
 
 @dataclass(frozen=True)
 class LoadTestPrediction:
     """A row with its predicted seconds by the names of FIGURES, or the reason that it is skipped."""
 
-    row: LoadTestRow
+    row: LoadTestRow | UnreadRow
     predicted: dict[str, float] | None = None
     skipped: str | None = None
     layout: str | None = None
 
     def error(self, name: str) -> float | None:
         """predicted / published - 1 of a figure."""
-        return None if self.predicted is None else self.predicted[name] / self.row.figures[name] - 1
+        if self.predicted is None or isinstance(self.row, UnreadRow):
+            return None
+        return self.predicted[name] / self.row.figures[name] - 1
 
     def to_dict(self) -> dict[str, object]:
         """The keys of a row of load tests in docs/reference/json.md."""
@@ -181,26 +72,42 @@ class LoadTestPrediction:
             "source": self.row.source,
             "layout": self.layout,
             "skipped": self.skipped,
-            "published": self.row.figures,
+            "published": None if isinstance(self.row, UnreadRow) else self.row.figures,
             "predicted": self.predicted,
             "errors": {name: self.error(name) for name in names},
         }
 
 
 def predict_load_tests(
-    rows: Sequence[LoadTestRow], on_progress: Callable[[float], None] | None = None
+    rows: Sequence[LoadTestRow | UnreadRow], on_progress: Callable[[float], None] | None = None
 ) -> list[LoadTestPrediction]:
-    """The predictions of all rows, in their order."""
-    # Rows that share prices follow each other.
-    order = sorted(
-        range(len(rows)), key=lambda n: (rows[n].engine, rows[n].model, rows[n].system, str(rows[n].pools()))
+    """The predictions of all rows, in their order; many rows are shared out over processes."""
+    tests = [row for row in rows if isinstance(row, LoadTestRow)]
+    # Rows of a group share prices.
+    groups = grouped(tests, lambda row: (row.engine, row.model, row.hardware, row.weight_dtype, row.degrees))
+    parts = sorted(groups.values(), key=len, reverse=True)
+    predictions: dict[LoadTestRow, LoadTestPrediction] = {}
+
+    def collect(results: Iterable[list[LoadTestPrediction]]) -> None:
+        for part, made in zip(parts, results, strict=True):
+            predictions.update(zip(part, made, strict=True))
+            if on_progress:
+                on_progress(len(predictions) / len(tests))
+
+    if len(tests) < _LEAST_FOR_PROCESSES:
+        collect(map(_predict_all, parts))
+    else:
+        with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+            collect(pool.map(_predict_all, parts))
+    unread = (
+        LoadTestPrediction(row, skipped=row.reason) if isinstance(row, UnreadRow) else predictions[row]
+        for row in rows
     )
-    predictions: dict[int, LoadTestPrediction] = {}
-    for count, number in enumerate(order, 1):
-        predictions[number] = predict_load_test(rows[number])
-        if on_progress:
-            on_progress(count / len(rows))
-    return [predictions[number] for number in range(len(rows))]
+    return list(unread)
+
+
+def _predict_all(rows: Sequence[LoadTestRow]) -> list[LoadTestPrediction]:
+    return [predict_load_test(row) for row in rows]
 
 
 def predict_load_test(row: LoadTestRow) -> LoadTestPrediction:
@@ -210,7 +117,9 @@ def predict_load_test(row: LoadTestRow) -> LoadTestPrediction:
         predicted = case.figures()
     except MeshwrightError as error:
         return LoadTestPrediction(row, skipped=str(error))
-    return LoadTestPrediction(row, predicted, layout=" | ".join(str(server.layout) for server in case.servers))
+    return LoadTestPrediction(
+        row, predicted, layout=" | ".join(str(server.layout) for server in case.servers)
+    )
 
 
 @dataclass(frozen=True)
@@ -257,7 +166,7 @@ class LoadTestCase:
             return [Turn(row.prompt_len, row.output_len)] * count
         rng = np.random.default_rng(0)
         prompts, outputs = (
-            rng.integers(int(_SHORTEST * length), length + 1, count).tolist()
+            rng.integers(int(SHORTEST_DRAWN * length), length + 1, count).tolist()
             for length in (row.prompt_len, row.output_len)
         )
         return [Turn(*pair) for pair in zip(prompts, outputs, strict=True)]
@@ -300,8 +209,6 @@ def _weights(count: int, concurrency: int) -> np.ndarray:
 
 def load_test_case(row: LoadTestRow) -> LoadTestCase:
     """The case of a row. Raises MeshwrightError if the row cannot be expressed."""
-    if row.mode not in ("together", "apart"):
-        raise PlanError(f"mode = {row.mode!r} is unknown; fits: together, apart")
     engine, config = ENGINES[row.engine], model_of_load_test(row)
     pools = row.pools()
     concurrency = row.concurrency
@@ -340,9 +247,8 @@ def _server(row: LoadTestRow, config: ModelConfig, engine: Engine, degrees: Degr
 
 @lru_cache(maxsize=256)
 def _machine(row: LoadTestRow, engine: Engine, chips: int) -> Hardware:
-    name, _, sizes = row.hardware.partition(":")
-    per_domain = int(sizes.rpartition("x")[2])
-    domain = catalog.chip(name).network.domain_size if per_domain else 1
+    name, network = row.hardware.partition(":")[0], catalog.load(row.hardware).chip.network
+    domain = network.domain_size if isinstance(network, Switch) else chips
     size = f"1x{chips}" if chips <= domain else f"{-(-chips // domain)}x{domain}"
     machine = with_engine(catalog.load(f"{name}:{size}"), engine.name)
     return replace(machine, software=replace(machine.software, is_ours=False, flash=True))
@@ -363,7 +269,9 @@ def _layout(
     expert = 1 if config.moe is None else _expert_degree(expert, tensor, data)
     if config.moe is not None and config.moe.num_experts % expert:
         copies = -(-config.moe.num_experts // expert) * expert
-        config = replace(config, moe=replace(config.moe, num_experts=copies, num_groups=1, groups_per_token=1))
+        config = replace(
+            config, moe=replace(config.moe, num_experts=copies, num_groups=1, groups_per_token=1)
+        )
     weights, matmul = dtype_of_source(row.weight_dtype)
     if matmul is not None and not _multiplies(hardware, matmul):
         matmul = None

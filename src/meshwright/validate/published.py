@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from meshwright.errors import PlanError
 from meshwright.files import read_text
+from meshwright.validate.load_test_row import MODES, LoadTestRow
 
 STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_bytes_per_chip"
 METRICS = (STEP, THROUGHPUT, MEMORY)
@@ -22,6 +23,8 @@ INFERENCE_METRICS = ("tpot_s", "ttft_s", "request_latency_s", "tokens_per_s")
 PER_CHIP = "tokens/s per chip"
 # A table with this column measures serving.
 _INFERENCE_COLUMN = "prompt_len"
+# Of those, a table with this column has load tests.
+_LOAD_TEST_COLUMN = "ttft_seconds"
 # Missing columns that a message names.
 _MOST_NAMED = 5
 
@@ -176,6 +179,7 @@ def _chip_of(hardware: str) -> str:
 
 
 AnyRow = PublishedRow | InferenceRow
+TableRow = AnyRow | LoadTestRow
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ class UnreadRow:
     value: None = None
 
 
-def read_rows(path: Path) -> list[AnyRow | UnreadRow]:
+def read_rows(path: Path) -> list[TableRow | UnreadRow]:
     """The rows of a CSV of published results, in order.
 
     Raises PlanError for a file that is no such CSV or lacks a column.
@@ -200,10 +204,11 @@ def read_rows(path: Path) -> list[AnyRow | UnreadRow]:
         raise PlanError(f"{path}: is not CSV: {error}") from error
 
 
-def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[AnyRow | UnreadRow]:
+def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[TableRow | UnreadRow]:
     columns = reader.fieldnames or []
-    inference = _INFERENCE_COLUMN in columns
-    kind = InferenceRow if inference else PublishedRow
+    kind = PublishedRow
+    if _INFERENCE_COLUMN in columns:
+        kind = LoadTestRow if _LOAD_TEST_COLUMN in columns else InferenceRow
     needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [name for name in needed if name not in columns]:
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
@@ -216,9 +221,18 @@ def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[AnyRow | Unread
         try:
             if None in cells or None in cells.values():
                 raise PlanError(f"{where} does not have one cell for each of the {len(columns)} columns")
-            yield _inference_row(cells, where) if inference else _row(cells, where)
+            read = {PublishedRow: _row, InferenceRow: _inference_row, LoadTestRow: _load_test_row}[kind]
+            yield read(cells, where)
         except PlanError as error:
             yield UnreadRow(cells["id"] or "no id", cells["source"] or "", str(error))
+
+
+def _load_test_row(cells: dict[str, str], where: str) -> LoadTestRow:
+    values = {f.name: _cell(where, f.name, cells[f.name], f.type) for f in fields(LoadTestRow)}
+    row = LoadTestRow(**values)
+    if row.mode not in MODES:
+        raise PlanError(f"{where}: mode = {row.mode!r} is unknown; fits: {', '.join(MODES)}")
+    return row
 
 
 def _inference_row(cells: dict[str, str], where: str) -> InferenceRow:

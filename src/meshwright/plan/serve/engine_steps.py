@@ -1,14 +1,14 @@
 """Seconds of the steps of other engines than ours, as a table: by batch, context and prompt tokens.
 
-Groups of devices with sequences of their own (attention data parallelism) step together, so a step lasts as long
-as that of the busiest group. All numbers below are of one group:
+Groups of devices with sequences of their own (attention data parallelism) step together, so a step lasts as
+long as that of the busiest group. All numbers below are of one group:
 
     decode(n, c)      a pass over n sequences with a mean context of c positions
     prompts(q, p)     q prompt tokens with p pairs of a query and a key: short(q) + pairs beyond short ones
     both              prompts(q, p) + decode(n, c) - decode(n, 2) + decode(n + q, 2) - decode(q, 2)
 
-short(q) is a pass over whole prompts of _SHORT tokens. Attention takes time in proportion to its pairs. If both
-parts are one program, weights are read once; `decode(n, 2)` is its products, with hardly any attention.
+short(q) is a pass over whole prompts of _SHORT tokens. Attention takes time in proportion to its pairs. If
+both parts are one program, weights are read once; `decode(n, 2)` is its products, with hardly any attention.
 """
 
 from bisect import bisect_left
@@ -97,8 +97,8 @@ class EngineTable:
 class EngineSteps:
     """Seconds of an engine's steps, as `StepPrices` in `load/simulator.py`.
 
-    data: simulated groups; the table's groups are equally loaded. separate_prompts: as in `Engine`. receives: prompts
-    come computed from other servers. step_seconds: of the host, for each step.
+    data: simulated groups. separate_prompts, step_seconds: as in `Engine`. receives: prompts come computed
+    from other servers.
     """
 
     def __init__(

@@ -8,10 +8,10 @@ from meshwright.serve.engine.sequence import TokenSequence
 class SharedTokens(Policy):
     """Continuous batching with at most `max_tokens` tokens of a replica in a step.
 
-    Every step generates for all running sequences, and takes prompts in their order of arrival. cuts_prompts:
-    whether a prompt may continue in the next step (chunked prefill); otherwise a prompt that does not fit waits
-    for the next step. counts_generated: whether tokens of sequences that generate count to `max_tokens` (vLLM
-    and TensorRT-LLM); otherwise only prompts do, as they have a program of their own (SGLang).
+    Every step generates for all running sequences, and takes prompts in their order of arrival.
+    cuts_prompts: whether a prompt may continue in the next step (chunked prefill); otherwise a prompt that
+    does not fit waits for the next step. counts_generated: whether tokens of sequences that generate count to
+    `max_tokens` (vLLM and TensorRT-LLM); otherwise only prompts do (SGLang).
     """
 
     def __init__(

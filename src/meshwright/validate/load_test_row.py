@@ -1,0 +1,132 @@
+"""Rows of a table of load tests of serving engines."""
+
+from dataclasses import dataclass
+
+FIGURES = ("tpot", "ttft", "request")
+MODES = ("together", "apart")
+# InferenceX draws lengths from 0.8 to 1 times these (prompt, answer).
+_DRAWN = ((1024, 1024), (8192, 1024), (1024, 8192))
+SHORTEST_DRAWN = 0.8
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The degrees of one worker of a pool."""
+
+    tensor: int
+    data: int
+    expert_tensor: int
+    expert: int
+
+    @property
+    def chips(self) -> int:
+        return self.tensor * self.data
+
+
+@dataclass(frozen=True)
+class LoadTestRow:
+    """One published load test. None: the source does not say.
+
+    ttft_seconds, tpot_seconds: means over requests.
+    """
+
+    id: str
+    source: str
+    year: int | None
+    engine: str
+    engine_version: str | None
+    model: str
+    hf_model: str | None
+    system: str
+    hardware: str
+    chips: int
+    weight_dtype: str
+    expert_dtype: str | None
+    mode: str
+    concurrency: int | None
+    prompt_len: int
+    output_len: int
+    tensor: int | None
+    pipe: int | None
+    data: int | None
+    expert_tensor: int | None
+    expert: int | None
+    prefill_workers: int | None
+    prefill_tensor: int | None
+    prefill_data: int | None
+    prefill_expert_tensor: int | None
+    prefill_expert: int | None
+    decode_workers: int | None
+    decode_tensor: int | None
+    decode_data: int | None
+    decode_expert_tensor: int | None
+    decode_expert: int | None
+    decode_batch: int | None
+    ttft_seconds: float
+    tpot_seconds: float
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Measured seconds by the names of FIGURES."""
+        return self.with_request(self.ttft_seconds, self.tpot_seconds)
+
+    def with_request(self, ttft_seconds: float, tpot_seconds: float) -> dict[str, float]:
+        """The two means, and the mean time of a request that follows."""
+        request = ttft_seconds + (self.output_tokens - 1) * tpot_seconds
+        return {"tpot": tpot_seconds, "ttft": ttft_seconds, "request": request}
+
+    @property
+    def output_tokens(self) -> float:
+        """Mean tokens of an answer."""
+        return self.output_len * (1 + SHORTEST_DRAWN) / 2 if self.draws_lengths else self.output_len
+
+    @property
+    def draws_lengths(self) -> bool:
+        return (self.prompt_len, self.output_len) in _DRAWN
+
+    @property
+    def panel(self) -> tuple[object, ...]:
+        """Rows of a panel differ in engine, layout, chips and concurrency."""
+        return (self.model, self.system, self.weight_dtype, self.mode, self.prompt_len, self.output_len)
+
+    @property
+    def degrees(self) -> tuple[object, ...]:
+        """The columns of the degrees of all pools."""
+        together = (self.tensor, self.data, self.expert_tensor, self.expert)
+        prefill = (
+            self.prefill_tensor, self.prefill_data, self.prefill_expert_tensor, self.prefill_expert,
+        )  # fmt: skip
+        decode = (self.decode_tensor, self.decode_data, self.decode_expert_tensor, self.decode_expert)
+        return (self.mode, together, prefill, decode)
+
+    def pools(self) -> list[tuple[int, Degrees]]:
+        """(workers, degrees) of the one pool, or of the pools of prefill and of decode."""
+        if self.mode == "together":
+            one = _degrees(self.tensor, self.data, self.expert_tensor, self.expert)
+            return [(max(1, self.chips // one.chips) if not self.expert_over_counted else 1, one)]
+        prefill = _degrees(
+            self.prefill_tensor, self.prefill_data, self.prefill_expert_tensor, self.prefill_expert
+        )
+        decode = _degrees(self.decode_tensor, self.decode_data, self.decode_expert_tensor, self.decode_expert)
+        return [(self.prefill_workers or 1, prefill), (self.decode_workers or 1, decode)]
+
+    @property
+    def expert_over_counted(self) -> bool:
+        return _squared(self.tensor or 1, self.data or 1, self.expert_tensor or 1, self.expert or 1)
+
+
+def _squared(tensor: int, data: int, expert_tensor: int, expert: int) -> bool:
+    """Whether n devices of an expert group are counted as n * n devices.
+
+    A record with tensor = expert = n says that experts are divided over the n devices of tensor parallelism.
+    Collections that take expert_tensor for tensor then find n * n devices: the same runs are listed with n
+    and with n * n devices, and equal times.
+    """
+    return expert > 1 and expert_tensor == expert and tensor * data == expert * expert
+
+
+def _degrees(tensor: int | None, data: int | None, expert_tensor: int | None, expert: int | None) -> Degrees:
+    tensor, data, expert_tensor, expert = tensor or 1, data or 1, expert_tensor or 1, expert or 1
+    if _squared(tensor, data, expert_tensor, expert):
+        return Degrees(1, expert, 1, expert) if data > tensor else Degrees(expert, 1, 1, expert)
+    return Degrees(tensor, data, expert_tensor, expert)

@@ -1,0 +1,105 @@
+"""Published load tests: what rows mean, how they are simulated, and how their predictions are scored."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from meshwright.validate.load_test_row import Degrees, LoadTestRow
+from meshwright.validate.load_test_scores import load_test_document
+from meshwright.validate.load_tests import predict_load_test, predict_load_tests
+from meshwright.validate.published import UnreadRow, read_rows
+
+CELLS = {
+    "id": "S1",
+    "source": "a run",
+    "year": "2026",
+    "engine": "vllm",
+    "model": "llama-3.1-8b",
+    "system": "h100",
+    "hardware": "h100:1x1",
+    "chips": "1",
+    "weight_dtype": "bf16",
+    "mode": "together",
+    "concurrency": "8",
+    "prompt_len": "1000",
+    "output_len": "100",
+    "ttft_seconds": "0.1",
+    "tpot_seconds": "0.01",
+}
+
+
+def row(tmp_path, **cells: str) -> LoadTestRow | UnreadRow:
+    names = [field.name for field in fields(LoadTestRow)]
+    path = tmp_path / "rows.csv"
+    values = CELLS | cells
+    path.write_text(",".join(names) + "\n" + ",".join(values.get(name, "") for name in names) + "\n")
+    [read] = read_rows(path)
+    assert isinstance(read, LoadTestRow | UnreadRow)
+    return read
+
+
+def predicted(tmp_path, **cells: str) -> dict[str, float]:
+    read = row(tmp_path, **cells)
+    assert isinstance(read, LoadTestRow)
+    prediction = predict_load_test(read)
+    assert prediction.predicted, prediction.skipped
+    return prediction.predicted
+
+
+def test_a_row_that_cannot_be_read_has_its_line_and_reason(tmp_path):
+    read = row(tmp_path, mode="elsewhere")
+    assert isinstance(read, UnreadRow)
+    assert "line 2 (S1): mode = 'elsewhere' is unknown; fits: together, apart" in read.reason
+    [prediction] = predict_load_tests([read])
+    assert prediction.skipped == read.reason
+    assert load_test_document([prediction])["skipped"] == 1
+
+
+def test_an_expert_group_that_is_counted_twice_is_counted_once(tmp_path):
+    """The same run is listed with n devices and with n times n."""
+    read = row(tmp_path, tensor="64", data="1", expert_tensor="8", expert="8", chips="64")
+    assert isinstance(read, LoadTestRow)
+    assert read.pools() == [(1, Degrees(8, 1, 1, 8))]
+    read = replace(read, tensor=8, expert_tensor=8, expert=1, chips=8)
+    assert read.pools() == [(1, Degrees(8, 1, 8, 1))]
+
+
+def test_more_requests_at_once_wait_longer_for_each_token(tmp_path):
+    few, many = (predicted(tmp_path, concurrency=number) for number in ("4", "64"))
+    assert few["tpot"] < many["tpot"] and few["ttft"] < many["ttft"]
+    assert few["request"] == pytest.approx(few["ttft"] + 99 * few["tpot"])
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_engines_answer_within_a_few_weights_reads(tmp_path, engine: str):
+    """16 GB of weights at 3.35 TB/s take 4.8 ms a token; eight sequences add little."""
+    figures = predicted(tmp_path, engine=engine)
+    assert 0.0048 < figures["tpot"] < 0.012
+
+
+def test_pools_apart_do_not_wait_for_prompts(tmp_path):
+    """A decode step of eight sequences is shorter than the mean step of a pool with prompts."""
+    pools = {"prefill_workers": "1", "prefill_tensor": "1", "decode_workers": "1", "decode_tensor": "1"}
+    apart = predicted(tmp_path, mode="apart", chips="2", hardware="h100:1x2", prompt_len="8000", **pools)
+    together = predicted(tmp_path, prompt_len="8000")
+    assert apart["tpot"] < together["tpot"]
+
+
+def test_ranks_that_do_not_divide_the_heads_share_redundant_experts(tmp_path):
+    read = row(
+        tmp_path,
+        model="deepseek-v3",
+        weight_dtype="fp8",
+        hardware="gb200-nvl72:1x72",
+        chips="72",
+        tensor="72",
+        expert_tensor="72",
+    )
+    assert isinstance(read, LoadTestRow)
+    assert predict_load_test(read).layout == "data=72,expert=72,remat=none"
+
+
+def test_a_model_that_is_unknown_is_skipped_by_name(tmp_path):
+    read = row(tmp_path, model="no-such-model")
+    [prediction] = predict_load_tests([read])
+    assert "no-such-model" in (prediction.skipped or "")
