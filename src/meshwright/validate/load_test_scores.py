@@ -81,7 +81,7 @@ def _spearman(first: Sequence[float], second: Sequence[float]) -> float:
     import numpy as np
 
     ranks = [np.argsort(np.argsort(values)) for values in (first, second)]
-    return float(np.corrcoef(np.array(ranks))[0, 1])
+    return float(np.asarray(np.corrcoef(np.array(ranks))).ravel()[1])
 
 
 def _regret(predictions: Sequence[LoadTestPrediction]) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from meshwright.dtypes import dtype_bytes
+from meshwright.dtypes import NUMBER_TYPES, dtype_bytes, named, number_type, types_for
 from meshwright.engines.engine import ENGINES, Engine
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware import catalog
@@ -232,11 +232,14 @@ def model_of_load_test(row: LoadTestRow) -> ModelConfig:
 
 
 def _names(row: LoadTestRow) -> Iterator[str]:
+    """The names of the row's model, and those without a number type or `instruct` at the end."""
     yield row.model.lower()
     name = (row.hf_model or "").rpartition("/")[2].lower()
-    for suffix in ("", "-instruct", "-fp8", "-nvfp4", "-instruct-fp8"):
-        if name.endswith(suffix):
-            yield name.removesuffix(suffix)
+    while name:
+        yield name
+        name, _, last = name.rpartition("-")
+        if last != "instruct" and named(last) not in NUMBER_TYPES:
+            return
 
 
 def _server(row: LoadTestRow, config: ModelConfig, engine: Engine, degrees: Degrees) -> EngineServer:
@@ -275,7 +278,9 @@ def _layout(
     weights, matmul = dtype_of_source(row.weight_dtype)
     if matmul is not None and not _multiplies(hardware, matmul):
         matmul = None
-    kv = "fp8" if weights in ("fp8", "fp4") else "bf16"
+    # With narrow floating-point weights engines keep caches in 8 bits.
+    is_narrow = number_type(weights).scales is not None and not number_type(weights).is_integer
+    kv = types_for("cache", "serve")[0] if is_narrow else "bf16"
     layout = Layout.of(
         tensor=split,
         kv_replicas=tensor // split,
