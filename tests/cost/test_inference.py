@@ -11,7 +11,7 @@ from meshwright.cost.serving_step import inference_cost, inference_memory, recor
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import kv_cache_bytes, kv_read_bytes
+from meshwright.models.count import kv_cache_bytes, kv_read_bytes, state_bytes
 from meshwright.models.presets import PRESETS
 
 # Within a window of 128, over one of 4,096, and far beyond every window.
@@ -41,7 +41,8 @@ def test_caches_are_those_that_the_model_counts(name: str) -> None:
     config = PRESETS[name]
     for seq_len in SEQ_LENS:
         graph = _generate(config, seq_len)
-        assert inference_memory(graph, Layout.of()).cache == kv_cache_bytes(config, seq_len)
+        kept = kv_cache_bytes(config, seq_len) + state_bytes(config)
+        assert inference_memory(graph, Layout.of()).cache == kept
         assert _read_bytes(graph) == kv_read_bytes(config, seq_len)
 
 

@@ -10,6 +10,7 @@ import typer
 from meshwright.cli.common import CHANGES, JSON, emit, load_model_with, show, warn_of_long_context
 from meshwright.cli.parameters import command
 from meshwright.errors import ModelError
+from meshwright.layout.runnable import model_lacks
 from meshwright.models import count as counted
 from meshwright.models.config import ModelConfig
 from meshwright.models.explained import Explanation, explain
@@ -65,7 +66,8 @@ def count(
     if as_json:
         emit(document)
     else:
-        show(_shape(config), _components(document), _totals(document))
+        mixers = (_mixers(document),) if document["mixers"] else ()
+        show(_shape(config), _components(document), _totals(document), *mixers)
     return None
 
 
@@ -110,6 +112,7 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
     """The keys of `mw model` in docs/reference/json.md."""
     params = counted.count_params(config)
     flops = counted.forward_flops(config, seq_len)
+    kinds = counted.layer_kinds(config, seq_len, kv_dtype) if config.mixers else []
     return {
         "name": config.name,
         "params": {"total": params.total, **asdict(params)},
@@ -122,6 +125,8 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
         "kv_bytes_per_token_without_gqa": counted.kv_bytes_per_token(_without_gqa(config), kv_dtype),
         "kv_bytes": counted.kv_cache_bytes(config, seq_len, kv_dtype),
         "kv_read_bytes": counted.kv_read_bytes(config, seq_len, kv_dtype),
+        "state_bytes": counted.state_bytes(config, kv_dtype),
+        "mixers": [asdict(kind) for kind in kinds],
         "flops_per_byte": {
             "prefill": _intensities(config, seq_len, counted.prefill_intensity(config, seq_len)),
             "generate": _intensities(config, 1, counted.generation_intensity(config, seq_len)),
@@ -158,6 +163,13 @@ def _shape(config: ModelConfig) -> str:
     if mla := config.mla:
         rank = f"Q = {mla.q_rank:,}, " if mla.q_rank else ""
         lines.append(f"latent attention: {rank}R = {mla.kv_rank}, heads of {mla.nope_dim} + {mla.rope_dim}")
+    if indexer := config.indexer:
+        lines.append(
+            f"sparse attention: a query reads {indexer.top_k:,} keys, chosen by {indexer.num_heads} heads of "
+            f"{indexer.head_dim}"
+        )
+    if part := model_lacks(config):
+        lines.append(f"{part}: planned, not yet run")
     local = [window for window in config.windows if window]
     if local:
         size = local[0].size
@@ -210,6 +222,22 @@ def _totals(document: dict) -> object:
     if (without := document["kv_bytes_per_token_without_gqa"]) != document["kv_bytes_per_token"]:
         table.add_row("  without GQA or MLA", format_bytes(without), cache)
     table.add_row("KV cache per sequence", format_bytes(document["kv_bytes"]), f"at {seq_len}")
+    return table
+
+
+def _mixers(document: dict) -> object:
+    """The memory that each kind of layer keeps of a sequence."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("\nmixer")
+    names = ("layers", "parameters", "cache\nper token", "cache\nper sequence", "state\nper sequence")
+    for name in names:
+        table.add_column(name, justify="right", vertical="bottom")
+    for kind in document["mixers"]:
+        memory = (kind["cache_bytes_per_token"], kind["cache_bytes"], kind["state_bytes"])
+        shown = (format_bytes(number) if number else "" for number in memory)
+        table.add_row(kind["mixer"], str(kind["num_layers"]), format_count(kind["params"]), *shown)
     return table
 
 

@@ -47,6 +47,7 @@ from meshwright.models.count import (
     cache_scales,
     cache_windows,
     cached_positions,
+    num_states,
     read_positions,
     widest_window,
 )
@@ -228,20 +229,22 @@ class _CachedOps(SymbolicOps):
             if made and (uses_ring(layout) or attention_layout(layout) is not layout):
                 self._all_to_keep({"k": k, "v": v})
             return super().attention(name, q, k, v, places, cache, kind)
-        kept = tuple(self.cached(1, read_positions(self.sizes["S"], kind.window)).values())
+        window = self._read(kind)
+        cached = self.cached(1, read_positions(self.sizes["S"], window))
+        kept = tuple(value for name, value in cached.items() if not name.startswith("index"))
         out = self._like_queries(q, v)
         at_cache = _at_cache(q.array, kept[0].array)
         q = self._moved(f"to_{name}", q, at_cache)
         summed = _at_cache(out, kept[0].array).replace(unreduced=kept[0].array.axes_of("S"))
         partial = self.value(summed, q.dtype)
         if self.config.mla is None:
-            made = self._attend(name, (q,), kept, partial, partial, kind.window)
+            made = self._attend(name, (q,), kept, partial, partial, window)
         else:
             latent, rope = (
                 self.value(_at_cache(self.layout.activation("q", letters), kept[0].array), q.dtype)
                 for letters in ("BTNR", "BTNA")
             )
-            made = self._attend(name, (latent, rope), kept, latent, partial, kind.window)
+            made = self._attend(name, (latent, rope), kept, latent, partial, window)
         return self._moved(f"from_{name}", made, out), cache
 
     def latent_attention(
@@ -260,6 +263,9 @@ class _CachedOps(SymbolicOps):
         if self.sizes["T"] == self.sizes["S"] and self.layout.table.position_axes:
             self._all_to_keep({"latent": latent, "rope": rope})
         return super().latent_attention(name, q, latent, rope, w, places, cache, kind, scale=scale)
+
+    def _index_keys(self, k: Value) -> Value:
+        return k if self.sizes["T"] == self.sizes["S"] else self.cached(1, self.sizes["S"])["index"]
 
     def _all_to_keep(self, kept: Mapping[str, Value]) -> None:
         """Gathers a prompt's positions, since the cache of a sequence has all of them."""
@@ -399,6 +405,7 @@ def record_pass(
             count, cached_positions(shape.key_len, None if reads_prompts else window)
         ).values()
     )
+    caches += tuple(ops.states(num_states(config)).values())
     return replace(ops.graph(), caches=caches, directions=("forward",))
 
 
@@ -485,7 +492,8 @@ def cache_bytes(config: ModelConfig, layout: Layout, num_sequences: Any, context
         for window, count in Counter(cache_windows(config)).items()
         for value in ops.cached(count, cached_positions(context, window)).values()
     )
-    return whole(sum(caches) / layout.pipe)
+    states = (value.bytes_per_device for value in ops.states(num_states(config)).values())
+    return whole((sum(caches) + sum(states)) / layout.pipe)
 
 
 class Passes:

@@ -225,6 +225,15 @@ _LETTER_NAMES = {
     "A": "rotary head dimensions",
     "O": "head dimensions of values",
     "Z": "rank of adapters",
+    "l": "layers with a state",
+    "d": "dense layers with a state",
+    "a": "blocks of attention",
+    "b": "blocks with a state",
+    "e": "blocks of experts",
+    "f": "dense blocks",
+    "g": "groups of heads of a state",
+    "u": "heads of a state",
+    "i": "channels of the convolution",
 }
 
 

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
+from meshwright.models.mixers import LIKE_LETTERS
 from meshwright.models.parameters import OF_STACKS, of_a_layer
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Mesh
@@ -149,6 +150,9 @@ def _split(table: Table, name: str, letters: str) -> ShardedArray:
         # A router's scores have an entry for every expert: only an expert's weights and rows are split.
         # An entry for L holds for every stack of layers.
         letter = next((one for one in OF_STACKS if one in letters), letter) if letter == "L" else letter
+        # Heads of a state are split as query heads are, and channels of a convolution as the feed-forward.
+        if letter in LIKE_LETTERS and letter not in letters:
+            letter = next((one for one in LIKE_LETTERS[letter] if one in letters), letter)
         if letter in letters and (letter != "E" or "M" in letters or "C" in letters or "ED" in letters):
             taken[letter] = tuple(axis for axis in axes if axis not in used)
             used |= set(axes)

@@ -4,7 +4,7 @@ Every layout can be planned. This file lists the features that nn/ does not run 
 """
 
 from meshwright.dtypes import Phase, types_for
-from meshwright.errors import LayoutError
+from meshwright.errors import LayoutError, ModelError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.fit import check_fields, check_stacks, check_stages, check_updates, check_weights
@@ -19,7 +19,21 @@ def why_not(
 ) -> str | None:
     """Why this model under this layout does not run in this phase on a machine, or any; None if it does."""
     of_machine = machine_lacks(layout, hardware) if hardware else None
-    return layout_lacks(layout, phase) or of_machine or _does_not_divide(config, layout)
+    return (
+        model_lacks(config) or layout_lacks(layout, phase) or of_machine or _does_not_divide(config, layout)
+    )
+
+
+def model_lacks(config: ModelConfig) -> str | None:
+    """The part of the model that nn/ does not run yet."""
+    mixer = config.state_mixer
+    return config.planned_only or (mixer.title if mixer and not mixer.runs else None)
+
+
+def check_model_runs(config: ModelConfig) -> None:
+    """Raises ModelError naming the part of the model that does not run yet."""
+    if part := model_lacks(config):
+        raise ModelError(f"{config.name}: {part} can be planned, not yet run")
 
 
 def check_runs(layout: Layout, phase: str = "train") -> None:

@@ -1,13 +1,14 @@
 """The shape of a model, as data."""
 
 from collections import Counter
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import log
-from reprlib import repr as brief
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args
 
 from meshwright.errors import ModelError
+from meshwright.models.fields import check_field, check_fields, is_number
+from meshwright.models.mixers import MIXERS, GatedDelta, Lightning, ShortConvolution, StateMixer, StateSpace
 
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned", "none", "alibi"]
@@ -18,12 +19,25 @@ Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu"
 QKNorm = Literal["head", "heads", "width"]
 RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
 RouterScore = Literal["softmax", "sigmoid"]
+# What mixes the positions of a layer: attention, the model's mixer with a state, or both on the same input.
+Mixer = Literal["attention", "state", "both", "none"]
+FeedForward = Literal["dense", "experts", "none"]
 # Layers with the same parameters share a stack. A mixture's dense layers have a stack of their own, and so
-# have layers that read the keys and values of an earlier layer.
-Stack = Literal["layers", "dense_layers", "kv_shared_layers", "dense_kv_shared_layers"]
+# have layers that read the keys and values of an earlier layer, and layers of each mixer. A block is a layer
+# with only a mixer or only a feed-forward.
+Stack = Literal[
+    "layers",
+    "dense_layers",
+    "kv_shared_layers",
+    "dense_kv_shared_layers",
+    "state_layers",
+    "dense_state_layers",
+    "attention_blocks",
+    "state_blocks",
+    "expert_blocks",
+    "dense_blocks",
+]
 KV_SHARED: tuple[Stack, ...] = ("kv_shared_layers", "dense_kv_shared_layers")
-# Far above any model: layers are looped over, and products of sizes must fit 64 bits.
-_MOST_LAYERS, _MOST_SIZE = 10_000, 2**31
 
 
 @dataclass(frozen=True)
@@ -62,11 +76,11 @@ class RopeScaling:
     long_factor: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_fields(self, "rope_scaling")
+        check_fields(self, "rope_scaling")
         for name in ("short_factor", "long_factor"):
             factors = getattr(self, name)
             if factors is not None and not (
-                isinstance(factors, list | tuple) and all(_is_number(f) and f > 0 for f in factors)
+                isinstance(factors, list | tuple) and all(is_number(f) and f > 0 for f in factors)
             ):
                 raise ModelError(f"rope_scaling: {name} = {factors!r} must be a list of numbers above 0")
             object.__setattr__(self, name, None if factors is None else tuple(map(float, factors)))
@@ -118,7 +132,7 @@ class MoE:
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        _check_fields(self, "moe")
+        check_fields(self, "moe")
         if self.num_experts % self.num_groups or self.groups_per_token > self.num_groups:
             raise ModelError(
                 f"moe: {self.num_experts} experts (E) in {self.num_groups} groups, {self.groups_per_token} "
@@ -151,9 +165,27 @@ class MLA:
     q_rank: int | None = None
 
     def __post_init__(self) -> None:
-        _check_fields(self, "mla")
+        check_fields(self, "mla")
         if self.rope_dim % 2:
             raise ModelError(f"mla: rope_dim = {self.rope_dim} is odd; rotary positions turn pairs")
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Sparse attention: a query reads the top_k keys of the highest scores (DeepSeek-V3.2, 2025).
+
+        score = sum over num_heads (x) of weight relu(q . k)
+
+    of queries from the queries' latent, and one key of head_dim (y) elements a token, which is cached too.
+    Source: DeepSeek-AI, "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, "indexer")
 
 
 class Window(NamedTuple):
@@ -185,12 +217,24 @@ class Window(NamedTuple):
 class LayerKind(NamedTuple):
     """The properties in which layers differ: the stack of their weights, their window, their positions.
 
-    window: None if a layer sees all positions. turned: whether positions turn its queries and keys.
+    window: None if a layer sees all positions. turned: whether positions turn its queries and keys. mixer:
+    attention, a state, both or none.
     """
 
     stack: Stack
     window: Window | None = None
     turned: bool = True
+    mixer: Mixer = "attention"
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has attention."""
+        return self.mixer in ("attention", "both")
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it keeps a state for each sequence."""
+        return self.mixer in ("state", "both")
 
     @property
     def shares_kv(self) -> bool:
@@ -199,11 +243,15 @@ class LayerKind(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One layer: its weights are row `row` of its stack, its keys and values are in cache `cache`."""
+    """One layer: its weights are row `row` of its stack, its keys and values are in cache `cache`.
+
+    cache, state: numbers among the caches and states of the model; -1 for none.
+    """
 
     kind: LayerKind
     row: int
     cache: int
+    state: int = -1
 
 
 @dataclass(frozen=True)
@@ -237,6 +285,11 @@ class ModelConfig:
     learned positions before that of position 0 (OPT). head_bias: of the output projection. embedding_norm:
     embeddings are normed (BLOOM). layers_per_cache: consecutive layers that read one cache of keys and
     values, made by the first of them (cross-layer attention, Brandon et al., 2024).
+    delta, state_space, short_convolution, lightning: the mixer with a state, if there is one
+    (models/mixers/). mixers, feed_forwards: of each layer, from the first, repeated over the layers; None for
+    attention in all of them, and for feed-forwards as `moe` says. "none" leaves out the norm before it, too.
+    indexer: attention reads the keys that a small attention scores highest. planned_only: a part that plans
+    and counts know and `nn` does not compute; such a model does not run.
     lora_rank: the weights are frozen and only adapters of this rank are trained (LoRA, Hu et al. 2021):
     x W + s (x A) B with s = lora_alpha / lora_rank, or 1 if lora_alpha is None.
     family: the model family whose files describe it; LLaMA's or another that computes the same if None.
@@ -300,6 +353,14 @@ class ModelConfig:
     layers_per_cache: int = 1
     moe: MoE | None = None
     mla: MLA | None = None
+    indexer: Indexer | None = None
+    delta: GatedDelta | None = None
+    state_space: StateSpace | None = None
+    short_convolution: ShortConvolution | None = None
+    lightning: Lightning | None = None
+    mixers: tuple[Mixer, ...] | None = None
+    feed_forwards: tuple[FeedForward, ...] | None = None
+    planned_only: str | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
     # Models of two families may compute the same, and are then equal.
@@ -307,7 +368,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _as_tuples(self, "global_layers", "nope_layers")
-        _check_fields(self, self.name)
+        check_fields(self, self.name)
         _check_norms(self)
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
@@ -342,7 +403,8 @@ class ModelConfig:
         if self.rope_scaling is not None:
             _check_factors(self, self.rope_scaling)
         _check_cache_groups(self)
-        if self.moe is not None and self.num_dense_layers >= self.num_layers:
+        _check_mixers(self)
+        if self.moe is not None and not self.num_expert_layers:
             raise ModelError(
                 f"{self.name}: none of {self.num_layers} layers has experts; "
                 f"fits: moe.num_dense_layers below {self.num_layers}"
@@ -372,17 +434,46 @@ class ModelConfig:
         """Every layer, from the first to the last."""
         rows: Counter[Stack] = Counter()
         layers: list[Layer] = []
+        caches = states = 0
         for number, window in enumerate(self.windows):
-            stack = _STACKS[self._is_dense_among_experts(number), number % self.layers_per_cache > 0]
+            mixer, shares = self._mixer(number), number % self.layers_per_cache > 0
+            stack = self._stack(number, mixer, shares=shares)
             turned = (
                 self.positions == "rope"
                 and not _is_each(self.nope_every, number)
                 and number not in self.nope_layers
             )
-            kind = LayerKind(stack, window, turned)
-            layers.append(Layer(kind, rows[stack], number // self.layers_per_cache))
+            kind = LayerKind(stack, window, turned, mixer)
+            caches += kind.attends and not shares
+            states += kind.has_state
+            cache, state = caches - 1 if kind.attends else -1, states - 1 if kind.has_state else -1
+            layers.append(Layer(kind, rows[stack], cache, state))
             rows[stack] += 1
         return tuple(layers)
+
+    def _mixer(self, number: int) -> Mixer:
+        return "attention" if self.mixers is None else self.mixers[number % len(self.mixers)]
+
+    def _feed_forward(self, number: int) -> FeedForward:
+        if self.feed_forwards is not None:
+            return self.feed_forwards[number % len(self.feed_forwards)]
+        return "dense" if self.moe is None or self._is_dense_among_experts(number) else "experts"
+
+    def _stack(self, number: int, mixer: Mixer, *, shares: bool) -> Stack:
+        after = self._feed_forward(number)
+        if mixer == "none":
+            return "expert_blocks" if after == "experts" else "dense_blocks"
+        if after == "none":
+            return "state_blocks" if mixer == "state" else "attention_blocks"
+        is_main = after == "experts" or self.moe is None
+        if mixer == "state":
+            return "state_layers" if is_main else "dense_state_layers"
+        return _STACKS[not is_main, shares]
+
+    @cached_property
+    def state_mixer(self) -> StateMixer | None:
+        """The mixer that keeps a state for each sequence; None if all layers have attention."""
+        return next((mixer for name in MIXERS if (mixer := getattr(self, name)) is not None), None)
 
     @cached_property
     def base(self) -> "ModelConfig":
@@ -409,24 +500,42 @@ class ModelConfig:
         return moe is not None and (number < moe.num_dense_layers or bool((number + 1) % moe.every))
 
     @cached_property
+    def num_attention_layers(self) -> int:
+        """The layers that have attention."""
+        return sum(layer.kind.attends for layer in self.layers)
+
+    @cached_property
     def num_dense_layers(self) -> int:
         """P: the dense layers of a mixture of experts; 0 without experts."""
-        return sum(self._is_dense_among_experts(number) for number in range(self.num_layers))
+        if self.moe is None:
+            return 0
+        return sum(self._feed_forward(number) == "dense" for number in range(self.num_layers))
 
     @property
     def num_expert_layers(self) -> int:
         """The layers that have experts."""
-        return self.num_layers - self.num_dense_layers if self.moe else 0
+        if self.moe is None:
+            return 0
+        return sum(self._feed_forward(number) == "experts" for number in range(self.num_layers))
 
     @cached_property
     def windows(self) -> tuple[Window | None, ...]:
-        """The window of each layer; None if it sees all positions."""
+        """The window of each layer; None if it sees all positions, or has no attention."""
         size = self.attention_chunk or self.sliding_window
         window = Window(size, chunked=self.attention_chunk is not None) if size else None
         return tuple(
-            None if _is_each(self.global_every, layer) or layer in self.global_layers else window
+            None
+            if self._mixer(layer) == "state"
+            or _is_each(self.global_every, layer)
+            or layer in self.global_layers
+            else window
             for layer in range(self.num_layers)
         )
+
+    @cached_property
+    def attention_windows(self) -> tuple[Window | None, ...]:
+        """The window of each layer that has attention."""
+        return tuple(layer.kind.window for layer in self.layers if layer.kind.attends)
 
 
 # By whether a layer is dense among experts, and whether it reads another layer's keys and values.
@@ -469,6 +578,57 @@ def _check_cache_groups(config: ModelConfig) -> None:
             f"{config.name}: nope_every = {config.nope_every} leaves queries unturned, but "
             f"layers_per_cache = {each} shares keys that are turned; fits: leave one out"
         )
+
+
+def _check_mixers(config: ModelConfig) -> None:
+    """Reduce `mixers` and `feed_forwards` to their shortest periods; ModelError if parts contradict."""
+    for name in ("mixers", "feed_forwards"):
+        if (listed := getattr(config, name)) is None:
+            continue
+        if not isinstance(listed, list | tuple) or not listed:
+            raise ModelError(f"{config.name}: {name} = {listed!r} must be a list with a name for each layer")
+        kinds = get_args(Mixer if name == "mixers" else FeedForward)
+        for kind in listed:
+            if kind not in kinds:
+                raise ModelError(f"{config.name}: {name} has {kind!r}; fits: {', '.join(kinds)}")
+        of_layers = (tuple(listed) * config.num_layers)[: config.num_layers]
+        object.__setattr__(config, name, _shortest_period(of_layers))
+    if config.mixers in (("attention",), ()):
+        object.__setattr__(config, "mixers", None)
+    tables = [name for name in MIXERS if getattr(config, name) is not None]
+    used = {"state", "both"} & {*(config.mixers or ())}
+    if len(tables) > 1:
+        raise ModelError(f"{config.name}: {' and '.join(tables)}; a model has one mixer with a state")
+    if bool(tables) != bool(used):
+        raise ModelError(
+            f"{config.name}: mixers = {config.mixers} with {tables[0] if tables else 'no state'}; "
+            f"fits: a table {' or '.join(MIXERS)}, and mixers with 'state' or 'both'"
+        )
+    if config.mixers and config.layers_per_cache > 1:
+        raise ModelError(
+            f"{config.name}: layers_per_cache = {config.layers_per_cache} with mixers; fits: leave one out"
+        )
+    if config.feed_forwards and "experts" in config.feed_forwards and config.moe is None:
+        raise ModelError(f"{config.name}: feed_forwards has 'experts' without a table moe")
+    empty = [
+        number
+        for number in range(config.num_layers)
+        if config._mixer(number) == "none" and config._feed_forward(number) == "none"
+    ]
+    if empty:
+        raise ModelError(f"{config.name}: layer {empty[0]} has neither a mixer nor a feed-forward")
+
+
+def _shortest_period(listed: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The shortest start that repeats to the whole, perhaps cut off at the end.
+
+    >>> _shortest_period(("state", "state", "attention", "state", "state"))
+    ('state', 'state', 'attention')
+    """
+    for period in range(1, len(listed)):
+        if listed == (listed[:period] * len(listed))[: len(listed)]:
+            return listed[:period]
+    return listed
 
 
 def _is_each(every: int, number: int) -> bool:
@@ -515,57 +675,13 @@ def _check_factors(config: ModelConfig, scaling: RopeScaling) -> None:
             )
 
 
+# The tables of ModelConfig that config.json describes key by key.
+TABLES: dict[str, type] = {"moe": MoE, "mla": MLA, "indexer": Indexer, **MIXERS}
+
+
 def check_value(name: str, value: Any, model: str) -> None:
     """ModelError if a field of ModelConfig cannot have this value."""
-    _check_field(_FIELDS[name].type, name, value, model)
-
-
-def _check_fields(config: Any, where: str) -> None:
-    """ModelError at the first field whose value is not of its type, or is not a positive number."""
-    for each in fields(config):
-        _check_field(each.type, each.name, getattr(config, each.name), where)
-
-
-_MAY_BE_ZERO = ("global_every", "nope_every", "position_offset", "num_shared_experts", "num_dense_layers")
-
-
-def _check_field(annotation: Any, name: str, value: Any, where: str) -> None:
-    if get_origin(annotation) is tuple:
-        if not isinstance(value, tuple) or not all(isinstance(n, int) and n >= 0 for n in value):
-            raise ModelError(
-                f"{where}: {name} = {brief(value)} must be a list of whole numbers of at least 0"
-            )
-        return
-    kinds = get_args(annotation) if get_origin(annotation) is not Literal else (annotation,)
-    if value is None and type(None) in kinds:
-        return
-    kind = next((k for k in kinds if k is not type(None)), annotation)
-    most = _MOST_LAYERS if name == "num_layers" else _MOST_SIZE
-    if fault := _fault(kind, value, 0 if name in _MAY_BE_ZERO else 1, most):
-        raise ModelError(f"{where}: {name} = {brief(value)} {fault}")
+    check_field(_FIELDS[name].type, name, value, model)
 
 
 _FIELDS = {each.name: each for each in fields(ModelConfig)}
-
-
-def _fault(kind: Any, value: Any, least: int, most: int) -> str | None:
-    """The fault of a value of this type; None if there is none."""
-    if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        return "must be a whole number of at least 0" if least == 0 else "must be a positive whole number"
-    if kind is int and value > most:
-        return f"must be at most {most:,}"
-    if kind is float and (not _is_number(value) or value <= 0):
-        return "must be a number above 0"
-    if kind is bool and not isinstance(value, bool):
-        return "is not true or false"
-    if get_origin(kind) is Literal and value not in get_args(kind):
-        return f"is not supported; fits: {', '.join(get_args(kind))}"
-    if kind is str and not isinstance(value, str):
-        return "is not a string"
-    if isinstance(kind, type) and is_dataclass(kind) and not isinstance(value, kind):
-        return "must be a table"
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= abs(value) < float("inf")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 
 from meshwright.dtypes import dtype_bytes
 from meshwright.models.config import ModelConfig, Window
@@ -93,15 +93,37 @@ def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> 
 
     The first term is 2 FLOPs for each matmul parameter that the token uses: k of E experts; the output
     projection even if it is tied; not look-ups, norms and biases. The second is the scores q.k and the
-    values, 2 T N (H + O) if their head dimensions differ. causal: the kernel skips masked positions, also
+    values, 2 T N (H + O) if their head dimensions differ, and in layers with a state the work of the mixer
+    in chunks (`StateMixer.chunk_flops`). causal: the kernel skips masked positions, also
     outside a local layer's window. False counts the whole T x T square, as most published MFUs do.
     Source: How to Scale Your Model, "Transformer Math"; training is three times this.
     """
     counts: dict[str, int] = dict.fromkeys(("mlp", "attention", "vocab", "router"), 0)
     for matrix in _matrices(config):
         counts[matrix.part] += 2 * matrix.num_used * matrix.rows * matrix.columns
-    keys = sum(seen_keys(seq_len, window) if causal else seq_len for window in config.windows)
-    return Flops(**counts, scores=2 * keys * config.num_heads * _widths(config))
+    keys = sum(seen_keys(seq_len, window) if causal else seq_len for window in read_windows(config))
+    scores = 2 * keys * config.num_heads * _widths(config)
+    if mixer := config.state_mixer:
+        scores += num_states(config) * mixer.chunk_flops(config.d_model)
+    if config.indexer:
+        scored = sum(seen_keys(seq_len, None) if causal else seq_len for _ in config.attention_windows)
+        scores += 2 * scored * config.indexer.num_heads * config.indexer.head_dim
+    return Flops(**counts, scores=scores)
+
+
+def num_states(config: ModelConfig) -> int:
+    """The layers that keep a state for each sequence."""
+    return sum(layer.kind.has_state for layer in config.layers)
+
+
+def read_windows(config: ModelConfig) -> tuple[Window | None, ...]:
+    """For each layer with attention, the window with as many keys as a query reads; None for all.
+
+    An indexer chooses as many keys as a window of `top_k` has, anywhere among the positions.
+    """
+    if config.indexer is None:
+        return config.attention_windows
+    return (Window(config.indexer.top_k),) * len(config.attention_windows)
 
 
 def seen_keys(seq_len: int, window: Window | None) -> float:
@@ -136,6 +158,8 @@ def even_context(config: ModelConfig, seq_len: int) -> float:
     28628
     """
     products = forward_flops_per_token(config, 0, causal=False)
+    if forward_flops_per_token(config, seq_len, causal=False) == products:
+        return inf
     return seq_len * products / (forward_flops_per_token(config, seq_len, causal=False) - products)
 
 
@@ -197,7 +221,8 @@ def cache_arrays(config: ModelConfig) -> dict[str, str]:
     >>> cache_arrays(PRESETS["llama-3-8b"]), cache_arrays(PRESETS["deepseek-v3"])
     ({'k': 'BSKH', 'v': 'BSKH'}, {'latent': 'BSR', 'rope': 'BSA'})
     """
-    return {"latent": "BSR", "rope": "BSA"} if config.mla else {"k": "BSKH", "v": "BSKH"}
+    arrays = {"latent": "BSR", "rope": "BSA"} if config.mla else {"k": "BSKH", "v": "BSKH"}
+    return arrays | ({"index": "BSy"} if config.indexer else {})
 
 
 def cache_scales(config: ModelConfig, dtype: str) -> dict[str, str]:
@@ -214,8 +239,8 @@ def cache_scales(config: ModelConfig, dtype: str) -> dict[str, str]:
 
 def cache_windows(config: ModelConfig) -> tuple[Window | None, ...]:
     """The window of each cache, the widest of the layers that read it; None for all positions."""
-    each = config.layers_per_cache
-    groups = (config.windows[first : first + each] for first in range(0, config.num_layers, each))
+    each, windows = config.layers_per_cache, config.attention_windows
+    groups = (windows[first : first + each] for first in range(0, len(windows), each))
     return tuple(None if None in group else max(filter(None, group)) for group in groups)
 
 
@@ -260,9 +285,95 @@ def kv_cache_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> in
 
 
 def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
-    """Bytes of the cache that one token after S reads; layers that share a cache all read it."""
-    num_tokens = sum(read_positions(seq_len, window) for window in config.windows)
-    return int(num_tokens * _kv_elements(config) * dtype_bytes(dtype))
+    """Bytes of the cache that one token after S reads; layers that share a cache all read it.
+
+    With an indexer: the keys of the index at all positions, and the rest at the chosen positions.
+    """
+    num_tokens = sum(read_positions(seq_len, window) for window in read_windows(config))
+    read = num_tokens * _kv_elements(config)
+    if config.indexer:
+        read += (len(config.attention_windows) * seq_len - num_tokens) * config.indexer.head_dim
+    return int(read * dtype_bytes(dtype))
+
+
+def state_arrays(config: ModelConfig, dtype: str = "bf16") -> dict[str, tuple[str, str]]:
+    """Letters and type of each array that a layer with a state keeps of a sequence, `dtype` by default.
+
+    >>> from meshwright.models.presets import PRESETS
+    >>> state_arrays(PRESETS["llama-3-8b"])
+    {}
+    """
+    if config.state_mixer is None:
+        return {}
+    return {name: (one.letters, one.dtype or dtype) for name, one in config.state_mixer.states().items()}
+
+
+def state_bytes(config: ModelConfig, dtype: str = "bf16") -> int:
+    """Bytes of the states of one sequence over all layers, whatever its length.
+
+    Recurrent states are float32; the inputs that convolutions remember are in `dtype`.
+    """
+    sizes = {**dimensions(config), "B": 1}
+    elements = (
+        prod(sizes[letter] for letter in letters) * dtype_bytes(kept)
+        for letters, kept in state_arrays(config, dtype).values()
+    )
+    return int(num_states(config) * sum(elements))
+
+
+@dataclass(frozen=True)
+class LayerKindCount:
+    """Layers of one mixer: their number, parameters without the feed-forward, and memory of one sequence.
+
+    cache_bytes: at the sequence length; state_bytes: at any length.
+    """
+
+    mixer: str
+    num_layers: int
+    params: int
+    cache_bytes_per_token: int
+    cache_bytes: int
+    state_bytes: int
+
+
+def layer_kinds(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> list[LayerKindCount]:
+    """The kinds of mixers in the model, with the memory that each keeps of a sequence of S tokens.
+
+    >>> from meshwright.models.presets import PRESETS
+    >>> [(kind.mixer, kind.num_layers) for kind in layer_kinds(PRESETS["qwen3-next-80b-a3b"], 4096)]
+    [('gated delta rule', 36), ('attention', 12)]
+    """
+    sizes, kinds = dimensions(config), dict.fromkeys(layer.kind.mixer for layer in config.layers)
+    own = {
+        "attention": "latent attention" if config.mla else "attention",
+        "state": config.state_mixer.title if config.state_mixer else "",
+        "none": "",
+    }
+    own["both"] = f"{own['attention']} and {own['state']}"
+    num_caches, num_with_state = config.num_attention_layers, num_states(config)
+    counts = []
+    for mixer in (mixer for mixer in kinds if mixer != "none"):
+        layers = [layer for layer in config.layers if layer.kind.mixer == mixer]
+        stacks = {layer.kind.stack for layer in layers}
+        params = sum(
+            prod(param.shape(sizes))
+            for path, param in parameters(config).items()
+            if path.partition("/")[0] in stacks and component(path.rpartition("/")[2]) == "attention"
+        )
+        attends, has_state = layers[0].kind.attends, layers[0].kind.has_state
+        cached = len(layers) / num_caches if attends else 0
+        kept = len(layers) / num_with_state if has_state else 0
+        counts.append(
+            LayerKindCount(
+                own[mixer],
+                len(layers),
+                params,
+                int(cached * kv_bytes_per_token(config, dtype)),
+                int(cached * kv_cache_bytes(config, seq_len, dtype)),
+                int(kept * state_bytes(config, dtype)),
+            )
+        )
+    return counts
 
 
 def _kv_elements(config: ModelConfig) -> int:
@@ -294,9 +405,11 @@ def prefill_intensity(config: ModelConfig, seq_len: int, dtype: str = "bf16") ->
     A query of a local layer sees only its window. Latent attention computes all keys and values: G = 1.
     """
     widths = _widths(config)
-    seen = sum(cached_positions(seq_len, window) for window in config.windows)
+    seen = sum(cached_positions(seq_len, window) for window in read_windows(config))
     flops = 2 * seq_len * seen * config.num_heads * widths
-    elements = config.num_layers * seq_len * (config.num_heads + config.num_kv_heads) * widths
+    if not flops:
+        return 0.0
+    elements = config.num_attention_layers * seq_len * (config.num_heads + config.num_kv_heads) * widths
     return flops / (elements * dtype_bytes(dtype))
 
 
@@ -309,7 +422,9 @@ def generation_intensity(config: ModelConfig, num_keys: int, dtype: str = "bf16"
     widths = _widths(config)
     if config.mla:
         widths = 2 * config.mla.kv_rank + config.mla.rope_dim
-    read = sum(read_positions(num_keys, window) for window in config.windows)
+    read = sum(read_positions(num_keys, window) for window in read_windows(config))
     flops = 2 * read * config.num_heads * widths
-    elements = config.num_layers * config.num_heads * widths + read * _kv_elements(config)
+    if not flops:
+        return 0.0
+    elements = config.num_attention_layers * config.num_heads * widths + read * _kv_elements(config)
     return flops / (elements * dtype_bytes(dtype))

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.errors import ModelError, nearest
 from meshwright.files import parse_json, parse_toml, read_text
-from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
+from meshwright.models.config import TABLES, ModelConfig, RopeScaling
 from meshwright.models.families.family import Family
 from meshwright.models.hf import family_of, from_hf, to_hf
 
@@ -85,7 +85,7 @@ def model_from_dict(values: Mapping[str, Any], where: str) -> ModelConfig:
     return ModelConfig(**values)
 
 
-_TABLES: dict[str, type] = {"rope_scaling": RopeScaling, "moe": MoE, "mla": MLA}
+_TABLES: dict[str, type] = {"rope_scaling": RopeScaling} | TABLES
 
 
 def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:

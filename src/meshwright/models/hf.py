@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.config import MLA, ModelConfig, MoE, check_value
+from meshwright.models.config import TABLES, ModelConfig, check_value
 from meshwright.models.families import PLAINEST, families, load_family, naming
 from meshwright.models.families.common import EVERY_FILE, OTHER_MODELS
 from meshwright.models.families.family import Family, Fixed, Key, Part, Rule
@@ -203,7 +203,7 @@ def _simple_fields(given: Mapping[str, Any], family: Family, name: str) -> dict[
         if isinstance(rule, Key):
             flat |= dict.fromkeys(rule.all_fields, _read_key(given, key, rule, name))
     fields: dict[str, Any] = {field: value for field, value in flat.items() if "." not in field}
-    for table, kind in (("moe", MoE), ("mla", MLA)):
+    for table, kind in TABLES.items():
         if inner := {f.partition(".")[2]: v for f, v in flat.items() if f.startswith(f"{table}.")}:
             fields[table] = kind(**inner)
     for field, value in fields.items():
@@ -255,8 +255,9 @@ def _default_d_head(name: str, sizes: Mapping[str, Any]) -> int:
 
 def _write(config: ModelConfig, family: Family) -> dict[str, Any] | None:
     """`config` in the keys of one family, perhaps not all of it; None for another kind of model."""
-    if family.has("moe") != bool(config.moe) or family.has("mla") != bool(config.mla):
-        return None
+    for table in TABLES:
+        if family.has(table) != (getattr(config, table) is not None) and table not in family.optional:
+            return None
     written: dict[str, Any] = {
         "architectures": [family.class_names[0]],
         "model_type": family.model_types[0],

@@ -5,15 +5,27 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from meshwright.models.config import KV_SHARED, ModelConfig, Stack
+from meshwright.models.config import KV_SHARED, Layer, ModelConfig, Stack
+from meshwright.models.param import Param
 
 # The first letter of the parameters that are stacked over layers.
 STACK_LETTERS: Mapping[Stack, str] = MappingProxyType(
-    {"layers": "L", "dense_layers": "P", "kv_shared_layers": "Y", "dense_kv_shared_layers": "X"}
+    {
+        "layers": "L",
+        "dense_layers": "P",
+        "kv_shared_layers": "Y",
+        "dense_kv_shared_layers": "X",
+        "state_layers": "l",
+        "dense_state_layers": "d",
+        "attention_blocks": "a",
+        "state_blocks": "b",
+        "expert_blocks": "e",
+        "dense_blocks": "f",
+    }
 )
 OF_STACKS = "".join(STACK_LETTERS.values())
 
@@ -25,23 +37,6 @@ def of_a_layer(letters: str) -> str:
     ('DNH', 'VD')
     """
     return letters.lstrip(OF_STACKS)
-
-
-@dataclass(frozen=True)
-class Param:
-    """One parameter: its letters, the first of them its stack's if layers have one each, and its start.
-
-    init: "ones", "zeros", or "normal" with standard deviation `fan_in ** -0.5` over the letters `fan_in`.
-    trained: whether gradients change it; a model with adapters trains only these.
-    """
-
-    letters: str
-    init: str = "normal"
-    fan_in: str = "D"
-    trained: bool = True
-
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(sizes[letter] for letter in self.letters)
 
 
 @lru_cache(maxsize=256)
@@ -69,6 +64,10 @@ def dimensions(config: ModelConfig) -> Mapping[str, int]:
         sizes |= {"Q": mla.q_rank} if mla.q_rank else {}
     elif config.rotary_dim:
         sizes["A"] = config.rotary_dim
+    if indexer := config.indexer:
+        sizes |= {"x": indexer.num_heads, "y": indexer.head_dim}
+    if mixer := config.state_mixer:
+        sizes |= mixer.sizes(config.d_model)
     return MappingProxyType(sizes)
 
 
@@ -87,10 +86,10 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     params = {"embed": Param("VD")} | (_norm(config, EMBED_NORM, "D") if config.embedding_norm else {})
     if config.positions == "learned":
         params["positions"] = Param("WD")
-    stacks = {layer.kind.stack for layer in config.layers}
+    stacks = {layer.kind.stack: layer for layer in reversed(config.layers)}
     for stack in _IN_ORDER:
         if stack in stacks:
-            params |= _stacked(config, stack)
+            params |= _stacked(config, stacks[stack])
     params |= _norm(config, "final_norm", "D")
     if not config.tied_embeddings:
         params["unembed"] = Param("DV")
@@ -131,20 +130,39 @@ def _adapters(block: Mapping[str, Param]) -> dict[str, Param]:
 
 
 # Dense layers come first in a mixture of experts.
-_IN_ORDER: tuple[Stack, ...] = ("dense_layers", "dense_kv_shared_layers", "layers", "kv_shared_layers")
+_IN_ORDER: tuple[Stack, ...] = (
+    "dense_layers",
+    "dense_state_layers",
+    "dense_kv_shared_layers",
+    "layers",
+    "state_layers",
+    "kv_shared_layers",
+    "attention_blocks",
+    "state_blocks",
+    "expert_blocks",
+    "dense_blocks",
+)
 _OF_KEYS_AND_VALUES = ("wk", "wv", "k_norm")
+_WITH_EXPERTS: tuple[Stack, ...] = ("layers", "kv_shared_layers", "state_layers", "expert_blocks")
+_ONLY_MIXERS: tuple[Stack, ...] = ("attention_blocks", "state_blocks")
 
 
-def _stacked(config: ModelConfig, stack: Stack) -> dict[str, Param]:
-    has_experts = config.moe is not None and not stack.startswith("dense")
-    block = {
-        **(_norm(config, "attention_norm", "D") if config.pre_norms else {}),
-        **(_latent_attention(config) if config.mla else _attention(config)),
-        **(_norm(config, "attention_post_norm", "D") if config.post_norms else {}),
-        **(_norm(config, "mlp_norm", "D") if config.pre_norms and not config.shared_norm else {}),
-        **(_experts(config) if has_experts else _mlp(config)),
-        **(_norm(config, "mlp_post_norm", "D") if config.post_norms else {}),
-    }
+def _stacked(config: ModelConfig, layer: Layer) -> dict[str, Param]:
+    """The weights of the stack that the layer is in."""
+    stack, kind = layer.kind.stack, layer.kind
+    block: dict[str, Param] = {}
+    if kind.mixer != "none":
+        block |= _norm(config, "attention_norm", "D") if config.pre_norms else {}
+        if kind.attends:
+            block |= _latent_attention(config) if config.mla else _attention(config)
+        if kind.has_state:
+            assert config.state_mixer is not None, "a layer with a state has a mixer for it"
+            block |= config.state_mixer.params()
+        block |= _norm(config, "attention_post_norm", "D") if config.post_norms else {}
+    if stack not in _ONLY_MIXERS:
+        block |= _norm(config, "mlp_norm", "D") if config.pre_norms and not config.shared_norm else {}
+        block |= _experts(config) if config.moe is not None and stack in _WITH_EXPERTS else _mlp(config)
+        block |= _norm(config, "mlp_post_norm", "D") if config.post_norms else {}
     if stack in KV_SHARED:
         block = {name: param for name, param in block.items() if not name.startswith(_OF_KEYS_AND_VALUES)}
     if config.lora_rank:
@@ -187,13 +205,29 @@ def _latent_attention(config: ModelConfig) -> dict[str, Param]:
     if config.mla.q_rank:
         queries = {"wq_down": Param("DQ"), "wq_up": Param("QNH", fan_in="Q")}
         queries |= _norm(config, "q_latent_norm", "Q")
-    return queries | {
-        "wkv_down": Param("DR"),
-        "wk_rope": Param("DA"),
-        **_norm(config, "kv_latent_norm", "R"),
-        "wk_up": Param("RNJ", fan_in="R"),
-        "wv_up": Param("RNO", fan_in="R"),
-        "wo": Param("NOD", fan_in="NO"),
+    return (
+        queries
+        | _indexer(config)
+        | {
+            "wkv_down": Param("DR"),
+            "wk_rope": Param("DA"),
+            **_norm(config, "kv_latent_norm", "R"),
+            "wk_up": Param("RNJ", fan_in="R"),
+            "wv_up": Param("RNO", fan_in="R"),
+            "wo": Param("NOD", fan_in="NO"),
+        }
+    )
+
+
+def _indexer(config: ModelConfig) -> dict[str, Param]:
+    if config.indexer is None:
+        return {}
+    return {
+        "index_q": Param("Qxy", fan_in="Q"),
+        "index_k": Param("Dy"),
+        "index_norm": Param("y", "ones"),
+        "index_norm_bias": Param("y", "zeros"),
+        "index_weights": Param("Dx"),
     }
 
 

@@ -13,6 +13,8 @@ that read the keys and values of an earlier layer.
 Experts: E experts, C tokens of one expert, M an expert's feed-forward, U the shared experts'.
 Latent attention: Q rank of queries, R of keys and values, J a head's part without positions, A its
 rotary part (H = J + A), O head dimension of values.
+Mixers with a state: small letters, as models/mixers/mixer.py says; and small letters for their stacks.
+Sparse attention: x heads of y elements that score keys.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.mixers.mixer import StateOps
 from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, EMBED_NORM, SLOPES, first_matrices
 
 # The scope in which layers that share keys and values add up their cotangents.
@@ -188,8 +191,11 @@ class LatentOps(Ops, Protocol):
     """The operations of latent attention.
 
     join_rope: k[B,T,N,J] and rope[B,T,A], the same in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O]
-    of q[B,T,N,H] over the cached latent[B,S,R] and rope[B,S,A]; w has wk_up and wv_up.
+    of q[B,T,N,H] over the cached latent[B,S,R] and rope[B,S,A]; w has wk_up and wv_up. index: the cache, with
+    the keys that each query reads chosen by the scores of q[B,T,x,y] over k[B,S,y], weighed by [B,T,x].
     """
+
+    def index(self, name: str, q: Any, k: Any, weights: Any, cache: Any, kind: Any) -> Any: ...
 
     def join_rope(self, name: str, k: Any, rope: Any) -> Any: ...
     def latent_attention(
@@ -234,21 +240,30 @@ def _block(
 ) -> tuple[Any, Any, Any]:
     """One layer: x[B, T, D] -> x[B, T, D], the layer's cache, and its keys and values for other layers.
 
-    shared: keys and values of an earlier layer, for a layer without its own.
+    shared: keys and values of an earlier layer, for a layer without its own. A block has only a mixer or only
+    a feed-forward, as its weights say.
     """
+    made = None
     norm = partial(_apply_norm, config, ops, w)
-    source = x
-    h = ops.kept("attention_norm", norm("attention_norm", x)) if config.pre_norms else x
-    if config.mla:
-        made = None
-        a, cache = _latent_attention(config, cast(LatentOps, ops), w, h, places, cache, kind)
-    else:
-        a, cache, made = _attention(config, ops, w, h, places, cache, kind, shared)
-    (y,) = _products(config, ops, w, a, wo="BTNO,NOD->BTD" if config.mla else "BTNH,NHD->BTD")
-    y = _biased(ops, w, "wo", y)
-    if config.post_norms:
-        y = norm("attention_post_norm", y)
-    x = ops.residual("attention_residual", x, _scaled(config, ops, "attention_residual_scale", y))
+    source = h = x
+    if "wo" in w or "state_out" in w:
+        h = ops.kept("attention_norm", norm("attention_norm", x)) if config.pre_norms else x
+        mixed = []
+        if "wo" in w:
+            y, cache, made = _attend(config, ops, w, h, places, cache, kind, shared)
+            mixed.append(y)
+        if "state_out" in w:
+            assert config.state_mixer is not None, "a model whose layers have states has a mixer for them"
+            y, cache = config.state_mixer.mix(
+                cast(StateOps, ops), w, h, places, cache, kind, norm_eps=config.norm_eps
+            )
+            mixed.append(y)
+        y = mixed[0] if len(mixed) == 1 else ops.residual("mixed", *mixed)
+        if config.post_norms:
+            y = norm("attention_post_norm", y)
+        x = ops.residual("attention_residual", x, _scaled(config, ops, "attention_residual_scale", y))
+    if "w_out" not in w and "router" not in w:
+        return x, cache, made
 
     if not config.shared_norm:
         h = source if config.parallel else x
@@ -264,6 +279,26 @@ def _block(
         cache,
         made,
     )
+
+
+def _attend(
+    config: ModelConfig,
+    ops: Ops,
+    w: Mapping[str, Any],
+    h: Any,
+    places: Places,
+    cache: Any,
+    kind: Any,
+    shared: Any,
+) -> tuple[Any, Any, Any]:
+    """y[B, T, D] of the normed h[B, T, D], the cache, and keys and values for other layers."""
+    made = None
+    if config.mla:
+        a, cache = _latent_attention(config, cast(LatentOps, ops), w, h, places, cache, kind)
+    else:
+        a, cache, made = _attention(config, ops, w, h, places, cache, kind, shared)
+    (y,) = _products(config, ops, w, a, wo="BTNO,NOD->BTD" if config.mla else "BTNH,NHD->BTD")
+    return _biased(ops, w, "wo", y), cache, made
 
 
 def _scaled(config: ModelConfig, ops: Ops, name: str, y: Any) -> Any:
@@ -375,6 +410,7 @@ def _latent_attention(
     A cache holds the normed latent [R] and the turned rotary key [A] of each token, R + A elements a layer;
     keys and values follow from them (`spelt_out`).
     """
+    down = None
     if "wq_down" in w:
         down, latent, rope = ops.einsums(
             h, w, wq_down="BTD,DQ->BTQ", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA"
@@ -387,6 +423,11 @@ def _latent_attention(
     q, rope = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", rope, places, kind)
     if config.temperature_floor:
         q = ops.temperature("temperature", q, places, kind)
+    if config.indexer:
+        (index_q,) = ops.einsums(down, w, index_q="BTQ,Qxy->BTxy")
+        index_k, weights = ops.einsums(h, w, index_k="BTD,Dy->BTy", index_weights="BTD,Dx->BTx")
+        index_k = ops.norm("index_norm", index_k, w["index_norm"], w["index_norm_bias"], kind="layer")
+        cache = ops.index("index", index_q, index_k, weights, cache, kind)
     return ops.latent_attention(
         "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale
     )

@@ -75,6 +75,8 @@ def init_params(
         if param.init in ("ones", "zeros"):
             return jnp.full(shape, float(param.init == "ones"), dtype)
         key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
+        if param.init == "decay":
+            return jnp.log(jax.random.uniform(key, shape, jnp.float32, 1.0, 16.0)).astype(dtype)
         scale = prod(sizes[letter] for letter in param.fan_in) ** -0.5
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
 

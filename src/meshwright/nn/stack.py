@@ -186,7 +186,7 @@ def _loops(layers: Sequence[Layer]) -> list[_Loop]:
 
     Layers that share keys and values are in one period.
     """
-    groups = [list(group) for _, group in groupby(layers, lambda layer: layer.cache)]
+    groups = [list(group) for _, group in groupby(layers, _group)]
     stacks: list[tuple[Stack, ...]] = [tuple(layer.kind.stack for layer in group) for group in groups]
     found: list[_Loop] = []
     start = 0
@@ -201,6 +201,11 @@ def _loops(layers: Sequence[Layer]) -> list[_Loop]:
         found.append(_Loop([*chain.from_iterable(own)], sum(map(len, own)) // count, count))
         start += period * count
     return found
+
+
+def _group(layer: Layer) -> tuple[object, ...]:
+    """The same for consecutive layers that share keys and values, and different for all others."""
+    return (layer.cache,) if layer.cache >= 0 else (layer.kind.stack, layer.row)
 
 
 def _repeats(stacks: Sequence[tuple[Stack, ...]], period: int) -> int:

@@ -106,7 +106,14 @@ def _shapes(
         for shared, dense, every, latent in product(range(3), range(4), (1, 2), (False, True)):
             if (dense and every > 1) or dense >= config.num_layers:
                 continue
-            moe = MoE(num_experts, experts_per_token, config.d_ff, shared, None, dense, every)
+            moe = MoE(
+                num_experts,
+                experts_per_token,
+                config.d_ff,
+                num_shared_experts=shared,
+                num_dense_layers=dense,
+                every=every,
+            )
             # A dense layer is as wide as the experts of a token in the other layers together.
             shape = replace(config, moe=moe, d_ff=(experts_per_token + shared) * config.d_ff)
             if latent:

@@ -91,13 +91,15 @@ def test_glm_is_counted_without_its_vocabulary(name: str, billions: int, more: i
 def test_transformers_counts_the_same(name: str) -> None:
     """The same numbers built by transformers on the meta device, to the unit.
 
-    There the biases by which DeepSeek-V3 chooses experts are no parameters, since no gradient reaches them.
+    There the biases that only choose experts (DeepSeek-V3, LFM2) are no parameters, since no gradient reaches
+    them.
     """
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     with torch.device("meta"):
         model = _hf_model(transformers, name)
-    biases = sum(b.numel() for path, b in model.named_buffers() if path.endswith("e_score_correction_bias"))
+    chosen_by = ("e_score_correction_bias", "expert_bias")
+    biases = sum(b.numel() for path, b in model.named_buffers() if path.endswith(chosen_by))
     assert count_params(PRESETS[name]).total == model.num_parameters() + biases
 
 

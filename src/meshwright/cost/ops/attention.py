@@ -87,9 +87,32 @@ class AttentionOps(ProductOps):
         if uses_ring(self.layout):
             passed = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
             forward, backward = (tuple(t for ways in passed for t in ways[way]) for way in range(2))
-            return self._attend(name, (q,), (k, v), out, out, kind.window, forward, backward), cache
+            return self._attend(name, (q,), (k, v), out, out, self._read(kind), forward, backward), cache
         k, v = self._all_positions("k", k), self._all_positions("v", v)
-        return self._attend(name, (q,), (k, v), out, out, kind.window), cache
+        return self._attend(name, (q,), (k, v), out, out, self._read(kind)), cache
+
+    def _read(self, kind: LayerKind) -> Window | None:
+        """The window with as many keys as a query reads: those that an indexer chooses, if there is one."""
+        return Window(self.config.indexer.top_k) if self.config.indexer else kind.window
+
+    def index(self, name: str, q: Value, k: Value, weights: Value, cache: object, kind: LayerKind) -> object:
+        """Scores of all keys of the index, and the choice of the highest: 2 B T S x y FLOPs.
+
+        No gradient passes through the choice.
+        """
+        keys = self._keys_met(k, None)
+        held = self._index_keys(k)
+        flops = 2 * keys * self.elements(q.array)
+        moved = q.bytes_per_device + held.bytes_per_device + weights.bytes_per_device
+        shape = self.sizes["T"], float(self.sizes["y"]), keys
+        chosen = self.value(self.layout.activation(name, "BT"), "i32")
+        inputs = (q, held, weights)
+        self.add(Node(name, "attention", inputs, (chosen,), (), (Work(flops, moved, shape=shape),)))
+        return cache
+
+    def _index_keys(self, k: Value) -> Value:
+        """The keys of the index that queries are scored with."""
+        return k
 
     def _by_heads(
         self,

@@ -13,6 +13,7 @@ from meshwright.cost.arrays import smaller
 from meshwright.cost.graph import Direction, Node, Transfer, Value, Work
 from meshwright.cost.ops.attention import AttentionOps
 from meshwright.cost.ops.experts import ExpertOps
+from meshwright.cost.ops.mixers import MixerOps
 from meshwright.cost.ops.products import CAST_BYTES
 from meshwright.layout.contractions import input_groups
 from meshwright.layout.moves.attention import (
@@ -27,7 +28,7 @@ from meshwright.notation.operation import placed
 from meshwright.units import whole
 
 
-class SymbolicOps(AttentionOps, ExpertOps):
+class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
     """Records `models/transformer.py` for one model, layout and shape, as `lowering` runs it."""
 
     def scale(self, name: str, x: Value, factor: float) -> Value:

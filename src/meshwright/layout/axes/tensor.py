@@ -21,6 +21,7 @@ from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.models.mixers import LIKE_LETTERS
 from meshwright.models.parameters import dimensions
 from meshwright.notation.mesh import Mesh
 
@@ -90,6 +91,7 @@ def tensor_degrees(config: ModelConfig, num_chips: int) -> list[int]:
     """Degrees of `tensor` that divide the chips, heads and feed-forward; the vocabulary may be padded."""
     sizes = dimensions(config)
     letters = [letter for letter in WIDE_LETTERS if letter != "V" and sizes.get(letter)]
+    letters += [own for like in LIKE_LETTERS.values() if (own := next((x for x in like if x in sizes), ""))]
     return [
         degree
         for degree in divisors(num_chips)

@@ -60,19 +60,20 @@ def _gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
     return Reshard(projected, whole, cotangent(whole).replace(unreduced=partial))
 
 
-def shared_by_heads(layout: Layout, name: str) -> Reshard:
+def shared_by_heads(layout: Layout, name: str, letters: str = "BTA", head: str = "N") -> Reshard:
     """The reshard of rope[B, T, A], which all heads share, from its projection to the devices of the heads.
 
-    Every head adds to its cotangent.
+    Every head adds to its cotangent. head: the letter of the heads, u for a mixer with a state.
     """
-    return _shared_by_heads(layout.table, name)
+    return _shared_by_heads(layout.table, name, letters, head)
 
 
 @lru_cache(maxsize=4096)
-def _shared_by_heads(activations: Table, name: str) -> Reshard:
-    projected, heads = activations.split(name, "BTA"), activations.split(name, "BTNA")
+def _shared_by_heads(activations: Table, name: str, letters: str, head: str) -> Reshard:
+    projected = activations.split(name, letters)
+    heads = activations.split(name, f"{letters[:2]}{head}{letters[2:]}")
     used = projected.replace(axes={"T": heads.axes_of("T")})
-    partial = tuple(axis for axis in heads.axes_of("N") if axis not in used.sharded_axes)
+    partial = tuple(axis for axis in heads.axes_of(head) if axis not in used.sharded_axes)
     return Reshard(projected, used, cotangent(used).replace(unreduced=partial))
 
 

@@ -104,6 +104,10 @@ EXPERTS: dict[str, Rule] = ROUTER | {
     "num_local_experts": needed("moe.num_experts", "num_experts"),
     "num_experts_per_tok": needed("moe.experts_per_token", "experts_per_token"),
 }
+# Of classes that know only this name.
+NUM_EXPERTS: dict[str, Rule] = {key: rule for key, rule in EXPERTS.items() if key != "num_local_experts"} | {
+    "num_experts": needed("moe.num_experts", "num_local_experts")
+}
 # Of Qwen's files, whose layers all see everything: use_sliding_window is false.
 NO_LOCAL_LAYERS = fixed(use_sliding_window=False) | ignored(
     "counts only with use_sliding_window", "sliding_window", "max_window_layers"

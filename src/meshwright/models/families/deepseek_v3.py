@@ -9,9 +9,9 @@ from meshwright.models.families.common import (
 from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
 from meshwright.models.families.rope import Rope
 
-_LATENT = {"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
+LATENT_FIELDS = {"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
 _YARN = {"kind": "yarn", "original_max_seq_len": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
-_V3 = preset(
+V3_PRESET = preset(
     "671B",
     "37B",
     L=61,
@@ -50,8 +50,8 @@ FAMILY = Family(
         Release(
             # Without the module that predicts a second token: 14 billion parameters of its files.
             "DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437; config.json of deepseek-ai/DeepSeek-V3, R1",
-            {"deepseek-v3": _V3, "deepseek-r1": _V3},
-            shared={"norm_eps": 1e-6, "d_head": 192, "mla": _LATENT},
+            {"deepseek-v3": V3_PRESET, "deepseek-r1": V3_PRESET},
+            shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS},
         ),
         Release(
             "Kimi Team 2025, https://arxiv.org/abs/2507.20534; config.json of moonshotai/Kimi-K2-Base",
@@ -70,7 +70,7 @@ FAMILY = Family(
                     moe=mixture(384, 8, 2048, num_shared_experts=1, num_dense_layers=1, scaling=2.827),
                 )
             },
-            shared={"norm_eps": 1e-6, "d_head": 192, "mla": _LATENT},
+            shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS},
         ),
     ),
 )

@@ -161,6 +161,7 @@ class Family:
     sets: fields of ModelConfig that all its models have. groups: keys that are read together, in order.
     tensors: by parameter (`wq`), or by stack and parameter if stacks differ (`dense_layers/w_in`). variants:
     the tensors that some models name differently.
+    optional: tables that only some of its models have.
     prefix: the beginning of tensor names that some files leave out. more_layers: whether files hold layers
     after the last, which predict further tokens and are not read. tool_calls: the format that its chat
     models were trained on. Chats are formatted by the template in the tokenizer's files.
@@ -175,6 +176,7 @@ class Family:
     sets: Mapping[str, Any] = field(default_factory=dict)
     model_types: tuple[str, ...] = ()
     wrappers: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     prefix: str = ""
     more_layers: bool = False
     tool_calls: ToolFormat | None = None
@@ -190,7 +192,7 @@ class Family:
         return {*self.sets}.union(*(rule.all_fields for rule in self.keys.values() if isinstance(rule, Key)))
 
     def has(self, table: str) -> bool:
-        """Whether its models have this table of fields: `moe` or `mla`."""
+        """Whether its models have this table of fields, such as `moe` or `mla`."""
         return any(name.startswith(f"{table}.") for name in self.fields)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Tensor
-from meshwright.models.parameters import parameters
+from meshwright.models.parameters import dimensions, parameters
 
 UNEMBED = "lm_head.weight"
 # Frequencies, causal masks, and the constants of xIELU.
@@ -31,14 +31,25 @@ def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()
     stored: the names in the checkpoint, which may lack the family's prefix or have another.
     """
     old, new = _prefixes(family, stored)
-    tables = {**family.tensors, **family.variants(config)}
-    tensors = {path: tables.get(path) or tables[path.rpartition("/")[2]] for path in parameters(config)}
+    tables, sizes = {**family.tensors, **family.variants(config)}, dimensions(config)
+    tensors = {
+        path: _with_letters(tables.get(path) or tables[path.rpartition("/")[2]], sizes)
+        for path in parameters(config)
+    }
     if not old and not new:
         return tensors
     return {
         path: replace(t, name=new + t.name.removeprefix(old)) if t.name.startswith(old) else t
         for path, t in tensors.items()
     }
+
+
+def _with_letters(tensor: Tensor, sizes: Mapping[str, int]) -> Tensor:
+    """The tensor without letters of groups that the model lacks: heads of one group have no letter for it."""
+    if "g" in sizes or not any("g" in dim for dim in (*tensor.dims, *tensor.parts)):
+        return tensor
+    dims, parts = (tuple(dim.replace("g", "") for dim in each) for each in (tensor.dims, tensor.parts))
+    return replace(tensor, dims=dims, parts=parts)
 
 
 def _prefixes(family: Family, stored: Collection[str]) -> tuple[str, str]:

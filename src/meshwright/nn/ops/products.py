@@ -19,7 +19,7 @@ from meshwright.layout.moves.experts import (
     expert_rows,
     row_routing,
 )
-from meshwright.layout.runnable import check_runs
+from meshwright.layout.runnable import check_model_runs, check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import ADAPTER_B, is_latent
 from meshwright.models.transformer import Places
@@ -48,6 +48,7 @@ class ProductOps:
     """Embeddings, products and biases of `models/transformer.py`. Call under `jax.set_mesh`."""
 
     def __init__(self, config: ModelConfig, layout: Layout) -> None:
+        check_model_runs(config)
         check_runs(layout, layout.phase)
         self.config, self.layout = config, layout
         self.dtype = jax_dtype(layout.precision.compute_dtype)

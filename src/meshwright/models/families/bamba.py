@@ -1,0 +1,60 @@
+from meshwright.models.families.common import (
+    ATTENTION_BIAS,
+    EPS_1E_5,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    PROJECTIONS,
+    feed_forward,
+    norm,
+)
+from meshwright.models.families.family import Family, Key, Release, ignored, preset
+from meshwright.models.families.rope import Rope
+from meshwright.models.families.state_layers import MAMBA_KEYS, StateLayers, mamba_tensors
+
+FAMILY = Family(
+    "bamba",
+    "Bamba",
+    ("BambaForCausalLM",),
+    keys=LLAMA_KEYS
+    | ATTENTION_BIAS
+    | EPS_1E_5
+    | MAMBA_KEYS
+    | {"mlp_bias": Key("mlp_bias", False)}
+    | ignored(
+        "how transformers runs it",
+        "mamba_chunk_size", "mamba_expand", "num_logits_to_keep", "time_step_limit", "z_loss_coefficient",
+        "time_step_min", "time_step_max", "time_step_floor",
+    )
+    | ignored("its class turns half of each head", "partial_rotary_factor", "attn_rotary_emb"),
+    groups=(
+        StateLayers(key="layers_block_type", numbers="attn_layer_indices"),
+        Rope(share=0.5),
+    ),
+    tensors=LLAMA_TENSORS
+    | norm("mlp_norm", f"{LAYER}.pre_ff_layernorm")
+    | norm("final_norm", "model.final_layernorm")
+    | feed_forward("w", f"{LAYER}.feed_forward", "F", PROJECTIONS)
+    | mamba_tensors(f"{LAYER}.mamba"),
+    releases=(
+        Release(
+            "config.json of ibm-ai-platform/Bamba-9B",
+            {
+                "bamba-9b": preset(
+                    "9.78B",
+                    L=32,
+                    D=4096,
+                    F=14_336,
+                    N=32,
+                    K=8,
+                    V=128_256,
+                    max_seq_len=4096,
+                    norm_eps=1e-5,
+                    rotary_dim=64,
+                    state_space={"num_heads": 128, "head_dim": 64, "state_dim": 128},
+                    mixers=tuple("attention" if n in (9, 18, 27) else "state" for n in range(32)),
+                )
+            },
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,44 @@
+from meshwright.models.families.common import LAYER, Tensor, linear
+from meshwright.models.families.deepseek_v3 import FAMILY as V3
+from meshwright.models.families.deepseek_v3 import LATENT_FIELDS, V3_PRESET
+from meshwright.models.families.family import Family, Preset, Release, Rule, fixed, ignored, needed
+from meshwright.models.families.rope import Rope
+
+# Keys and tensors of the indexer, in both families that have one.
+INDEXER_KEYS: dict[str, Rule] = {
+    "index_n_heads": needed("indexer.num_heads"),
+    "index_head_dim": needed("indexer.head_dim"),
+    "index_topk": needed("indexer.top_k"),
+}
+_INDEXER = f"{LAYER}.self_attn.indexer"
+INDEXER_TENSORS = {
+    **linear("index_q", f"{_INDEXER}.wq_b", "xy", "Q"),
+    **linear("index_k", f"{_INDEXER}.wk", "y", "D"),
+    **linear("index_weights", f"{_INDEXER}.weights_proj", "x", "D"),
+    "index_norm": Tensor(f"{_INDEXER}.k_norm.weight", ("y",)),
+    "index_norm_bias": Tensor(f"{_INDEXER}.k_norm.bias", ("y",)),
+}
+SPARSE_SETS = {"planned_only": "sparse attention with an indexer"}
+_INDEXER_FIELDS = {"num_heads": 64, "head_dim": 128, "top_k": 2048}
+
+FAMILY = Family(
+    "deepseek_v32",
+    "DeepSeek-V3.2",
+    ("DeepseekV32ForCausalLM",),
+    keys={key: rule for key, rule in V3.keys.items() if key != "rope_interleave"}
+    | INDEXER_KEYS
+    | fixed(rope_interleave=True)
+    | ignored("as its class computes it", "layer_types", "mlp_layer_types"),
+    sets={**V3.sets, **SPARSE_SETS},
+    groups=(Rope(),),
+    tensors={**V3.tensors, **INDEXER_TENSORS},
+    more_layers=True,
+    releases=(
+        Release(
+            # Without the module that predicts a second token.
+            "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556; config.json of deepseek-ai/DeepSeek-V3.2",
+            {"deepseek-v3.2": Preset(dict(V3_PRESET.fields) | {"indexer": _INDEXER_FIELDS}, "672B")},
+            shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS},
+        ),
+    ),
+)

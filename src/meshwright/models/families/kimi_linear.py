@@ -1,0 +1,157 @@
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.models.config import ModelConfig
+from meshwright.models.families.common import (
+    EPS_1E_5,
+    LATENT,
+    LATENT_TENSORS,
+    LAYER,
+    LLAMA_TENSORS,
+    SIZES,
+    experts,
+    linear,
+)
+from meshwright.models.families.family import (
+    Family,
+    Fixed,
+    Key,
+    Part,
+    Release,
+    Tensor,
+    fixed,
+    ignored,
+    mixture,
+    needed,
+    preset,
+)
+from meshwright.models.families.state_layers import StateLayers
+
+_ATTENTION = f"{LAYER}.self_attn"
+_CONVOLVED = ("gs", "gs", "gup")
+
+
+class _LinearAttention:
+    """The table of older files with the sizes of delta attention, and the numbers of its layers from 1."""
+
+    parts: Mapping[str, Part] = {
+        "linear_attn_config": Part(("delta", "mixers"), (dict,)),
+        "linear_num_heads": Part(("delta",), (int,)),
+        "linear_head_dim": Part(("delta",), (int,)),
+        "linear_conv_kernel_dim": Part(("delta",), (int,)),
+        "mlp_layer_types": Part(("moe",), (list,)),
+    }
+
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        from meshwright.models.mixers import GatedDelta
+
+        table = given.get("linear_attn_config") or {}
+        heads = table.get("num_heads", given.get("linear_num_heads", 32))
+        size = table.get("head_dim", given.get("linear_head_dim", 128))
+        width = table.get("short_conv_kernel_size", given.get("linear_conv_kernel_dim", 4))
+        read: dict[str, Any] = {"delta": GatedDelta(heads, heads, size, size, width, rank=size)}
+        if "layer_types" not in given and (attending := table.get("full_attn_layers")):
+            layers = range(1, fields["num_layers"] + 1)
+            read["mixers"] = tuple("attention" if n in attending else "state" for n in layers)
+        elif "layer_types" not in given:
+            layers = range(fields["num_layers"])
+            read["mixers"] = tuple("attention" if n and n % 4 == 0 else "state" for n in layers)
+        return read
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        delta = model.delta
+        assert delta is not None, "Kimi Linear has delta attention"
+        return {
+            "linear_num_heads": delta.num_value_heads,
+            "linear_head_dim": delta.key_dim,
+            "linear_conv_kernel_dim": delta.conv_width,
+        }
+
+
+FAMILY = Family(
+    "kimi_linear",
+    "Kimi Linear",
+    ("KimiLinearForCausalLM",),
+    keys={key: rule for key, rule in SIZES.items() if key != "max_position_embeddings"}
+    | EPS_1E_5
+    | LATENT
+    | {
+        "max_position_embeddings": Key("max_seq_len", 1_048_576, also=("model_max_length",)),
+        "num_experts": needed("moe.num_experts", "num_local_experts", "n_routed_experts"),
+        "num_experts_per_tok": Key("moe.experts_per_token", 8, also=("num_experts_per_token",)),
+        "moe_intermediate_size": needed("moe.d_ff"),
+        "n_shared_experts": Key("moe.num_shared_experts", 1, also=("num_shared_experts",)),
+        "first_k_dense_replace": Key("moe.num_dense_layers", 1),
+        "n_group": Key("moe.num_groups", 1, also=("num_expert_group",)),
+        "topk_group": Key("moe.groups_per_token", 1),
+        "routed_scaling_factor": Key("moe.scaling", 2.446),
+        "norm_topk_prob": Key("moe.normalized", True, also=("moe_renormalize",)),
+        "moe_router_activation_func": Fixed(("sigmoid",)),
+        "moe_layer_freq": Fixed((1,)),
+        "num_nextn_predict_layers": Fixed((0,)),
+        "mla_use_nope": Fixed((True,)),
+    }
+    | fixed(attention_bias=False)
+    | ignored("training only", "output_router_logits")
+    | ignored("how it chooses experts", "use_grouped_topk")
+    | ignored("its attention has no positions", "rope_theta", "rope_scaling", "rope_parameters"),
+    sets={
+        "positions": "none",
+        "moe.score": "sigmoid",
+        "moe.choice_bias": True,
+        "planned_only": "delta attention with a decay for each element",
+    },
+    optional=("delta",),
+    groups=(StateLayers(), _LinearAttention()),
+    tensors=LLAMA_TENSORS
+    | LATENT_TENSORS
+    | experts()
+    | {
+        name: Tensor(f"{_ATTENTION}.conv1d.weight", (part, "", "c"), 0, _CONVOLVED, index)
+        for index, (name, part) in enumerate(zip(("conv_q", "conv_k", "conv_v"), _CONVOLVED, strict=True))
+    }
+    | linear("state_q", f"{_ATTENTION}.q_proj", "gs", "D")
+    | linear("state_k", f"{_ATTENTION}.k_proj", "gs", "D")
+    | linear("state_v", f"{_ATTENTION}.v_proj", "gup", "D")
+    | linear("state_beta", f"{_ATTENTION}.b_proj", "gu", "D")
+    | linear("state_decay_down", f"{_ATTENTION}.forget_gate.f_a_proj", "r", "D")
+    | linear("state_decay_up", f"{_ATTENTION}.forget_gate.f_b_proj", "gus", "r")
+    | linear("state_gate_down", f"{_ATTENTION}.g_a_proj", "r", "D")
+    | linear("state_gate_up", f"{_ATTENTION}.g_b_proj", "gup", "r")
+    | {
+        "decay_log": Tensor(f"{_ATTENTION}.forget_gate.A_log", ("", "", "gu", "")),
+        "decay_bias": Tensor(f"{_ATTENTION}.forget_gate.dt_bias", ("gus",)),
+        "state_norm": Tensor(f"{_ATTENTION}.o_norm.weight", ("p",)),
+    }
+    | linear("state_out", f"{_ATTENTION}.o_proj", "D", "gup"),
+    releases=(
+        Release(
+            "Kimi Team 2025, https://arxiv.org/abs/2510.26692; config.json of moonshotai/Kimi-Linear-48B-A3B",
+            {
+                "kimi-linear-48b-a3b": preset(
+                    "49B",
+                    L=27,
+                    D=2304,
+                    F=9216,
+                    N=32,
+                    V=163_840,
+                    H=192,
+                    max_seq_len=1_048_576,
+                    norm_eps=1e-5,
+                    moe=mixture(256, 8, 1024, num_shared_experts=1, num_dense_layers=1, scaling=2.446),
+                    mla={"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128},
+                    delta={
+                        "num_key_heads": 32,
+                        "num_value_heads": 32,
+                        "key_dim": 128,
+                        "value_dim": 128,
+                        "rank": 128,
+                    },
+                    mixers=tuple(
+                        "attention" if n in (4, 8, 12, 16, 20, 24, 27) else "state" for n in range(1, 28)
+                    ),
+                )
+            },
+        ),
+    ),
+)

@@ -1,0 +1,53 @@
+from meshwright.models.families.common import EXPERTS, LAYER, feed_forward
+from meshwright.models.families.family import Family, Key, Release, Tensor, fixed, mixture, needed, preset
+from meshwright.models.families.lfm2 import LFM2_KEYS, LFM2_LAYERS, LFM2_TENSORS
+from meshwright.models.families.rope import Rope
+
+_MLP = f"{LAYER}.feed_forward"
+
+FAMILY = Family(
+    "lfm2_moe",
+    "LFM2-MoE",
+    ("Lfm2MoeForCausalLM",),
+    keys=LFM2_KEYS
+    | EXPERTS
+    | fixed(use_expert_bias=True)
+    | {
+        "intermediate_size": needed("d_ff"),
+        "moe_intermediate_size": needed("moe.d_ff"),
+        "num_dense_layers": Key("moe.num_dense_layers", 2),
+        "norm_topk_prob": Key("moe.normalized", True),
+        "routed_scaling_factor": Key("moe.scaling", 1.0),
+    },
+    sets={"qk_norm": True, "moe.score": "sigmoid", "moe.choice_bias": True},
+    groups=(LFM2_LAYERS, Rope(theta=1e6)),
+    tensors=LFM2_TENSORS
+    | {
+        "router": Tensor(f"{_MLP}.gate.weight", ("E", "D")),
+        "router_choice_bias": Tensor(f"{_MLP}.expert_bias", ("E",)),
+    }
+    | feed_forward("expert", f"{_MLP}.experts.{{}}", "M", ("w1", "w3", "w2")),
+    releases=(
+        Release(
+            "https://www.liquid.ai/blog/lfm2-8b-a1b-an-efficient-on-device-mixture-of-experts",
+            {
+                "lfm2-8b-a1b": preset(
+                    "8.3B",
+                    L=24,
+                    D=2048,
+                    F=7168,
+                    N=32,
+                    K=8,
+                    V=65_536,
+                    max_seq_len=128_000,
+                    norm_eps=1e-5,
+                    rope_theta=1e6,
+                    tied_embeddings=True,
+                    moe=mixture(32, 4, 1792, num_dense_layers=2),
+                    short_convolution={"width": 3},
+                    mixers=tuple("attention" if n in (2, 6, 10, 14, 18, 21) else "state" for n in range(24)),
+                )
+            },
+        ),
+    ),
+)

@@ -1,0 +1,67 @@
+from meshwright.models.families.common import (
+    EPS_1E_5,
+    EXPERTS,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    feed_forward,
+    fused,
+    linear,
+)
+from meshwright.models.families.family import Family, Fixed, Release, Tensor, ignored, mixture, needed, preset
+from meshwright.models.families.rope import Rope
+from meshwright.models.families.state_layers import StateLayers
+
+_QKV = ("state_q", "state_k", "state_v")
+_ATTENTION, _MLP = f"{LAYER}.self_attn", f"{LAYER}.block_sparse_moe"
+
+FAMILY = Family(
+    "minimax",
+    "MiniMax-01",
+    ("MiniMaxForCausalLM",),
+    keys=LLAMA_KEYS
+    | EPS_1E_5
+    | EXPERTS
+    | {
+        "intermediate_size": needed(("moe.d_ff", "d_ff")),
+        "num_attention_heads": needed(("num_heads", "lightning.num_heads")),
+        "head_dim": needed(("d_head", "lightning.head_dim")),
+        "sliding_window": Fixed((None,)),
+    }
+    | ignored("of parts that are not run", "full_attn_alpha_factor", "full_attn_beta_factor",
+              "linear_attn_alpha_factor", "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor")
+    | ignored("how transformers runs it", "block_size"),
+    sets={"planned_only": "lightning attention"},
+    groups=(StateLayers(), Rope(theta=1e6, share=1.0)),
+    tensors=LLAMA_TENSORS
+    | fused(_QKV, f"{_ATTENTION}.qkv_proj", ("gs", "gs", "gup"), arranged="within")
+    | linear("state_gate", f"{_ATTENTION}.output_gate", "gup", "D")
+    | {"state_norm": Tensor(f"{_ATTENTION}.norm.weight", ("gup",))}
+    | linear("state_out", f"{_ATTENTION}.out_proj", "D", "gup")
+    | {"router": Tensor(f"{_MLP}.gate.weight", ("E", "D"))}
+    | feed_forward("expert", f"{_MLP}.experts.{{}}", "M", ("w1", "w3", "w2")),
+    releases=(
+        Release(
+            "MiniMax 2025, https://arxiv.org/abs/2501.08313; MiniMaxAI/MiniMax-Text-01-hf",
+            {
+                "minimax-text-01": preset(
+                    "456B",
+                    L=80,
+                    D=6144,
+                    F=9216,
+                    N=64,
+                    K=8,
+                    H=128,
+                    V=200_064,
+                    max_seq_len=10_240_000,
+                    norm_eps=1e-5,
+                    rope_theta=1e7,
+                    rotary_dim=64,
+                    moe=mixture(32, 2, 9216),
+                    lightning={"num_heads": 64, "head_dim": 128},
+                    mixers=("state",) * 7 + ("attention",),
+                )
+            },
+        ),
+    ),
+)  # fmt: skip

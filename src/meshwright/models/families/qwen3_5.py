@@ -1,0 +1,62 @@
+from meshwright.models.families.common import HERMES, LLAMA_KEYS, LLAMA_TENSORS, NO_LOCAL_LAYERS
+from meshwright.models.families.family import Family, Key, Release, fixed, ignored, preset
+from meshwright.models.families.rope import Rope
+from meshwright.models.families.state_layers import (
+    DELTA_KEYS,
+    GATED_QUERIES,
+    SPLIT_DELTA_TENSORS,
+    StateLayers,
+)
+
+# Keys of both Qwen3.5 families.
+QWEN3_5_KEYS = (
+    LLAMA_KEYS
+    | NO_LOCAL_LAYERS
+    | DELTA_KEYS
+    | {"head_dim": Key("d_head", 256)}
+    | fixed(attention_bias=False, attn_output_gate=True, mlp_only_layers=[])
+    | ignored(
+        "of the module that predicts a second token", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
+    )
+    | ignored("how states are stored", "mamba_ssm_dtype")
+)
+QWEN3_5_SETS = {"qk_norm": True, "norm_offset": True, "attention_gate": True}
+QWEN3_5_GROUPS = (StateLayers(every=4), Rope(share=0.25))
+
+FAMILY = Family(
+    "qwen3_5",
+    "Qwen3.5 (text)",
+    ("Qwen3_5ForCausalLM",),
+    model_types=("qwen3_5_text",),
+    wrappers=("qwen3_5",),
+    keys=QWEN3_5_KEYS,
+    sets=QWEN3_5_SETS,
+    groups=QWEN3_5_GROUPS,
+    tensors=LLAMA_TENSORS | GATED_QUERIES | SPLIT_DELTA_TENSORS,
+    more_layers=True,
+    tool_calls=HERMES,
+    releases=(
+        Release(
+            # Without the vision tower and the module that predicts a second token.
+            "config.json of Qwen/Qwen3.5-27B",
+            {
+                "qwen3.5-27b": preset(
+                    "26.9B",
+                    L=64,
+                    D=5120,
+                    F=17_408,
+                    N=24,
+                    K=4,
+                    H=256,
+                    V=248_320,
+                    max_seq_len=262_144,
+                    norm_eps=1e-6,
+                    rope_theta=1e7,
+                    rotary_dim=64,
+                    delta={"num_key_heads": 16, "num_value_heads": 48, "key_dim": 128, "value_dim": 128},
+                    mixers=("state", "state", "state", "attention"),
+                )
+            },
+        ),
+    ),
+)

@@ -1,0 +1,85 @@
+from meshwright.models.families.common import (
+    HERMES,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    NO_LOCAL_LAYERS,
+    NUM_EXPERTS,
+    experts,
+)
+from meshwright.models.families.family import (
+    Family,
+    Key,
+    Release,
+    Tensor,
+    fixed,
+    ignored,
+    mixture,
+    needed,
+    preset,
+)
+from meshwright.models.families.rope import Rope
+from meshwright.models.families.state_layers import (
+    DELTA_KEYS,
+    FUSED_DELTA_TENSORS,
+    GATED_QUERIES,
+    StateLayers,
+)
+
+FAMILY = Family(
+    "qwen3_next",
+    "Qwen3-Next",
+    ("Qwen3NextForCausalLM",),
+    keys=LLAMA_KEYS
+    | NO_LOCAL_LAYERS
+    | NUM_EXPERTS
+    | DELTA_KEYS
+    | fixed(mlp_only_layers=[], attention_bias=False)
+    | ignored("of the module that predicts a second token", "num_nextn_predict_layers")
+    | {
+        "head_dim": Key("d_head", 256),
+        "moe_intermediate_size": needed("moe.d_ff"),
+        "shared_expert_intermediate_size": needed("moe.d_ff_shared"),
+        "decoder_sparse_step": Key("moe.every", 1),
+        "norm_topk_prob": Key("moe.normalized", True),
+    },
+    sets={
+        "qk_norm": True,
+        "norm_offset": True,
+        "attention_gate": True,
+        "moe.num_shared_experts": 1,
+        "moe.shared_gate": True,
+    },
+    groups=(StateLayers(every=4), Rope(share=0.25)),
+    tensors=LLAMA_TENSORS
+    | GATED_QUERIES
+    | FUSED_DELTA_TENSORS
+    | experts(shared="shared_expert")
+    | {"shared_router": Tensor(f"{LAYER}.mlp.shared_expert_gate.weight", ("", "D"))},
+    tool_calls=HERMES,
+    releases=(
+        Release(
+            "config.json of Qwen/Qwen3-Next-80B-A3B-Instruct",
+            {
+                "qwen3-next-80b-a3b": preset(
+                    "80B",
+                    "3.9B",
+                    L=48,
+                    D=2048,
+                    F=5120,
+                    N=16,
+                    K=2,
+                    H=256,
+                    V=151_936,
+                    max_seq_len=262_144,
+                    norm_eps=1e-6,
+                    rope_theta=1e7,
+                    rotary_dim=64,
+                    moe=mixture(512, 10, 512, d_ff_shared=512),
+                    delta={"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128},
+                    mixers=("state", "state", "state", "attention"),
+                )
+            },
+        ),
+    ),
+)

@@ -1,0 +1,134 @@
+"""The gated delta rule (Yang et al., 2024), and Kimi's form of it with a decay for each element of a key.
+
+A state S[s, p] of each head forgets a share at each position, and one of its associations is replaced:
+
+    S = exp(decay) S + k (beta (v - k exp(decay) S))^T        o = q S
+
+Sources: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", https://arxiv.org/abs/2412.06464; Kimi Team, "Kimi
+Linear", https://arxiv.org/abs/2510.26692.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from meshwright.errors import ModelError
+from meshwright.models.fields import check_fields
+from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps
+from meshwright.models.param import Param
+
+
+@dataclass(frozen=True)
+class GatedDelta(StateMixer):
+    """num_key_heads (g) of key_dim (s), num_value_heads (g u) of value_dim (p), conv_width (c) taps.
+
+    rank (r): of the decays, one for each element of a key, and of the gates (Kimi Linear); None: one decay
+    for each value head, and gates of full rank.
+    """
+
+    title: ClassVar[str] = "gated delta rule"
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int = 4
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "delta")
+        if self.num_value_heads % self.num_key_heads:
+            raise ModelError(
+                f"delta: {self.num_value_heads} value heads do not divide over {self.num_key_heads} key heads"
+            )
+
+    def sizes(self, d_model: int) -> dict[str, int]:
+        sizes = {
+            "g": self.num_key_heads,
+            "u": self.num_value_heads // self.num_key_heads,
+            "s": self.key_dim,
+            "p": self.value_dim,
+            "c": self.conv_width,
+            "t": self.conv_width - 1,
+        }
+        return sizes | ({"r": self.rank} if self.rank else {})
+
+    def params(self) -> dict[str, Param]:
+        params = {"state_q": Param("Dgs"), "state_k": Param("Dgs"), "state_v": Param("Dgup")}
+        if self.rank:
+            params |= {"state_decay_down": Param("Dr"), "state_decay_up": Param("rgus", fan_in="r")}
+            params |= {"state_gate_down": Param("Dr"), "state_gate_up": Param("rgup", fan_in="r")}
+        else:
+            params |= {"state_gate": Param("Dgup"), "state_decay": Param("Dgu")}
+        return params | {
+            "state_beta": Param("Dgu"),
+            "conv_q": Param("gsc", "taps", "c"),
+            "conv_k": Param("gsc", "taps", "c"),
+            "conv_v": Param("gupc", "taps", "c"),
+            "decay_log": Param("gu", "decay"),
+            "decay_bias": Param("gus" if self.rank else "gu", "ones"),
+            "state_norm": Param("p", "ones"),
+            "state_out": Param("gupD", fan_in="gup"),
+        }
+
+    def states(self) -> dict[str, State]:
+        return {
+            "state": State("Bgusp", "f32"),
+            "conv_q": State("Bgst"),
+            "conv_k": State("Bgst"),
+            "conv_v": State("Bgupt"),
+        }
+
+    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """Per value head and token, with chunks of C positions:
+
+        4 C s   keys with keys and with queries        C (s + p)   the triangular system of the chunk
+        6 s p   the state read twice and written       2 C p       values of the chunk
+        """
+        s, p = self.key_dim, self.value_dim
+        return self.num_value_heads * (5 * chunk * s + 3 * chunk * p + 6 * s * p)
+
+    def step_flops(self, d_model: int) -> float:
+        """7 s p for each value head: the state is decayed, read for k and q, and written."""
+        return 7 * self.num_value_heads * self.key_dim * self.value_dim
+
+    def mix(
+        self,
+        ops: StateOps,
+        w: Mapping[str, Any],
+        h: Any,
+        places: Any,
+        cache: Any,
+        kind: Any,
+        *,
+        norm_eps: float,
+    ) -> tuple[Any, Any]:
+        specs = {"state_q": "BTD,Dgs->BTgs", "state_k": "BTD,Dgs->BTgs", "state_v": "BTD,Dgup->BTgup"}
+        specs |= {"state_beta": "BTD,Dgu->BTgu"}
+        if self.rank:
+            specs |= {"state_decay_down": "BTD,Dr->BTr", "state_gate_down": "BTD,Dr->BTr"}
+        else:
+            specs |= {"state_decay": "BTD,Dgu->BTgu", "state_gate": "BTD,Dgup->BTgup"}
+        q, k, v, beta, decay, gate = ops.einsums(h, w, **specs)
+        if self.rank:
+            (decay,) = ops.einsums(decay, w, state_decay_up="BTr,rgus->BTgus")
+            (gate,) = ops.einsums(gate, w, state_gate_up="BTr,rgup->BTgup")
+
+        def convolved(name: str, x: Any, cache: Any) -> tuple[Any, Any]:
+            return ops.convolution(name, x, w[name], None, places, cache, kind, memory=name)
+
+        q, cache = convolved("conv_q", q, cache)
+        k, cache = convolved("conv_k", k, cache)
+        v, cache = convolved("conv_v", v, cache)
+        q = ops.apply("unit_q", "unit", "BTgs->BTgs", q, scale=self.key_dim**-0.5)
+        k = ops.apply("unit_k", "unit", "BTgs->BTgs", k, scale=1.0)
+        per = "gus" if self.rank else "gu"
+        decay = ops.apply(
+            "decay", "decay", f"BT{per},gu,{per}->BT{per}", decay, w["decay_log"], w["decay_bias"]
+        )
+        beta = ops.apply("beta", "sigmoid", "BTgu->BTgu", beta)
+        o, cache = ops.recurrence("delta_rule", q, k, v, decay, beta, places, cache, kind)
+        function = "normed_by_sigmoid" if self.rank else "normed_by_silu"
+        o = ops.apply("state_norm", function, "BTgup,BTgup,p->BTgup", o, gate, w["state_norm"], eps=norm_eps)
+        (y,) = ops.einsums(o, w, state_out="BTgup,gupD->BTD")
+        return y, cache

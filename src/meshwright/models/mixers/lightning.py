@@ -1,0 +1,86 @@
+"""Lightning attention (MiniMax-01, 2025): linear attention with a fixed decay for each head and layer.
+
+    S = exp(-slope) S + k v^T        o = q S        slope = 2 ** (-8 head / heads) (1 - layer / (layers - 1))
+
+Source: MiniMax, "MiniMax-01", https://arxiv.org/abs/2501.08313.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from meshwright.models.fields import check_fields
+from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps
+from meshwright.models.param import Param
+
+
+@dataclass(frozen=True)
+class Lightning(StateMixer):
+    """num_heads (g) of head_dim (s of keys and p of values)."""
+
+    title: ClassVar[str] = "lightning attention"
+
+    num_heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, "lightning")
+
+    def sizes(self, d_model: int) -> dict[str, int]:
+        return {"g": self.num_heads, "u": 1, "s": self.head_dim, "p": self.head_dim}
+
+    def params(self) -> dict[str, Param]:
+        return {
+            "state_q": Param("Dgs"),
+            "state_k": Param("Dgs"),
+            "state_v": Param("Dgup"),
+            "state_gate": Param("Dgup"),
+            "state_norm": Param("gup", "ones"),
+            "state_out": Param("gupD", fan_in="gup"),
+        }
+
+    def states(self) -> dict[str, State]:
+        return {"state": State("Bgusp", "f32")}
+
+    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """4 C H within a chunk and 4 H^2 with the state, for each head."""
+        return self.num_heads * (4 * chunk * self.head_dim + 4 * self.head_dim**2)
+
+    def step_flops(self, d_model: int) -> float:
+        return 5 * self.num_heads * self.head_dim**2
+
+    def mix(
+        self,
+        ops: StateOps,
+        w: Mapping[str, Any],
+        h: Any,
+        places: Any,
+        cache: Any,
+        kind: Any,
+        *,
+        norm_eps: float,
+    ) -> tuple[Any, Any]:
+        q, k, v, gate = ops.einsums(
+            h,
+            w,
+            state_q="BTD,Dgs->BTgs",
+            state_k="BTD,Dgs->BTgs",
+            state_v="BTD,Dgup->BTgup",
+            state_gate="BTD,Dgup->BTgup",
+        )
+        q = ops.apply("active_q", "silu", "BTgs->BTgs", q)
+        k = ops.apply("active_k", "silu", "BTgs->BTgs", k)
+        v = ops.apply("active_v", "silu", "BTgup->BTgup", v)
+        decay = ops.apply("slope", "slope", "BTgup->BTgu", v, kind=kind)
+        o, cache = ops.recurrence("lightning", q, k, v, decay, None, places, cache, kind)
+        o = ops.apply(
+            "state_norm",
+            "all_normed_by_sigmoid",
+            "BTgup,BTgup,gup->BTgup",
+            o,
+            gate,
+            w["state_norm"],
+            normed="gup",
+        )
+        (y,) = ops.einsums(o, w, state_out="BTgup,gupD->BTD")
+        return y, cache

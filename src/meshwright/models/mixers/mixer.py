@@ -1,0 +1,132 @@
+"""The record of a mixer that keeps a state for each sequence, in place of keys and values.
+
+A mixer is one file of this folder: a table of ModelConfig with its sizes, weights, state and forward pass.
+`nn/mixers/` computes the operations that `mix` calls.
+
+Letters: g groups of heads (key heads), u heads of a group, s elements of a key (the state's size), p elements
+of a value, c taps of a convolution along positions and t the inputs that it remembers (c - 1), r rank of
+decays and gates, i channels of a short convolution. Heads are split as query heads N are: by g, or by u if
+there is one group, in which case arrays have no g. Channels i are split as F is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from meshwright.models.param import Param
+
+# The letters that take the place of a letter of the rules in arrays of mixers, the first that an array has.
+LIKE_LETTERS: Mapping[str, str] = {"N": "gu", "F": "i"}
+# Functions of `apply` whose results stay in float32, since they are exponents or small shares.
+WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "slope", "step")
+# Positions that the chunked form computes at once.
+CHUNK = 64
+
+
+class State(NamedTuple):
+    """An array that a layer keeps of each sequence: its letters, and its type (None: of activations)."""
+
+    letters: str
+    dtype: str | None = None
+
+
+class StateOps(Protocol):
+    """The operations of mixers with a state.
+
+    apply: an elementwise function (`nn/mixers/elementwise.py`) of activations and small weights; the spec
+      has the letters of each operand and of the result, as in "BTgup,gu->BTgup". normed: the letters over
+      which the function norms.
+    for_heads: x[B, T, s], which all heads share, on the devices of the heads.
+    convolution: causal along positions, channel by channel, with silu if `activated`; `memory` names the
+      state's array of inputs.
+    recurrence: o[B, T, g, u, p] of queries and keys [B, T, g, s], values and log-decays [B, T, g, u]. Per
+      head and position, S = exp(decay) S + k v^T and o = q S. With beta [B, T, g, u] the delta rule:
+      S = exp(decay) S + k (beta (v - k exp(decay) S))^T. A decay with s more is per element of the key.
+    """
+
+    def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
+    def bias(self, name: str, y: Any, b: Any) -> Any: ...
+    def kept(self, name: str, x: Any) -> Any: ...
+    def apply(self, name: str, function: str, spec: str, *operands: Any, **constants: Any) -> Any: ...
+    def for_heads(self, name: str, x: Any) -> Any: ...
+    def convolution(
+        self,
+        name: str,
+        x: Any,
+        taps: Any,
+        bias: Any,
+        places: Any,
+        cache: Any,
+        kind: Any,
+        *,
+        memory: str,
+        activated: bool = True,
+    ) -> tuple[Any, Any]: ...
+    def recurrence(
+        self,
+        name: str,
+        q: Any,
+        k: Any,
+        v: Any,
+        decay: Any,
+        beta: Any,
+        places: Any,
+        cache: Any,
+        kind: Any,
+    ) -> tuple[Any, Any]: ...
+
+
+@dataclass(frozen=True)
+class StateMixer:
+    """A table of ModelConfig that describes a mixer with a state.
+
+    title: for people. runs: whether `nn/mixers` computes it; otherwise it is only planned.
+    """
+
+    title: ClassVar[str]
+    runs: ClassVar[bool] = False
+
+    def sizes(self, d_model: int) -> dict[str, int]:
+        """The size of each letter of its arrays."""
+        raise NotImplementedError
+
+    def params(self) -> dict[str, Param]:
+        """Its weights by name, without the norm before it."""
+        raise NotImplementedError
+
+    def states(self) -> dict[str, State]:
+        """The arrays that it keeps of each sequence, whatever its length."""
+        raise NotImplementedError
+
+    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """FLOPs of a token in the chunked form (training, prefill), without weights and convolutions."""
+        raise NotImplementedError
+
+    def step_flops(self, d_model: int) -> float:
+        """The same in the recurrent form (a step of generation)."""
+        raise NotImplementedError
+
+    def mix(
+        self,
+        ops: StateOps,
+        w: Mapping[str, Any],
+        h: Any,
+        places: Any,
+        cache: Any,
+        kind: Any,
+        *,
+        norm_eps: float,
+    ) -> tuple[Any, Any]:
+        """y[B, T, D] of the normed h[B, T, D], and the cache."""
+        raise NotImplementedError
+
+
+def biased(ops: StateOps, w: Mapping[str, Any], name: str, y: Any) -> Any:
+    """The product y with the weight `name`, plus its bias if it has one."""
+    bias = f"{name}_bias"
+    return ops.bias(bias, y, w[bias]) if bias in w else y
+
+
+def with_biases(params: Mapping[str, Param], outer: Mapping[str, str]) -> dict[str, Param]:
+    """Biases of these weights. outer: the letters of each."""
+    return {f"{name}_bias": Param(letters, "zeros") for name, letters in outer.items() if name in params}

@@ -1,0 +1,150 @@
+"""The state space of Mamba-2 (Dao and Gu, 2024).
+
+Per head, with a step dt of each position:
+
+    S = exp(-A dt) S + dt B x^T        y = C S + skip x
+
+Source: Dao and Gu, "Transformers are SSMs", https://arxiv.org/abs/2405.21060.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from meshwright.errors import ModelError
+from meshwright.models.fields import check_fields
+from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps, biased, with_biases
+from meshwright.models.param import Param
+
+GatedNorm = Literal["after", "before", "none"]
+
+
+@dataclass(frozen=True)
+class StateSpace(StateMixer):
+    """num_heads of head_dim (p), in num_groups (g) that share B and C of state_dim (s); conv_width (c) taps.
+
+    conv_bias, proj_bias: whether the convolution, and the projections, have biases. min_step: the least dt.
+    norm: of a group's values, multiplied by silu(gate) "before" or "after" it; "none": only multiplied.
+    """
+
+    title: ClassVar[str] = "state space (Mamba-2)"
+
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    num_groups: int = 1
+    conv_width: int = 4
+    conv_bias: bool = True
+    proj_bias: bool = False
+    min_step: float | None = None
+    norm: GatedNorm = "before"
+
+    def __post_init__(self) -> None:
+        check_fields(self, "state_space")
+        if self.num_heads % self.num_groups:
+            raise ModelError(
+                f"state_space: {self.num_heads} heads do not divide over {self.num_groups} groups"
+            )
+
+    @property
+    def _groups(self) -> str:
+        """g, unless there is one group: its heads are then split, and its B and C are whole."""
+        return "g" if self.num_groups > 1 else ""
+
+    def sizes(self, d_model: int) -> dict[str, int]:
+        sizes = {
+            "u": self.num_heads // self.num_groups,
+            "s": self.state_dim,
+            "p": self.head_dim,
+            "c": self.conv_width,
+            "t": self.conv_width - 1,
+        }
+        return sizes | ({"g": self.num_groups} if self._groups else {})
+
+    def params(self) -> dict[str, Param]:
+        g = self._groups
+        values, keys, heads = f"{g}up", f"{g}s", f"{g}u"
+        params = {
+            "state_gate": Param(f"D{values}"),
+            "state_x": Param(f"D{values}"),
+            "state_b": Param(f"D{keys}"),
+            "state_c": Param(f"D{keys}"),
+            "state_step": Param(f"D{heads}"),
+            "conv_x": Param(f"{values}c", "taps", "c"),
+            "conv_b": Param(f"{keys}c", "taps", "c"),
+            "conv_c": Param(f"{keys}c", "taps", "c"),
+            "step_bias": Param(heads, "ones"),
+            "decay_log": Param(heads, "decay"),
+            "skip": Param(heads, "ones"),
+            "state_out": Param(f"{values}D", fan_in=values),
+        }
+        if self.norm != "none":
+            params["state_norm"] = Param(values, "ones")
+        if self.conv_bias:
+            params |= with_biases(params, {"conv_x": values, "conv_b": keys, "conv_c": keys})
+        if self.proj_bias:
+            into = {"state_gate": values, "state_x": values, "state_b": keys, "state_c": keys}
+            params |= with_biases(params, into | {"state_step": heads, "state_out": "D"})
+        return params
+
+    def states(self) -> dict[str, State]:
+        g = self._groups
+        return {
+            "state": State(f"B{g}usp", "f32"),
+            "conv_x": State(f"B{g}upt"),
+            "conv_b": State(f"B{g}st"),
+            "conv_c": State(f"B{g}st"),
+        }
+
+    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """C . B of a group, 2 C s, and of each head 2 C p within a chunk and 4 s p with the state."""
+        s, p = self.state_dim, self.head_dim
+        of_heads = self.num_heads * (2 * chunk * p + 4 * s * p)
+        return self.num_groups * 2 * chunk * s + of_heads
+
+    def step_flops(self, d_model: int) -> float:
+        """5 s p for each head: the state is decayed, written and read."""
+        return 5 * self.num_heads * self.state_dim * self.head_dim
+
+    def mix(
+        self,
+        ops: StateOps,
+        w: Mapping[str, Any],
+        h: Any,
+        places: Any,
+        cache: Any,
+        kind: Any,
+        *,
+        norm_eps: float,
+    ) -> tuple[Any, Any]:
+        g = self._groups
+        values, keys, heads = f"{g}up", f"{g}s", f"{g}u"
+        into = {"state_gate": values, "state_x": values, "state_b": keys, "state_c": keys}
+        into |= {"state_step": heads}
+        products = ops.einsums(h, w, **{name: f"BTD,D{out}->BT{out}" for name, out in into.items()})
+        gate, x, b, c, step = (biased(ops, w, name, y) for name, y in zip(into, products, strict=True))
+        if not g:
+            b, c = ops.for_heads("state_b", b), ops.for_heads("state_c", c)
+
+        def convolved(name: str, x: Any, cache: Any) -> tuple[Any, Any]:
+            bias = w.get(f"{name}_bias")
+            return ops.convolution(name, x, w[name], bias, places, cache, kind, memory=name)
+
+        x, cache = convolved("conv_x", x, cache)
+        b, cache = convolved("conv_b", b, cache)
+        c, cache = convolved("conv_c", c, cache)
+        per_head = f"BT{heads},{heads}->BT{heads}"
+        step = ops.apply("step", "step", per_head, step, w["step_bias"], least=self.min_step)
+        decay = ops.apply("decay", "decayed_step", per_head, step, w["decay_log"])
+        v = ops.apply("step_x", "times", f"BT{values},BT{heads}->BT{values}", x, step)
+        y, cache = ops.recurrence("state_space", c, b, v, decay, None, places, cache, kind)
+        of_values = f"BT{values}"
+        y = ops.apply("skip", "skipped", f"{of_values},{of_values},{heads}->{of_values}", y, x, w["skip"])
+        if self.norm == "none":
+            y = ops.apply("gate", "gated", f"{of_values},{of_values}->{of_values}", y, gate)
+        else:
+            spec = f"{of_values},{of_values},{values}->{of_values}"
+            function = {"before": "gated_and_normed", "after": "normed_and_gated"}[self.norm]
+            y = ops.apply("state_norm", function, spec, y, gate, w["state_norm"], eps=norm_eps, normed="up")
+        (y,) = ops.einsums(y, w, state_out=f"{of_values},{values}D->BTD")
+        return biased(ops, w, "state_out", y), cache

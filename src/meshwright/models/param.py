@@ -1,0 +1,23 @@
+"""The description of one parameter: its letters and its start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter: its letters, the first of them its stack's if layers have one each, and its start.
+
+    init: "ones", "zeros", or "normal" with standard deviation `fan_in ** -0.5` over the letters `fan_in`.
+    "taps" is normal too, for a convolution along positions, which is no matrix of products; "decay" is the
+    logarithm of a decay rate, uniform in 1 to 16.
+    trained: whether gradients change it; a model with adapters trains only these.
+    """
+
+    letters: str
+    init: str = "normal"
+    fan_in: str = "D"
+    trained: bool = True
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(sizes[letter] for letter in self.letters)
