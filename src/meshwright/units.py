@@ -30,6 +30,22 @@ def parse_length(text: str | int) -> int:
     return _parse(text, _LENGTHS, "4096, 8k (8192) or 1M (1048576)")
 
 
+def parse_share(text: str | float) -> float:
+    """A share below 1: `10%` and `0.1` are a tenth.
+
+    >>> parse_share("10%"), parse_share("0.25")
+    (0.1, 0.25)
+    """
+    number = str(text).strip()
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise MeshwrightError(f"{text!r} is not a share; write 10% or 0.1, below 100%")
+    return share
+
+
 def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
     match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,4})?)\s*([a-z]*)\s*", str(text).lower())
     factor = match and (suffixes | _BINARY).get(match[2])

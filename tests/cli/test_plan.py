@@ -348,3 +348,25 @@ def test_the_compiler_is_asked_for_memory(monkeypatch: pytest.MonkeyPatch, capsy
     assert main([*command, "--seq-len", "64", "--audit"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "1 TB per chip by XLA for CPU" in out and ": does not fit" in out
+
+
+NODE = [
+    "plan", "train", "--model", "llama-3-8b", "--hardware", "h100:1x8", "--batch-tokens", "64Ki",
+    "--seq-len", "8192", "--json",
+]  # fmt: skip
+
+
+def test_headroom_leaves_memory_free(capsys) -> None:
+    needed = []
+    for headroom in ("0%", "40%"):
+        assert main([*NODE, "--headroom", headroom]) == 0
+        needed.append(sum(json.loads(capsys.readouterr().out)["best"]["bytes_per_chip"].values()) / 2)
+    assert needed[1] <= 0.6 * 81.2e9 < needed[0]
+
+
+def test_a_roofline_is_faster_than_what_is_reached(capsys) -> None:
+    seconds = []
+    for form in ([], ["--ideal"]):
+        assert main([*NODE, "--layout", "fsdp=8,remat=full", *form]) in (0, 1)
+        seconds.append(json.loads(capsys.readouterr().out)["best"]["step_seconds"])
+    assert seconds[1] < 0.8 * seconds[0]

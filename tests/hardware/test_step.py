@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.cost.collectives import seconds_by_bytes
 from meshwright.errors import HardwareError
 from meshwright.hardware.catalog import chip, dump_toml, load, names, nearest_chip, step_warning
 from meshwright.hardware.chip import Switch
+from meshwright.notation.mesh import Mesh
 from meshwright.programs.efficiency import StepEfficiency
 
 STEP = """[step]
@@ -152,3 +154,14 @@ def test_figures_that_no_machine_has_are_refused() -> None:
         HardwareError, match=r"^v5e:4x4: nic_bytes_per_second is of GPUs; v5e has no network card$"
     ):
         load("v5e:4x4").with_figures(nic_bytes_per_second=25e9)
+
+
+@pytest.mark.parametrize("spec", ["v5p:4x4x4", "h100:2x8", "cpu:8"])
+def test_a_roofline_has_no_latency(spec: str) -> None:
+    """Twice the bytes take twice the time, from the first byte on."""
+    machine = load(spec)
+    place = replace(machine, chip=machine.chip.roofline()).place(Mesh({"X": machine.num_chips}))
+    seconds = [seconds_by_bytes("all_gather", ("X",), place)(size) for size in (1024, 2048)]
+    if machine.chip.kind != "cpu":  # whose latency is that of threads
+        assert seconds[1] == pytest.approx(2 * seconds[0])
+    assert machine.chip.roofline().step == StepEfficiency()

@@ -1,7 +1,7 @@
 """The inputs of the library: the tokens of a training step, the requests to a server, and their options."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.dtypes import COMPUTED
@@ -11,8 +11,10 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout.precision import Precision
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.options import REQUIRED, check_options, option, parse_dtype
-from meshwright.units import parse_count, parse_length
+from meshwright.options import REQUIRED, changed_options, check_options, option, parse_dtype
+from meshwright.programs.program import DEFAULT as XLA
+from meshwright.programs.program import PROGRAMS
+from meshwright.units import parse_count, parse_length, parse_share
 
 if TYPE_CHECKING:
     from meshwright.plan.serve.requests import Requests, Targets
@@ -80,6 +82,42 @@ class SearchOptions:
             return weights, (self.compute_dtype,)
         measured = tuple(dtype for dtype in COMPUTED if dtype in chip.flops_per_second)
         return weights, chip.platform.compute_dtypes or measured
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions of a price: a training program, a network, ideal rates, memory to leave free."""
+
+    software: str = option(
+        XLA,
+        metavar="NAME",
+        help=f"Training software to price: {', '.join(PROGRAMS.names)}; mw train is xla.",
+        after="compute_dtype",
+    )
+    network: str | None = option(
+        None,
+        metavar="NAME",
+        help="Network between nodes of GPUs: a name that mw hardware lists, such as infiniband, roce or efa.",
+        unset="that of the hardware",
+        after="software",
+    )
+    ideal: bool = option(False, help="Price a pure roofline: rated peaks, and links without latency.")
+    headroom: float = option(
+        0.0, parser=parse_share, metavar="SHARE", help="Share of each chip's memory to leave free: 10%."
+    )
+
+    @property
+    def given(self) -> list[str]:
+        """The flags of options that are not at their default."""
+        return list(changed_options(Conditions, vars(self)))
+
+    def of(self, machine: Hardware) -> Hardware:
+        """The machine under these conditions. Raises HardwareError for an unknown program or network."""
+        machine = (machine.over(self.network) if self.network else machine).running(self.software)
+        chip = machine.chip.roofline() if self.ideal else machine.chip
+        if self.headroom:
+            chip = replace(chip, hbm_usable_bytes=round(chip.program_bytes * (1 - self.headroom)))
+        return replace(machine, chip=chip)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import typer
 import meshwright as mw
 from meshwright.api import Plans, Train
 from meshwright.api.document import check_output
-from meshwright.api.inputs import SearchOptions, SizeOptions
+from meshwright.api.inputs import Conditions, SearchOptions, SizeOptions
 from meshwright.api.machine import anchored_by
 from meshwright.cli.common import (
     CHANGES,
@@ -39,7 +39,6 @@ from meshwright.plan.compare import compared
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import NothingFits
 from meshwright.programs.program import DEFAULT as XLA
-from meshwright.programs.program import PROGRAMS
 from meshwright.units import parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -65,19 +64,7 @@ def train(
     work: Train,
     layout: str | None = option(None, help="Price only this layout: data=2,fsdp=64,tensor=8,remat=full."),
     search: SearchOptions,
-    software: str = option(
-        XLA,
-        metavar="NAME",
-        help=f"Training software to price: {', '.join(PROGRAMS.names)}; mw train is xla.",
-        after="compute_dtype",
-    ),
-    network: str | None = option(
-        None,
-        metavar="NAME",
-        help="Network between nodes of GPUs: a name that mw hardware lists, such as infiniband, roce or efa.",
-        unset="that of the hardware",
-        after="software",
-    ),
+    conditions: Conditions,
     tokens: int | None = option(
         None, parser=parse_count, help="Tokens of the whole run; adds its days, chip-hours and price."
     ),
@@ -123,17 +110,17 @@ def train(
             "--audit": audit,
         }
         _check_several(sorted(flag for flag, value in single.items() if value))
-        machines = [_machine(spec, network, software) for spec in hardwares]
+        machines = [conditions.of(load_hardware(spec)) for spec in hardwares]
         _compare(config, Prices(price, currency).of(machines), work, search, as_json)
         return
     [hardware] = hardwares
     if size.smallest:
-        _check_smallest(layout, anchor, software, network)
+        _check_smallest(layout, anchor, conditions)
         refuse_beside({"--price": price, "--currency": currency}, "--smallest compares no prices")
         plans = _smallest(config, hardware, work, search, size, tokens, as_json)
     else:
         _check_not_smallest(size)
-        [machine] = Prices(price, currency).of([_machine(hardware, network, software)])
+        [machine] = Prices(price, currency).of([conditions.of(load_hardware(hardware))])
         machine, corrections = anchored_by(machine, anchor)
         for line in corrections:
             note(f"--anchor: {line}")
@@ -210,18 +197,11 @@ def _check_single(search: SearchOptions) -> None:
     refuse_beside(given, "--layout prices only that layout")
 
 
-def _machine(spec: str, network: str | None, software: str) -> Hardware:
-    """The hardware of a spec with another network, if given, and a training program."""
-    machine = load_hardware(spec)
-    return (machine.over(network) if network else machine).running(software)
-
-
-def _check_smallest(layout: str | None, anchor: tuple[Path, ...], software: str, network: str | None) -> None:
-    if software != XLA:
-        raise PlanError(f"--smallest sizes machines for {XLA}; leave out --software, or name the topology")
-    if network:
+def _check_smallest(layout: str | None, anchor: tuple[Path, ...], conditions: Conditions) -> None:
+    if given := conditions.given:
         raise PlanError(
-            "--smallest takes the chip's usual network; leave out --network, or name the topology"
+            f"--smallest sizes machines for {XLA} on their usual networks; leave out {', '.join(given)}, or "
+            "name the topology"
         )
     if anchor:
         raise PlanError("--smallest tries machines that --anchor's run was not on; leave one of them out")

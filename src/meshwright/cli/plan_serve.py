@@ -75,7 +75,7 @@ def serve(
         help="Prefill prompts as mw serve does, or also by position over devices that share weights.",
     ),
     prices: Prices,
-    ideal: bool = option(False, help="Price at the chips' rated peaks: a pure roofline."),
+    ideal: bool = option(False, help="Price a pure roofline: rated peaks, and links without latency."),
     explain: bool = option(False, help="Explain what limits the step and what would change that."),
     changes: str | None = CHANGES,
     output: Path | None = OUTPUT,
@@ -99,7 +99,7 @@ def serve(
     config = load_model_with(model, changes)
     machines = prices.of(serving_machines(spec for text in hardware for spec in text.split(",")))
     if ideal:
-        machines = [replace(machine, chip=machine.chip.ideal()) for machine in machines]
+        machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
     precisions = dtypes.precisions(machines)
     only = Layout.parse(layout) if layout else None
     prompt_tokens, output_tokens = requests.pop("prompt_tokens"), requests.pop("output_tokens")

@@ -273,6 +273,16 @@ class Chip:
         """This chip with steps that reach every rating."""
         return replace(self, step=StepEfficiency(), inference=None)
 
+    def roofline(self) -> "Chip":
+        """This chip at every rating, with links that take no time but for their bytes."""
+        hops = ("hop_seconds", "dcn_hop_seconds", "nvlink_hop_seconds", "nic_hop_seconds")
+        network = self.network
+        if not isinstance(network, SharedMemory):
+            no_time = {key: 0.0 for key in (*hops, "collective_launch_seconds") if hasattr(network, key)}
+            curves = {"efficiency": {}} | ({"by_nodes": {}} if isinstance(network, Switch) else {})
+            network = replace(network, **no_time, **curves)
+        return replace(self.ideal(), network=network)
+
     @property
     def link_bytes_per_second(self) -> float:
         """One-way bytes a second of the fastest link that leaves the chip (ICI, NVLink or memory)."""

@@ -46,8 +46,8 @@ def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
     ({'v5p': 4.2, 'h100': 2.5}, {'h100': 2.5})
     """
     prices: dict[str, float] = {}
-    if "=" not in text and text.strip():
-        text = ",".join(f"{chip}={text.strip()}" for chip in dict.fromkeys(chips)) or text
+    if chips and text.strip().replace(".", "", 1).isdigit():
+        text = ",".join(f"{chip}={text.strip()}" for chip in dict.fromkeys(chips))
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, price = item.partition("=")
         try:
@@ -55,7 +55,9 @@ def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
         except ValueError:
             value = -1.0
         if not equals or not 0 < value < float("inf"):
-            raise HardwareError(f"--price {item!r} is not a price of a chip-hour; write v5p=4.2,h100=2.5")
+            raise HardwareError(
+                f"--price {item!r} is not a price of a chip-hour; write 2.5, or v5p=4.2,h100=2.5"
+            )
         prices[name if name in chips else catalog.chip(name).name] = value
     return prices
 
