@@ -10,7 +10,7 @@ from meshwright.optimizers import OPTIMIZERS
 # The numbers of a narrow operand that share a scale (nn/products/narrow.py).
 MATMUL_SCALES = ("rows", "tiles")
 # Names of weights that are stored wider than `weights_dtype`, if that is narrower than bf16.
-_TABLES, _NEVER_QUANTISED = ("embed", "unembed"), ("router", "positions")
+_TABLES, _NEVER_QUANTISED = ("embed", "unembed"), ("router", "shared_router", "positions")
 
 
 @dataclass(frozen=True)

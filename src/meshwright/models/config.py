@@ -18,7 +18,8 @@ Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu"
 # head: over H, with one scale for all heads; heads: over H, each head with its own; width: over N and H.
 QKNorm = Literal["head", "heads", "width"]
 RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
-RouterScore = Literal["softmax", "sigmoid"]
+# sparsemixer: k times a softmax of logits near the largest that is left (Phi-3.5-MoE).
+RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
 # What mixes the positions of a layer: attention, the model's mixer with a state, or both on the same input.
 Mixer = Literal["attention", "state", "both", "none"]
 FeedForward = Literal["dense", "experts", "none"]
@@ -105,12 +106,13 @@ class MoE:
     vector (Qwen2-MoE). num_dense_layers: the first layers, with a dense feed-forward. every: each n-th
     layer has experts, the others are dense. router_bias, expert_bias: whether these have biases.
 
-    score: the function of the router's logits: a softmax over all experts, or a sigmoid of each.
-    choice_bias: added to the scores to choose the experts, but not to weigh them (DeepSeek-V3). num_groups:
-    the experts are in this number of groups, and a token's experts are in the groups_per_token best. A
-    group scores as its best expert, or with sigmoids as its best two. normalized: the weights of a token's
-    experts add up to 1. scaling: factor of the weights. scales_input: the weights multiply the input of an
-    expert, not its output (Llama 4).
+    score: the function of the router's logits: a softmax over all experts, or a sigmoid of each. choice_bias:
+    added to the scores to choose the experts, but not to weigh them (DeepSeek-V3). num_groups: the experts
+    are in this number of groups, and a token's experts are in the groups_per_token best. A group scores as
+    its best expert, or with sigmoids as its best two. normalized: the weights of a token's experts add up to
+    1. chosen_by_logits: the bias is added to the logits. post_norm: the result of experts is normed. scaling:
+    factor of the weights. scales_input: the weights multiply the input of an expert, not its output (Llama
+    4).
     """
 
     num_experts: int
@@ -130,6 +132,8 @@ class MoE:
     scaling: float = 1.0
     scales_input: bool = False
     shared_gate: bool = False
+    chosen_by_logits: bool = False
+    post_norm: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "moe")

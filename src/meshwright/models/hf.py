@@ -105,10 +105,10 @@ def _alike(config: Mapping[str, Any], name: str, unknown: str) -> Family:
     Warns of the assumption. Raises ModelError if every family lacks a rule for some key that may change the
     model, or refuses a value.
     """
-    if config.get("is_encoder_decoder"):
+    if config.get("is_encoder_decoder") or config.get("model_type") in _OTHER_MATHEMATICS:
         raise _unsupported(name, unknown)
     known = {key for key in config if key not in EVERY_FILE}
-    best: tuple[int, Family] | None = None
+    best: tuple[tuple[int, int], Family] | None = None
     fewest: tuple[int, Family, list[str]] | None = None
     for family in families():
         rules = rules_of(family)
@@ -119,8 +119,9 @@ def _alike(config: Mapping[str, Any], name: str, unknown: str) -> Family:
         if odd:
             fewest = min(fewest or (len(odd), family, odd), (len(odd), family, odd), key=lambda each: each[0])
             continue
-        own = sum(key in family.keys for key in known)
-        best = max(best or (own, family), (own, family), key=lambda each: each[0])
+        # Of families with the same keys, the one with the fewest other properties.
+        fit = (sum(key in family.keys for key in known), -len(family.sets))
+        best = max(best or (fit, family), (fit, family), key=lambda each: each[0])
     if best is None and fewest is not None and fewest[0] <= _FEW:
         _, family, odd = fewest
         raise ModelError(
@@ -139,6 +140,8 @@ def _alike(config: Mapping[str, Any], name: str, unknown: str) -> Family:
     return family
 
 
+# Types of transformers whose keys say less than their class computes.
+_OTHER_MATHEMATICS = ("bert-generation",)
 # A file with more keys that no family has is not explained key by key.
 _FEW = 6
 

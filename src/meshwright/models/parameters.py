@@ -161,8 +161,10 @@ def _stacked(config: ModelConfig, layer: Layer) -> dict[str, Param]:
         block |= _norm(config, "attention_post_norm", "D") if config.post_norms else {}
     if stack not in _ONLY_MIXERS:
         block |= _norm(config, "mlp_norm", "D") if config.pre_norms and not config.shared_norm else {}
-        block |= _experts(config) if config.moe is not None and stack in _WITH_EXPERTS else _mlp(config)
-        block |= _norm(config, "mlp_post_norm", "D") if config.post_norms else {}
+        experts = config.moe if stack in _WITH_EXPERTS else None
+        block |= _experts(config) if experts else _mlp(config)
+        is_normed = config.post_norms or (experts is not None and experts.post_norm)
+        block |= _norm(config, "mlp_post_norm", "D") if is_normed else {}
     if stack in KV_SHARED:
         block = {name: param for name, param in block.items() if not name.startswith(_OF_KEYS_AND_VALUES)}
     if config.lora_rank:

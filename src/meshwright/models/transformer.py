@@ -272,7 +272,7 @@ def _block(
         y = _mixture(config, cast(ExpertOps, ops), w, h)
     else:
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
-    if config.post_norms:
+    if config.post_norms or ("router" in w and config.moe and config.moe.post_norm):
         y = norm("mlp_post_norm", y)
     return (
         ops.residual("mlp_residual", x, _scaled(config, ops, "mlp_residual_scale", y)),

@@ -555,6 +555,7 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
     """Whether only products read the weight, in its stored sharding and type."""
     name, dtype = path.rpartition("/")[2], layout.precision.stored_dtype(path, param)
     is_of_products = param.init == "normal" and name not in _READ_OTHERWISE and "E" not in param.letters
+    is_of_products &= len(of_a_layer(param.letters)) > 1
     if not is_of_products or (name == "embed" and not config.tied_embeddings):
         return False
     stored = _sharding(layout, path, param)

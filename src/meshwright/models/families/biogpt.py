@@ -10,6 +10,7 @@ FAMILY = Family(
     ("BioGptForCausalLM",),
     keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
     | activation("gelu")
+    | ignored("all heads have keys, D / N wide", "head_dim", "num_key_value_heads")
     | {
         "layer_norm_eps": Key("norm_eps", 1e-12),
         "scale_embedding": Key("scale_embedding", True),

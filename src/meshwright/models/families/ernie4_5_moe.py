@@ -24,7 +24,7 @@ FAMILY = Family(
     "ernie4_5_moe",
     "ERNIE 4.5 (experts)",
     ("Ernie4_5_MoeForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "head_dim"}
+    keys=LLAMA_KEYS
     | EPS_1E_5
     | ROUTER
     | {

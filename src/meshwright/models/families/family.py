@@ -101,7 +101,8 @@ class Tensor:
     number `index`. arranged: the parts follow each other, or do so `within` each entry of the first letter
     that all of them have, or `alternate` element by element. pairs: a letter whose last A elements (all of
     them without latent attention) are stored as neighbouring pairs (x0, y0, x1, y1) that rotary positions
-    turn; our halves are (x0, x1, y0, y1).
+    turn; our halves are (x0, x1, y0, y1). swapped: a letter whose halves are (y, x), since positions turn the
+    other way.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Tensor:
     index: int = 0
     arranged: Arrangement = "after"
     pairs: str = ""
+    swapped: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ from meshwright.models.families.family import Family, Key, Release, Tensor, igno
 from meshwright.models.families.rope import Rope
 
 _LAYER = "gpt_neox.layers.{}"
-_NOT_READ = ("rms_norm_eps", "num_key_value_heads", "head_dim")
+_NOT_READ = ("rms_norm_eps", "num_key_value_heads")
 _SHARED = {"max_seq_len": 2048, "parallel": True, "qkv_bias": True, "attention_out_bias": True}
 
 FAMILY = Family(
@@ -17,6 +17,7 @@ FAMILY = Family(
         "use_parallel_residual": Key("parallel", True),
         "attention_bias": Key(("qkv_bias", "attention_out_bias"), True),
     }
+    | ignored("all heads have keys", "num_key_value_heads")
     | ignored(
         "training only", "hidden_dropout", "classifier_dropout", "init_method", "output_layer_init_method"
     ),

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import LAYER, LLAMA_TENSORS
-from meshwright.models.families.family import Family, Tensor
+from meshwright.models.families.family import Family, Tensor, fixed
 from meshwright.models.families.granite_swa import LAYER_THETAS, SINKS
 from meshwright.models.families.granitemoe import GRANITE_MOE_KEYS
 from meshwright.models.families.layers import LocalLayers
@@ -12,7 +12,7 @@ FAMILY = Family(
     "granitemoe_swa",
     "Granite Swash (experts)",
     ("GraniteMoeSWAForCausalLM",),
-    keys=GRANITE_MOE_KEYS,
+    keys=GRANITE_MOE_KEYS | fixed(shared_intermediate_size=0),
     sets={"attention_sinks": True},
     groups=(LocalLayers(window=128, global_every=4), Rope(), LAYER_THETAS),
     tensors=LLAMA_TENSORS

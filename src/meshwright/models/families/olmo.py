@@ -6,7 +6,7 @@ FAMILY = Family(
     "olmo",
     "OLMo",
     ("OlmoForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in ("rms_norm_eps", "head_dim")}
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
     | ATTENTION_BIAS
     | {"clip_qkv": Key("clip_qkv")},
     sets={"norm": "layer", "norm_scale": False, "norm_eps": 1e-5},

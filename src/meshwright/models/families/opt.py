@@ -50,6 +50,8 @@ FAMILY = Family(
     }
     | fixed(do_layer_norm_before=True, _remove_final_layer_norm=False, layer_norm_elementwise_affine=True)
     | ignored("training only", "dropout", "activation_dropout", "layerdrop", "init_std")
+    | ignored("all heads have keys, D / N wide", "head_dim", "num_key_value_heads")
+    | ignored("ffn_dim counts", "intermediate_size")
     | ignored("of the tokenizer", "prefix"),
     sets={"norm": "layer", "norm_bias": True, "positions": "learned", "position_offset": 2, "gated": False},
     groups=(_NoProjection(),),

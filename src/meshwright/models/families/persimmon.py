@@ -11,7 +11,7 @@ from meshwright.models.families.common import (
 from meshwright.models.families.family import Family, Key, Release, ignored, preset
 from meshwright.models.families.rope import Rope
 
-_NOT_READ = ("rms_norm_eps", "num_key_value_heads", "head_dim")
+_NOT_READ = ("rms_norm_eps", "num_key_value_heads")
 
 FAMILY = Family(
     "persimmon",
@@ -22,6 +22,7 @@ FAMILY = Family(
     | LAYER_NORM_EPS
     | activation("relu2")
     | {"qk_layernorm": Key("qk_norm", True)}
+    | ignored("all heads have keys", "num_key_value_heads")
     | ignored("training only", "hidden_dropout"),
     sets={
         "norm": "layer",

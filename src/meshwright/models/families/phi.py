@@ -14,7 +14,7 @@ FAMILY = Family(
     "phi",
     "Phi 1, 1.5, 2",
     ("PhiForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in ("rms_norm_eps", "head_dim")}
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
     | LAYER_NORM_EPS
     | activation("gelu_new")
     | fixed(qk_layernorm=False)

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import LATENT, LATENT_TENSORS, LLAMA_TENSORS, SIZES
-from meshwright.models.families.family import Family, Key, fixed
+from meshwright.models.families.family import Family, Key, fixed, ignored
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
@@ -9,6 +9,7 @@ FAMILY = Family(
     keys=SIZES
     | LATENT
     | {"tie_word_embeddings": Key("tied_embeddings", True)}
+    | ignored("training only", "embedding_initializer_range")
     | fixed(attention_bias=False, mlp_bias=False, rope_interleave=True),
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | LATENT_TENSORS,

@@ -27,9 +27,14 @@ from meshwright.nn.each_device import with_gradient, zeros_beside
 from meshwright.nn.norms import log_sum_exp
 from meshwright.nn.start.device_mesh import partition_spec
 
-_SCORES = {"softmax": lambda logits: jax.nn.softmax(logits, axis=-1), "sigmoid": jax.nn.sigmoid}
+_SCORES = {
+    "softmax": lambda logits: jax.nn.softmax(logits, axis=-1),
+    "sigmoid": jax.nn.sigmoid,
+    "sparsemixer": lambda logits: jax.nn.softmax(logits, axis=-1),
+}
+_SPARSE_MIXER_SHARE = 0.02  # twice router_jitter_noise
 # Number of top scores of a group whose sum ranks it.
-_BEST = {"softmax": 1, "sigmoid": 2}
+_BEST = {"softmax": 1, "sigmoid": 2, "sparsemixer": 1}
 
 
 def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> Array:
@@ -45,14 +50,34 @@ def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> A
 
 def _gates(logits: Array, choice: Array | None = None, *, moe: MoE) -> Array:
     logits = logits.astype(jnp.float32)
+    if moe.score == "sparsemixer":
+        return _mixed_sparsely(logits, moe.experts_per_token) * moe.scaling
     scores = _SCORES[moe.score](logits)
     # By logits if each expert is chosen by its own score: sigmoids of large logits are equal.
     by = logits if choice is None and moe.num_groups == 1 else scores
+    by = logits if moe.chosen_by_logits else by
     chosen = lax.stop_gradient(_chosen(by if choice is None else by + choice[None, None, :], moe))
     gates = jnp.where(chosen, scores, 0.0)
     if moe.normalized:
         gates /= jnp.sum(gates, axis=-1, keepdims=True)
     return gates * moe.scaling
+
+
+def _mixed_sparsely(logits: Array, count: int) -> Array:
+    """`count` times the largest logit that is left, weighed by a softmax of the logits near it.
+
+    Near: within 2% of the larger of it and the logit's size. Source: Liu et al., arXiv:2409.12136, as in
+    Phi-3.5-MoE's inference.
+    """
+    gates, left = jnp.zeros_like(logits), logits
+    for _ in range(count):
+        best = jnp.max(left, axis=-1, keepdims=True)
+        is_far = (best - logits) / jnp.maximum(jnp.abs(logits), best) > _SPARSE_MIXER_SHARE
+        shares = jax.nn.softmax(jnp.where(lax.stop_gradient(is_far), -jnp.inf, left), axis=-1)
+        chosen = lax.stop_gradient(_among_the_best(left, 1))
+        gates = jnp.where(chosen, shares, gates)
+        left = jnp.where(chosen, -jnp.inf, left)
+    return gates
 
 
 def _chosen(scores: Array, moe: MoE) -> Array:

@@ -132,11 +132,16 @@ def taken(
     block = np.reshape(block, [len(spans[letter]) for letter in letters])
     if tensor.pairs:
         block = np.take(block, _halves_of(tensor, sizes), axis=letters.index(tensor.pairs))
+    if tensor.swapped:
+        block = np.roll(block, sizes[tensor.swapped] // 2, axis=letters.index(tensor.swapped))
     return block
 
 
 def given(tensor: Tensor, block: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
     """The inverse of `taken`: one parameter as its part of the tensor."""
+    if tensor.swapped:
+        axis = "".join(tensor.dims).index(tensor.swapped)
+        block = np.roll(block, sizes[tensor.swapped] // 2, axis=axis)
     if tensor.pairs:
         axis = "".join(tensor.dims).index(tensor.pairs)
         block = np.take(block, np.argsort(_halves_of(tensor, sizes)), axis=axis)

@@ -1,0 +1,65 @@
+from meshwright.models.families.common import (
+    DEEPSEEK_EXPERTS,
+    LATENT,
+    LATENT_TENSORS,
+    LAYER,
+    LLAMA_TENSORS,
+    SIZES,
+    experts,
+    norm,
+)
+from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
+from meshwright.models.families.layers import ExpertLayers
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "axk1",
+    "A.X K1",
+    ("AXK1ForCausalLM",),
+    keys=SIZES
+    | LATENT
+    | {key: rule for key, rule in DEEPSEEK_EXPERTS.items() if key != "first_k_dense_replace"}
+    | {
+        "norm_topk_prob": Key("moe.normalized", True),
+        "n_group": Key("moe.num_groups", 8),
+        "topk_group": Key("moe.groups_per_token", 4),
+        "routed_scaling_factor": Key("moe.scaling", 2.5),
+    }
+    | fixed(attention_bias=False, scoring_func="sigmoid", rope_interleave=True)
+    | ignored("of the module that predicts a second token", "num_nextn_predict_layers")
+    | ignored("as its class computes it", "topk_method"),
+    sets={"moe.score": "sigmoid", "moe.choice_bias": True, "moe.post_norm": True},
+    groups=(ExpertLayers(), Rope()),
+    tensors=LLAMA_TENSORS | LATENT_TENSORS | experts() | norm("mlp_post_norm", f"{LAYER}.post_mlp_layernorm"),
+    more_layers=True,
+    releases=(
+        Release(
+            "SK Telecom 2026; config.json of skt/A.X-K1",
+            {
+                "a.x-k1": preset(
+                    "519B",
+                    "33B",
+                    L=61,
+                    D=7168,
+                    F=18_432,
+                    N=64,
+                    V=163_840,
+                    d_head=192,
+                    max_seq_len=131_072,
+                    norm_eps=1e-6,
+                    mla={"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128},
+                    moe=mixture(
+                        192,
+                        8,
+                        2048,
+                        num_shared_experts=1,
+                        num_dense_layers=1,
+                        num_groups=8,
+                        groups_per_token=4,
+                        scaling=2.5,
+                    ),
+                )
+            },
+        ),
+    ),
+)

@@ -1,0 +1,57 @@
+from meshwright.models.families.common import LAYER, LLAMA_KEYS, LLAMA_TENSORS, ROUTER, experts, norm
+from meshwright.models.families.family import Family, Key, Release, Tensor, ignored, mixture, needed, preset
+from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "kolibri1",
+    "Kolibri 1",
+    ("Kolibri1ForCausalLM",),
+    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "intermediate_size"}
+    | ROUTER
+    | {
+        "head_dim": Key("d_head", 128),
+        "num_local_experts": needed("moe.num_experts", "num_experts"),
+        "num_experts_per_tok": needed("moe.experts_per_token"),
+        "moe_intermediate_size": needed(("d_ff", "moe.d_ff")),
+        "shared_expert_intermediate_size": needed("moe.d_ff_shared"),
+        "norm_topk_prob": Key("moe.normalized", False),
+    }
+    | ignored("all layers have experts", "intermediate_size"),
+    sets={
+        "post_norms": True,
+        "qk_norm": True,
+        "moe.num_shared_experts": 1,
+        "moe.score": "sigmoid",
+        "moe.choice_bias": True,
+        "moe.chosen_by_logits": True,
+    },
+    groups=(LocalLayers(window=513, global_every=5, unturned=True), Rope()),
+    tensors=LLAMA_TENSORS
+    | norm("attention_post_norm", f"{LAYER}.post_attn_norm")
+    | norm("mlp_post_norm", f"{LAYER}.post_ffn_norm")
+    | experts()
+    | {"router_choice_bias": Tensor(f"{LAYER}.moe.router.expert_bias", ("E",))},
+    releases=(
+        Release(
+            "config.json of Aleph-Alpha/Kolibri-1",
+            {
+                "kolibri-1": preset(
+                    L=50,
+                    D=2560,
+                    F=512,
+                    N=48,
+                    K=4,
+                    H=128,
+                    V=128_000,
+                    max_seq_len=262_144,
+                    norm_eps=1e-6,
+                    sliding_window=513,
+                    global_every=5,
+                    nope_every=5,
+                    moe=mixture(384, 6, 512, d_ff_shared=512, normalized=False),
+                )
+            },
+        ),
+    ),
+)

@@ -1,0 +1,47 @@
+from dataclasses import replace
+
+from meshwright.models.families.common import (
+    ATTENTION_BIAS,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    activation,
+    linear,
+)
+from meshwright.models.families.family import Family, Key, Release, preset
+from meshwright.models.families.rope import Rope
+
+FAMILY = Family(
+    "nanochat",
+    "nanochat",
+    ("NanoChatForCausalLM",),
+    keys=LLAMA_KEYS
+    | ATTENTION_BIAS
+    | activation("relu2")
+    | {"final_logit_softcapping": Key("logit_softcap", 15.0, null_is_none=True)},
+    sets={"norm_scale": False, "embedding_norm": True, "turned_norm": True, "gated": False},
+    groups=(Rope(),),
+    tensors=LLAMA_TENSORS
+    | {name: replace(LLAMA_TENSORS[name], swapped="H") for name in ("wq", "wk", "wq_bias", "wk_bias")}
+    | linear("w_in", f"{LAYER}.mlp.fc1", "F", "D")
+    | linear("w_out", f"{LAYER}.mlp.fc2", "D", "F"),
+    releases=(
+        Release(
+            "Karpathy 2025; config.json of karpathy/nanochat-d32",
+            {
+                "nanochat-d32": preset(
+                    "1.9B",
+                    L=32,
+                    D=2048,
+                    F=8192,
+                    N=16,
+                    V=65_536,
+                    max_seq_len=2048,
+                    norm_eps=1e-6,
+                    activation="relu2",
+                    logit_softcap=15.0,
+                )
+            },
+        ),
+    ),
+)
