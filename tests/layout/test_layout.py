@@ -190,7 +190,10 @@ class TestText:
                 "tensor=8,zero=1",
                 "layout: zero = 1 changes nothing with data = 1; fits: data or fsdp or context above 1",
             ),
-            ("weights_dtype=int3", "layout: weights_dtype = 'int3'; fits: f32, bf16, fp8, int8, fp4, mxfp4, int4"),
+            (
+                "weights_dtype=int3",
+                "layout: weights_dtype = 'int3'; fits: f32, bf16, fp8, int8, fp4, mxfp4, int4",
+            ),
         ],
     )
     def test_what_is_refused(self, text: str, message: str) -> None:
