@@ -309,7 +309,7 @@ class TestCheck:
             (
                 Layout.of(tensor=16),
                 "wk[L, D, K_tensor, H]: 8 KV heads (K) do not divide over tensor = 16; "
-                "fits: tensor in {1, 2, 4, 8}, or replicate: wk[L, D, K, H]",
+                "fits: tensor in {1, 2, 4, 8}, or tensor=8,kv_replicas=2, or replicate: wk[L, D, K, H]",
             ),
             (
                 Layout.of(fsdp=3),

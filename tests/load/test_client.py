@@ -1,5 +1,6 @@
 """The load test: its traffic from a seed, its figures worked by hand, and a whole run against a server."""
 
+import asyncio
 import json
 from itertools import islice
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from tests.serve.http.process import server_process
 
 from meshwright.cli.main import main
-from meshwright.errors import DataError
+from meshwright.errors import DataError, RequestError
 from meshwright.load import traffic
 from meshwright.load.client import Answer, Client
+from meshwright.load.drive import fit_words
 from meshwright.load.percentiles import percentiles, summary
 from meshwright.load.planned import planned_step_seconds
 from meshwright.load.settings import LatencyTargets
@@ -86,6 +88,31 @@ def test_words_are_fitted_to_what_the_server_counts():
     assert len(words.text(310, "a").split()) == 100
     assert words.text(310, "a") == words.text(310, "a") != words.text(310, "b")
     assert Words.fitted((16, 0), (144, 0)) == Words()
+
+
+class SmallServer:
+    """A server of a short context that counts two tokens a word, and refuses more than it holds."""
+
+    url = "http://small"
+
+    def __init__(self, context: int) -> None:
+        self.context = context
+
+    async def ask(self, text: str, max_tokens: int) -> Answer:
+        tokens = 2 * len(text.split())
+        error = "400: too long" if tokens + max_tokens > self.context else None
+        return Answer(0.0, prompt_tokens=tokens, error=error)
+
+
+@pytest.mark.parametrize("context", [512, 200, 130, 80])
+def test_a_server_of_a_short_context_is_probed_with_fewer_words(context: int) -> None:
+    words = asyncio.run(fit_words(SmallServer(context), chat=False))  # pyright: ignore[reportArgumentType]
+    assert words.tokens_per_word == 2.0
+
+
+def test_a_context_that_holds_no_probe_is_named() -> None:
+    with pytest.raises(RequestError, match="http://small refuses a request of 32 words: 400: too long"):
+        asyncio.run(fit_words(SmallServer(40), chat=False))  # pyright: ignore[reportArgumentType]
 
 
 def answer(start: float, pieces: list[float], error: str | None = None) -> Answer:

@@ -120,7 +120,7 @@ def test_a_layout_that_does_not_divide_is_refused() -> None:
         price(load_model("llama-3-8b"), load("h100:2x8"), Workload(64, 4096), Layout.of(tensor=16))
     assert str(error.value) == (
         "wk[L, D, K_tensor, H]: 8 KV heads (K) do not divide over tensor = 16; "
-        "fits: tensor in {1, 2, 4, 8}, or replicate: wk[L, D, K, H]"
+        "fits: tensor in {1, 2, 4, 8}, or tensor=8,kv_replicas=2, or replicate: wk[L, D, K, H]"
     )
 
 

@@ -6,7 +6,7 @@ from math import inf
 
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError, PlanError
-from meshwright.layout.axes import AXES
+from meshwright.layout.axes import AXES, KV_REPLICAS, TENSOR
 from meshwright.layout.axes.fsdp import MOST_PADDING
 from meshwright.layout.layout import Layout
 from meshwright.layout.rules import Rules
@@ -241,7 +241,13 @@ def _does_not_divide(array: ShardedArray, dim: str, axes: tuple[str, ...], size:
     axis = "·".join(axes)
     whole = array.replace(axes={dim: ()})
     fits = ", ".join(map(str, dividing_degrees(size, size)))
+    wider, rest = divmod(mesh.size(axes), size)
+    copies = (
+        f", or {axis}={size},{KV_REPLICAS.name}={wider}"
+        if dim == "K" and axes == (TENSOR.name,) and not rest
+        else ""
+    )
     return (
         f"{array}: {size} {_LETTER_NAMES[dim]} ({dim}) do not divide over {axis} = {mesh.size(axes)}; "
-        f"fits: {axis} in {{{fits}}}, or replicate: {whole}"
+        f"fits: {axis} in {{{fits}}}{copies}, or replicate: {whole}"
     )

@@ -9,7 +9,8 @@ from meshwright.load.client import Answer, Client, TextOrChat
 from meshwright.load.traffic import Chat, Turn
 from meshwright.load.words import Words
 
-_PROBE_WORDS = (16, 144)
+# Words of the two requests by which a server's tokens are counted; the second of what its context takes.
+_FEW_WORDS, _MORE_WORDS = 16, (144, 64, 32)
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,22 @@ async def fit_words(client: Client, *, chat: bool) -> Words:
 
     Raises RequestError if the server refuses them.
     """
-    counted: list[tuple[int, int]] = []
-    for num_words in _PROBE_WORDS:
+
+    async def counted(num_words: int) -> tuple[int, int] | str:
         text = Words.words(num_words, "probe")
         answer = await client.ask([{"role": "user", "content": text}] if chat else text, 2)
-        if answer.error:
-            raise RequestError(f"{client.url} refuses a request of {num_words} words: {answer.error}")
-        counted.append((num_words, answer.prompt_tokens or num_words))
-    return Words.fitted(*counted)
+        return answer.error or (num_words, answer.prompt_tokens or num_words)
+
+    few = await counted(_FEW_WORDS)
+    if isinstance(few, str):
+        raise RequestError(f"{client.url} refuses a request of {_FEW_WORDS} words: {few}")
+    reason = ""
+    for num_words in _MORE_WORDS:
+        more = await counted(num_words)
+        if not isinstance(more, str):
+            return Words.fitted(few, more)
+        reason = more
+    raise RequestError(f"{client.url} refuses a request of {_MORE_WORDS[-1]} words: {reason}")
 
 
 async def drive(

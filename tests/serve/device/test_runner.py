@@ -498,7 +498,7 @@ _BY_POSITION = {"T": ["context"]}
         (
             "tensor=8",
             "wk[L, D, K_tensor, H]: 4 KV heads (K) do not divide over tensor = 8;"
-            " fits: tensor in {1, 2, 4}, or replicate: wk[L, D, K, H]",
+            " fits: tensor in {1, 2, 4}, or tensor=4,kv_replicas=2, or replicate: wk[L, D, K, H]",
         ),
         (
             {"mesh": {"context": 2}, "rules": {"activations": _BY_POSITION, "generate": _BY_POSITION}},
