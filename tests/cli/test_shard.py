@@ -116,7 +116,6 @@ def test_throughput(capsys):
         ),
         ("A[I, J] . B[J, K] -> C[I, ", "expected a dimension at character"),
         ("A[I, J] . B[J, K] . C[K, L]", "is neither a product of two arrays nor a reshard; write"),
-        ("A[I, J]", "is neither a product of two arrays nor a reshard; write"),
         ("A[Rows, J] . B[J, K]", "A[Rows, J]: dimension Rows of a product must be one letter"),
         ("A[I_W, J] . B[J, K]", "mesh axis W is unknown; this mesh has X, Y"),
         ("A[I, J] . B[J, K] -> C[I]", "'IJ,JK->I': K is in only one operand and not in the output"),
@@ -234,3 +233,21 @@ def test_what_a_chain_does_not_have(option: list[str], capsys):
 def test_a_reshard_has_no_gradient(capsys):
     assert main(["shard", "A[I_X] -> A[I]", "--mesh", "X=4", "--dims", "I=8", "--backward"]) == 2
     assert "--backward: takes a product or a chain, not a reshard" in capsys.readouterr().err
+
+
+def test_one_array_is_counted(capsys):
+    """How to Scale Your Model, "Sharded Matrices": the bytes of fp32[1024, 4096] over X = 4, Y = 2."""
+    where = ["--mesh", "X=4,Y=2", "--dims", "I=1024,J=4096", "--dtype", "f32"]
+    for array, block, copies in (("A[I_XY, J]", [128, 4096], 1), ("A[I, J_Y]", [1024, 2048], 4)):
+        assert main(["shard", array, *where, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert (document["block"], document["copies"], document["bytes"]) == (block, copies, 16 * 2**20)
+        assert document["bytes_per_device"] == 4 * block[0] * block[1]
+        assert document["bytes_of_all_devices"] == copies * document["bytes"]
+    assert main(["shard", "A[I_XY, J]", *where]) == 0
+    assert (
+        "each of 8 devices holds a block [128, 4096], 2.1 MB; 1 device holds each block"
+        in capsys.readouterr().out
+    )
+    assert main(["shard", "A[I_XY, J]", *where, "--backward"]) == 2
+    assert "takes a product or a reshard, not one array" in capsys.readouterr().err

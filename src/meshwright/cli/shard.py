@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from itertools import pairwise
+from math import ceil, prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +16,7 @@ from meshwright.cost.derivation import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.reshard import step_price
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import ContractionQuestion, PricedStep, Strategy, priced_step
+from meshwright.dtypes import dtype_bytes
 from meshwright.errors import HardwareError, NotationError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
@@ -38,7 +40,7 @@ from meshwright.report.terminal.board import (
     reshard_lines,
     run_lines,
 )
-from meshwright.units import parse_count
+from meshwright.units import format_bytes, format_number_of, parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -75,13 +77,14 @@ def shard(
     """Derive and price every way to multiply sharded arrays.
 
     Without `-> C[...]`, letters in both operands are summed and the output may have any sharding. `{U_X}` in
-    the output leaves its partial sums over X unreduced. One array alone is resharded. Several statements form
+    the output leaves its partial sums over X unreduced. One array is counted, or with `->` resharded. Several statements form
     a chain: the command prints the steps that its shardings imply, with --backward those of the gradients
     too.
 
     \b
     mw shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096
     mw shard "x[B_X, D] . w[D, F_Y]" --mesh X=4,Y=4 --dims B=8k,D=4k,F=16k --hardware v5e:4x4
+    mw shard "A[I_XY, J]" --mesh X=4,Y=2 --dims I=1024,J=4096
     mw shard "A[I_X, J] -> A[I, J_X]" --mesh X=8 --dims I=1024,J=4096 --hardware h100:8
     mw shard "x[B_X, D] . w[D_X, F] -> h[B_X, F]; h . v[F, D_X] -> y[B_X, D]" --backward \\
       --mesh X=4 --dims B=8k,D=4k,F=16k
@@ -99,6 +102,12 @@ def shard(
         _chain(written, parsed_mesh, sizes, machine, dtype, backward, as_json)
         return
     operands, out = parse_shard(written)
+    if len(operands) == 1 and out is None:
+        for option, given in (("--svg", svg), ("--run", run), ("--backward", backward)):
+            if given:
+                raise typer.BadParameter("takes a product or a reshard, not one array", param_hint=option)
+        _array(operands[0], parsed_mesh, sizes, dtype, as_json=as_json)
+        return
     if len(operands) == 1 and out is not None:
         if backward:
             raise typer.BadParameter("takes a product or a chain, not a reshard", param_hint="--backward")
@@ -124,6 +133,33 @@ def shard(
         print(*lines, *([""] if backward else []), *more, *run_lines(ran), sep="\n")
     if not best.fits(limit):
         raise typer.Exit(1)
+
+
+def _array(array: ShardedArray, mesh: Mesh, sizes: Mapping[str, int], dtype: str, *, as_json: bool) -> None:
+    """Print the block of an array that each device holds, and its bytes."""
+    block = array.local_shape(mesh, sizes)
+    each, copies = array.bytes_per_device(mesh, sizes, dtype), array.replicas(mesh)
+    document = {
+        "array": str(array),
+        "mesh": dict(mesh.sizes),
+        "dtype": dtype,
+        "bytes": ceil(prod(sizes[dim] for dim in array.dims) * dtype_bytes(dtype)),
+        "block": list(block),
+        "bytes_per_device": each,
+        "copies": copies,
+        "bytes_of_all_devices": each * mesh.num_devices,
+    }
+    if as_json:
+        emit(document)
+        return
+    held = format_number_of(copies, "device")
+    print(
+        f"{array} in {dtype}: {format_bytes(document['bytes'])}",
+        f"each of {format_number_of(mesh.num_devices, 'device')} holds a block {list(block)}, "
+        f"{format_bytes(each)}; {held} {'holds' if copies == 1 else 'hold'} each block",
+        f"all devices together hold {format_bytes(document['bytes_of_all_devices'])}",
+        sep="\n",
+    )
 
 
 def _reshard(
@@ -201,7 +237,7 @@ def parse_shard(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
     """
     left, arrow, right = text.partition("->")
     parts = _PRODUCT.split(left.strip())
-    if len(parts) > 2 or (len(parts) == 1 and not arrow):
+    if len(parts) > 2:
         raise NotationError(f"{text!r} is neither a product of two arrays nor a reshard; write {_FORMS}")
     operands = [_named(parse_array(part), name) for part, name in zip(parts, "AB", strict=False)]
     return operands, _named(_wanted(right), "C") if arrow else None
