@@ -77,9 +77,9 @@ def shard(
     """Derive and price every way to multiply sharded arrays.
 
     Without `-> C[...]`, letters in both operands are summed and the output may have any sharding. `{U_X}` in
-    the output leaves its partial sums over X unreduced. One array is counted, or with `->` resharded. Several statements form
-    a chain: the command prints the steps that its shardings imply, with --backward those of the gradients
-    too.
+    the output leaves its partial sums over X unreduced. One array is counted, or with `->` resharded. Several
+    statements form a chain: the command prints the steps that its shardings imply, with --backward those of
+    the gradients too.
 
     \b
     mw shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096
@@ -96,16 +96,14 @@ def shard(
     parsed_mesh, sizes = parse_mesh(mesh), parse_sizes(dims)
     machine = _rated(catalog.load(hardware)) if hardware else default_hardware(parsed_mesh)
     if is_chain(written):
-        for option, given in (("--svg", svg), ("--run", run), ("--memory-limit", memory_limit)):
-            if given:
-                raise typer.BadParameter("takes one product or reshard, not a chain", param_hint=option)
+        given = {"--svg": svg, "--run": run, "--memory-limit": memory_limit}
+        _refuse(given, "takes one product or reshard, not a chain")
         _chain(written, parsed_mesh, sizes, machine, dtype, backward, as_json)
         return
     operands, out = parse_shard(written)
     if len(operands) == 1 and out is None:
-        for option, given in (("--svg", svg), ("--run", run), ("--backward", backward)):
-            if given:
-                raise typer.BadParameter("takes a product or a reshard, not one array", param_hint=option)
+        given = {"--svg": svg, "--run": run, "--backward": backward}
+        _refuse(given, "takes a product or a reshard, not one array")
         _array(operands[0], parsed_mesh, sizes, dtype, as_json=as_json)
         return
     if len(operands) == 1 and out is not None:
@@ -133,6 +131,13 @@ def shard(
         print(*lines, *([""] if backward else []), *more, *run_lines(ran), sep="\n")
     if not best.fits(limit):
         raise typer.Exit(1)
+
+
+def _refuse(given: Mapping[str, object], words: str) -> None:
+    """Raise BadParameter for the first option that has a value."""
+    for option_name, value in given.items():
+        if value:
+            raise typer.BadParameter(words, param_hint=option_name)
 
 
 def _array(array: ShardedArray, mesh: Mesh, sizes: Mapping[str, int], dtype: str, *, as_json: bool) -> None:

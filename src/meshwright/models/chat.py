@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from jinja2 import Template, TemplateError
+from jinja2 import Environment, Template, TemplateError
 from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -99,7 +99,9 @@ def _to_json(
 class _Generation(Extension):
     """`{% generation %}...{% endgeneration %}`, with which templates mark answers: what is within."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)

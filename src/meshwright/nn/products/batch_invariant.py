@@ -20,6 +20,7 @@ from meshwright.nn.attention.rope import apply_rope, apply_temperature, norm_tur
 from meshwright.nn.cached_ops import InferenceOps, rows_product
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.norms import activate, dot, gated, mean_of_last, norm, softcap
+from meshwright.nn.products.narrow import Kept, wide
 from meshwright.nn.products.row_products import einsum_of_rows, in_tiles
 from meshwright.nn.stack import KindInLoop
 
@@ -54,7 +55,8 @@ class BatchInvariantOps(InferenceOps):
                 lambda x, scale, bias: norm(x, scale, bias, kind, self.config, mean), x, weights=(scale, bias)
             )
 
-    def dot(self, name: str, x: Array, w: Array) -> Array:
+    def dot(self, name: str, x: Array | Kept, w: Array) -> Array:
+        x = wide(x)
         if jax.typeof(x).sharding.spec.partitions[-1] is not None:
             return super().dot(name, x, w)
         with jax.named_scope(name):
