@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 def end_event() -> threading.Event:
@@ -16,6 +17,32 @@ def end_event() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     return ended
+
+
+@contextmanager
+def ends_after(seconds: float, message: str) -> Iterator[None]:
+    """Within, end the process with exit code 2 and a line on stderr if the block takes longer.
+
+    For code of libraries that checks nothing and lets other threads run. Its own words on stderr, such as
+    the traces of a panic, are dropped.
+    """
+    stderr = os.dup(2)
+
+    def end() -> None:
+        os.write(stderr, f"mw: {message} takes longer than {seconds:g} s\n".encode())
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 @contextmanager

@@ -16,12 +16,15 @@ from meshwright.errors import RequestError
 from meshwright.options import option
 from meshwright.serve.model_folder import check_model_folder
 from meshwright.serve.settings import EngineSettings
+from meshwright.signals import ends_after
 from meshwright.units import format_seconds, parse_count
 
 if TYPE_CHECKING:
     from meshwright.cli.service import Service
     from meshwright.serve.engine.request import Request
 
+# A tokenizer of 250,000 tokens loads in a second.
+_TOKENIZER_SECONDS = 10.0
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -61,7 +64,9 @@ def generate(
     from meshwright.serve.engine.request import Request, SamplingParams
 
     folder = load_model_folder(checkpoint)
-    tokens, longest = folder.tokenizer().encode(prompt), context_of(settings, folder.config)
+    with ends_after(_TOKENIZER_SECONDS, f"{checkpoint / 'tokenizer.json'}: reading it and the prompt"):
+        tokens = folder.tokenizer().encode(prompt)
+    longest = context_of(settings, folder.config)
     most = longest - len(tokens)
     if most < 1:  # checked before compiling
         raise RequestError(

@@ -16,6 +16,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from meshwright.errors import CheckpointError, RequestError
 from meshwright.files import parse_json, read_text
 
+# The longest published templates have some 20,000 characters.
+_MOST_CHARS = 1_000_000
+
 PLAIN_TEMPLATE = """\
 {% for message in messages %}
 {{ message.role }}: {{ message.content }}
@@ -40,8 +43,12 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> Template:
         # Sandboxed: the template comes with a checkpoint, and a checkpoint is data.
+        # Not optimised: constants such as 9 ** 9 ** 9 would be computed while it is parsed.
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+            optimized=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
@@ -119,7 +126,7 @@ def load_chat_template(folder: Path) -> ChatTemplate:
 
 def json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, empty if there is no file; CheckpointError for other content."""
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
         content = parse_json(read_text(path, CheckpointError))
@@ -141,9 +148,19 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str:
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return read_text(path, CheckpointError)
-    template = config.get("chat_template", PLAIN_TEMPLATE)
-    if isinstance(template, list):  # several by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default", PLAIN_TEMPLATE)
+    if path.exists():
+        template = read_text(path, CheckpointError)
+    else:
+        path, template = folder / "tokenizer_config.json", config.get("chat_template")
+        if isinstance(template, list):  # several by name
+            named = [each for each in template if isinstance(each, dict) and each.get("name") == "default"]
+            template = named[-1].get("template") if named else None
+        if template is None:
+            template = PLAIN_TEMPLATE
+        if not isinstance(template, str):
+            raise CheckpointError(f"{path}: chat_template is {type(template).__name__}, not text")
+    if len(template) > _MOST_CHARS:
+        raise CheckpointError(
+            f"{path}: the chat template has {len(template):,} characters; at most {_MOST_CHARS:,} are read"
+        )
     return template

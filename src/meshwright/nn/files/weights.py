@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
+from reprlib import repr as brief
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -144,6 +145,8 @@ def _opened(folder: Path) -> Iterator[dict[str, Any]]:
     with ExitStack() as stack:
         tensors: dict[str, Any] = {}
         for file in _files(folder):
+            if file.exists() and not file.is_file():  # a pipe would never end
+                raise CheckpointError(f"checkpoint {folder}: {file.name} is not a regular file")
             try:
                 handle = stack.enter_context(safe_open(file, "numpy"))
             except (SafetensorError, OSError) as error:
@@ -157,11 +160,16 @@ def _opened(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _files(folder: Path) -> list[Path]:
     index = folder / INDEX
-    if not index.is_file():
+    if not index.exists():
         return [folder / SINGLE_FILE]
     try:
         weight_map: dict[str, str] = parse_json(read_text(index, CheckpointError))["weight_map"]
-        return [folder / name for name in sorted(set(weight_map.values()))]
+        names = sorted(set(weight_map.values()))
+        if outside := next((name for name in names if name != Path(name).name), None):
+            raise CheckpointError(
+                f"checkpoint {folder}: {INDEX} names {brief(outside)}, which is not a file of the folder"
+            )
+        return [folder / name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"checkpoint {folder}: {INDEX} has no whole weight_map; copy or download it again"

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from meshwright.hardware import catalog
 from meshwright.layout.axes import CONTEXT, DATA, EXPERT, FSDP, PIPE, TENSOR
 from meshwright.layout.schedule import REMATS
 from meshwright.models.presets import PRESETS
+from meshwright.page_policy import policy_of
 from meshwright.plan.candidate import Candidate
 from meshwright.report.cards import Card, cards
 from meshwright.report.documents import JsonDocument, Run
@@ -50,15 +52,6 @@ _FIGURES = {
 }
 _EXPORTS = ("plan.toml", "plan.json", "step.svg", "memory.svg")
 _HTML, _JSON = "text/html; charset=utf-8", "application/json"
-_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "style-src 'unsafe-inline'",
-        "script-src 'unsafe-inline'",
-        "connect-src 'self'",
-        "img-src data:",
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -133,6 +126,11 @@ def ui_page(state: Mapping[str, str]) -> str:
     )
 
 
+@cache
+def _policy() -> str:
+    return policy_of(ui_page(DEFAULTS))
+
+
 def answer(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:
     """The priced layouts: `html`, the summary `said`, `seconds` taken, and `remats` that the model allows.
 
@@ -192,9 +190,17 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        host = (self.headers.get("Host") or "").rpartition(":")[0]
-        if host not in ("127.0.0.1", "localhost", "[::1]"):
+        if not self._is_own(self.headers.get("Host") or ""):
             self._send(403, "text/plain", "this page answers at 127.0.0.1 only\n")
+            return
+        # A page of another site may send requests, although it cannot read the answers.
+        origin = self.headers.get("Origin")
+        is_foreign = origin is not None and not self._is_own(origin.removeprefix("http://"))
+        is_link = urlsplit(self.path).path == "/"  # which leads here from any site
+        if is_foreign or (
+            not is_link and self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+        ):
+            self._send(403, "text/plain", "pages of other sites cannot use this one\n")
             return
         parts = urlsplit(self.path)
         try:
@@ -203,6 +209,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, "text/plain", f"{parts.path}: no such page\n")
         except MeshwrightError as error:
             self._send(400, "text/plain", f"{error}\n")
+
+    def _is_own(self, host: str) -> bool:
+        """Whether `host:port` is this server, so that no other name leads to it (DNS rebinding)."""
+        assert isinstance(self.server, Server)
+        name, _, port = host.rpartition(":")
+        return name in ("127.0.0.1", "localhost", "[::1]") and port == str(self.server.server_address[1])
 
     def _body(self, path: str, state: Mapping[str, str]) -> tuple[str, str]:
         """(type, text) of a path. Raises KeyError for an unknown path."""
@@ -229,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Content-Type": kind,
             "Content-Length": str(len(body)),
             "Cache-Control": "no-store",
-            "Content-Security-Policy": _POLICY,
+            "Content-Security-Policy": _policy(),
             "X-Content-Type-Options": "nosniff",
         }
         self.send_response(status)

@@ -5,16 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 import tokenizers
 
 from meshwright.errors import CheckpointError, RequestError
+from meshwright.files import read_text
 from meshwright.models.chat import ChatTemplate, json_object, load_chat_template, special_tokens
 from meshwright.serve.workers.stages import enter
 
 # Time limits in a worker. A prompt of a million tokens takes two seconds to tokenise.
 _TEMPLATE_SECONDS, _TOKENIZER_SECONDS = 1.0, 5.0
+_MOST_END_IDS = 1000
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,12 @@ class Tokenizer:
     def ids(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """Tokens of `text`, perhaps none. Other threads run meanwhile."""
         # `encode` holds the interpreter until it is done, which is seconds for a long text; this does not.
-        return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            if not _is_of_tokenizers(error):
+                raise
+            raise RequestError(f"the tokenizer fails on the text: {_in_a_line(error)}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -100,6 +108,15 @@ class _WithSpecial(Tokenizer):
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
+def _is_of_tokenizers(error: BaseException) -> bool:
+    """Whether it is an error of the library: a plain Exception, or a panic of Rust, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _in_a_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
 def _byte_level_alphabet() -> dict[str, int]:
     """The byte of each character of a byte-level vocabulary (Radford et al. 2019).
 
@@ -121,12 +138,18 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises CheckpointError if tokenizer.json is missing or any of them cannot be read.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not path.exists():
         raise CheckpointError(f"{folder} has no tokenizer.json; serving text needs one beside the weights")
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
+        tokenizer = tokenizers.Tokenizer.from_str(read_text(path, CheckpointError))
+    except CheckpointError:
+        raise
+    except BaseException as error:  # tokenizers raises plain Exception, and panics of Rust are none
+        if not _is_of_tokenizers(error):
+            raise
+        raise CheckpointError(f"{path} is not a tokenizer: {_in_a_line(error)}") from error
+    if not tokenizer.get_vocab_size():
+        raise CheckpointError(f"{path} has no tokens")
     # transformers saves what its last call set; a prompt is neither filled nor cut.
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -146,6 +169,17 @@ def _eos_ids(folder: Path, tokenizer: tokenizers.Tokenizer, special: Mapping[str
     for name in ("generation_config.json", "config.json"):
         ids = json_object(folder / name).get("eos_token_id")
         if ids is not None:
-            return frozenset(ids if isinstance(ids, list) else [ids])
+            return _checked_ids(folder / name, ids)
     eos_id = tokenizer.token_to_id(special.get("eos_token", ""))
     return frozenset() if eos_id is None else frozenset([eos_id])
+
+
+def _checked_ids(path: Path, value: object) -> frozenset[int]:
+    """The tokens of `eos_token_id`: one or a list. Raises CheckpointError for others."""
+    ids = value if isinstance(value, list) else [value]
+    wrong = next((each for each in ids if type(each) is not int or not 0 <= each < 2**31), None)
+    if wrong is not None:
+        raise CheckpointError(f"{path}: eos_token_id has {brief(wrong)}, which is no token")
+    if len(ids) > _MOST_END_IDS:
+        raise CheckpointError(f"{path}: eos_token_id has {len(ids):,} tokens, more than {_MOST_END_IDS}")
+    return frozenset(ids)
