@@ -1,0 +1,87 @@
+"""Pages: no text of others becomes HTML, no other site uses them, and only their own scripts run."""
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+from urllib.request import urlopen
+
+import pytest
+from tests.cli.test_ui import serving
+from tests.serve.http.client import ask
+from tests.serve.mock import MockRunner
+
+from meshwright.cli.ui import price_of
+from meshwright.report.pages.ui import DEFAULTS, Planner, answer, ui_page
+
+MARKUP = '"><img src=x onerror="document.title=\'in\'"><script>document.title="in"</script>'
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving() as found:
+        yield found
+
+
+@pytest.mark.parametrize("control", DEFAULTS)
+def test_the_value_of_a_control_stays_text(control: str):
+    state = DEFAULTS | {control: MARKUP}
+    assert "<img" not in ui_page(state)
+    found = answer(Planner(price_of, lambda words: None), state)
+    assert "<img" not in found["html"]
+
+
+def status(address: str, path: str, **headers: str) -> int:
+    parts = urlsplit(address)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    connection.request("GET", path, headers=headers)
+    found = connection.getresponse().status
+    connection.close()
+    return found
+
+
+def test_only_the_page_itself_uses_its_server(address: str):
+    port, path = urlsplit(address).port, f"/plan.toml?{urlencode({'model': 'tiny'})}"
+    own = f"127.0.0.1:{port}"
+    assert status(address, "/", Host=own, Origin=f"http://{own}") == 200
+    for host in (
+        "evil.example",
+        f"evil.example:{port}",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        f"127.0.0.1.evil:{port}",
+    ):
+        assert status(address, path, Host=host) == 403, host
+    for origin in ("http://evil.example", "null", f"http://evil.example:{port}", f"https://{own}"):
+        assert status(address, path, Host=own, Origin=origin) == 403, origin
+    for site in ("cross-site", "same-site"):
+        assert status(address, path, Host=own, **{"Sec-Fetch-Site": site}) == 403
+    assert status(address, "/", Host=own, **{"Sec-Fetch-Site": "cross-site"}) == 200  # a link
+
+
+def test_only_scripts_of_the_pages_run(address: str):
+    with urlopen(address, timeout=60) as response:
+        policies = [response.headers["Content-Security-Policy"]]
+    policies += [ask(MockRunner(), lambda http: http.get("/")).headers["content-security-policy"]]
+    for policy in policies:
+        parts = dict(part.split(" ", 1) for part in policy.split("; "))
+        assert parts["script-src"].startswith("'sha256-") and "unsafe" not in parts["script-src"]
+        assert parts["frame-ancestors"] == parts["base-uri"] == parts["default-src"] == "'none'"
+
+
+@pytest.mark.slow
+def test_markup_does_nothing_in_a_browser(address: str, browser: Any):
+    page = browser.new_page()
+    page.goto(f"{address}?{urlencode(DEFAULTS | {'model': MARKUP, 'hardware2': MARKUP})}")
+    page.wait_for_selector("#said:not(:empty)")
+    assert page.locator("img").count() == 0 and page.title() != "in"
+    page.close()
+    with serving() as other:  # a page of another port is another origin
+        page = browser.new_page()
+        page.goto(other)
+        blocked = page.evaluate(
+            f"fetch({json.dumps(address + 'plan.toml')}).then(() => 'read', () => 'blocked')"
+        )
+        assert blocked == "blocked"
+        page.close()
