@@ -90,7 +90,7 @@ def test_less_memory_means_fewer_sequences_or_no_server() -> None:
     free = best_rollouts(CONFIG, MACHINE, WORK, 0.0, "bf16").generator
     held = best_rollouts(CONFIG, MACHINE, WORK, 60e9, "bf16").generator
     assert held.slots / held.machine.num_chips <= free.slots / free.machine.num_chips
-    with pytest.raises(PlanError, match=r"no server fits h100:2x8 beside 81\.1 GB a chip"):
+    with pytest.raises(PlanError, match=r"no server fits h100:2x8 with 81\.1 GB a chip taken"):
         generators(CONFIG, MACHINE, WORK, 81.1e9, "bf16")
 
 

@@ -1,7 +1,7 @@
 """The weights of a model moved from one layout to another: derived collectives, seconds and bytes.
 
 Two layouts number the same devices, each by axes of its own. The axes of both are cut where the axes of one
-end inside an axis of the other; over these parts both layouts are shardings on one mesh.
+end inside an axis of the other; on a mesh of these parts both layouts are shardings.
 
     fsdp=64                    fsdp0=8, fsdp1=8
     data=8,tensor=8            data = fsdp0, tensor = fsdp1
@@ -79,7 +79,7 @@ class WeightsMove:
 
 
 def shared_mesh(before: Layout, after: Layout) -> SharedMesh:
-    """The mesh on which both layouts are shardings.
+    """A mesh of the parts of both layouts, which each can be written on.
 
     Raises LayoutError if they have different numbers of devices, or axes that end at sizes of which neither
     divides the other.
@@ -88,7 +88,7 @@ def shared_mesh(before: Layout, after: Layout) -> SharedMesh:
     counts = [prod(one.values()) for one in sizes]
     if counts[0] != counts[1]:
         raise LayoutError(
-            f"layout {before} has {counts[0]} devices and {after} has {counts[1]}; fits: as many in both"
+            f"layout {before} has {counts[0]} devices and {after} has {counts[1]}; fits: the same number in both"
         )
     # Numbers of devices inside the end of each axis, counted from the innermost.
     ends = sorted({end for one in sizes for end in _ends(one)} | {1})
@@ -119,7 +119,7 @@ def _ends(sizes: Mapping[str, int]) -> list[int]:
 
 
 def _parts(sizes: Mapping[str, int], ends: list[int]) -> dict[str, list[int]]:
-    """The ends within each axis, outermost first; each stands for the part of a mesh that ends there."""
+    """The ends within each axis, outermost first; an end names the part of the mesh up to it."""
     parts, inside = {}, 1
     for axis, size in reversed([*sizes.items()]):
         parts[axis] = [end for end in reversed(ends) if inside < end <= inside * size]

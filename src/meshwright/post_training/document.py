@@ -13,7 +13,7 @@ from meshwright.units import format_bytes, format_seconds
 
 
 def document_of(asked: Question, steps: Sequence[Step], rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Every form, fastest first, with the best, why, and the lengths at which the other form is faster."""
+    """Every form, fastest first; the best and the reasons; seconds by the length of rollouts."""
     work = asked.work
     return {
         "model": asked.config.name,
@@ -72,7 +72,7 @@ def _form(step: Step) -> dict[str, Any]:
 
 
 def why(steps: Sequence[Step]) -> list[str]:
-    """Sentences on the best form, and on what the others lose."""
+    """The best form in words, and the losses of the others."""
     best = steps[0]
     longest = max(best.phases, key=lambda phase: phase.seconds)
     said = [

@@ -235,7 +235,7 @@ def score_seconds(asked: Question, generator: Generator) -> float:
 
 
 def _judging(model: ModelConfig, generator: Generator) -> Layout:
-    """A judge's layout on the chips of a server: over as many heads as divide."""
+    """A judge's layout on the chips of a server: its heads over the largest divisor of the chips."""
     chips = generator.machine.num_chips
     tensor = next(n for n in range(chips, 0, -1) if chips % n == 0 and model.num_kv_heads % n == 0)
     return Layout.of(tensor=tensor, data=chips // tensor, weights_dtype="bf16")
@@ -274,7 +274,7 @@ def _pools(machine: Hardware, share: float) -> Iterator[tuple[Hardware, Hardware
 
 
 def _other(machine: Hardware, chips: int, by_chips: dict[int, Hardware]) -> Hardware | None:
-    """The rest of a machine beside a pool of `chips`: as many chips, or for GPUs whole nodes."""
+    """The rest of a machine without `chips` of it: a part of the same kind, or for GPUs whole nodes."""
     rest = machine.num_chips - chips
     if rest in by_chips:
         return by_chips[rest]
@@ -298,7 +298,7 @@ def _between(machine: Hardware) -> float:
 
 
 def crossover(asked: Question, one: Step, other: Step, scales: tuple[float, ...]) -> list[dict[str, float]]:
-    """Seconds of two steps with answers `scales` times as long, in their layouts.
+    """Seconds of two steps in their layouts, with lengths of rollouts multiplied by each of `scales`.
 
     Training and scoring grow with the tokens; rollouts are simulated again.
     """
