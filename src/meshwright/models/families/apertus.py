@@ -7,14 +7,19 @@ from meshwright.models.families.common import (
     activation,
     norm,
 )
-from meshwright.models.families.family import Family, Release, Tensor, preset
+from meshwright.models.families.family import Family, Release, Tensor, fixed, ignored, preset
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
     "apertus",
     "Apertus",
     ("ApertusForCausalLM",),
-    keys=LLAMA_KEYS | EPS_1E_5 | ATTENTION_BIAS | activation("xielu"),
+    keys=LLAMA_KEYS
+    | EPS_1E_5
+    | ATTENTION_BIAS
+    | activation("xielu")
+    | fixed(mlp_bias=False, post_norm=False, qk_norm=True)
+    | ignored("training only", "hidden_dropout"),
     sets={"gated": False, "qk_norm": True},
     groups=(Rope(theta=12_000_000.0),),
     tensors=LLAMA_TENSORS
@@ -24,6 +29,7 @@ FAMILY = Family(
         "w_slope_up": Tensor(f"{LAYER}.mlp.act_fn.alpha_p", ("",)),
         "w_slope_down": Tensor(f"{LAYER}.mlp.act_fn.alpha_n", ("",)),
     },
+    constants={f"{LAYER}.mlp.act_fn.beta": 0.5, f"{LAYER}.mlp.act_fn.eps": -1e-6},
     releases=(
         Release(
             "Swiss AI 2025, https://arxiv.org/abs/2509.14233; config.json of swiss-ai/Apertus-*-2509",

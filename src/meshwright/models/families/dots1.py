@@ -6,7 +6,7 @@ from meshwright.models.families.common import (
     NO_LOCAL_LAYERS,
     experts,
 )
-from meshwright.models.families.family import Family, Key, Release, fixed, mixture, preset
+from meshwright.models.families.family import Family, Fixed, Key, Release, fixed, mixture, preset
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
@@ -18,7 +18,8 @@ FAMILY = Family(
     | NO_LOCAL_LAYERS
     | DEEPSEEK_EXPERTS
     | {"norm_topk_prob": Key("moe.normalized", False)}
-    | fixed(scoring_func="sigmoid", topk_method="noaux_tc"),
+    | fixed(topk_method="noaux_tc")
+    | {"scoring_func": Fixed(("sigmoid", "noaux_tc"))},
     sets={"qk_norm": True, "moe.score": "sigmoid", "moe.choice_bias": True},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | experts(),

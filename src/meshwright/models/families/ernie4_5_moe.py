@@ -40,7 +40,8 @@ FAMILY = Family(
     | fixed(moe_use_aux_free=True, moe_gate="topk")
     | ignored("the last layer in every release", "moe_layer_end_index")
     | ignored("keeps a sum from zero", "moe_norm_min")
-    | ignored("training only", "moe_capacity"),
+    | ignored("training only", "moe_capacity")
+    | ignored("of the module that predicts a second token", "num_nextn_predict_layers"),
     sets={"moe.choice_bias": True},
     groups=(Rope(theta=500_000.0),),
     tensors=LLAMA_TENSORS

@@ -162,7 +162,8 @@ class Family:
     name if empty. wrappers: model types of larger models whose `text_config` describes one of this family.
     sets: fields of ModelConfig that all its models have. groups: keys that are read together, in order.
     tensors: by parameter (`wq`), or by stack and parameter if stacks differ (`dense_layers/w_in`). variants:
-    the tensors that some models name differently.
+    the tensors that some models name differently. constants: numbers that files hold for each layer, and that
+    are not read.
     optional: tables that only some of its models have.
     prefix: the beginning of tensor names that some files leave out. more_layers: whether files hold layers
     after the last, which predict further tokens and are not read. tool_calls: the format that its chat
@@ -182,6 +183,7 @@ class Family:
     prefix: str = ""
     more_layers: bool = False
     tool_calls: ToolFormat | None = None
+    constants: Mapping[str, float] = field(default_factory=dict)
     variants: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda model: {}
     releases: tuple[Release, ...] = ()
 

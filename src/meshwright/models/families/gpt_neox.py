@@ -18,11 +18,12 @@ FAMILY = Family(
         "attention_bias": Key(("qkv_bias", "attention_out_bias"), True),
     }
     | ignored("all heads have keys", "num_key_value_heads")
+    | ignored("training only", "attention_probs_dropout_prob", "hidden_dropout_prob")
     | ignored(
         "training only", "hidden_dropout", "classifier_dropout", "init_method", "output_layer_init_method"
     ),
     sets={"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True},
-    groups=(Rope(share=0.25),),
+    groups=(Rope(share=0.25, share_key="rotary_pct"),),
     tensors={
         "embed": Tensor("gpt_neox.embed_in.weight", ("V", "D")),
         **norm("attention_norm", f"{_LAYER}.input_layernorm"),

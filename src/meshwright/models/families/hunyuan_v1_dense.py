@@ -1,5 +1,5 @@
 from meshwright.models.families.common import ATTENTION_BIAS, EPS_1E_5, LAYER, LLAMA_KEYS, LLAMA_TENSORS, norm
-from meshwright.models.families.family import Family, Rule, fixed, ignored
+from meshwright.models.families.family import Family, Key, Rule, fixed, ignored
 from meshwright.models.families.rope import Rope
 
 HUNYUAN_KEYS: dict[str, Rule] = (
@@ -9,7 +9,9 @@ HUNYUAN_KEYS: dict[str, Rule] = (
     | fixed(use_qk_norm=True, mlp_bias=False, use_mla=False, norm_type="rms")
     | ignored("of the tokenizer", "eod_token_id", "sep_token_id", "im_start_id", "im_end_id", "im_newline_id")
     | ignored("of the tokenizer", "text_start_id", "text_end_id", "mask_init_id")
-    | ignored("its head_dim counts", "attention_head_dim")
+    | {"head_dim": Key("d_head", also=("attention_head_dim",))}
+    | fixed(use_cla=False)
+    | ignored("counts only with use_cla", "cla_share_factor")
 )
 HUNYUAN_SETS = {"qk_norm": True, "qk_norm_last": True}
 HUNYUAN_TENSORS = (

@@ -1,7 +1,31 @@
+from typing import Any
+
 from meshwright.models.families.common import LAYER, ROUTER, experts
-from meshwright.models.families.family import Family, Tensor, needed
+from meshwright.models.families.family import (
+    Family,
+    Form,
+    Key,
+    Release,
+    Tensor,
+    fixed,
+    ignored,
+    mixture,
+    needed,
+    preset,
+)
 from meshwright.models.families.hunyuan_v1_dense import HUNYUAN_KEYS, HUNYUAN_SETS, HUNYUAN_TENSORS
 from meshwright.models.families.rope import Rope
+
+
+def _read_same(value: Any) -> Any:
+    values = value if isinstance(value, list) else [value]
+    if len(set(values)) > 1:
+        raise ValueError("the same number in all layers")
+    return values[0]
+
+
+# A number, or a list with the same number for each layer.
+_SAME = Form(_read_same)
 
 FAMILY = Family(
     "hunyuan_v1_moe",
@@ -12,11 +36,37 @@ FAMILY = Family(
     | {
         "intermediate_size": needed(("d_ff", "moe.d_ff")),
         "num_experts": needed("moe.num_experts", "num_local_experts"),
-        "moe_topk": needed("moe.experts_per_token", "num_experts_per_tok"),
-    },
-    sets=HUNYUAN_SETS | {"moe.num_shared_experts": 1},
+        "moe_topk": Key("moe.experts_per_token", needed=True, also=("num_experts_per_tok",), form=_SAME),
+    }
+    | {"num_shared_expert": Key("moe.num_shared_experts", 1, form=_SAME)}
+    | fixed(moe_layer_num_skipped=0, use_mixed_mlp_moe=True)
+    | ignored("its experts are as wide as intermediate_size", "moe_intermediate_size")
+    | ignored("training only", "moe_drop_tokens", "moe_random_routing_dropped_token", "capacity_factor"),
+    sets=HUNYUAN_SETS,
     groups=(Rope(),),
     tensors=HUNYUAN_TENSORS
     | experts(shared="shared_mlp")
     | {"router": Tensor(f"{LAYER}.mlp.gate.wg.weight", ("E", "D"))},
+    releases=(
+        Release(
+            "Tencent 2025, Hunyuan-A13B Technical Report; config.json of tencent/Hunyuan-A13B-Instruct",
+            {
+                "hunyuan-a13b": preset(
+                    "80.4B",
+                    "13B",
+                    L=32,
+                    D=4096,
+                    F=3072,
+                    N=32,
+                    K=8,
+                    V=128_167,
+                    max_seq_len=32_768,
+                    # The file's alpha of 1000 stretches the base.
+                    rope_theta=10_000.0 * 1000.0 ** (128 / 126),
+                    tied_embeddings=True,
+                    moe=mixture(64, 8, 3072, num_shared_experts=1),
+                )
+            },
+        ),
+    ),
 )

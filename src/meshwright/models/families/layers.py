@@ -40,6 +40,8 @@ class LocalLayers:
         every = next((given[key] for key in self.pattern if given.get(key) is not None), None)
         if every is None:
             every = fields.get("nope_every", self.global_every)
+        if isinstance(every, str):  # EXAONE's "LLLG"
+            every = each(list(every), "G", "L", "the pattern of layers", name)
         numbers: tuple[int, ...] = ()
         if kinds := given.get("layer_types"):
             every, numbers = self._listed(kinds, name)

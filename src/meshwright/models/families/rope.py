@@ -55,7 +55,8 @@ class Rope:
     theta: the base if the file has none. local_theta: the base of local layers, if theirs differs.
     temperature: queries have one that grows with their positions. local_is_plain: local layers have no
     scaling, and the same base unless the file says another. share: the default of partial_rotary_factor, the
-    part of a head that positions turn; None if the family's class does not read that key.
+    part of a head that positions turn; None if the family's class does not read that key. share_key: its name
+    where it is written.
     """
 
     theta: float = 10_000.0
@@ -63,6 +64,7 @@ class Rope:
     share: float | None = None
     temperature: bool = False
     local_is_plain: bool = False
+    share_key: str = "partial_rotary_factor"
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -116,10 +118,18 @@ class Rope:
             }
             if self.temperature and model.temperature_floor == scaling.original_max_seq_len:
                 written["rope_scaling"]["llama_4_scaling_beta"] = model.temperature_slope
+        if model.rope_theta_local is not None and self.local_is_plain:
+            scaling_table = written.pop("rope_scaling") or {"rope_type": "default"}
+            return {
+                "rope_parameters": {
+                    "full_attention": scaling_table | {"rope_theta": written.pop("rope_theta")},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": model.rope_theta_local},
+                }
+            } | written
         if model.rope_theta_local is not None:
             written["rope_local_base_freq"] = model.rope_theta_local
         if self.share is not None:
-            written["partial_rotary_factor"] = (model.rotary_dim or model.d_head) / model.d_head
+            written[self.share_key] = (model.rotary_dim or model.d_head) / model.d_head
         return written
 
 

@@ -98,7 +98,6 @@ def _slice(tensor: Tensor, axis: int, spans: Mapping[str, range], sizes: Mapping
     if not dim:  # the only element of a number
         return slice(0, 1)
     outer, inner = dim[0], dim[1:]
-    assert all(len(spans[letter]) == sizes[letter] for letter in inner), f"{inner} of {dim} is split"
     start, stride = 0, _flat(inner, sizes)
     if axis == tensor.axis and tensor.parts:
         if tensor.arranged == "after":
@@ -129,7 +128,11 @@ def taken(
     if tensor.arranged == "alternate":
         block = np.take(block, range(tensor.index, block.shape[axis], len(tensor.parts)), axis=axis)
     letters = "".join(tensor.dims)
-    block = np.reshape(block, [len(spans[letter]) for letter in letters])
+    first = {dim[0] for dim in tensor.dims if dim}
+    block = np.reshape(block, [len(spans[one]) if one in first else sizes[one] for one in letters])
+    whole = slice(None)
+    own = [whole if one in first else slice(spans[one].start, spans[one].stop) for one in letters]
+    block = block[tuple(own)]
     if tensor.pairs:
         block = np.take(block, _halves_of(tensor, sizes), axis=letters.index(tensor.pairs))
     if tensor.swapped:

@@ -96,9 +96,14 @@ def save_hf(
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     tensors, sizes = hf_tensors(config, written_family(config)), dimensions(config)
     files = _split(config, tensors, dtype.itemsize, file_bytes)
+    constants = {
+        name.format(number): np.asarray(value, dtype)
+        for name, value in written_family(config).constants.items()
+        for number in range(config.num_layers)
+    }
     held: dict[str, list[str]] = {}
     for file, names in files.items():
-        content: dict[str, np.ndarray] = {}
+        content, constants = constants, {}
         for name, place in names.items():
             parts = [
                 (tensors[path], _to_hf(flat[path], letters[path].letters, tensors[path], place, sizes))

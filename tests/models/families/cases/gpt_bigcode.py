@@ -12,7 +12,6 @@ TINY = {
             "n_layer": 3,
             "n_positions": 64,
         },
-        written="GPTBigCodeForCausalLM",
         own_names=True,
     ),
 }
