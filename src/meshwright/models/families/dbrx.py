@@ -1,7 +1,12 @@
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.models.config import ModelConfig
 from meshwright.models.families.common import HEAD, LLAMA_TENSORS, fused, linear, norm
 from meshwright.models.families.family import (
     Family,
     Key,
+    Part,
     Release,
     Tensor,
     ignored,
@@ -9,6 +14,19 @@ from meshwright.models.families.family import (
     needed,
     preset,
 )
+
+
+class _Theta:
+    """The base of rotary positions once more, where transformers 5 reads it."""
+
+    parts: Mapping[str, Part] = {"rope_theta": Part(("rope_theta",), (int, float))}
+
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        return {}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        return {"rope_theta": model.rope_theta}
+
 
 _BLOCK = "transformer.blocks.{}"
 
@@ -39,7 +57,7 @@ FAMILY = Family(
     | ignored("as its class computes it", "ffn_config.hidden_size", "attn_config.model_type")
     | ignored("as its class computes it", "ffn_config.model_type", "num_key_value_heads", "rope_parameters"),
     sets={"norm": "layer"},
-    groups=(),
+    groups=(_Theta(),),
     tensors=LLAMA_TENSORS
     | {
         "embed": Tensor("transformer.wte.weight", ("V", "D")),

@@ -111,7 +111,9 @@ def save_hf(
             ]
             content |= store(name, joined(parts, sizes))
         save_file(
-            {name: np.ascontiguousarray(x) for name, x in content.items()}, folder / file, {"format": "pt"}
+            {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in content.items()},
+            folder / file,
+            {"format": "pt"},
         )
         held[file] = list(content)
     if len(files) > 1:
