@@ -137,10 +137,10 @@ def as_option(declared: object, name: str, kind: Any) -> Option | None:
         return None
     inner = [part for part in get_args(kind) if part is not NoneType]
     kind = inner[0] if NoneType in get_args(kind) and len(inner) == 1 else kind
-    found: Option = declared.metadata["option"]
-    metavar = found.metavar or _METAVARS.get(found.parser or kind, "")
-    flag = found.flag or flag_of(name)
-    return replace(found, name=name, kind=kind, default=declared.default, flag=flag, metavar=metavar)
+    option: Option = declared.metadata["option"]
+    metavar = option.metavar or _METAVARS.get(option.parser or kind, "")
+    flag = option.flag or flag_of(name)
+    return replace(option, name=name, kind=kind, default=declared.default, flag=flag, metavar=metavar)
 
 
 @cache

@@ -65,7 +65,7 @@ class TestSizes:
 
 def test_the_answer_fits_and_what_is_smaller_does_not():
     result = find("llama-3-8b", "v5e", Workload(128, 4096))
-    assert result.found.best.fits and result.hardware.spec == result.found.best.hardware.spec
+    assert result.search.best.fits and result.hardware.spec == result.search.best.hardware.spec
     for tried in result.tried:
         assert (tried.why_not is None) == (tried.hardware == result.hardware.spec) or (
             tried.why_not is None and tried.num_chips > result.hardware.num_chips
@@ -78,10 +78,10 @@ def test_the_answer_fits_and_what_is_smaller_does_not():
 def test_a_limit_on_the_step_takes_more_chips():
     workload = Workload(128, 4096)
     least = find("llama-3-8b", "v5e", workload)
-    half = least.found.best.step_seconds / 2
+    half = least.search.best.step_seconds / 2
     faster = find("llama-3-8b", "v5e", workload, half)
     assert faster.hardware.num_chips > least.hardware.num_chips
-    assert faster.found.best.step_seconds <= half
+    assert faster.search.best.step_seconds <= half
     nearest = [tried for tried in faster.tried if tried.why_not and tried.step_seconds]
     assert all("more than" in str(tried.why_not) for tried in nearest)
 

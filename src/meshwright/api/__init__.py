@@ -221,7 +221,7 @@ def smallest(
         max_seconds=longest_step(workload, max_seconds, days, num_tokens),
         on_progress=(lambda spec: progress(f"trying {spec}", None)) if progress else None,
     )
-    return Plans(config, sizing.hardware, work, sizing.found, top, sizing)
+    return Plans(config, sizing.hardware, work, sizing.search, top, sizing)
 
 
 def price(

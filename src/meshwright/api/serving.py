@@ -114,18 +114,18 @@ class ServedLayouts:
 
     model: ModelConfig
     work: Serve
-    found: ServePlan
+    searched: ServePlan
 
     @property
     def best(self) -> ServedLayout:
         """The point with most tokens a second per chip, or the cheapest if all chips have prices."""
-        return ServedLayout(self.model, self.found.best)
+        return ServedLayout(self.model, self.searched.best)
 
     def __len__(self) -> int:
-        return len(self.found.frontier)
+        return len(self.searched.frontier)
 
     def __getitem__(self, place: int) -> ServedLayout:
-        return ServedLayout(self.model, self.found.frontier[place])
+        return ServedLayout(self.model, self.searched.frontier[place])
 
     def __iter__(self) -> Iterator[ServedLayout]:
         return (self[place] for place in range(len(self)))
@@ -136,7 +136,7 @@ class ServedLayouts:
 
     @cached_property
     def _document(self) -> dict:
-        return serve_document(self.model, self.work, self.found)
+        return serve_document(self.model, self.work, self.searched)
 
     def to_dict(self) -> dict:
         """The keys of `mw plan serve --json`."""
@@ -149,18 +149,18 @@ class ServedLayouts:
         return plain_text(frontier_table(self._document))
 
 
-def serve_document(config: ModelConfig, work: Serve, found: ServePlan) -> dict:
+def serve_document(config: ModelConfig, work: Serve, searched: ServePlan) -> dict:
     """The keys of `mw plan serve` in docs/reference/json.md, then each chip's frontier and the inputs."""
-    best = found.best
+    best = searched.best
     return {
-        "frontier": [point.to_dict() for point in found.frontier],
+        "frontier": [point.to_dict() for point in searched.frontier],
         "best": best.to_dict(),
         "other_prefills": [way.to_dict() for way in best.other_prefills],
         "prefill_to_generate_ratio": best.prefill_to_generate_ratio,
         "max_batch": best.max_batch,
-        "by_chip": {kind: [point.to_dict() for point in points] for kind, points in found.by_chip.items()},
-        "smallest": [asdict(size) for size in found.smallest],
-        "search": {"considered": found.considered, "seconds": found.seconds},
+        "by_chip": {kind: [point.to_dict() for point in points] for kind, points in searched.by_chip.items()},
+        "smallest": [asdict(size) for size in searched.smallest],
+        "search": {"considered": searched.considered, "seconds": searched.seconds},
         "model": {"name": config.name, "params": count_params(config).total},
         "requests": asdict(work.requests),
         "targets": {"ttft_seconds": work.ttft, "tpot_seconds": work.tpot},

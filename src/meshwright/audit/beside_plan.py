@@ -174,7 +174,7 @@ def _differences(
         *product_findings(different, prices, planned.matmul_dtype),
         *wide_findings(wide, planned.matmul_dtype, planned.flops, prices),
     ]
-    return sorted(remarks, key=lambda one: (-abs(one.seconds or 0.0), -(one.bytes or 0)))
+    return sorted(remarks, key=lambda remark: (-abs(remark.seconds or 0.0), -(remark.bytes or 0)))
 
 
 def _row_dict(row: Row, prices: Prices, line: StepTimeline | None) -> dict:

@@ -57,15 +57,15 @@ class TransferLimit:
     tensors: str | None
     axes: tuple[str, ...] | None
 
-    def is_of(self, one: Emitted, crosses: bool) -> bool:
+    def is_of(self, emitted: Emitted, crosses: bool) -> bool:
         """Whether the bound applies to a collective.
 
         crosses: its groups join devices of several slices or nodes.
         """
         return (
-            (self.op is None or self.op in (one.op, *_kept(one)))
-            and (self.tensors is None or any(fnmatchcase(name, self.tensors) for name in _names(one)))
-            and (self.axes is None or self._is_over(one, crosses))
+            (self.op is None or self.op in (emitted.op, *_kept(emitted)))
+            and (self.tensors is None or any(fnmatchcase(name, self.tensors) for name in _names(emitted)))
+            and (self.axes is None or self._is_over(emitted, crosses))
         )
 
     def _is_over(self, emitted: Emitted, crosses: bool) -> bool:

@@ -94,7 +94,7 @@ def audit_program(
             *repeated_products(program, prices),
         ]
     )
-    warnings.sort(key=lambda one: (-(one.seconds or 0.0), -(one.bytes or 0)))
+    warnings.sort(key=lambda remark: (-(remark.seconds or 0.0), -(remark.bytes or 0)))
     log_warnings = None if compiler_log is None else compiler_warnings(compiler_log)
     smaller = smaller_branches(program)
     counted = [one for one in reading.sent if is_counted_branch(one.value.place, smaller)]

@@ -165,23 +165,23 @@ def _add_row(
         )
 
 
-def _of_all(found: Sequence[dict]) -> dict:
+def _of_all(stages: Sequence[dict]) -> dict:
     """The audit of all stages from the audits of each."""
-    gaps = dict.fromkeys(gap for document in found for gap in document["not_understood"])
+    gaps = dict.fromkeys(gap for document in stages for gap in document["not_understood"])
     named = [
         {key: [one | {"stage": stage} for one in document[key]] for key in _LISTS}
-        for stage, document in enumerate(found)
+        for stage, document in enumerate(stages)
     ]
-    largest = max(found, key=lambda one: one["memory"]["compiled"] or 0)
+    largest = max(stages, key=lambda by_stage: by_stage["memory"]["compiled"] or 0)
     return {
         **{key: [one for document in named for one in document[key]] for key in _LISTS},
         "not_understood": list(gaps),
-        **{key: _mean([document[key] for document in found]) for key in _TOTALS},
-        "step_seconds": found[0]["step_seconds"],
+        **{key: _mean([document[key] for document in stages]) for key in _TOTALS},
+        "step_seconds": stages[0]["step_seconds"],
         "memory": largest["memory"],
         "stages": [
             {"stage": stage, **{key: document[key] for key in (*_TOTALS, "memory")}}
-            for stage, document in enumerate(found)
+            for stage, document in enumerate(stages)
         ],
     }
 

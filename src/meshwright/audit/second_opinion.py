@@ -84,7 +84,7 @@ class Opinion:
 def second_opinion(
     config: ModelConfig,
     hardware: Hardware,
-    found: Search,
+    search: Search,
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Search, tuple[Opinion, ...]]:
@@ -94,21 +94,21 @@ def second_opinion(
     schedules, if known. The NUM_AUDITED best are compiled, and further ones, up to MAX_AUDITED, until one
     fits. Raises AuditError if the compiler of the hardware's chips is not installed.
     """
-    target = _own_compiler(hardware, found.best)
-    candidates, opinions = list(found.candidates), []
-    for at, candidate in enumerate(found.candidates[:MAX_AUDITED]):
+    target = _own_compiler(hardware, search.best)
+    candidates, opinions = list(search.candidates), []
+    for at, candidate in enumerate(search.candidates[:MAX_AUDITED]):
         if at >= NUM_AUDITED and any(one.fits and one.compiled_bytes is not None for one in opinions):
             break
-        candidates[at], opinion = _asked(config, hardware, found.workload, candidate, target, progress)
+        candidates[at], opinion = _asked(config, hardware, search.workload, candidate, target, progress)
         opinions.append(opinion)
-    return replace(found, candidates=tuple(_by_schedule(ranked(candidates), opinions))), tuple(opinions)
+    return replace(search, candidates=tuple(_by_schedule(ranked(candidates), opinions))), tuple(opinions)
 
 
 def _by_schedule(candidates: list[Candidate], opinions: list[Opinion]) -> list[Candidate]:
     """The candidates; first those with a schedule that fits and has a price, by its seconds."""
     seconds = {one.layout: one.scheduled_seconds for one in opinions if one.fits}
     priced = [one for one in candidates if seconds.get(str(one.layout)) is not None]
-    priced.sort(key=lambda one: seconds[str(one.layout)] or 0.0)
+    priced.sort(key=lambda opinion: seconds[str(opinion.layout)] or 0.0)
     return priced + [one for one in candidates if not any(one is first for first in priced)]
 
 

@@ -71,7 +71,7 @@ def _fastest(plan: Plan, layout: Layout) -> Candidate | None:
             continue
     usable = _MEMORY_MARGIN * hardware.chip.program_bytes
     fitting = [one for one in candidates if one.memory.total <= usable]
-    return min(fitting, key=lambda one: one.step_seconds, default=None)
+    return min(fitting, key=lambda trial: trial.step_seconds, default=None)
 
 
 def _steps(layout: Layout) -> Iterator[Layout]:

@@ -107,7 +107,7 @@ class MeasuredSteps:
     """Seconds of a server's steps.
 
     host: a generate step of `no_model`. deep: a generate step of one sequence of `deep_model`. prompt: a
-    prompt of _PROMPT tokens. one, many: a generate step of one sequence and of all slots, over a short
+    prompt of _PROMPT tokens. one_sequence, many: a generate step of one and of all slots, over a short
     context. long: the same of all slots over a long context. ragged: a prompt of _RAGGED tokens in the
     program of _PROMPT tokens. deep_prompt: a prompt of _LITTLE tokens of `deep_model`. http: None if not
     measured. multiplies_padding: whether steps compute padding rows.
@@ -118,7 +118,7 @@ class MeasuredSteps:
     host: float
     deep: float
     prompt: float
-    one: float
+    one_sequence: float
     many: float
     long: float
     ragged: float = 0.0
@@ -255,9 +255,9 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         roofline=0.0,
         overlap=0.0,
         launch_seconds=measured.host,
-        host_request_seconds=http.request_seconds(measured.one) if http else 0.0,
-        host_step_seconds=http.step_seconds(measured.one, measured.many) if http else 0.0,
-        host_token_seconds=http.token_seconds(measured.one, measured.many) if http else 0.0,
+        host_request_seconds=http.request_seconds(measured.one_sequence) if http else 0.0,
+        host_step_seconds=http.step_seconds(measured.one_sequence, measured.many) if http else 0.0,
+        host_token_seconds=http.token_seconds(measured.one_sequence, measured.many) if http else 0.0,
         sources=_sources(has_http=http is not None),
     )
 
@@ -301,7 +301,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     # In a prompt's step every slot has a padding row, which counts as a query.
     prompt, little = (count + measured.num_padding_rows for count in (_PROMPT, _LITTLE))
     fits = [
-        (measured, "bandwidth", most, (1, 1, _SHORT), measured.one),
+        (measured, "bandwidth", most, (1, 1, _SHORT), measured.one_sequence),
         (measured, "flops", most, (1, prompt, prompt), measured.prompt),
         (measured, "packed", 1.0, (_SLOTS, 1, _SHORT), measured.many),
         (measured, "cache", 1.0, (_SLOTS, 1, _LONG), measured.long),

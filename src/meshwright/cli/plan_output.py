@@ -21,10 +21,10 @@ def write_plan_files(path: Path, written: Plan, document: dict) -> None:
     note(f"wrote {path} and {figures}")
 
 
-def shortage_words(found: Search, change: Change | None) -> str:
+def shortage_words(search: Search, change: Change | None) -> str:
     """The missing memory of the best layout, and the cheapest change that makes it fit."""
-    best, lack = found.best, found.best.shortage
-    which = "nothing fits; the nearest is" if found.considered > 1 else "does not fit:"
+    best, lack = search.best, search.best.shortage
+    which = "nothing fits; the nearest is" if search.considered > 1 else "does not fit:"
     return (
         f"{which} {best.layout}, which needs {format_bytes(lack.needed_bytes)} {lack.where}, "
         f"{format_bytes(lack.over_bytes)} more than the {format_bytes(lack.usable_bytes)} available; "

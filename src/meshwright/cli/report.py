@@ -76,7 +76,7 @@ def _describe(priced: "PricedPlan") -> dict:
     from meshwright.api.document import plan_document
     from meshwright.plan.explain.explanation import explain
 
-    plan, search = priced.plan, priced.found
+    plan, search = priced.plan, priced.as_chosen
     explanation = explain(plan.model, priced.hardware, search)
     document = plan_document(
         plan.model, priced.hardware, plan.workload.num_tokens, search, _NUM_CANDIDATES, explanation

@@ -113,7 +113,7 @@ class _Searches:
     """
 
     def __init__(self) -> None:
-        self._found: OrderedDict[tuple[str, ...], tuple[int, str, str]] = OrderedDict()
+        self._rankings: OrderedDict[tuple[str, ...], tuple[int, str, str]] = OrderedDict()
         self._running: tuple[tuple[str, ...], subprocess.Popen[str]] | None = None
         self._lock = threading.Lock()
 
@@ -121,11 +121,11 @@ class _Searches:
         """The document of the search, None while it runs. Raises PlanError with the reason if it failed."""
         asked = tuple(state[name] for name in ("model", "hardware", "batch", "seq"))
         with self._lock:
-            if asked not in self._found and (self._running is None or self._running[0] != asked):
+            if asked not in self._rankings and (self._running is None or self._running[0] != asked):
                 self._start(asked)
-            if asked not in self._found:
+            if asked not in self._rankings:
                 return None
-            code, text, problem = self._found[asked]
+            code, text, problem = self._rankings[asked]
         if not text:
             raise PlanError(problem.strip().rpartition("\n")[2].removeprefix("mw: ") or f"exit code {code}")
         return json.loads(text)
@@ -144,9 +144,9 @@ class _Searches:
         text, problem = process.communicate()
         with self._lock:
             if process.returncode >= 0:  # otherwise `_end` has killed it
-                self._found[asked] = (process.returncode, text, problem)
-                while len(self._found) > _KEPT:
-                    self._found.popitem(last=False)
+                self._rankings[asked] = (process.returncode, text, problem)
+                while len(self._rankings) > _KEPT:
+                    self._rankings.popitem(last=False)
 
     def _end(self) -> None:
         if self._running and self._running[1].poll() is None:

@@ -6,26 +6,26 @@ from math import ceil
 from typing import Any
 
 
-def larger(one: Any, other: Any) -> Any:
+def larger(first: Any, other: Any) -> Any:
     """The larger of two figures.
 
     >>> larger(2.0, 3.0)
     3.0
     """
-    if isinstance(one, float | int) and isinstance(other, float | int):
-        return max(one, other)
-    return _numpy().maximum(one, other)
+    if isinstance(first, float | int) and isinstance(other, float | int):
+        return max(first, other)
+    return _numpy().maximum(first, other)
 
 
-def smaller(one: Any, other: Any) -> Any:
+def smaller(first: Any, other: Any) -> Any:
     """The smaller of two figures.
 
     >>> smaller(2.0, 3.0)
     2.0
     """
-    if isinstance(one, float | int) and isinstance(other, float | int):
-        return min(one, other)
-    return _numpy().minimum(one, other)
+    if isinstance(first, float | int) and isinstance(other, float | int):
+        return min(first, other)
+    return _numpy().minimum(first, other)
 
 
 def largest(figures: Iterable[Any]) -> Any:

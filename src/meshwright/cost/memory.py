@@ -89,9 +89,9 @@ def train_memory(graph: Graph, layout: Layout) -> Memory:
     return peak_of(stage_memory(graph, layout, stage) for stage in stages_of_kinds(graph, layout))
 
 
-def peak_of(found: Iterable[Memory]) -> Memory:
+def peak_of(memories: Iterable[Memory]) -> Memory:
     """The memory with the largest total, and the largest `host` of all."""
-    of_all = list(found)
+    of_all = list(memories)
     largest = max(of_all, key=lambda memory: memory.total)
     return replace(largest, host=max(memory.host for memory in of_all))
 

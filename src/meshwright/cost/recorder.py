@@ -197,16 +197,18 @@ class Recorder:
         optimizer = OPTIMIZERS[self.layout.precision.optimizer]
         exchanged = (
             Transfer(
-                one.what,
-                one.op,
-                one.axes,
+                exchange.what,
+                exchange.op,
+                exchange.axes,
                 name,
-                gathered_of_block(one.op, one.elements * dtype_bytes("f32"), self.mesh.size(one.axes)),
+                gathered_of_block(
+                    exchange.op, exchange.elements * dtype_bytes("f32"), self.mesh.size(exchange.axes)
+                ),
                 "f32",
                 critical=True,
-                repeat=one.times,
+                repeat=exchange.times,
             )
-            for one in optimizer.exchanges(shard)
+            for exchange in optimizer.exchanges(shard)
         )
         before = self._stored.get(stack or name)
         before = before or StoredWeights(self._place(stack, name), self._layers(stack))

@@ -46,7 +46,7 @@ class StageState:
         for part, share in self._parts:
             read = (share.read * count for count in (part.stored, part.stored_bytes, part.accumulated))
             state = part.optimizer, part.optimizer_blocks
-            updated = (share.own * count for count in (part.updated, *state, part.update_flops))
+            updated = (share.updated * count for count in (part.updated, *state, part.update_flops))
             totals = [total + count for total, count in zip(totals, (*read, *updated), strict=True)]
         self.stored = Stored(*map(ceiling, totals))
         # A float32 copy of the weights, and the optimizer's state.
@@ -94,7 +94,7 @@ class StageState:
         norm = Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
         transfers = [(norm, float(OPTIMIZERS[self.layout.precision.optimizer].num_sums))] if axes else []
         transfers += [
-            (transfer, share.own * self._num_updates(part))
+            (transfer, share.updated * self._num_updates(part))
             for part, share in self._parts
             for transfer in part.exchanged
         ]
@@ -133,14 +133,14 @@ class StageState:
 class _Share(NamedTuple):
     """A stage's share of a part of the weights.
 
-    read, own: shares that it reads and that it updates. lent: copies sent to other stages. borrowed: the
+    read, updated: shares that it reads and that it updates. lent: copies sent to other stages. borrowed: the
     share that it reads and another stage updates. second: the share of the microbatches whose second use of
     the part is here, in a separate program. second_once: 1 if the stage has no first use of it, to whose
     gradients the second's are added before the sum.
     """
 
     read: float
-    own: float
+    updated: float
     lent: float = 0.0
     borrowed: float = 0.0
     second: float = 0.0

@@ -46,5 +46,5 @@ def undominated(options: Iterable[tuple[_Option, Sequence[float]]], most: int) -
     yield from (option for option, _ in kept[:most])
 
 
-def _no_worse(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a <= b * (1 + 1e-9) for a, b in zip(one, other, strict=True))
+def _no_worse(first: Sequence[float], other: Sequence[float]) -> bool:
+    return all(a <= b * (1 + 1e-9) for a, b in zip(first, other, strict=True))

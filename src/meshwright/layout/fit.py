@@ -79,15 +79,15 @@ def _splits(
     rules: Rules, config: ModelConfig, tables: tuple[str, ...]
 ) -> Mapping[tuple[str, Axes], ShardedArray]:
     """Pairs of a dimension and the axes that a table splits it over, with an array of each."""
-    found: dict[tuple[str, Axes], ShardedArray] = {}
+    arrays: dict[tuple[str, Axes], ShardedArray] = {}
     for path, param in parameters(config).items():
         name = path.rpartition("/")[2]
         for table in tables:
             array = getattr(rules, table).weight(name if table in _OF_WEIGHTS else f"d{name}", param.letters)
             for dim, axes in zip(array.dims, array.axes, strict=True):
                 if axes:
-                    found.setdefault((dim, axes), array)
-    return found
+                    arrays.setdefault((dim, axes), array)
+    return arrays
 
 
 def check_batch(layout: Layout, num_sequences: int | None, seq_len: int | None) -> None:

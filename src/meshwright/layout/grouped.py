@@ -124,5 +124,5 @@ def nodes_of_token(num_nodes: Any, num_rows: int, groups: int = 1, chosen: int =
     return reached * (1 - (1 - 1 / reached) ** num_rows)
 
 
-def _smaller(one: Any, other: Any) -> Any:
-    return one - (one > other) * (one - other)
+def _smaller(first: Any, other: Any) -> Any:
+    return first - (first > other) * (first - other)

@@ -91,8 +91,8 @@ class Table:
     @cached_property
     def attending(self) -> "Table | None":
         """The table of queries, keys and values in attention; None if it is this one."""
-        own = dict(self.arrays).get(ATTENTION)
-        return None if own is None else Table(own)
+        attention = dict(self.arrays).get(ATTENTION)
+        return None if attention is None else Table(attention)
 
     @cached_property
     def of_generation(self) -> "Table":
@@ -143,10 +143,10 @@ def _entry(where: str, letter: str, axes: object) -> tuple[str, Axes]:
 
 @lru_cache(maxsize=8192)
 def _split(table: Table, name: str, letters: str) -> ShardedArray:
-    own = dict(table.arrays).get(name.rpartition("/")[2], table.letters)
+    dims = dict(table.arrays).get(name.rpartition("/")[2], table.letters)
     taken: dict[str, Axes] = {}
     used: set[str] = set()
-    for letter, axes in own:
+    for letter, axes in dims:
         # A router's scores have an entry for every expert: only an expert's weights and rows are split.
         # An entry for L holds for every stack of layers.
         letter = next((one for one in OF_STACKS if one in letters), letter) if letter == "L" else letter
@@ -163,7 +163,7 @@ def _split(table: Table, name: str, letters: str) -> ShardedArray:
 class Rules:
     """The tables of a Layout. Layouts that differ only in degrees share them.
 
-    own: tables of activations of single phases. Other phases use `activations`; in generation, axes that
+    by_phase: tables of activations of single phases. Other phases use `activations`; in generation, axes that
     split positions there split sequences.
     """
 
@@ -172,19 +172,19 @@ class Rules:
     gradients: Table = Table(())
     updated: Table = Table(())
     activations: Table = Table(())
-    own: tuple[tuple[str, Table], ...] = ()
+    by_phase: tuple[tuple[str, Table], ...] = ()
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.stored, self.used, self.gradients, self.updated, self.activations, self.own))
+        return hash((self.stored, self.used, self.gradients, self.updated, self.activations, self.by_phase))
 
     def __hash__(self) -> int:
         return self._hash
 
     def in_phase(self, phase: str) -> Table:
         """The table of activations in "train", "prefill" or "generate"."""
-        if phase in dict(self.own):
-            return dict(self.own)[phase]
+        if phase in dict(self.by_phase):
+            return dict(self.by_phase)[phase]
         return self.activations.of_generation if phase == "generate" else self.activations
 
     @cached_property
@@ -201,14 +201,16 @@ class Rules:
 
     def tables(self) -> Iterable[tuple[str, Table]]:
         """(name, table) of all of them."""
-        named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "own"]
-        return (*named, *self.own)
+        named = [
+            (field.name, getattr(self, field.name)) for field in fields(self) if field.name != "by_phase"
+        ]
+        return (*named, *self.by_phase)
 
     def without(self, axes: set[str]) -> "Rules":
         """These rules without some mesh axes; without all axes, they are the rules of one device."""
         left = {name: table.without(axes) for name, table in self.tables()}
-        own = tuple((phase, left.pop(phase)) for phase, _ in self.own)
-        return Rules(**left, own=own)
+        phases = tuple((phase, left.pop(phase)) for phase, _ in self.by_phase)
+        return Rules(**left, by_phase=phases)
 
     def to_dict(self) -> dict[str, Any]:
         """The tables by name; `from_dict` reads them back."""
@@ -219,7 +221,7 @@ class Rules:
         """The rules that `to_dict` wrote. A table of weights that is not given is as `stored`."""
         if not isinstance(values, Mapping):
             raise LayoutError(f"layout: rules = {values!r}; it must hold the tables stored, used, ...")
-        names = [field.name for field in fields(cls) if field.name != "own"]
+        names = [field.name for field in fields(cls) if field.name != "by_phase"]
         for key in values:
             if key not in (*names, *OWN_PHASES):
                 raise LayoutError(
@@ -255,7 +257,7 @@ def check_rules(rules: Rules, mesh: Mesh) -> None:
                 f"layout: mesh axis {axis} = {size} splits nothing, since no rule names it; fits: {axis} = "
                 f'1, or B = ["{axis}"] in layout.rules.activations'
             )
-    for phase in ("train", *dict(rules.own)):
+    for phase in ("train", *dict(rules.by_phase)):
         _check_heads(rules.in_phase(phase))
 
 

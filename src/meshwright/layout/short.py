@@ -103,11 +103,11 @@ def check_company(words: Mapping[str, object]) -> None:
     """Raises LayoutError for a word that changes nothing without a degree above 1 that these words lack."""
     for name, value in words.items():
         if not has_effect(name, value, {**DEFAULTS, **words}):
-            one, *others = _needs(name)
+            first, *others = _needs(name)
             also = "".join(f" or {other}" for other in others)
             raise LayoutError(
-                f"layout: {name} = {str(value).lower()} changes nothing with {one} = 1; fits: {one}{also} "
-                "above 1"
+                f"layout: {name} = {str(value).lower()} changes nothing with {first} = 1; fits: "
+                f"{first}{also} above 1"
             )
 
 
@@ -213,7 +213,9 @@ def _written_schedule(schedule: Schedule, num_stages: int) -> dict[str, object]:
     words, plain = {}, Schedule()
     for name, field in FIELD_OF_WORD.items():
         value = getattr(schedule, field)
-        said = num_stages > 1 if name == "schedule" else name == "remat" or value != getattr(plain, field)
-        if said:
+        is_written = (
+            num_stages > 1 if name == "schedule" else name == "remat" or value != getattr(plain, field)
+        )
+        if is_written:
             words[name] = value
     return words | {"remat": words.pop("remat")}

@@ -50,8 +50,8 @@ def written_family(config: ModelConfig) -> Family:
 
 def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     plainest = map(load_family, PLAINEST)
-    own = (load_family(config.family),) if config.family else ()
-    for candidate in (*plainest, *own, *families()):
+    first_family = (load_family(config.family),) if config.family else ()
+    for candidate in (*plainest, *first_family, *families()):
         written = _write(config, candidate)
         if written is not None and _reads_back(written, candidate, config):
             return candidate, written

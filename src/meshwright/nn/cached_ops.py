@@ -108,12 +108,12 @@ class InferenceOps(JaxOps):
 
     def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels) -> Array:
         """The product in the operands' types; x is cast to the type of weights in int8 and fp8."""
-        there = partition_spec(plan.product)
+        spec_of_product = partition_spec(plan.product)
         if isinstance(w, Panels):
-            return einsum_of_rows(kernels.product, spec, x, w.numbers, there)
+            return einsum_of_rows(kernels.product, spec, x, w.numbers, spec_of_product)
         if is_narrow(w.dtype):
-            return einsum_of_rows(partial(quantised_product, self._rows), spec, x, w, there)
-        return self._by_xla(spec, x, w, there)
+            return einsum_of_rows(partial(quantised_product, self._rows), spec, x, w, spec_of_product)
+        return self._by_xla(spec, x, w, spec_of_product)
 
     def _by_xla(self, spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
         """The einsum, summed in float32."""
@@ -129,10 +129,10 @@ class InferenceOps(JaxOps):
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
         """The experts' weights gathered for the products of rows, in their stored type."""
-        there = _in_order(plan.rhs_reshard, _letters_there(plan))
+        move = _in_order(plan.rhs_reshard, _letters_there(plan))
         if isinstance(weight, Quantised):
-            return Quantised(apply_reshard(there, weight.values), weight.scales)
-        return apply_reshard(there, weight)
+            return Quantised(apply_reshard(move, weight.values), weight.scales)
+        return apply_reshard(move, weight)
 
     def _of_one(self, x: Array, weight: Array | Quantised) -> Array:
         """Rows x[C, I] by the weight[O, I] of one expert."""
@@ -277,8 +277,8 @@ class InferenceOps(JaxOps):
         if _split_of(x)[1] is None:
             return x
         with jax.named_scope(name):
-            there = gathered_keys(self.layout, name, "BTKH" if x.ndim == 4 else "BTR")
-            return apply_reshard(there, x, is_named=self.config.layers_per_cache > 1)
+            gather = gathered_keys(self.layout, name, "BTKH" if x.ndim == 4 else "BTR")
+            return apply_reshard(gather, x, is_named=self.config.layers_per_cache > 1)
 
     def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
         """The weight `name` as `spec` reads it, for a product of other operands."""
@@ -449,9 +449,9 @@ def layered(
 
 def _cut(param: Param, dtype: str, types: Any, whole: Array, row: Array | None) -> Any:
     """One layer's array out of a stack, with summed dimensions last, stored as `dtype` in the given types."""
-    one = whole if row is None else lax.dynamic_index_in_dim(whole, row, keepdims=False)
+    layer = whole if row is None else lax.dynamic_index_in_dim(whole, row, keepdims=False)
     letters = of_a_layer(param.letters)
-    turned = jnp.transpose(one, [letters.index(letter) for letter in stored_letters(param)])
+    turned = jnp.transpose(layer, [letters.index(letter) for letter in stored_letters(param)])
     num_summed = len(param.fan_in)
     if number_type(dtype).scales is None:
         made = turned.astype(jax_dtype(dtype))

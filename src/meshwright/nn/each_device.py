@@ -70,7 +70,8 @@ def _within_a_stage(
 
     def run(*arrays: Array) -> Any:
         arrays = tuple(
-            reshard(x, own) if spec.reduced else x for x, spec, own in zip(arrays, given, plain, strict=True)
+            reshard(x, spec_plain) if spec.reduced else x
+            for x, spec, spec_plain in zip(arrays, given, plain, strict=True)
         )
         made = _mapped(of_blocks, plain, jax.tree.map(apart, taken))(*arrays)
         return each_taken(lambda x, spec: lax.reduce_sum(x, (0,), out_sharding=spec), made)
@@ -96,7 +97,7 @@ def with_gradient(
     another. names: of the arguments, for the sums of their cotangents over devices.
     """
     given = tuple(in_specs)
-    own = PartitionSpec(tuple(axis for axis in get_abstract_mesh().axis_names if axis != STAGES))
+    spec_of_all = PartitionSpec(tuple(axis for axis in get_abstract_mesh().axis_names if axis != STAGES))
     # Residuals that are an argument, the result or a constant: index of the residual -> index among them.
     known: dict[int, int] = {}
 
@@ -117,29 +118,29 @@ def with_gradient(
         return out, [leaf[None] for n, leaf in enumerate(leaves) if n not in known]
 
     def forward(*arrays: Array) -> tuple[Array, Any]:
-        made = each_device(out_and_saved, given, (out_spec, own))(*arrays)
+        made = each_device(out_and_saved, given, (out_spec, spec_of_all))(*arrays)
         out, saved = jax.tree.map(lambda x: checkpoint_name(x, kept) if kept else x, made)
         return out, ((*arrays, out), saved)
 
     def pulled_back(arrays: Sequence[Array], saved: Sequence[Array], d_out: Array) -> tuple[Array, ...]:
         rest, fixed = iter(saved), constants()
-        there = (*arrays, *fixed)
-        leaves = [there[known[n]] if n in known else next(rest)[0] for n in range(len(known) + len(saved))]
+        operands = (*arrays, *fixed)
+        leaves = [operands[known[n]] if n in known else next(rest)[0] for n in range(len(known) + len(saved))]
         # Traced again, without computing: within a stage of a pipeline types differ.
         structure = jax.tree.structure(jax.eval_shape(lambda *b: differentiated(b, fixed)[1], *arrays[:-1]))
-        found = jax.tree.unflatten(structure, leaves)(d_out)
+        cotangents = jax.tree.unflatten(structure, leaves)(d_out)
         summed = []
-        for d, spec, name in zip_longest(found, given[: len(found)], names):
+        for d, spec, name in zip_longest(cotangents, given[: len(cotangents)], names):
             with jax.named_scope(name) if name else nullcontext():
                 summed.append(_summed(d, spec, out_spec))
         return tuple(summed)
 
     def backward(residuals: Any, d_out: Array) -> tuple[Array | None, ...]:
         arrays, saved = residuals
-        specs = (*given, out_spec), [own] * len(saved), of_cotangent(out_spec)
+        specs = (*given, out_spec), [spec_of_all] * len(saved), of_cotangent(out_spec)
         taken = tuple(of_cotangent(spec) for spec in given[:num_differentiated])
-        found = each_device(pulled_back, specs, taken)(arrays, saved, d_out)
-        return (*found, *[None] * (len(given) - num_differentiated))
+        cotangents = each_device(pulled_back, specs, taken)(arrays, saved, d_out)
+        return (*cotangents, *[None] * (len(given) - num_differentiated))
 
     @jax.custom_vjp
     def run(*arrays: Array) -> Array:
@@ -223,8 +224,8 @@ def _mapped(local: Callable[..., Any], given: Sequence[PartitionSpec], taken: An
         """All stages at once; each device has one stage."""
 
         def of_stage(*blocks: Array) -> Any:
-            own = (x[0] if mapped else x for x, mapped in zip(blocks, are_of_stages, strict=True))
-            return jax.tree.map(lambda x: x[None], local(*own))
+            blocks_local = (x[0] if mapped else x for x, mapped in zip(blocks, are_of_stages, strict=True))
+            return jax.tree.map(lambda x: x[None], local(*blocks_local))
 
         split = tuple(
             _over_stages(spec) if mapped else spec for spec, mapped in zip(given, are_of_stages, strict=True)

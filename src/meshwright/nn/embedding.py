@@ -48,7 +48,7 @@ def _fetched(
     """A table's shard for look-ups, in `sent_in.wider`; gradients are summed in `sent_in.backward`."""
 
     def gathered(table_local: Array) -> Array:
-        return _gathered(_own(table_local, stored, looked_up), stored, used, looked_up)
+        return _gathered(_rows_held(table_local, stored, looked_up), stored, used, looked_up)
 
     if sent_in.forward == sent_in.backward:
         return gathered(table_local.astype(sent_in.forward))
@@ -65,7 +65,7 @@ def _fetched(
     return fetched(table_local)
 
 
-def _own(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> Array:
+def _rows_held(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> Array:
     """A table typed as this device's own over axes that split its look-ups: its gradient is a partial sum.
 
     This comes before the table is gathered: otherwise its gradient would be summed whole over `data` and only
@@ -124,8 +124,8 @@ def embed(
             return rows_of(table_local, tokens_local).astype(sent_in.forward)
         rows = tokens_local - lax.axis_index(split_vocab) * table_local.shape[0]
         mine = (rows >= 0) & (rows < table_local.shape[0])
-        found = rows_of(table_local, jnp.where(mine, rows, 0))
-        x_local = jnp.where(mine[..., None], found, 0).astype(sent_in.forward)
+        rows_held = rows_of(table_local, jnp.where(mine, rows, 0))
+        x_local = jnp.where(mine[..., None], rows_held, 0).astype(sent_in.forward)
         if scattered:
             # [B, n, T/n, D]: so that it stays a reduce-scatter (see scatter.py).
             parts = jnp.reshape(x_local, (x_local.shape[0], lax.axis_size(scattered), -1, x_local.shape[-1]))

@@ -101,14 +101,14 @@ def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
     if not _is_scattered(layout, name, weight.letters):
         return _retyped(weight)
     sent_in = sent_types(layout, dtype) or SentIn(dtype, dtype)
-    own = layout.weight(name, weight.letters)
-    yielded = cotangent(own).replace(unreduced=summed_over(layout, weight.letters))
+    stored = layout.weight(name, weight.letters)
+    yielded = cotangent(stored).replace(unreduced=summed_over(layout, weight.letters))
     kept = reduced_axes(jax.typeof(weight.shard).sharding.spec)
     home = cotangent(layout.rules.updated.weight(name, weight.letters)).replace(unreduced=kept)
 
     @jax.custom_vjp
     def whole(weight: Array, shard: Array) -> Array:
-        used = resharded(weight.astype(dtype), partition_spec(own, yielded.unreduced))
+        used = resharded(weight.astype(dtype), partition_spec(stored, yielded.unreduced))
         return used.astype(sent_in.wider)
 
     def forward(weight: Array, shard: Array) -> tuple[Array, None]:
@@ -235,7 +235,7 @@ def _mapped(config: ModelConfig, leaf: Callable[..., Any], *trees: Any) -> Any:
     """The pytree of `leaf(path, letters, array, ...)` over the first tree's trained parameters."""
     flat = [flatten(tree) for tree in trees]
 
-    def one(path: str, param: Param) -> Any:
+    def leaf_of(path: str, param: Param) -> Any:
         return leaf(path, param.letters, *(arrays[path] for arrays in flat))
 
-    return build(config, one, only=trained(config) & flat[0].keys())
+    return build(config, leaf_of, only=trained(config) & flat[0].keys())

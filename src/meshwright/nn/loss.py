@@ -84,28 +84,28 @@ def loss_by_chunks(
 
     @jax.custom_vjp
     def loss(x: Array, w: Array) -> Array:
-        def chunk(_: None, own: tuple[Array, Array]) -> tuple[None, Array]:
-            return None, of_chunk(*own, w)[0]
+        def chunk(_: None, rows: tuple[Array, Array]) -> tuple[None, Array]:
+            return None, of_chunk(*rows, w)[0]
 
         return mean(lax.scan(chunk, None, (_cut(x, count), _cut(targets, count)))[1])
 
     def forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-        def chunk(d_w: Array, own: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-            found, pull_back = of_chunk(*own, w)
+        def chunk(d_w: Array, rows: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            loss, pull_back = of_chunk(*rows, w)
             with jax.named_scope(BACKWARD), jax.named_scope(names.loss):
-                (d_logits,) = pull_back(jnp.full_like(found, 1 / targets.size))
+                (d_logits,) = pull_back(jnp.full_like(loss, 1 / targets.size))
             with jax.named_scope(BACKWARD), jax.named_scope(names.product):
                 d_logits = d_logits.astype(dtype)
                 d_x = local_einsum(plan.lhs_gradient, d_logits, w.astype(dtype), dtype)
-                return d_w + local_einsum(by_rows, own[0], d_logits, jnp.float32), (found, d_x)
+                return d_w + local_einsum(by_rows, rows[0], d_logits, jnp.float32), (loss, d_x)
 
         by_rows = _states_first(plan.rhs_gradient)
         shape = x.shape[-1], w.size // x.shape[-1]
         nothing = jnp.zeros(shape, jnp.float32, out_sharding=partition_spec(by_rows.product))
-        d_w, (found, d_x) = lax.scan(chunk, nothing, (_cut(x, count), _cut(targets, count)))
+        d_w, (loss, d_x) = lax.scan(chunk, nothing, (_cut(x, count), _cut(targets, count)))
         with jax.named_scope(BACKWARD), jax.named_scope(names.product):
             d_w = (d_w if by_rows is plan.rhs_gradient else d_w.T).astype(w.dtype)
-        return mean(found), (_joined(d_x), d_w)
+        return mean(loss), (_joined(d_x), d_w)
 
     def backward(gradients: tuple[Array, Array], d_loss: Array) -> tuple[Array, ...]:
         with jax.named_scope(names.product):

@@ -151,8 +151,8 @@ def repacked(moment: Packed, like: Packed) -> Packed:
     given = spec, PartitionSpec(*_whole_rows(spec, moment.values.ndim))
     run = jax.shard_map(local, mesh=mesh, in_specs=given, out_specs=spec, check_vma=False) if mesh else local
     # Programs do not read the host's memory.
-    there = [x.with_memory_kind("device") if mesh else x for x in (sharding, moment.scales.sharding)]
-    made = jax.jit(run)(*jax.device_put((moment.values, moment.scales), tuple(there)))
+    shardings = [x.with_memory_kind("device") if mesh else x for x in (sharding, moment.scales.sharding)]
+    made = jax.jit(run)(*jax.device_put((moment.values, moment.scales), tuple(shardings)))
     values, scales = jax.device_put(made, (sharding, like.scales.sharding))
     return replace(moment, values=values, scales=scales)
 

@@ -121,8 +121,8 @@ def repeated(vector: Array, dims: Sequence[int], shape: Sequence[int], split: Se
     """
     others = tuple(dim for dim in range(len(shape)) if dim not in dims)
     parts, kept = jax.typeof(vector).sharding.spec.partitions, jax.typeof(vector).sharding.spec.reduced
-    own = dict(zip(dims, parts, strict=True))
-    spec = PartitionSpec(*(own.get(dim, axes) for dim, axes in enumerate(split)))
+    axes_of = dict(zip(dims, parts, strict=True))
+    spec = PartitionSpec(*(axes_of.get(dim, axes) for dim, axes in enumerate(split)))
 
     @jax.custom_vjp
     def out(vector: Array) -> Array:

@@ -103,10 +103,10 @@ def _in_order(
     """x and the total after layers given as (weights, kind); the first has keys and values of its own."""
     shared, kinds = None, list(layers)
     for (w, kind), (_, after) in zip(kinds, [*kinds[1:], kinds[0]], strict=True):
-        own = shared
+        constants = shared
         if kind.shares_kv and after.shares_kv:
-            own, shared = _read_twice(shared)
-        x, total, made = run(x, w, total, kind, own)
+            constants, shared = _read_twice(shared)
+        x, total, made = run(x, w, total, kind, constants)
         shared = shared if made is None else made
     return x, total
 
@@ -188,7 +188,7 @@ def _loops(layers: Sequence[Layer]) -> list[_Loop]:
     """
     groups = [list(group) for _, group in groupby(layers, _group)]
     stacks: list[tuple[Stack, ...]] = [tuple(layer.kind.stack for layer in group) for group in groups]
-    found: list[_Loop] = []
+    loops: list[_Loop] = []
     start = 0
     while start < len(groups):
         left = stacks[start:]
@@ -197,10 +197,10 @@ def _loops(layers: Sequence[Layer]) -> list[_Loop]:
         count = counts[period]
         if count == 1:
             period = 1
-        own = groups[start : start + period * count]
-        found.append(_Loop([*chain.from_iterable(own)], sum(map(len, own)) // count, count))
+        repeated = groups[start : start + period * count]
+        loops.append(_Loop([*chain.from_iterable(repeated)], sum(map(len, repeated)) // count, count))
         start += period * count
-    return found
+    return loops
 
 
 def _group(layer: Layer) -> tuple[object, ...]:

@@ -104,12 +104,14 @@ def anchored(machine: Hardware, runs: Sequence[MeasuredRun]) -> Anchored:
         by = _solve([errors[i] for i in others], [slopes[i] for i in others], names)
         left_out.append(_log_error(run, _moved(step, by)))
     before, after = (median(map(abs, some)) for some in (errors, left_out))
-    said = f"{len(runs)} runs are {before:.1%} off their prices, and {after:.1%} each anchored by the others"
+    summary = (
+        f"{len(runs)} runs are {before:.1%} off their prices, and {after:.1%} each anchored by the others"
+    )
     if after >= before:
-        return Anchored(step, (f"{said} (medians): no constant moves",))
+        return Anchored(step, (f"{summary} (medians): no constant moves",))
     moved = _solve(errors, slopes, names)
-    found = _moved(step, moved)
-    return Anchored(found, (f"{said} (medians)", *_words(step, found, names)))
+    anchored = _moved(step, moved)
+    return Anchored(anchored, (f"{summary} (medians)", *_words(step, anchored, names)))
 
 
 def _log_error(run: MeasuredRun, step: StepEfficiency) -> float:
@@ -146,18 +148,18 @@ def _solve(
 
     matrix = np.array(slopes, dtype=float).reshape(len(errors), len(names)) / RUN
     prior = np.diag([1 / _SPREADS[name] ** 2 for name in names])
-    found = np.linalg.solve(matrix.T @ matrix + prior, -matrix.T @ (np.array(errors) / RUN))
-    return dict(zip(names, found.tolist(), strict=True))
+    solution = np.linalg.solve(matrix.T @ matrix + prior, -matrix.T @ (np.array(errors) / RUN))
+    return dict(zip(names, solution.tolist(), strict=True))
 
 
 def _words(before: StepEfficiency, after: StepEfficiency, names: Iterable[str]) -> Iterable[str]:
     """The constants whose printed figures changed."""
     for name in names:
-        one, other = getattr(before, name), getattr(after, name)
-        if isinstance(one, float):
-            pairs = [(name, one, other)]
+        first, other = getattr(before, name), getattr(after, name)
+        if isinstance(first, float):
+            pairs = [(name, first, other)]
         else:
-            pairs = [(f"{name}.{key}", one[key], other[key]) for key in one if one[key] != other[key]]
+            pairs = [(f"{name}.{key}", first[key], other[key]) for key in first if first[key] != other[key]]
         show: Callable[[float], str] = format_seconds if name.endswith("_seconds") else "{:.3g}".format
         yield from (
             f"{key} moved from {show(was)} to {show(now)}"
@@ -169,10 +171,10 @@ def _words(before: StepEfficiency, after: StepEfficiency, names: Iterable[str]) 
 def step_seconds(metrics: Path) -> float:
     """The median step time of a metrics.jsonl. Raises PlanError for a file that has none."""
     lines = read_text(metrics, PlanError).splitlines()
-    found = [seconds for number, line in enumerate(lines, 1) if (seconds := _seconds(metrics, number, line))]
-    if not found:
+    times = [seconds for number, line in enumerate(lines, 1) if (seconds := _seconds(metrics, number, line))]
+    if not times:
         raise PlanError(f"--anchor {metrics}: no line has step_seconds; name the metrics.jsonl of mw train")
-    return median(found)
+    return median(times)
 
 
 def _seconds(metrics: Path, number: int, line: str) -> float | None:

@@ -73,8 +73,8 @@ def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> Ite
     yield f"no {other}fitted or measured constant affects more than {LEAST_SHARE:.0%} of this step"
     if hardware.software.name != DEFAULT:
         yield hardware.software.description
-    if found := spread_of(best):
-        yield f"the error of the step time is {found}"
+    if spread := spread_of(best):
+        yield f"the error of the step time is {spread}"
     if chip.step.slowdown != 1:
         yield f"the priced step is multiplied by {chip.step.slowdown:.3g}, the factor of the anchoring run"
     known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
@@ -118,8 +118,10 @@ def shares(best: Candidate) -> list[tuple[float, Constant]]:
         return StepPricer(best.graph, layout, machine, placement).cost().seconds
 
     whole = seconds(hardware.chip)
-    found = [(1 - seconds(constant.ideal) / whole, constant) for constant in constants(hardware.chip, layout)]
-    return sorted(found, key=lambda one: -one[0])
+    shares = [
+        (1 - seconds(constant.ideal) / whole, constant) for constant in constants(hardware.chip, layout)
+    ]
+    return sorted(shares, key=lambda share: -share[0])
 
 
 def constants(chip: Chip, layout: Layout) -> Iterator[Constant]:

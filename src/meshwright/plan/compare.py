@@ -15,16 +15,16 @@ def compared(plan: Plan, machine: Hardware) -> dict:
     joules: of a million tokens, at the chips' rated power. Both are None if the chip's file lacks the figure.
     """
     work, chip = plan.workload, machine.chip
-    found = (
+    differences = (
         well_placed(price(plan.model, machine, work, plan.layout)).to_dict()
         if work.phase == "train"
         else price_phase(plan.model, machine, work, [plan.layout]).to_dict()
     )
     chips, hourly = machine.num_chips, chip.price_per_chip_hour
-    seconds = _MILLION / (found["tokens_per_second_per_chip"] * chips)  # of a million tokens
+    seconds = _MILLION / (differences["tokens_per_second_per_chip"] * chips)  # of a million tokens
     price_per_hour = None if hourly is None else hourly * chips
     return {
-        **found,
+        **differences,
         "model": plan.model.name,
         "phase": work.phase,
         "hardware": machine.spec,

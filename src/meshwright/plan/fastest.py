@@ -74,7 +74,7 @@ class Fastest:
         self._asked, self._wanted = asked, wanted
         self._serial = count()
         self._heap: list[tuple[float, int, _Members | _Scheduled | _Single]] = []
-        self._found: list[tuple[float, Considered]] = []
+        self._ready: list[tuple[float, Considered]] = []
         self.lacking: list[Considered] = []
         self.add(groups)
 
@@ -86,17 +86,17 @@ class Fastest:
 
     def __bool__(self) -> bool:
         """Whether there is any layout, fitting or not."""
-        while self._heap and not (self._found or self.lacking):
+        while self._heap and not (self._ready or self.lacking):
             self._advance()
-        return bool(self._found or self.lacking)
+        return bool(self._ready or self.lacking)
 
     def __iter__(self) -> Iterator[tuple[float, Considered]]:
         for place in count():
-            while place >= len(self._found) and self._heap:
+            while place >= len(self._ready) and self._heap:
                 self._advance()
-            if place >= len(self._found):
+            if place >= len(self._ready):
                 return
-            yield self._found[place]
+            yield self._ready[place]
 
     def seconds(self, choice: Considered) -> float:
         """Simulated seconds of a layout's step."""
@@ -104,77 +104,80 @@ class Fastest:
 
     def within(self, seconds: float) -> Iterator[Considered]:
         """The layouts that fit and whose bounds are not above `seconds`, unordered; some may take longer."""
-        yield from [choice for taken, choice in self._found if taken <= seconds]
+        yield from [choice for taken, choice in self._ready if taken <= seconds]
         kept = []
         while self._heap and self._heap[0][0] <= seconds:
-            bound, serial, one = heappop(self._heap)
-            if isinstance(one, _Single):
-                kept.append((bound, serial, one))
+            bound, serial, item = heappop(self._heap)
+            if isinstance(item, _Single):
+                kept.append((bound, serial, item))
             else:
-                self._split(bound, one)
+                self._split(bound, item)
         for entry in kept:
             heappush(self._heap, entry)
         yield from [one.choice for _, _, one in kept]
 
     def keep(self, wanted: Callable[[Considered], bool]) -> None:
         """Drop the layouts added so far that are not `wanted`."""
-        self._found = [(seconds, choice) for seconds, choice in self._found if wanted(choice)]
+        self._ready = [(seconds, choice) for seconds, choice in self._ready if wanted(choice)]
         self.lacking = [choice for choice in self.lacking if wanted(choice)]
         waiting, self._heap = self._heap, []
-        for bound, serial, one in waiting:
-            if not isinstance(one, _Single):
-                one = one._replace(wanted=_both(one.wanted, wanted))
-            elif not wanted(one.choice):
+        for bound, serial, entry in waiting:
+            if not isinstance(entry, _Single):
+                entry = entry._replace(wanted=_both(entry.wanted, wanted))
+            elif not wanted(entry.choice):
                 continue
-            heappush(self._heap, (bound, serial, one))
+            heappush(self._heap, (bound, serial, entry))
 
     def _advance(self) -> None:
         """Take the entry with the least bound to its next step."""
-        bound, _, one = heappop(self._heap)
-        if not isinstance(one, _Single):
-            self._split(bound, one)
-        elif one.is_timed:
-            self._found.append((bound, one.choice))
+        bound, _, entry = heappop(self._heap)
+        if not isinstance(entry, _Single):
+            self._split(bound, entry)
+        elif entry.is_timed:
+            self._ready.append((bound, entry.choice))
         else:
-            self._push_single(one.choice, self.seconds(one.choice), is_timed=True)
+            self._push_single(entry.choice, self.seconds(entry.choice), is_timed=True)
 
-    def _split(self, bound: float, one: _Members | _Scheduled) -> None:
+    def _split(self, bound: float, entry: _Members | _Scheduled) -> None:
         """Take members near the bound to the next step; the rest stay in the heap."""
-        number = int(np.searchsorted(one.bounds, bound * _TOGETHER, side="right"))
-        now, later = one.places[:number], one._replace(places=one.places[number:], bounds=one.bounds[number:])
-        if isinstance(one, _Members):
+        number = int(np.searchsorted(entry.bounds, bound * _TOGETHER, side="right"))
+        now, later = (
+            entry.places[:number],
+            entry._replace(places=entry.places[number:], bounds=entry.bounds[number:]),
+        )
+        if isinstance(entry, _Members):
             chosen = set(now.tolist())
-            for schedule, places in one.group.schedules.items():
+            for schedule, places in entry.group.schedules.items():
                 if some := [place for place in places if place in chosen]:
-                    for saving in one.group.space.first_savings(one.group.pipe):
-                        self._schedule(one, schedule, saving, some)
+                    for saving in entry.group.space.first_savings(entry.group.pipe):
+                        self._schedule(entry, schedule, saving, some)
         else:
-            self._fit(one, now, one.bounds[:number])
+            self._fit(entry, now, entry.bounds[:number])
         self._push(later)
 
     def _schedule(
-        self, one: _Members | _Scheduled, schedule: tuple[str, int], saving: Saving, places: list[int]
+        self, entry: _Members | _Scheduled, schedule: tuple[str, int], saving: Saving, places: list[int]
     ) -> None:
-        group = one.group
+        group = entry.group
         least = group.least_seconds_of(*schedule, saving, places)
         ascending = self._ascending(group, np.array(places), least)
-        self._push(_Scheduled(one.wanted, group, *ascending, schedule, saving))
+        self._push(_Scheduled(entry.wanted, group, *ascending, schedule, saving))
 
-    def _fit(self, one: _Scheduled, places: Any, bounds: Any) -> None:
+    def _fit(self, entry: _Scheduled, places: Any, bounds: Any) -> None:
         """Keep the layouts that fit, and try the next policies for the others."""
-        group, space, more = one.group, one.group.space, []
-        choices = group.choices(*one.schedule, one.saving, places.tolist())
+        group, space, more = entry.group, entry.group.space, []
+        choices = group.choices(*entry.schedule, entry.saving, places.tolist())
         for choice, bound in zip(choices, bounds.tolist(), strict=True):
             if space.tries_next(choice):
                 more.append(choice.place)
-            if one.wanted and not one.wanted(choice):
+            if entry.wanted and not entry.wanted(choice):
                 continue
             if choice.lacking_bytes:
                 self.lacking.append(choice)
             else:
                 self._push_single(choice, bound, is_timed=False)
-        for saving in space.next_savings(one.saving, group.pipe) if more else ():
-            self._schedule(one, one.schedule, saving, more)
+        for saving in space.next_savings(entry.saving, group.pipe) if more else ():
+            self._schedule(entry, entry.schedule, saving, more)
 
     def _ascending(self, group: Group, places: Any, seconds: Any) -> tuple[Any, Any]:
         """Places and bounds, the least bound first."""
@@ -182,9 +185,9 @@ class Fastest:
         order = np.argsort(bounds, kind="stable")
         return places[order], bounds[order]
 
-    def _push(self, one: _Members | _Scheduled) -> None:
-        if len(one.places):
-            heappush(self._heap, (float(one.bounds[0]), next(self._serial), one))
+    def _push(self, entry: _Members | _Scheduled) -> None:
+        if len(entry.places):
+            heappush(self._heap, (float(entry.bounds[0]), next(self._serial), entry))
 
     def _push_single(self, choice: Considered, bound: float, *, is_timed: bool) -> None:
         heappush(self._heap, (bound, next(self._serial), _Single(choice, is_timed)))
@@ -194,5 +197,5 @@ class Fastest:
         return np.maximum(1.0, self._asked / num_sequences) if self._asked else 1.0
 
 
-def _both(one: _Wanted, other: Callable[[Considered], bool]) -> Callable[[Considered], bool]:
-    return other if one is None else lambda choice: one(choice) and other(choice)
+def _both(entry: _Wanted, other: Callable[[Considered], bool]) -> Callable[[Considered], bool]:
+    return other if entry is None else lambda choice: entry(choice) and other(choice)

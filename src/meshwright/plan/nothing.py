@@ -35,20 +35,20 @@ def nothing_found(
             f"{about}: nothing that meets what is asked runs yet ({why}); --any ranks what can be planned"
         )
 
-    def found(conditions: Sequence[Condition]) -> bool:
+    def is_found(conditions: Sequence[Condition]) -> bool:
         return _first(spaces, workload, conditions) is not None
 
-    if not found(()):
+    if not is_found(()):
         if once := next((one for one in given if (one.field, one.value) == ("dispatch", "once")), None):
             return PlanError(
                 f"{about}: --given {once}: experts lie within nodes of {hardware.chips_per_node} chips, so "
                 "no token crosses; fits: dispatch=each, or expert_nodes>1 beside it, for parts of a node"
             )
         return PlanError(f"{about}: {_nothing_divides(config, hardware, workload, spaces)}")
-    if at_fault := [one for one in given if found(_without(given, one))]:
-        said = [_leaves_none(config, hardware, workload, spaces, given, one) for one in at_fault]
-        return PlanError(f"{about}: --given {'; or '.join(said)}")
-    together = next(number for number in range(1, len(given) + 1) if not found(given[:number]))
+    if at_fault := [one for one in given if is_found(_without(given, one))]:
+        reasons = [_leaves_none(config, hardware, workload, spaces, given, one) for one in at_fault]
+        return PlanError(f"{about}: --given {'; or '.join(reasons)}")
+    together = next(number for number in range(1, len(given) + 1) if not is_found(given[:number]))
     some = ",".join(map(str, given[:together]))
     return PlanError(f"{about}: --given {some}: no layout that divides meets all of these; leave some out")
 
@@ -60,8 +60,8 @@ def _first(spaces: Spaces, workload: Workload, given: Sequence[Condition]) -> Co
     return None
 
 
-def _without(given: Sequence[Condition], one: Condition) -> list[Condition]:
-    return [other for other in given if other is not one]
+def _without(given: Sequence[Condition], condition: Condition) -> list[Condition]:
+    return [other for other in given if other is not condition]
 
 
 def _leaves_none(
@@ -70,42 +70,47 @@ def _leaves_none(
     workload: Workload,
     spaces: Spaces,
     given: Sequence[Condition],
-    one: Condition,
+    condition: Condition,
 ) -> str:
     """`tensor=3 leaves no layout: 128 chips do not divide over tensor = 3; fits: tensor in {1, 2, 4, 8}`."""
-    rest = _without(given, one)
+    rest = _without(given, condition)
     beside = f" beside {','.join(map(str, rest))}" if rest else ""
-    values = {value for space in spaces(workload, _WITHIN, rest) for value in _values(space, one.field)}
+    values = {value for space in spaces(workload, _WITHIN, rest) for value in _values(space, condition.field)}
     fits = ", ".join(str(value).lower() for value in sorted(values, key=lambda v: (str(type(v)), v)))
-    why = _why_none(config, hardware, workload, one)
-    return f"{one}{beside} leaves no layout{f': {why}' if why else ''}; fits: {one.field} in {{{fits}}}"
+    why = _why_none(config, hardware, workload, condition)
+    reason = f": {why}" if why else ""
+    return f"{condition}{beside} leaves no layout{reason}; fits: {condition.field} in {{{fits}}}"
 
 
 def _values(space: Space, field: str) -> set[object]:
     """The values of a searched field in the layouts of a space."""
     if field in Considered._fields:
         return {getattr(choice, field) for choice in space.choices(space.meshes())}
-    found = set()
+    values = set()
     for mesh in space.meshes():
         value = mesh.rules.zero_stage if field == "zero" else mesh.word(field)
-        if value not in found and next(space.choices([mesh]), None):
-            found.add(value)
-    return found
+        if value not in values and next(space.choices([mesh]), None):
+            values.add(value)
+    return values
 
 
-def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: Condition) -> str | None:
+def _why_none(
+    config: ModelConfig, hardware: Hardware, workload: Workload, condition: Condition
+) -> str | None:
     """The reason why no layout meets one condition, if it does not depend on the others."""
-    chips, degree = hardware.num_chips, one.value
-    if one.field not in (*DEGREES, "grouped", "remat") or one.comparison != "=":
+    chips, degree = hardware.num_chips, condition.value
+    if condition.field not in (*DEGREES, "grouped", "remat") or condition.comparison != "=":
         return None
-    if isinstance(degree, int) and one.field in MULTIPLIED and chips % degree:
-        return f"{chips} chips do not divide over {one.field} = {degree}"
+    if isinstance(degree, int) and condition.field in MULTIPLIED and chips % degree:
+        return f"{chips} chips do not divide over {condition.field} = {degree}"
     try:
-        alone = Layout.of().replace(**dict.fromkeys((*COMPANY.get(one.field, ()), one.field), degree))
+        alone = Layout.of().replace(
+            **dict.fromkeys((*COMPANY.get(condition.field, ()), condition.field), degree)
+        )
         check_fits(alone, config, None, workload.seq_len, padded=True)
     except LayoutError as error:
         return str(error).partition(";")[0]
-    if one.field in RANKS and isinstance(degree, int) and degree > workload.num_sequences:
+    if condition.field in RANKS and isinstance(degree, int) and degree > workload.num_sequences:
         return f"{degree} ranks are more than the {workload.num_sequences} sequences"
     return None
 

@@ -15,8 +15,8 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
     Candidates that do not fit come last, by the memory that they lack.
     """
-    found = list(candidates)
-    equals = ties(found)
+    candidates_list = list(candidates)
+    equals = ties(candidates_list)
     same = {id(candidate) for candidate in equals}
 
     def key(candidate: Candidate) -> tuple:
@@ -24,7 +24,7 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
         plain = plainness(candidate.layout) if id(candidate) in same else ()
         return (over, id(candidate) not in same, plain, candidate.step_seconds)
 
-    return sorted(found, key=key)
+    return sorted(candidates_list, key=key)
 
 
 def ties(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -43,7 +43,7 @@ class Smallest:
     """The machine, the search on it, and the sizes tried."""
 
     hardware: Hardware
-    found: Search
+    search: Search
     tried: tuple[Tried, ...]
 
     def to_dict(self) -> dict[str, object]:
@@ -91,10 +91,10 @@ def smallest(
         if on_progress:
             on_progress(hardware.spec)
         why_not = _hopeless(config, hardware, workload, bytes_per_param, dtypes, max_seconds)
-        found = None
+        attempted = None
         if why_not is None:
             try:
-                found = search(
+                attempted = search(
                     config,
                     hardware,
                     workload,
@@ -103,23 +103,23 @@ def smallest(
                     given=given,
                     runnable=runnable,
                 )
-                why_not = _why_not(found, max_seconds)
+                why_not = _why_not(attempted, max_seconds)
             except PlanError as error:
                 why_not = str(error)
-        seconds = found.best.step_seconds if found else None
+        seconds = attempted.best.step_seconds if attempted else None
         tried.append(Tried(hardware.spec, hardware.num_chips, seconds, why_not))
-        return None if why_not else found
+        return None if why_not else attempted
 
     machines = sizes(spec)
     doubled = [m for m in machines if m.num_chips & (m.num_chips - 1) == 0 or m is machines[-1]]
     too_small = 0
     for machine in doubled:
-        if found := attempt(machine):
+        if attempted := attempt(machine):
             between = [m for m in machines if too_small < m.num_chips < machine.num_chips]
             for smaller in between[:: max(1, -(-len(between) // _MOST_BETWEEN))]:
                 if better := attempt(smaller):
                     return Smallest(smaller, better, tuple(tried))
-            return Smallest(machine, found, tuple(tried))
+            return Smallest(machine, attempted, tuple(tried))
         too_small = machine.num_chips
     raise NothingFits(config.name, tuple(tried))
 
@@ -220,8 +220,8 @@ def _hopeless(
     return None
 
 
-def _why_not(found: Search, max_seconds: float | None) -> str | None:
-    best = found.best
+def _why_not(search_of: Search, max_seconds: float | None) -> str | None:
+    best = search_of.best
     if not best.fits:
         lack = best.shortage
         over = f"{format_bytes(lack.over_bytes)} {lack.where}"

@@ -204,9 +204,9 @@ class Space:
                 waiting = [(saving, places) for saving in self.first_savings(group.pipe)]
                 while waiting:
                     saving, some = waiting.pop()
-                    found = group.choices(schedule, interleave, saving, some)
-                    yield from found
-                    if more := [choice.place for choice in found if self.tries_next(choice)]:
+                    layouts = group.choices(schedule, interleave, saving, some)
+                    yield from layouts
+                    if more := [choice.place for choice in layouts if self.tries_next(choice)]:
                         waiting += [(other, more) for other in self.next_savings(saving, group.pipe)]
 
     def groups(self, meshes: Iterable[Layout]) -> Iterator["Group"]:
@@ -239,13 +239,13 @@ class Space:
         return self._sizes[key]
 
     def _microbatches(self, shards: int, pipe: int, context: int) -> Iterator[tuple[int, int]]:
-        found = {}
+        choices = {}
         for size in self._microbatch_sizes(shards, context):
             for rounds in {1, pipe}:
                 num_sequences = nearest_multiple(self.workload.num_sequences, shards * size * rounds)
                 if num_sequences in self._batches:
-                    found[num_sequences // (shards * size), num_sequences] = None
-        for microbatches, num_sequences in found:
+                    choices[num_sequences // (shards * size), num_sequences] = None
+        for microbatches, num_sequences in choices:
             if (microbatches > 1 or pipe == 1) and self._meets("microbatches", microbatches):
                 yield microbatches, num_sequences
 

@@ -72,9 +72,9 @@ def spread(kind: str, software: str, chips: int, tensor: int, pipe: int) -> Spre
     between their chips, tensor ranks and stages.
     """
     alike = [row for row in outside_rows() if row.kind == kind]
-    own = [row for row in alike if row.software == software]
-    if len(own) >= _SIMILAR:
-        alike = own
+    same_software = [row for row in alike if row.software == software]
+    if len(same_software) >= _SIMILAR:
+        alike = same_software
 
     def distance(row: Outside) -> float:
         pairs = ((chips, row.chips), (tensor, row.tensor), (pipe, row.pipe))

@@ -54,8 +54,12 @@ class Faster:
     why_not: str
 
     def to_dict(self) -> dict[str, object]:
-        found = self.candidate
-        return {"layout": str(found.layout), "step_seconds": found.step_seconds, "why_not": self.why_not}
+        candidate = self.candidate
+        return {
+            "layout": str(candidate.layout),
+            "step_seconds": candidate.step_seconds,
+            "why_not": self.why_not,
+        }
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ class Search:
 
     @cached_property
     def _ties(self) -> set[int]:
-        found = ties(self.candidates)
-        return {id(candidate) for candidate in found} if len(found) > 1 else set()
+        tied = ties(self.candidates)
+        return {id(candidate) for candidate in tied} if len(tied) > 1 else set()
 
     @property
     def faster_words(self) -> str | None:
@@ -167,8 +171,8 @@ def only(
     notices: tuple[str, ...] = (),
 ) -> Search:
     """A Search with a single candidate."""
-    said = tuple(assumptions(config, workload, candidate))
-    return Search((candidate,), 1, seconds, said, workload, notices)
+    assumed = tuple(assumptions(config, workload, candidate))
+    return Search((candidate,), 1, seconds, assumed, workload, notices)
 
 
 def well_placed(candidate: Candidate) -> Candidate:
@@ -209,23 +213,23 @@ def search(
         raise nothing_found(config, hardware, workload, scout.spaces, given, runnable=bool(runnable))
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
     scout.narrow(pool, workload, planned, runs=runs)
-    found = _priced(_best(pool, num_ranked), config, hardware, planned)
+    priced = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
     if planned != workload:
         near = scout.nearest(workload, runs=runs)
         notices.append(planned_words(workload, planned, _why_another(pool, near, workload, hardware)))
     if not runs and runnable is None:
-        why = why_not(config, found[0].layout, hardware=hardware)
+        why = why_not(config, priced[0].layout, hardware=hardware)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
-    faster = _faster(scout.not_run(workload, planned), found, config, hardware, planned) if runs else None
-    said = tuple(assumptions(config, planned, found[0]))
+    faster = _faster(scout.not_run(workload, planned), priced, config, hardware, planned) if runs else None
+    assumed = tuple(assumptions(config, planned, priced[0]))
     forget_prices()
     forget_placements()
     return Search(
-        candidates=tuple(found),
+        candidates=tuple(priced),
         considered=scout.considered,
         seconds=time.perf_counter() - started,
-        assumptions=said,
+        assumptions=assumed,
         workload=planned,
         notices=tuple(notices),
         faster=faster,
@@ -261,14 +265,14 @@ class _Scout:
         self, workload: Workload, runnable: bool | None, batch_within: Sequence[float]
     ) -> tuple[Fastest, bool]:
         """The layouts considered for every batch, and whether they are limited to runnable ones."""
-        asked, found = workload.num_sequences, Fastest([])
+        asked, fastest = workload.num_sequences, Fastest([])
         some_run = why_not(self._config, self._bases[0]) is None
         for runs in [True] * (runnable is not False and some_run) + [False] * (runnable is not True):
             for within in batch_within:
                 self._pooled = list(self._groups(workload, within, runs=runs or None))
-                if found := self._fastest(self._pooled, asked, runs=runs):
-                    return found, runs
-        return found, bool(runnable)
+                if fastest := self._fastest(self._pooled, asked, runs=runs):
+                    return fastest, runs
+        return fastest, bool(runnable)
 
     def nearest(self, workload: Workload, *, runs: bool) -> Fastest:
         """The layouts for exactly the workload's batch; runs: only runnable ones."""
@@ -290,10 +294,10 @@ class _Scout:
 
     def not_run(self, asked: Workload, planned: Workload) -> Fastest:
         """The layouts for the planned batch that do not run; for after `narrow`."""
-        found = Fastest(self._pooled, wanted=lambda choice: self.why_not(choice) is not None)
-        found.keep(_takes(planned.num_sequences, _few_shards(asked, planned)))
-        found.add(chain(self._few, self._groups(planned, 0.0, runs=False)))
-        return found
+        lacking = Fastest(self._pooled, wanted=lambda choice: self.why_not(choice) is not None)
+        lacking.keep(_takes(planned.num_sequences, _few_shards(asked, planned)))
+        lacking.add(chain(self._few, self._groups(planned, 0.0, runs=False)))
+        return lacking
 
     def _groups(
         self, workload: Workload, within: float, *, runs: bool | None, most_shards: float = inf
@@ -343,7 +347,7 @@ def _few_shards(asked: Workload, planned: Workload) -> int:
 
 def _takes(num_sequences: int, few: int) -> Callable[[Considered], bool]:
     """Test for layouts with `num_sequences` sequences on a mesh of more than `few` shards."""
-    return lambda one: one.num_sequences == num_sequences and one.mesh.num_batch_shards > few
+    return lambda choice: choice.num_sequences == num_sequences and choice.mesh.num_batch_shards > few
 
 
 def _planned_batch(pool: Fastest, asked: int) -> int:
@@ -386,10 +390,13 @@ def _priced(
     layouts: list[Layout], config: ModelConfig, hardware: Hardware, workload: Workload
 ) -> list[Candidate]:
     """The layouts priced and ranked, the first and the fastest of them on the links that suit them best."""
-    found = ranked(price(config, hardware, workload, layout) for layout in layouts)
-    first = [*found[:NUM_PLACED], *nsmallest(NUM_PLACED, found, key=lambda one: one.step_seconds)]
+    candidates = ranked(price(config, hardware, workload, layout) for layout in layouts)
+    first = [
+        *candidates[:NUM_PLACED],
+        *nsmallest(NUM_PLACED, candidates, key=lambda candidate: candidate.step_seconds),
+    ]
     placed = {id(one): well_placed(one) for one in {id(one): one for one in first}.values()}
-    return ranked(placed.get(id(candidate), candidate) for candidate in found)
+    return ranked(placed.get(id(candidate), candidate) for candidate in candidates)
 
 
 def _why_another(pool: Fastest, near: Fastest, asked: Workload, hardware: Hardware) -> str:
@@ -404,10 +411,10 @@ def _why_another(pool: Fastest, near: Fastest, asked: Workload, hardware: Hardwa
 
 
 def _faster(
-    others: Fastest, found: list[Candidate], config: ModelConfig, hardware: Hardware, workload: Workload
+    others: Fastest, candidates: list[Candidate], config: ModelConfig, hardware: Hardware, workload: Workload
 ) -> Faster | None:
     """The fastest of `others`, if it is faster than all that was found by more than a tie."""
-    least = min((one.step_seconds for one in found if one.fits), default=float("inf"))
+    least = min((one.step_seconds for one in candidates if one.fits), default=float("inf"))
     for _, choice in islice(others, 1):
         candidate = well_placed(price(config, hardware, workload, choice.layout))
         if (1 + TIE) * candidate.step_seconds < least:

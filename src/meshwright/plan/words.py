@@ -35,16 +35,16 @@ def sentence(template: str, name: str, **figures: Any) -> str:
 
 def sections(template: str, name: str, **figures: Any) -> tuple[Section, ...]:
     """A text of a template by its headings, without headings that have no points."""
-    found: list[tuple[str, list[str]]] = []
+    groups: list[tuple[str, list[str]]] = []
     for line in getattr(_module(template), name)(**figures).splitlines():
         if line.startswith("- "):
-            found[-1][1].append(line[2:])
+            groups[-1][1].append(line[2:])
         elif line.startswith(" "):
-            found[-1][1][-1] += f" {line}"
+            groups[-1][1][-1] += f" {line}"
         elif line:
-            found.append((line, []))
+            groups.append((line, []))
     return tuple(
-        Section(title, tuple(" ".join(p.split()) for p in points)) for title, points in found if points
+        Section(title, tuple(" ".join(p.split()) for p in points)) for title, points in groups if points
     )
 
 

@@ -85,8 +85,8 @@ def memory_rows(audit: JsonDocument) -> list[tuple[str, str, str]]:
         parts = [part for part in known if part in planned]  # training has no cache, inference no optimizer
         detail = ", ".join(f"{part} {format_bytes(planned[part])}" for part in parts)
         total = format_bytes(sum(planned[part] for part in parts))
-        found = bytes_text(compiled[name]) if compiled else UNAVAILABLE
-        rows.append((f"{name}: {detail}" if detail else f"other {name}", total, found))
+        text = bytes_text(compiled[name]) if compiled else UNAVAILABLE
+        rows.append((f"{name}: {detail}" if detail else f"other {name}", total, text))
     return rows
 
 
@@ -105,10 +105,10 @@ def overlap_table(audit: JsonDocument) -> Table | str | None:
         return "overlap with collectives: unavailable, none is asynchronous"
     moved: dict[str, int] = {}
     products: dict[str, dict[str, None]] = {}
-    for one in emitted:
-        name = f"{one['tensor']} {one['direction']} {one['op']}"
-        moved[name] = moved.get(name, 0) + one["bytes"] * (one["count"] or 1)
-        products.setdefault(name, {}).update(dict.fromkeys(one["overlaps"]))
+    for row in emitted:
+        name = f"{row['tensor']} {row['direction']} {row['op']}"
+        moved[name] = moved.get(name, 0) + row["bytes"] * (row["count"] or 1)
+        products.setdefault(name, {}).update(dict.fromkeys(row["overlaps"]))
     least = _LEAST_SHARE * sum(moved.values())
     rows = []
     for name in sorted((name for name in moved if moved[name] >= least), key=lambda name: -moved[name]):
@@ -142,17 +142,17 @@ def buffers_table(audit: JsonDocument) -> Table | str | None:
 
 def remarks(audit: JsonDocument) -> list[tuple[str, str, str, str]]:
     """Findings, then the compiler's warnings: title, problem, place, change."""
-    found = [
+    rows = [
         (
-            f"{one['tensor']} {one['direction']}",
-            f"{one['what']} ({cost_text(one)})",
-            one["where"],
-            one["change"],
+            f"{finding['tensor']} {finding['direction']}",
+            f"{finding['what']} ({cost_text(finding)})",
+            finding["where"],
+            finding["change"],
         )
-        for one in audit.get("findings") or []
+        for finding in audit.get("findings") or []
     ]
     warned = audit.get("compiler_warnings") or []
-    return found + [("the compiler", one["what"], one["where"], one["change"]) for one in warned]
+    return rows + [("the compiler", one["what"], one["where"], one["change"]) for one in warned]
 
 
 def cost_text(finding: JsonDocument) -> str:
@@ -173,14 +173,16 @@ def _signed(value: float, write: Callable[[float], str]) -> str:
 
 def status_counts(audit: JsonDocument) -> list[tuple[str, int, str]]:
     """Each status that occurs, its number of rows, and its tone."""
-    found = [str(row.get("status")) for row in audit_rows(audit)]
-    return [(status, found.count(status), STATUS_TONE.get(status, "")) for status in dict.fromkeys(found)]
+    statuses = [str(row.get("status")) for row in audit_rows(audit)]
+    return [
+        (status, statuses.count(status), STATUS_TONE.get(status, "")) for status in dict.fromkeys(statuses)
+    ]
 
 
 def notes(audit: JsonDocument) -> list[tuple[str, str]]:
     """Each note once, with the tensors that it is about."""
-    found: dict[str, list[str]] = {}
+    by_status: dict[str, list[str]] = {}
     for row in audit_rows(audit):
         if row.get("note"):
-            found.setdefault(str(row["note"]), []).append(str(row.get("tensor") or ABSENT))
-    return [(note, ", ".join(dict.fromkeys(tensors))) for note, tensors in found.items()]
+            by_status.setdefault(str(row["note"]), []).append(str(row.get("tensor") or ABSENT))
+    return [(note, ", ".join(dict.fromkeys(tensors))) for note, tensors in by_status.items()]

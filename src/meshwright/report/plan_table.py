@@ -18,22 +18,22 @@ def candidates_table(plan: JsonDocument, chosen_mark: str = "") -> Table:
     # By its whole entry: two candidates may differ in a dtype that their layout's text leaves out.
     chosen = next((rank for rank, one in enumerate(shown) if best and one.items() <= best.items()), None)
     rows = []
-    for rank, one in enumerate(shown):
+    for rank, candidate in enumerate(shown):
         seconds, mfu, size, fits = (
-            one.get("step_seconds"),
-            one.get("mfu"),
-            bytes_total(one),
-            one.get("fits", True),
+            candidate.get("step_seconds"),
+            candidate.get("mfu"),
+            bytes_total(candidate),
+            candidate.get("fits", True),
         )
-        mark = chosen_mark if rank == chosen else "=" if one.get("tie") else ""
+        mark = chosen_mark if rank == chosen else "=" if candidate.get("tie") else ""
         cells = [
             Cell(f"{rank + 1} {mark}".rstrip(), value=rank),
-            Cell(layout_text(one.get("layout", "")), badge="chosen" if rank == chosen else ""),
+            Cell(layout_text(candidate.get("layout", "")), badge="chosen" if rank == chosen else ""),
             Cell(seconds_text(seconds), "strong", value=seconds or 0),
             Cell(percent_text(mfu), value=mfu or 0),
             Cell(bytes_text(size), value=size or 0),
             Cell("yes", "good") if fits else Cell("no", "bad"),
-            Cell(bound_text(one)),
+            Cell(bound_text(candidate)),
         ]
         rows.append(Row(cells, "chosen" if rank == chosen else "" if fits else "unfit"))
     remarks = [f"the best {len(shown)} of {known:,}"] if known > len(shown) else []

@@ -286,7 +286,7 @@ class _Loop:
         if losses:
             loss = losses["validation_loss"]
             saves, self.best_loss = saves or loss < self.best_loss, min(loss, self.best_loss)
-        self.reporter.report(always=evaluates, found=losses)
+        self.reporter.report(always=evaluates, line=losses)
         if saves:
             position = {
                 "next_example": next_example,

@@ -115,9 +115,9 @@ class Reporter:
         self._check({"step": step, **values})
         self.line = {"step": step, **values, **self._speed(), **self._more}
 
-    def report(self, *, always: bool = False, found: Line | None = None) -> None:
+    def report(self, *, always: bool = False, line: Line | None = None) -> None:
         """Pass `line`, with the numbers `found` added, to on_step; write it if due or if `always`."""
-        self.line |= found or {}
+        self.line |= line or {}
         if always or self.line["step"] % self._log_every == 0:
             if jax.process_index() == 0:
                 append(self._path, self.line)

@@ -241,7 +241,7 @@ def test_a_plan_edited_by_hand_is_priced_as_it_stands(dense, tmp_path):
     priced = read_plan(path)
     assert priced.chosen.layout.tensor == 4
     assert any(candidate.layout == priced.plan.layout for candidate in priced.top)
-    assert priced.found.best.layout == priced.plan.layout
+    assert priced.as_chosen.best.layout == priced.plan.layout
 
 
 def test_one_chip_and_a_model_that_does_not_fit(tmp_path):

@@ -69,7 +69,7 @@ def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Pri
     flops = sum(one.flops for one in wide)
     if flops <= WIDE_SHARE * total:
         return []
-    largest = max(wide, key=lambda one: one.flops)
+    largest = max(wide, key=lambda product: product.flops)
     scopes = scope_of(largest.op_name)
     slower, planned = prices.product_seconds(flops, "f32"), prices.product_seconds(flops, dtype)
     return [
@@ -128,7 +128,7 @@ def kept_findings(program: Program) -> list[Remark]:
     kept = [one for one in results if one.shapes[0].num_bytes > NEGLIGIBLE_BYTES]
     if not kept:
         return []
-    largest = max(kept, key=lambda one: one.shapes[0].num_bytes)
+    largest = max(kept, key=lambda buffer: buffer.shapes[0].num_bytes)
     name, others = largest.op_name or largest.name, f" and {len(kept) - 1} more" if len(kept) > 1 else ""
     num_bytes = sum(one.shapes[0].num_bytes for one in kept)
     what = f"`{name}`{others}, {format_bytes(num_bytes)}: given back as it came, not updated"
@@ -155,13 +155,13 @@ UPDATE_TOLERANCE, LEAST_REDUCED = 0.1, 0.5
 _NUMBER_BYTES = dtype_bytes("f32")
 
 
-def update_findings(planned: PlannedUpdate, found: UpdateArithmetic, prices: Prices) -> list[Remark]:
+def update_findings(planned: PlannedUpdate, update: UpdateArithmetic, prices: Prices) -> list[Remark]:
     """Findings if the update computes or reduces more or fewer elements than planned."""
-    again = found.computed / planned.computed - 1
-    reduced = found.reduced - planned.reduced
+    again = update.computed / planned.computed - 1
+    reduced = update.reduced - planned.reduced
     figures = (
-        ("computes", found.computed, planned.computed, again * planned.num_bytes, 1 - UPDATE_TOLERANCE),
-        ("reduces", found.reduced, planned.reduced, reduced * _NUMBER_BYTES, LEAST_REDUCED),
+        ("computes", update.computed, planned.computed, again * planned.num_bytes, 1 - UPDATE_TOLERANCE),
+        ("reduces", update.reduced, planned.reduced, reduced * _NUMBER_BYTES, LEAST_REDUCED),
     )
     return [
         Remark(
@@ -206,21 +206,21 @@ _ACTIVATION = "_activation"
 
 
 def activation_findings(
-    found: Mapping[str, Collection[str]], operations: Iterable[str], kind: str
+    compiled: Mapping[str, Collection[str]], operations: Iterable[str], kind: str
 ) -> list[Remark]:
     """A finding for each activation with another function than the planned `kind`.
 
-    found: the functions of the program, by scope.
+    compiled: the functions of the program, by scope.
     """
     fits = _OF_ACTIVATION.get(kind, set())
-    scopes = [name for name in operations if name.endswith(_ACTIVATION) and name in found]
-    wrong = [name for name in scopes if not fits.issuperset(found[name])]
-    wrong += [name for name in operations if name.endswith(_ACTIVATION) and fits and not found.get(name)]
+    scopes = [name for name in operations if name.endswith(_ACTIVATION) and name in compiled]
+    wrong = [name for name in scopes if not fits.issuperset(compiled[name])]
+    wrong += [name for name in operations if name.endswith(_ACTIVATION) and fits and not compiled.get(name)]
     return [
         Remark(
             "elementwise",
             name,
-            f"{name}: planned {kind}, by {_words(fits)}; the program takes {_words(found.get(name, ()))}",
+            f"{name}: planned {kind}, by {_words(fits)}; the program takes {_words(compiled.get(name, ()))}",
             "",
             "",
             0,
@@ -238,7 +238,10 @@ UNPLANNED_SHARE = 0.01
 
 
 def unplanned_findings(
-    found: Iterable[ScopedArithmetic], operations: Collection[str], prices: Prices, float_share: float = 1.0
+    compiled: Iterable[ScopedArithmetic],
+    operations: Collection[str],
+    prices: Prices,
+    float_share: float = 1.0,
 ) -> list[Remark]:
     """One finding if elementwise operations have names of no planned operation: dropout, a second norm.
 
@@ -246,7 +249,7 @@ def unplanned_findings(
     operations that may be floating-point without a planned name.
     """
     total, sorts, unplanned, floats = 0, False, Counter[str](), 0
-    for computed in found:
+    for computed in compiled:
         total += computed.elements
         if not is_of(computed.op_name, operations):
             unplanned[computed.op_name] += computed.elements
@@ -319,7 +322,7 @@ def state_findings(passes: Iterable[StatePass], planned: PlannedStep, prices: Pr
     num_bytes = sum(one.num_bytes for one in passes)
     if num_bytes <= STATE_TOLERANCE * planned.state_bytes:
         return []
-    largest = max(passes, key=lambda one: one.num_bytes)
+    largest = max(passes, key=lambda collective: collective.num_bytes)
     name, inputs = largest.state.op_name or largest.state.name, {one.state.name for one in passes}
     others = f" and {len(inputs) - 1} more" if len(inputs) > 1 else ""
     what = f"`{name}`{others}: {format_bytes(num_bytes)} pass through memory outside of products"
@@ -391,10 +394,10 @@ def saved_findings(planned: PlannedStep, program: Program) -> list[Remark]:
     return [_finding("activations", what, "", round(saved - wanted))]
 
 
-def too_large(total: int | None, capacity: int, said: str = "") -> Remark:
-    """A program that exceeds a chip's memory; said: the compiler's message."""
+def too_large(total: int | None, capacity: int, message: str = "") -> Remark:
+    """A program that exceeds a chip's memory; message: the compiler's message."""
     needs = f"the program needs {format_bytes(total)};" if total else "the program does not fit:"
-    what = f"{needs} a chip has {format_bytes(capacity)}" + (f" ({said})" if said else "")
+    what = f"{needs} a chip has {format_bytes(capacity)}" + (f" ({message})" if message else "")
     change = "shard more, recompute more (remat), or use more microbatches"
     return _finding("memory", what, change, total - capacity if total else 0)
 

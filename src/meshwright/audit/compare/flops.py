@@ -50,7 +50,7 @@ class ProductDifference:
 
 
 def compare_products(
-    planned: Mapping[Key, float], found: Iterable[Product], *, differentiated: bool, edge: float = 0.0
+    planned: Mapping[Key, float], products: Iterable[Product], *, differentiated: bool, edge: float = 0.0
 ) -> list[ProductDifference]:
     """The products whose FLOPs differ from the plan's, the largest difference first.
 
@@ -63,7 +63,7 @@ def compare_products(
     compiled: dict[Key, float] = defaultdict(float)
     where: dict[Key, str] = {}
     by_kernels: set[Key] = set()
-    for product in found:
+    for product in products:
         key = _key(product, wanted, differentiated)
         compiled[key] += product.flops
         where.setdefault(key, product.op_name)
@@ -76,7 +76,7 @@ def compare_products(
         for key, extra in _without_merged(differences).items()
         if abs(extra) > max(TOLERANCE * total, tolerance * _of_attention(key, wanted, extra, by_kernels))
     ]
-    return sorted(differing, key=lambda one: -abs(one.extra_flops))
+    return sorted(differing, key=lambda difference: -abs(difference.extra_flops))
 
 
 def _of_attention(key: Key, wanted: Mapping[Key, float], extra: float, by_kernels: Collection[Key]) -> float:
@@ -103,7 +103,7 @@ def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def wider_products(
-    found: Iterable[Product],
+    products: Iterable[Product],
     program: Program,
     dtype: str,
     attention_dtype: str,
@@ -129,7 +129,7 @@ def wider_products(
 
     return [
         product
-        for product in found
+        for product in products
         if (planned := planned_dtype(product))
         and product.bits(program, widened=widened) > 8 * dtype_bytes(planned)
     ]

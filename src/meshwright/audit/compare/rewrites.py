@@ -109,11 +109,11 @@ def emitted_bytes(emitted: Iterable[Emitted]) -> Counter[Key]:
     return total
 
 
-def meets(found: Counter[Key], expected: Counter[Key]) -> bool:
+def meets(emitted: Counter[Key], expected: Counter[Key]) -> bool:
     """Whether bytes agree on every axis within TOLERANCE."""
     return all(
-        abs(found[key] - expected[key]) <= TOLERANCE * max(found[key], expected[key])
-        for key in found.keys() | expected.keys()
+        abs(emitted[key] - expected[key]) <= TOLERANCE * max(emitted[key], expected[key])
+        for key in emitted.keys() | expected.keys()
     )
 
 

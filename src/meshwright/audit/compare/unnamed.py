@@ -95,18 +95,18 @@ def derived(
     return collectives
 
 
-def match(wanted: Sequence[Derived], found: Sequence[Emitted]) -> list[Pair]:
+def match(wanted: Sequence[Derived], emitted: Sequence[Emitted]) -> list[Pair]:
     """Pair derived with emitted collectives; the rest of either side differs."""
     pairs: list[Pair] = []
     taken: set[int] = set()
-    for some, ones in _groups(wanted, found):
+    for some, ones in _groups(wanted, emitted):
         group = {id(one) for one in (*some, *ones)}
         note = why_equivalent(RuleCase(some, ones, Side())) if taken.isdisjoint(group) else None
         if note is not None:
             pairs.append(Pair(some, ones, "equivalent" if note else "match", note))
             taken |= group
     pairs += [Pair((d,), (), "differs", "derived and not emitted") for d in wanted if id(d) not in taken]
-    left = (e for e in found if id(e) not in taken)
+    left = (e for e in emitted if id(e) not in taken)
     return pairs + [Pair((), (e,), "differs", e.note or "emitted and not derived") for e in left]
 
 

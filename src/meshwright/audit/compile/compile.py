@@ -243,14 +243,16 @@ def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
         return program
 
     on = Compiling(
-        [stage.mesh for stage in step.stages], compiled, lambda one: memory_by_cause(one, target.compiler)
+        [stage.mesh for stage in step.stages],
+        compiled,
+        lambda executable: memory_by_cause(executable, target.compiler),
     )
     after = on.step(step)
     memory = [on.memory_bytes(stage) for stage in range(plan.layout.pipe)]
     stages = StagePrograms(tuple(on.calls.values()), after, tuple(memory), tuple(on.sent.items()))
     figures = {
         "compile_seconds": seconds,
-        "memory_bytes": max(memory, key=lambda one: one["total"]),
+        "memory_bytes": max(memory, key=lambda memory: memory["total"]),
         "stages": asdict(stages),
     }
     return STAGES_APART.join(map(program_text, on.compiled.values())), figures
@@ -302,7 +304,8 @@ def with_shardings(text: str, shardings: Sequence[str]) -> str:
     begin = text.index("ENTRY ")
     end = text.find("\n}", begin) % (len(text) + 1)
     entry = _UNSAID.sub(
-        lambda one: f"{one[0]}, sharding={shardings[int(one[1])]}" if shardings else one[0], text[begin:end]
+        lambda match: f"{match[0]}, sharding={shardings[int(match[1])]}" if shardings else match[0],
+        text[begin:end],
     )
     return text[:begin] + entry + text[end:]
 

@@ -78,7 +78,7 @@ class Compiling:
         return jax.tree.unflatten(structure, made)
 
     def send(self, tree: Any, mesh: Mesh, what: str) -> Any:
-        def one(x: Array) -> Array:
+        def abstract(x: Array) -> Array:
             destination = NamedSharding(mesh, x.sharding.spec)
             if destination == x.sharding:
                 return x
@@ -88,7 +88,7 @@ class Compiling:
             self.given[stages[1]] += _device_bytes(x, destination) if is_given(x.source) else 0
             return copy
 
-        return jax.tree.map(one, tree)
+        return jax.tree.map(abstract, tree)
 
     def step(self, step: Any) -> tuple[tuple[str, ...], ...]:
         """Run a StagedStep on these meshes. Returns the sources of the new state, by stage."""
@@ -108,11 +108,11 @@ class Compiling:
     def givens(self, name: str, tree: Any) -> Any:
         """The arrays that exist when the step begins, by JAX's names."""
 
-        def one(path: Any, x: Any) -> Array:
+        def abstract(path: Any, x: Any) -> Array:
             self.given[self._stage(x.sharding)] += _device_bytes(x, x.sharding)
             return self.array(x, x.sharding, f"{name}{keystr(path)}")
 
-        return jax.tree.map_with_path(one, tree)
+        return jax.tree.map_with_path(abstract, tree)
 
     def array(self, like: Any, sharding: Any, source: str) -> Array:
         """A new array on the devices of `sharding`."""

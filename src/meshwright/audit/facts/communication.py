@@ -168,16 +168,16 @@ def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterato
     results = _results(value, op)
     if op == "all_to_all" and len(results) > 1:
         # One array cut into a piece for each device: the pieces are one communication.
-        yield _one(program, value, op, operands, results, 0, differentiated)
+        yield _instruction(program, value, op, operands, results, 0, differentiated)
         return
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
         pieces = _end_to_end(program, instruction, op, operand)
         length = sum(piece.instruction.shapes[0].num_elements for piece, _ in pieces)
         for piece, name in pieces:
             part = piece, Fraction(piece.instruction.shapes[0].num_elements, length), name
-            yield _one(program, value, op, [operand], (result,), index, differentiated, part)
+            yield _instruction(program, value, op, [operand], (result,), index, differentiated, part)
         if not pieces:
-            yield _one(program, value, op, [operand], (result,), index, differentiated)
+            yield _instruction(program, value, op, [operand], (result,), index, differentiated)
 
 
 def _end_to_end(
@@ -205,7 +205,7 @@ def _has_one_name_for_many(instruction: Instruction, op: Op) -> bool:
     return several and len(split_op_name(instruction.op_name)) == 1
 
 
-def _one(
+def _instruction(
     program: Program,
     value: TracedValue,
     op: Op,

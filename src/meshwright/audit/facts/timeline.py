@@ -79,14 +79,14 @@ class ProgramSchedule:
 
 
 def overlaps(
-    schedule: ProgramSchedule, found: Iterable[Emitted], *, can_overlap: bool = False
+    schedule: ProgramSchedule, emitted: Iterable[Emitted], *, can_overlap: bool = False
 ) -> dict[int, list[str] | None]:
     """Scopes that overlap each collective, by its identity; None if the compiler never overlaps.
 
     can_overlap: the compiler can, though it may overlap none of this program.
     """
     known = can_overlap or schedule.is_async
-    return {id(one): list(schedule.beside(one.value)) if known else None for one in found}
+    return {id(one): list(schedule.beside(one.value)) if known else None for one in emitted}
 
 
 def _products_of(
@@ -145,7 +145,7 @@ class _Clocks:
 
 
 def program_timeline(
-    program: Program, chip: Chip, prices: Prices, found: Iterable[Emitted]
+    program: Program, chip: Chip, prices: Prices, emitted: Iterable[Emitted]
 ) -> StepTimeline | None:
     """The time of a program's schedule.
 
@@ -154,7 +154,7 @@ def program_timeline(
     work = InstructionSeconds(program, chip)
     if not program.is_scheduled or not work.is_known or prices.placement is None:
         return None
-    walk = _Walk(program, work, prices, found)
+    walk = _Walk(program, work, prices, emitted)
     end = walk.run(CallPath(program.main), _Clocks(), 1.0)
     share = TPU_SHARE if work.clock is not None else 1.0
     exposed = {key: share * seconds for key, seconds in walk.exposed.items()}

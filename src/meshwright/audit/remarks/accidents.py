@@ -80,19 +80,19 @@ _FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_reshard
               "computed_repeatedly")  # fmt: skip
 
 
-def at_the_root(found: Iterable[Remark]) -> list[Remark]:
+def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
     """The warnings with unconstrained activations as one, without its consequences.
 
     All warnings if activations are constrained.
     """
-    found = list(found)
-    roots = [one for one in found if one.kind == UNCONSTRAINED]
+    remarks = list(remarks)
+    roots = [one for one in remarks if one.kind == UNCONSTRAINED]
     if not roots:
-        return found
-    first, *others = sorted(roots, key=lambda one: -(one.bytes or 0))
+        return remarks
+    first, *others = sorted(roots, key=lambda remark: -(remark.bytes or 0))
     for other in others:
         first = _joined(first, other)
-    return [first, *(one for one in found if one not in roots and one.kind not in _FOLLOWING)]
+    return [first, *(one for one in remarks if one not in roots and one.kind not in _FOLLOWING)]
 
 
 def _faults(emitted: Emitted, context: ProgramContext) -> list[Fault]:

@@ -24,9 +24,9 @@ def compiler_warnings(lines: Iterable[str]) -> list[Remark]:
     )
 
 
-def replicates(found: Iterable[Remark]) -> bool:
+def replicates(remarks: Iterable[Remark]) -> bool:
     """Whether the compiler replicates a tensor involuntarily."""
-    return any(one.kind == _REPLICATION for one in found)
+    return any(one.kind == _REPLICATION for one in remarks)
 
 
 def _replicated(line: str) -> Remark:

@@ -34,9 +34,9 @@ class ProgramContext:
     fsdp_axes: frozenset[str] = frozenset()
     batch_elements: int = 0
 
-    def over(self, one: Emitted) -> str:
+    def over(self, emitted: Emitted) -> str:
         """The devices that a collective joins, in words."""
-        return self.prices.over(one.axes, one.collective.groups.size)
+        return self.prices.over(emitted.axes, emitted.collective.groups.size)
 
 
 FaultRule = Callable[[Emitted, ProgramContext], Fault | None]
@@ -46,40 +46,44 @@ FaultRule = Callable[[Emitted, ProgramContext], Fault | None]
 _FEWER_BYTES = 4
 
 
-def table(one: Emitted, context: ProgramContext) -> Fault | None:
+def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An embedding gathered whole to look up a few of its rows."""
-    if one.op != "all_gather":
+    if emitted.op != "all_gather":
         return None
-    for user, at in one.uses(context.program):
+    for user, at in emitted.uses(context.program):
         looked_up = user.instruction.shapes[0].num_bytes
-        if user.instruction.opcode == "gather" and at == 0 and one.collective.gathered_bytes > 2 * looked_up:
+        if (
+            user.instruction.opcode == "gather"
+            and at == 0
+            and emitted.collective.gathered_bytes > 2 * looked_up
+        ):
             return (
                 "table_gathered",
-                f"the whole table `{one.tensor}` is gathered over {context.over(one)} "
-                f"({one.collective.gathered_bytes:,} B) to look up rows of {looked_up:,} B",
+                f"the whole table `{emitted.tensor}` is gathered over {context.over(emitted)} "
+                f"({emitted.collective.gathered_bytes:,} B) to look up rows of {looked_up:,} B",
                 "look up rows in each device's shard and all-reduce them: keep the table sharded and "
                 "constrain only the result",
             )
     return None
 
 
-def repeated_gather(one: Emitted, context: ProgramContext) -> Fault | None:
+def repeated_gather(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A weight gathered in each turn of a loop that does not change it."""
-    if one.op != "all_gather":
+    if emitted.op != "all_gather":
         return None
-    for depth, frame in enumerate(one.value.place.frames):
-        if frame.caller.opcode != "while" or not same_each_turn(context.program, one.operand(), depth):
+    for depth, frame in enumerate(emitted.value.place.frames):
+        if frame.caller.opcode != "while" or not same_each_turn(context.program, emitted.operand(), depth):
             continue
-        if is_computed(context.program, one.operand()):
+        if is_computed(context.program, emitted.operand()):
             continue
-        loop = TracedValue(frame.caller, _place_of(one, depth))
+        loop = TracedValue(frame.caller, _place_of(emitted, depth))
         trips = trip_count(context.program, loop)
         if trips == 1:
             continue
         turns = f"{round(trips):,} times" if trips else "in every iteration"
         return (
             "weight_gathered_repeatedly",
-            f"`{one.tensor}` is gathered over {context.over(one)} {turns} in the loop "
+            f"`{emitted.tensor}` is gathered over {context.over(emitted)} {turns} in the loop "
             f"{frame.caller.op_name or frame.caller.name}, which does not change it",
             "gather it once, before the loop, if memory allows; or keep it sharded as its matmuls use it "
             + ("(tensor parallelism)" if context.differentiated else "(tensor parallelism), without FSDP"),
@@ -87,45 +91,54 @@ def repeated_gather(one: Emitted, context: ProgramContext) -> Fault | None:
     return None
 
 
-def for_few_tokens(one: Emitted, context: ProgramContext) -> Fault | None:
+def for_few_tokens(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A weight gathered for few tokens in inference.
 
     Moving the activations would be cheaper.
     """
-    if one.op != "all_gather" or context.differentiated or is_computed(context.program, one.operand()):
+    if (
+        emitted.op != "all_gather"
+        or context.differentiated
+        or is_computed(context.program, emitted.operand())
+    ):
         return None
-    for user, other in one.products(context.program):
+    for user, other in emitted.products(context.program):
         activations = other.instruction.shapes[0].num_bytes + user.instruction.shapes[0].num_bytes
-        if one.collective.gathered_bytes > _FEWER_BYTES * activations:
+        if emitted.collective.gathered_bytes > _FEWER_BYTES * activations:
             return (
                 "weight_gathered_for_few_tokens",
-                f"`{one.tensor}` ({one.collective.gathered_bytes:,} B) is gathered over {context.over(one)} "
-                f"for a matmul with only {activations:,} B of activations",
+                f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+                f"{context.over(emitted)} for a matmul with only {activations:,} B of activations",
                 "keep the weight sharded and move the activations: tensor parallelism in place of FSDP",
             )
     return None
 
 
-def moved_weight(one: Emitted, context: ProgramContext) -> Fault | None:
+def moved_weight(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A weight stored by one axis and used by another."""
-    c = one.collective
-    moves = one.op in ("permute", "all_to_all") and not c.follows_sum
-    if not moves or one.is_written or one.is_windowed or is_computed(context.program, one.operand()):
+    c = emitted.collective
+    moves = emitted.op in ("permute", "all_to_all") and not c.follows_sum
+    if (
+        not moves
+        or emitted.is_written
+        or emitted.is_windowed
+        or is_computed(context.program, emitted.operand())
+    ):
         return None
-    return stored_otherwise(one, context)
+    return stored_otherwise(emitted, context)
 
 
-def stored_otherwise(one: Emitted, context: ProgramContext) -> Fault:
+def stored_otherwise(emitted: Emitted, context: ProgramContext) -> Fault:
     return (
         "weight_resharded",
-        f"`{one.tensor}` is stored with one sharding and used with another: {one.op} over "
-        f"{context.over(one)} before its matmul",
+        f"`{emitted.tensor}` is stored with one sharding and used with another: {emitted.op} over "
+        f"{context.over(emitted)} before its matmul",
         "store it with the sharding that its matmul uses",
     )
 
 
-def _place_of(one: Emitted, depth: int) -> CallPath:
-    place = one.value.place
+def _place_of(emitted: Emitted, depth: int) -> CallPath:
+    place = emitted.value.place
     while len(place.frames) > depth:
         place = place.parent
     return place
@@ -134,119 +147,122 @@ def _place_of(one: Emitted, depth: int) -> CallPath:
 UNCONSTRAINED = "activations_not_constrained"
 
 
-def over_the_batch(one: Emitted, context: ProgramContext) -> Fault | None:
+def over_the_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Activations summed or gathered over axes that shard both batch and weights.
 
     The partitioner has sharded the activations like the weights then, and not by the batch: FSDP without
     constraints.
     """
-    c, axes = one.collective, set(one.axes) & context.fsdp_axes
+    c, axes = emitted.collective, set(emitted.axes) & context.fsdp_axes
     forward = c.phase == "forward" or not context.differentiated
-    operand = one.operand()
+    operand = emitted.operand()
     if (
         not (axes and forward)
-        or one.op not in ("all_reduce", "all_gather", "reduce_scatter")
-        or one.is_written
-        or one.elements <= context.batch_elements
-        or not (is_computed(context.program, operand) or _is_carried(one, context.program))
+        or emitted.op not in ("all_reduce", "all_gather", "reduce_scatter")
+        or emitted.is_written
+        or emitted.elements <= context.batch_elements
+        or not (is_computed(context.program, operand) or _is_carried(emitted, context.program))
     ):
         return None
     return (
         UNCONSTRAINED,
-        f"activations (`{one.tensor}`) are communicated over {context.over(one)}, which shards both batch "
-        "and weights: the partitioner sharded the activations like the weights, not by batch",
+        f"activations (`{emitted.tensor}`) are communicated over {context.over(emitted)}, which shards both "
+        "batch and weights: the partitioner sharded the activations like the weights, not by batch",
         "constrain the activations to the batch's axes: with_sharding_constraint(x, P(batch axes)) after the "
         "embedding and in each layer, so that the weights are gathered instead",
     )
 
 
-def two_sides(one: Emitted, context: ProgramContext) -> Fault | None:
+def two_sides(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Both operands of a matmul gathered over the same devices, which repeat the product."""
-    if one.op != "all_gather" or not is_computed(context.program, one.operand()):
+    if emitted.op != "all_gather" or not is_computed(context.program, emitted.operand()):
         return None
-    for _, other in one.products(context.program):
+    for _, other in emitted.products(context.program):
         *_, origin = history(context.program, other, MOVES)
         partner = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
-        if partner and partner is not one and _same_devices(partner, one):
+        if partner and partner is not emitted and _same_devices(partner, emitted):
             return (
                 "contraction_gathered",
-                f"both operands of a matmul, `{one.tensor}` and `{partner.tensor}`, are gathered over "
-                f"{context.over(one)}: these devices all compute the same product",
+                f"both operands of a matmul, `{emitted.tensor}` and `{partner.tensor}`, are gathered over "
+                f"{context.over(emitted)}: these devices all compute the same product",
                 "keep both sharded along the contracted dimension and reduce the partial results (all-reduce "
                 "or reduce-scatter): constrain only the result",
             )
     return None
 
 
-def sliced_again(one: Emitted, context: ProgramContext) -> Fault | None:
+def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A gathered array of which each device then keeps only its own slice."""
-    if one.op != "all_gather":
+    if emitted.op != "all_gather":
         return None
-    uses = list(one.uses(context.program, elementwise=True))
-    sliced = own_slices(context.program, one.collective.groups, one.value.instruction.shapes[-1], uses)
+    uses = list(emitted.uses(context.program, elementwise=True))
+    sliced = own_slices(
+        context.program, emitted.collective.groups, emitted.value.instruction.shapes[-1], uses
+    )
     if not uses or len(sliced) < len(uses):
         return None
-    if is_computed(context.program, one.operand()):
+    if is_computed(context.program, emitted.operand()):
         return (
             "contraction_gathered",
-            f"`{one.tensor}` is gathered over {context.over(one)}, then each device keeps only its slice",
+            f"`{emitted.tensor}` is gathered over {context.over(emitted)}, then each device keeps only its "
+            "slice",
             "drop the constraint that gathers it: the matmul can use the shards and reduce the result",
         )
-    return stored_otherwise(one, context)
+    return stored_otherwise(emitted, context)
 
 
-def batch_gathered(one: Emitted, context: ProgramContext) -> Fault | None:
+def batch_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Activations gathered along their first dimension for a product whose weight is smaller."""
-    dims = one.value.instruction.attributes.get("dimensions", "")
-    if one.op != "all_gather" or dims != "{0}" or not _is_moved_activation(one, context):
+    dims = emitted.value.instruction.attributes.get("dimensions", "")
+    if emitted.op != "all_gather" or dims != "{0}" or not _is_moved_activation(emitted, context):
         return None
-    for _, other in one.products(context.program):
-        weight_bytes = other.instruction.shapes[0].num_bytes * one.collective.groups.size
-        if one.collective.gathered_bytes > weight_bytes:
+    for _, other in emitted.products(context.program):
+        weight_bytes = other.instruction.shapes[0].num_bytes * emitted.collective.groups.size
+        if emitted.collective.gathered_bytes > weight_bytes:
             return (
                 "activation_gathered",
-                f"activations (`{one.tensor}`) are gathered along their first dimension, the batch, over "
-                f"{context.over(one)}: {one.collective.gathered_bytes:,} B, while the matmul's weight is "
-                f"{weight_bytes:,} B",
+                f"activations (`{emitted.tensor}`) are gathered along their first dimension, the batch, over "
+                f"{context.over(emitted)}: {emitted.collective.gathered_bytes:,} B, while the matmul's "
+                f"weight is {weight_bytes:,} B",
                 "constrain the result (with_sharding_constraint, or out_sharding) to stay sharded along the "
                 "batch, so that the weight is gathered instead",
             )
     return None
 
 
-def resharded(one: Emitted, context: ProgramContext) -> Fault | None:
+def resharded(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Activations that change their sharding in a loop over layers."""
-    c = one.collective
-    moves = one.op in ("all_gather", "all_to_all", "permute") and not c.follows_sum
-    if not (moves and one.value.place.loops and _is_moved_activation(one, context)):
+    c = emitted.collective
+    moves = emitted.op in ("all_gather", "all_to_all", "permute") and not c.follows_sum
+    if not (moves and emitted.value.place.loops and _is_moved_activation(emitted, context)):
         return None
     return (
         "activation_resharded",
-        f"activations (`{one.tensor}`) are resharded inside a loop: {one.op} over "
-        f"{context.over(one)}, {one.runs:,} times per step",
+        f"activations (`{emitted.tensor}`) are resharded inside a loop: {emitted.op} over "
+        f"{context.over(emitted)}, {emitted.runs:,} times per step",
         "use one sharding throughout the loop: one constraint in it contradicts another",
     )
 
 
-def _is_moved_activation(one: Emitted, context: ProgramContext) -> bool:
+def _is_moved_activation(emitted: Emitted, context: ProgramContext) -> bool:
     """Whether it moves a computed value.
 
     Excluded are collectives that the user wrote, and the gather of sequence parallelism.
     """
     if (
-        one.is_written
-        or one.is_windowed
-        or one.collective.phase == "update"
-        or not (is_computed(context.program, one.operand()) or _is_carried(one, context.program))
+        emitted.is_written
+        or emitted.is_windowed
+        or emitted.collective.phase == "update"
+        or not (is_computed(context.program, emitted.operand()) or _is_carried(emitted, context.program))
     ):
         return False
-    return not any(_scatters_the_same(other, one) for other in context.sent)
+    return not any(_scatters_the_same(other, emitted) for other in context.sent)
 
 
-def _is_carried(one: Emitted, program: Program) -> bool:
+def _is_carried(emitted: Emitted, program: Program) -> bool:
     """Whether it moves a value that a loop carries from turn to turn."""
-    depths = [i for i, frame in enumerate(one.value.place.frames) if frame.caller.opcode == "while"]
-    *_, origin = history(program, one.operand(), MOVES)
+    depths = [i for i, frame in enumerate(emitted.value.place.frames) if frame.caller.opcode == "while"]
+    *_, origin = history(program, emitted.operand(), MOVES)
     return bool(depths) and origin.instruction.opcode == "parameter" and bool(origin.place.frames)
 
 
@@ -255,78 +271,80 @@ def _same_devices(first: Emitted, second: Emitted) -> bool:
     return groups[0] == groups[1]
 
 
-def _scatters_the_same(other: Emitted, one: Emitted) -> bool:
+def _scatters_the_same(other: Emitted, emitted: Emitted) -> bool:
     """Whether `other` is the sum whose shards `one` gathers: sequence parallelism."""
     c = other.collective
     scatters = c.op == "reduce_scatter" or c.scattered
-    return scatters and c.groups.size == one.collective.groups.size and other.elements == one.elements
+    return scatters and c.groups.size == emitted.collective.groups.size and other.elements == emitted.elements
 
 
 _NARROW = tuple(name for name in types_for("operands") if number_type(name).bits == 16)
 
 
-def whole_sum(one: Emitted, context: ProgramContext) -> Fault | None:
+def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An all-reduce of which each device needs only its slice.
 
     XLA:CPU writes all reduce-scatters of the partitioner in this form, so a sum that is only sliced counts
     there only if the user wrote it.
     """
-    c = one.collective
+    c = emitted.collective
     if c.op != "all_reduce":
         return None
-    uses = list(one.uses(context.program))
-    shape = one.value.instruction.shapes[min(c.index, len(one.value.instruction.shapes) - 1)]
+    uses = list(emitted.uses(context.program))
+    shape = emitted.value.instruction.shapes[min(c.index, len(emitted.value.instruction.shapes) - 1)]
     sliced = own_slices(context.program, c.groups, shape, uses)
     only = bool(uses) and len(sliced) == len(uses)
-    if not sliced or (only and not (one.is_written or context.schedule.is_async)):
+    if not sliced or (only and not (emitted.is_written or context.schedule.is_async)):
         return None
     also = "" if only else "; other uses read the whole"
     return (
         "summed_whole",
-        f"`{one.tensor}` is all-reduced over {context.over(one)}, but each device keeps a slice{also}",
+        f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, but each device keeps a slice"
+        f"{also}",
         "reduce-scatter it: constrain the sum to the sharding of what it updates before anything else uses "
         "it; a norm can be computed from the norms of the slices",
     )
 
 
-def exposed(one: Emitted, context: ProgramContext) -> Fault | None:
+def exposed(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A gather that no product overlaps, by a compiler that can overlap."""
-    if one.op != "all_gather" or not context.schedule.is_async or context.schedule.beside(one.value):
+    if emitted.op != "all_gather" or not context.schedule.is_async or context.schedule.beside(emitted.value):
         return None
     return (
         "gather_on_critical_path",
-        f"`{one.tensor}` is gathered over {context.over(one)} while no matmul runs: its time is exposed",
+        f"`{emitted.tensor}` is gathered over {context.over(emitted)} while no matmul runs: its time is "
+        "exposed",
         "start it earlier (prefetch the next layer's weights), or overlap it with its own matmul "
         "(collective matmul)",
     )
 
 
-def widened_send(one: Emitted, context: ProgramContext) -> Fault | None:
+def widened_send(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Numbers of 16 bits sent as 32.
 
     Nameless casts of XLA:CPU, which widens sent and multiplied numbers, are not the program's mistake.
     """
-    c = one.collective
+    c = emitted.collective
     if c.dtype != "f32":
         return None
-    pasts = [_dtypes_on_the_way(context.program, user, at) for user, at in one.uses(context.program)]
+    pasts = [_dtypes_on_the_way(context.program, user, at) for user, at in emitted.uses(context.program)]
     narrowed = [dtype for dtype in _NARROW if all(dtype in past for past in pasts)]
     if not pasts:
         return None
-    if c.source_dtype in _NARROW and c.source_dtype not in narrowed and _is_cast(one, context.program):
+    if c.source_dtype in _NARROW and c.source_dtype not in narrowed and _is_cast(emitted, context.program):
         narrow, why = c.source_dtype, f"it was upcast from {c.source_dtype} before"
         change = f"send it as {narrow} and upcast after: half the bytes"
-    elif c.source_dtype == "f32" and narrowed and one.op == "all_gather":
+    elif c.source_dtype == "f32" and narrowed and emitted.op == "all_gather":
         narrow, why = narrowed[0], f"it is cast down to {narrowed[0]} right after"
         change = f"cast it to {narrow} before the gather: half the bytes"
     else:
         return None
-    return "widened", f"`{one.tensor}` is sent as f32 over {context.over(one)}: {why}", change
+    return "widened", f"`{emitted.tensor}` is sent as f32 over {context.over(emitted)}: {why}", change
 
 
-def _is_cast(one: Emitted, program: Program) -> bool:
+def _is_cast(emitted: Emitted, program: Program) -> bool:
     """Whether the user's own cast widened it."""
-    past = (value.instruction for value in history(program, one.operand(), MOVES))
+    past = (value.instruction for value in history(program, emitted.operand(), MOVES))
     return any(is_cast(each) and each.shapes[0].dtype == "f32" for each in past)
 
 

@@ -205,7 +205,7 @@ class _Differing:
 
 
 def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Remark:
-    largest = max(repeated, key=lambda one: one.excess_flops)
+    largest = max(repeated, key=lambda product: product.excess_flops)
     instruction = largest.product.value.instruction
     scope = scope_of(instruction.op_name)
     name = scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name

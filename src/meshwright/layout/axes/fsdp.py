@@ -65,20 +65,20 @@ class Fsdp(Axis):
         """
         ranks, context, d_model = ask.chips, form["context"], ask.config.d_model
         yield {"fsdp": 1}
-        found: list[dict[str, Any]] = []
+        forms: list[dict[str, Any]] = []
         if ranks > 1:
             wide = [degree for degree in divisors(ranks)[1:] if _padding(d_model, degree) <= MOST_PADDING]
             exact = [degree for degree in wide if d_model % degree == 0]
             padded = [degree for degree in wide if degree > max(exact, default=1)]
-            found += [{"fsdp": degree} for degree in (*exact, *padded[-_NUM_PADDED:])]
-            found += [{"fsdp": 1, "zero": zero} for zero in (1, 2) if d_model % ranks == 0]
-            yield from found
+            forms += [{"fsdp": degree} for degree in (*exact, *padded[-_NUM_PADDED:])]
+            forms += [{"fsdp": 1, "zero": zero} for zero in (1, 2) if d_model % ranks == 0]
+            yield from forms
         elif context > 1:  # one data rank shards only over the pieces of its sequences
-            found += [{"fsdp": 1, "zero": zero} for zero in (1, 2, 3)]
+            forms += [{"fsdp": 1, "zero": zero} for zero in (1, 2, 3)]
         if "inner" in ask.conditions and context * form["tensor"] * form["kv_replicas"] > 1:
-            found += [words | {"inner": "fsdp"} for words in found if words["fsdp"] > 1]
-            yield from (words for words in found if "inner" in words)
-        for words in found:
+            forms += [words | {"inner": "fsdp"} for words in forms if words["fsdp"] > 1]
+            yield from (words for words in forms if "inner" in words)
+        for words in forms:
             shards = context * (words["fsdp"] if words["fsdp"] > 1 else ranks)
             if context > 1 and _padding(d_model, shards) <= MOST_PADDING:
                 yield words | {"zero_context": True}

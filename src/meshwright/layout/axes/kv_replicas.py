@@ -49,7 +49,7 @@ class KvReplicas(Axis):
             tables.add("activations", "TC", "kv_replicas")
 
     def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
-        cached = dict(dict(rules.own).get("generate", Table(())).arrays).get("latent")
+        cached = dict(dict(rules.by_phase).get("generate", Table(())).arrays).get("latent")
         if cached is None:
             return {}
         return {"cache": "sequence" if {*CACHE_AXES} & {*dict(cached).get("S", ())} else "batch"}

@@ -23,7 +23,7 @@ def attention_layout(layout: Layout) -> Layout:
 
 @lru_cache(maxsize=512)
 def _attending_rules(rules: Rules, phase: str) -> Rules:
-    return replace(rules, activations=rules.in_phase(phase).attending, own=())
+    return replace(rules, activations=rules.in_phase(phase).attending, by_phase=())
 
 
 def to_heads(layout: Layout, name: str, letters: str) -> Reshard:
@@ -93,5 +93,5 @@ def single_tokens(layout: Layout) -> Layout:
 @lru_cache(maxsize=512)
 def _single_token_rules(rules: Rules, phase: str) -> Rules:
     letters = tuple(row for row in rules.in_phase(phase).letters if row[0] not in "TS")
-    own = (("generate", rules.in_phase("generate")),)
-    return replace(rules, activations=Table(letters), own=own)
+    phases = (("generate", rules.in_phase("generate")),)
+    return replace(rules, activations=Table(letters), by_phase=phases)

@@ -24,7 +24,8 @@ __all__ = [
 
 # Every schedule by name; of schedules that take the same time a search prefers the earlier.
 SCHEDULES: dict[str, PipelineSchedule] = {
-    one.name: one for one in (GPIPE, SPMD_1F1B, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_V, DUALPIPE)
+    schedule.name: schedule
+    for schedule in (GPIPE, SPMD_1F1B, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_V, DUALPIPE)
 }
 
 

@@ -56,9 +56,9 @@ def cuts_groups(config: ModelConfig, schedule: str, pipe: int, interleave: int) 
 def _depths_in_turn(route: StageRoute, pipe: int) -> list[int]:
     """Depths in the order of receiving one more layer."""
     last = len(route) - 1
-    own: list[list[int]] = [[] for _ in range(pipe)]
+    depths: list[list[int]] = [[] for _ in range(pipe)]
     for depth in (*range(1, last), 0, last) if last else (0,):
-        own[route[depth].stage].append(depth)
+        depths[route[depth].stage].append(depth)
     first, final = route[0].stage, route[-1].stage
     stages = sorted(range(pipe), key=lambda stage: (stage == final, stage == first, stage))
-    return [own[stage][turn] for turn in range(len(own[0])) for stage in stages]
+    return [depths[stage][turn] for turn in range(len(depths[0])) for stage in stages]

@@ -167,20 +167,20 @@ def _alive_in(
 ) -> tuple[Alive, ...]:
     """`PipelineSchedule.alive` by a walk through the stage's row."""
     table = schedule.table(stages, microbatches, chunks)
-    split, found = table.split[stage], set[Alive]()
+    split, states = table.split[stage], set[Alive]()
     saved = left = 0
-    for one in table.rows[stage]:
-        is_split = (one.microbatch, one.chunk) in split
-        saved += one.kind == "F"
-        left += one.kind == "B" and is_split
-        found.add(Alive(saved, left))
-        saved -= one.kind == "B"
-        left -= one.kind == "W"
-    return tuple(sorted(one for one in found if not any(_has_more(other, one) for other in found)))
+    for passed in table.rows[stage]:
+        is_split = (passed.microbatch, passed.chunk) in split
+        saved += passed.kind == "F"
+        left += passed.kind == "B" and is_split
+        states.add(Alive(saved, left))
+        saved -= passed.kind == "B"
+        left -= passed.kind == "W"
+    return tuple(sorted(one for one in states if not any(_has_more(other, one) for other in states)))
 
 
-def _has_more(one: Alive, other: Alive) -> bool:
-    return one != other and all(mine >= its for mine, its in zip(one, other, strict=True))
+def _has_more(first: Alive, other: Alive) -> bool:
+    return first != other and all(mine >= its for mine, its in zip(first, other, strict=True))
 
 
 def fitting(*values: int) -> str:

@@ -113,10 +113,10 @@ class PassTable:
 
         Dependencies on the same depth come earlier in the row.
         """
-        for one in row[: 2 if row[0].joined else 1]:
-            before, after = self.neighbours(Place(stage, one.chunk))
-            place = {"F": before, "B": after, "W": None}[one.kind]
-            if place and (one.kind, one.microbatch, place) not in done:
+        for passed in row[: 2 if row[0].joined else 1]:
+            before, after = self.neighbours(Place(stage, passed.chunk))
+            place = {"F": before, "B": after, "W": None}[passed.kind]
+            if place and (passed.kind, passed.microbatch, place) not in done:
                 return False
         return True
 

@@ -87,7 +87,7 @@ def blockwise(
     reduced = spec_of(k).reduced
     repeated = (axis for axis in heads.axes_of("N") if axis not in held.axes_of("K"))
     shared = tuple(axis for axis in repeated if axis not in reduced)
-    own = partition_spec(token_sharding(layout, "tokens"))
+    spec = partition_spec(token_sharding(layout, "tokens"))
     grouped = partition_spec(layout.activation("q", "BTKGH"))
     of_q = partition_spec(heads)
     of_k = partition_spec(held if ring else held.replace(axes={"T": ()}), tuple(reduced))
@@ -98,9 +98,9 @@ def blockwise(
         slopes = reshard(jnp.asarray(how.slopes, jnp.float32), PartitionSpec(of_q[2]))
     seen = _Seen(queries, keys, first, slopes)
     of_seen = _Seen(
-        jax.tree.map(lambda _: own, queries),
-        jax.tree.map(lambda _: PartitionSpec(own[0], None), keys),
-        None if first is None else own,
+        jax.tree.map(lambda _: spec, queries),
+        jax.tree.map(lambda _: PartitionSpec(spec[0], None), keys),
+        None if first is None else spec,
         None if slopes is None else PartitionSpec(of_q[2]),
     )
     inputs = (of_q, of_k, of_k, of_sinks, of_seen)
@@ -151,8 +151,8 @@ def _forward(
         peak, total = _by_group(sinks, k.shape[2]), jnp.ones(shape)
     running = _Running(peak, total, jnp.zeros((*q.shape[:-1], v.shape[-1])))
 
-    def turn(step: Any, state: Any, own: int, among: int = 1, *, sends: bool) -> Any:
-        scope = _blocks_met(q, k, windows, last + 1, own, among)
+    def turn(step: Any, state: Any, num_own: int, among: int = 1, *, sends: bool) -> Any:
+        scope = _blocks_met(q, k, windows, last + 1, num_own, among)
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, running = state
@@ -165,7 +165,7 @@ def _forward(
 
     state = (k, v), running
     if last:
-        state = lax.fori_loop(0, last, partial(turn, own=1, among=last, sends=True), state)
+        state = lax.fori_loop(0, last, partial(turn, num_own=1, among=last, sends=True), state)
     _, running = turn(last, state, int(last == 0), sends=False)
     out = running.out / _by_head(running.total)[..., None]
     return out.astype(q.dtype), running.peak + jnp.log(running.total)
@@ -189,9 +189,9 @@ def _backward(
     num_kv, size, home = k.shape[2], _size(ring), (k, v)
     arrived, delta = _first_turn(home, out, d_out, ring)
 
-    def turn(step: Any, state: Any, own: int = 0, *, sends: bool, adds: bool = True) -> Any:
+    def turn(step: Any, state: Any, num_own: int = 0, *, sends: bool, adds: bool = True) -> Any:
         """Gradients from the blocks of visiting keys. adds: to gradients from the device before."""
-        scope = _blocks_met(q, k, windows, size, own)
+        scope = _blocks_met(q, k, windows, size, num_own)
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, d_q, d_kv = state
@@ -214,7 +214,7 @@ def _backward(
             state = lax.fori_loop(2, size - 1, partial(turn, sends=True), state)
         if size > 2:
             state = turn(size - 1, state, sends=False)
-    _, d_q, (d_k, d_v) = turn(size, (home, *state[1:]), own=1, sends=False, adds=size > 1)
+    _, d_q, (d_k, d_v) = turn(size, (home, *state[1:]), num_own=1, sends=False, adds=size > 1)
     d_sinks = None
     if sinks is not None:
         weight = jnp.exp(_by_group(sinks, num_kv) - log_sum)
@@ -324,12 +324,12 @@ def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) ->
 
 
 def _blocks_met(
-    q: Array, k: Array, windows: Sequence[Window | None], size: int, own: int, among: int = 1
+    q: Array, k: Array, windows: Sequence[Window | None], size: int, num_own: int, among: int = 1
 ) -> str:
     """The scope of products that run for pairs of blocks with a visible key.
 
-    size: of the ring; pairs of all its devices are summed. own: the number of the `among` turns with keys of
-    the queries' own positions. In the other turns the keys are another device's, and a zigzag gives every
+    size: of the ring; pairs of all its devices are summed. num_own: the number of the `among` turns with keys
+    of the queries' own positions. In the other turns the keys are another device's, and a zigzag gives every
     device an equal part of the visible pairs.
     """
     block = attention_block(k.shape[1])
@@ -339,7 +339,7 @@ def _blocks_met(
         """Visible pairs of blocks on one device, if its queries are in blocks of the size of keys."""
         mine = visible_pairs(num_keys, block, window)
         of_others = visible_pairs(size * num_keys, block, window) / size - mine
-        return own * mine + (among - own) * of_others / max(size - 1, 1)
+        return num_own * mine + (among - num_own) * of_others / max(size - 1, 1)
 
     met = size * sum(map(seen, windows)) * num_queries / num_keys
     return at_most_blocks(round(met), size * among * len(windows) * num_queries * num_keys)
@@ -387,8 +387,8 @@ def _gradients(
 ) -> tuple[Array, tuple[Array, ...]]:
     """d_q plus this block's part, and the block's own d_k and d_v."""
 
-    def of_queries(number: Array, found: Any) -> Any:
-        d_q, d_kv = found
+    def of_queries(number: Array, gradients: Any) -> Any:
+        d_q, d_kv = gradients
         block, d_block = (_grouped(x, k.shape[2]) for x in _cut((q, d_out), number))
         of_sums = _cut((log_sum, delta), number, 3)
         here = _of_queries(seen, number)
@@ -409,7 +409,7 @@ def _gradients(
 
         before = _cut(d_q, number), *d_kv
         with jax.named_scope(scope):
-            of_block, *d_kv = lax.cond(_sees_any(here), more, lambda *found: found, *before)
+            of_block, *d_kv = lax.cond(_sees_any(here), more, lambda *cotangents: cotangents, *before)
         return _put(d_q, of_block, number), tuple(d_kv)
 
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))

@@ -50,13 +50,13 @@ def flash_kernels(
     without sinks or documents. Returns None if the platform has no kernel for the model and the layout
     (`why_no_flash`), or for unsupported packed documents. Call under `jax.set_mesh`.
     """
-    found = platform().flash
+    blocks = platform().flash
     # The TPU's kernel counts chunks from the sequence's start, the model from the document's start.
-    if found is None or (has_documents and (not found.documents or has_chunks(config, q.shape[1]))):
+    if blocks is None or (has_documents and (not blocks.documents or has_chunks(config, q.shape[1]))):
         return None
     if why_no_flash(platform(), capability(), config, layout, q.shape[1]):
         return None
-    kernel = {"splash": splash, "cudnn": cudnn}[found.name]
+    kernel = {"splash": splash, "cudnn": cudnn}[blocks.name]
     seen = [None if one and one.chunked and one.size >= q.shape[1] else one for one in windows]
     return [partial(kernel, layout=layout, window=window, how=how) for window in seen]
 
@@ -133,11 +133,11 @@ def splash(
     def local(q: Array, k: Array, v: Array, *rest: Array) -> Array:
         given = iter(rest)
         sinks_here = next(given) if sinks is not None else None
-        own = [next(given) for _ in documents or ()]
+        documents_local = [next(given) for _ in documents or ()]
         run: Any = jax.tree.unflatten(kernel, list(given))
-        if not own:
+        if not documents_local:
             return jax.vmap(lambda q, k, v: run(q, k, v, sinks=sinks_here))(q, k, v)
-        return jax.vmap(lambda *x: run(*x, sinks=sinks_here))(q, k, v, kernels.SegmentIds(*own))
+        return jax.vmap(lambda *x: run(*x, sinks=sinks_here))(q, k, v, kernels.SegmentIds(*documents_local))
 
     scale = head_dim**-0.5 if how.scale is None else how.scale
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)

@@ -117,12 +117,12 @@ class PagedCache:
         for name, x in new.items():
             pool = pools[name][number]
             letters = _letters(name, _values(pool).ndim)
-            own, of_size = partition_spec(self.layout.activation(name, letters)), letters.index("S")
-            stored = _spec_of(pool, own)
-            apart = tuple(axis for axis in _axes(own[0]) if axis not in self.sharing)
-            rows = PartitionSpec(apart or None, *own[1:of_size], *own[of_size + 1 :])
-            places = PartitionSpec(own[0]), PartitionSpec(own[0], None)
-            write = partial(self._write, letters, _axes(own[of_size]))
+            spec, of_size = partition_spec(self.layout.activation(name, letters)), letters.index("S")
+            stored = _spec_of(pool, spec)
+            apart = tuple(axis for axis in _axes(spec[0]) if axis not in self.sharing)
+            rows = PartitionSpec(apart or None, *spec[1:of_size], *spec[of_size + 1 :])
+            places = PartitionSpec(spec[0]), PartitionSpec(spec[0], None)
+            write = partial(self._write, letters, _axes(spec[of_size]))
             local = jax.shard_map(write, in_specs=(stored, rows, *places), out_specs=stored, check_vma=False)
             pools[name][number] = local(pool, reshard(x, rows), self.positions, tables)
         return replace(self, pools=pools)
@@ -160,14 +160,14 @@ class PagedCache:
         heads = partition_spec(self.layout.activation("q", "BTNH"))
         letters = [_letters(name, _values(pool).ndim) for name, pool in zip(names, pools, strict=True)]
         of_values = [
-            partition_spec(self.layout.activation(name, one))
-            for name, one in zip(names, letters, strict=True)
+            partition_spec(self.layout.activation(name, array))
+            for name, array in zip(names, letters, strict=True)
         ]
         of_pools = [_spec_of(pool, spec) for pool, spec in zip(pools, of_values, strict=True)]
         split, by_replica = _axes(of_values[0][letters[0].index("S")]), of_values[0][0]
         sequences = tuple(axis for axis in _axes(by_replica) if axis not in _axes(heads[0]))
-        there = tuple(axis for axis in _axes(heads[2]) if axis not in (*split, *sequences)) or None
-        of_q, of_heads = PartitionSpec(by_replica, there, None), PartitionSpec(there)
+        over = tuple(axis for axis in _axes(heads[2]) if axis not in (*split, *sequences)) or None
+        of_q, of_heads = PartitionSpec(by_replica, over, None), PartitionSpec(over)
         slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
         form = partial(_page_by_page, stands=self.stands) if platform().page_by_page else _gathered
         is_alone = self.batch_invariant  # each query is a row of its own
@@ -185,18 +185,18 @@ class PagedCache:
             for rows, first in self._numbered():
                 mine = slice(token, token + rows.num_tokens)
                 token = mine.stop
-                own, length = tables[first : first + rows.num_rows], rows.length
+                tables_local, length = tables[first : first + rows.num_rows], rows.length
                 if is_alone:
-                    own, length = jnp.repeat(own, length, axis=0), 1
+                    tables_local, length = jnp.repeat(tables_local, length, axis=0), 1
                 asked = _Asked(
                     jnp.reshape(q[mine], (-1, length, *q.shape[1:])),
                     jnp.reshape(positions[mine], (-1, length)),
-                    own,
+                    tables_local,
                 )
                 run = kernel if length == 1 or kernel is _ragged else form
-                found = run(asked, pools, window, how, sinks, slopes, split)
+                attended = run(asked, pools, window, how, sinks, slopes, split)
                 outs.append(
-                    jax.tree.map(lambda x, n=rows.num_tokens: jnp.reshape(x, (n, *x.shape[2:])), found)
+                    jax.tree.map(lambda x, n=rows.num_tokens: jnp.reshape(x, (n, *x.shape[2:])), attended)
                 )
             out = _weighed(jax.tree.map(lambda *parts: jnp.concatenate(parts), *outs), split)
             if not split:
@@ -207,7 +207,7 @@ class PagedCache:
         specs = (of_q, PartitionSpec(by_replica), PartitionSpec(by_replica, None))
         optional = tuple(None if x is None else of_heads for x in (sinks, slopes))
         in_specs = (*specs, *optional, *of_pools)
-        of_out = PartitionSpec(by_replica, there if sequences else heads[2], None)
+        of_out = PartitionSpec(by_replica, over if sequences else heads[2], None)
         attend = jax.shard_map(local, in_specs=in_specs, out_specs=of_out, check_vma=False)
         if sinks is not None:
             sinks = reshard(sinks.astype(jnp.float32), of_heads)
@@ -370,18 +370,18 @@ def _page_by_page(
     """Attention of each row to its pages in turn, a long row's several at a time, with a running softmax."""
     num_rows, length, num_heads, _ = asked.q.shape
     first_pool, second_pool = (_values(pool) for pool in pools)
-    own, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
+    page_size, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
     width = second_pool.shape[-1] if first_pool.ndim == 4 else first_pool.shape[-1]
     grouped = num_kv_heads, num_heads // num_kv_heads, length
     no_sink = jnp.full(grouped, _HIDDEN, jnp.float32)
-    size, first = own * _count(split), own * _number(split)
+    size, first = page_size * _count(split), page_size * _number(split)
     start, total = no_sink, jnp.zeros(grouped, jnp.float32)
     if sinks is not None:  # on one device only: several join their sums
         is_first = _number(split) == 0
         start = jnp.where(is_first, no_sink * 0 + jnp.reshape(sinks, (*grouped[:2], 1)), no_sink)
         total = jnp.where(is_first, jnp.ones_like(total), total)
 
-    def one_row(row: Array, found: _Found) -> _Found:
+    def one_row(row: Array, attended: _Found) -> _Found:
         positions = lax.dynamic_index_in_dim(asked.positions, row, keepdims=False)
         table = lax.dynamic_index_in_dim(asked.tables, row, keepdims=False)
         q = lax.dynamic_index_in_dim(asked.q, row, keepdims=False)
@@ -394,7 +394,7 @@ def _page_by_page(
             pages = lax.dynamic_slice_in_dim(table, number, count)
             k, v = _keys_and_values(pools, partial(_side_by_side, list(pages)))
             begins = (number + jnp.arange(count, dtype=jnp.int32))[:, None] * size
-            keys = jnp.reshape(begins + first + jnp.arange(own, dtype=jnp.int32)[None], -1)
+            keys = jnp.reshape(begins + first + jnp.arange(page_size, dtype=jnp.int32)[None], -1)
             # Later positions may be of a sequence that failed, and NaN times zero is NaN.
             v = jnp.where((keys <= last)[None, :, None], v, 0.0).astype(jnp.float32)
             scores = jnp.einsum("KGQH,KSH->KGQS", q, k.astype(jnp.float32))
@@ -423,11 +423,11 @@ def _page_by_page(
             peak, sums, out = lax.fori_loop(begin, end, partial(some_pages, 1), running)
         sums = jnp.maximum(sums, 1e-30)
         out = jnp.transpose(jnp.reshape(out / sums[..., None], (num_heads, length, width)), (1, 0, 2))
-        outs = lax.dynamic_update_index_in_dim(found.out, out, row, 0)
+        outs = lax.dynamic_update_index_in_dim(attended.out, out, row, 0)
         if not split:
             return _Found(outs, None)
         log_sum = jnp.reshape(peak + jnp.log(sums), (num_heads, length)).T
-        return _Found(outs, lax.dynamic_update_index_in_dim(found.log_sum, log_sum, row, 0))
+        return _Found(outs, lax.dynamic_update_index_in_dim(attended.log_sum, log_sum, row, 0))
 
     outs = jnp.zeros((num_rows, length, num_heads, width), jnp.float32)
     return lax.fori_loop(0, num_rows, one_row, _Found(outs, outs[..., 0] if split else None))
@@ -487,9 +487,11 @@ def _gathered(
     num_rows, length, num_heads, width = asked.q.shape
     k, v = (_joined(x).astype(asked.q.dtype) for x in _keys_and_values(pools, partial(_read, asked.tables)))
     grouped = num_rows, length, k.shape[1], num_heads // k.shape[1], width
-    own = _values(pools[0]).shape[-2]
-    pages = jnp.arange(k.shape[2] // own, dtype=jnp.int32)[:, None] * (own * _count(split))
-    keys = jnp.reshape(pages + own * _number(split) + jnp.arange(own, dtype=jnp.int32)[None], (1, -1))
+    page_size = _values(pools[0]).shape[-2]
+    pages = jnp.arange(k.shape[2] // page_size, dtype=jnp.int32)[:, None] * (page_size * _count(split))
+    keys = jnp.reshape(
+        pages + page_size * _number(split) + jnp.arange(page_size, dtype=jnp.int32)[None], (1, -1)
+    )
     # Later positions may be of a sequence that failed; pages before the window may be reused by others.
     seen = keys <= jnp.max(asked.positions, axis=1, keepdims=True)
     if window is not None:
@@ -517,13 +519,13 @@ def _gathered_in_tiles(asked: _Asked, *how: Any) -> _Found:
     return in_tiles(lambda some: _gathered(some, *how), asked)
 
 
-def _weighed(found: _Found, split: Axes) -> Array:
+def _weighed(attended: _Found, split: Axes) -> Array:
     """out[N, heads, O] of one device's positions as its part of the sum over all."""
     if not split:
-        return found.out
-    peak = lax.pmax(found.log_sum, split)
-    weight = jnp.exp(found.log_sum - peak)
-    return found.out * (weight / lax.psum(weight, split))[..., None]
+        return attended.out
+    peak = lax.pmax(attended.log_sum, split)
+    weight = jnp.exp(attended.log_sum - peak)
+    return attended.out * (weight / lax.psum(weight, split))[..., None]
 
 
 def _axes(part: Any) -> Axes:

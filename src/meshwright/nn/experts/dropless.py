@@ -93,14 +93,14 @@ def met_tokens(x: Array, layout: Layout, routing: RowRouting) -> Array:
     routing: the layout's, or its part before tokens cross to nodes, or its part after.
     """
     *_, columns = spec_of(x).partitions
-    there, back = _ways_of_tokens(routing, _local_shape(x))
-    return _moved(there, back, spec_of(x), _of_rows(layout, columns))(x)
+    dispatch, combine = _ways_of_tokens(routing, _local_shape(x))
+    return _moved(dispatch, combine, spec_of(x), _of_rows(layout, columns))(x)
 
 
 def home_tokens(total: Array, like: Array, routing: RowRouting) -> Array:
     """[B, T, D], like `like`: sums over devices of their parts of the tokens m[1, n, D]."""
-    there, back = _ways_of_tokens(routing, _local_shape(like))
-    return _moved(back, there, spec_of(total), spec_of(like))(total)
+    dispatch, combine = _ways_of_tokens(routing, _local_shape(like))
+    return _moved(combine, dispatch, spec_of(total), spec_of(like))(total)
 
 
 def _ways_of_tokens(
@@ -108,13 +108,13 @@ def _ways_of_tokens(
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
     first, then = _met_in_turn(routing)
 
-    def there(x: Array) -> Array:
+    def dispatch(x: Array) -> Array:
         m = jnp.reshape(x, (-1, shape[-1]))[None, None]
         m = lax.all_gather(m, first, axis=0, tiled=True) if first else m
         m = lax.all_gather(m, then, axis=1, tiled=True) if then else m
         return jnp.reshape(m, (1, -1, shape[-1]))
 
-    def back(m: Array) -> Array:
+    def combine(m: Array) -> Array:
         sizes = get_abstract_mesh().shape
         parts = [prod(sizes[axis] for axis in axes) for axes in (first, then)]
         m = jnp.reshape(m, (*parts, -1, shape[-1]))
@@ -123,7 +123,7 @@ def _ways_of_tokens(
         m = lax.psum_scatter(m, then, scatter_dimension=1, tiled=True) if then else m
         return jnp.reshape(m, shape)
 
-    return there, back
+    return dispatch, combine
 
 
 def met_gates(gates: Array, layout: Layout, routing: RowRouting) -> Array:
@@ -132,26 +132,26 @@ def met_gates(gates: Array, layout: Layout, routing: RowRouting) -> Array:
     first, then = _met_in_turn(routing)
     sizes = [get_abstract_mesh().shape[axis] for axis in routing.experts]
 
-    def there(gates: Array) -> Array:
-        found = jnp.reshape(gates, (-1, shape[-1]))
+    def dispatch(gates: Array) -> Array:
+        flat = jnp.reshape(gates, (-1, shape[-1]))
         if routing.exchanged or routing.nodes:
-            return found[None]
+            return flat[None]
         # One dimension for each axis of the experts: exchanged if tokens travel over it, otherwise indexed.
-        parts = jnp.reshape(found, (-1, *sizes, shape[-1] // prod(sizes)))
+        parts = jnp.reshape(flat, (-1, *sizes, shape[-1] // prod(sizes)))
         for place, axis in reversed(list(enumerate(routing.experts))):
             if axis not in first:
                 parts = lax.dynamic_index_in_dim(parts, lax.axis_index(axis), place + 1, keepdims=False)
         by_device = jnp.moveaxis(parts, 0, -2)
         by_device = jnp.reshape(by_device, (-1, 1, *by_device.shape[-2:]))
-        found = lax.all_to_all(by_device, first, 0, 0, tiled=True) if first else by_device
-        found = lax.all_gather(found, then, axis=1, tiled=True) if then else found
-        return jnp.reshape(found, (1, -1, found.shape[-1]))
+        flat = lax.all_to_all(by_device, first, 0, 0, tiled=True) if first else by_device
+        flat = lax.all_gather(flat, then, axis=1, tiled=True) if then else flat
+        return jnp.reshape(flat, (1, -1, flat.shape[-1]))
 
-    def back(d: Array) -> Array:
-        pulled = jax.vjp(there, jnp.zeros(shape, d.dtype))[1](d)[0]
+    def combine(d: Array) -> Array:
+        pulled = jax.vjp(dispatch, jnp.zeros(shape, d.dtype))[1](d)[0]
         return lax.psum(pulled, routing.repeated) if routing.repeated else pulled
 
-    return _moved(there, back, spec_of(gates), _of_rows(layout))(gates)
+    return _moved(dispatch, combine, spec_of(gates), _of_rows(layout))(gates)
 
 
 def _met_in_turn(routing: RowRouting) -> tuple[Axes, Axes]:
@@ -161,17 +161,17 @@ def _met_in_turn(routing: RowRouting) -> tuple[Axes, Axes]:
 
 
 def _moved(
-    there: Callable[[Array], Array],
-    back: Callable[[Array], Array],
+    dispatch: Callable[[Array], Array],
+    combine: Callable[[Array], Array],
     given: PartitionSpec,
     taken: PartitionSpec,
 ) -> Callable[[Array], Array]:
     @jax.custom_vjp
     def run(x: Array) -> Array:
-        return each_device(there, (given,), taken)(x)
+        return each_device(dispatch, (given,), taken)(x)
 
     def backward(_: None, d: Array) -> tuple[Array]:
-        return (each_device(back, (of_cotangent(taken),), of_cotangent(given))(d),)
+        return (each_device(combine, (of_cotangent(taken),), of_cotangent(given))(d),)
 
     run.defvjp(lambda x: (run(x), None), backward)
     return run
@@ -190,23 +190,25 @@ def choices_of(
     routing, sizes = row_routing(layout).of_node, get_abstract_mesh().shape
     num_tokens = gates.shape[1]
     travelled = prod(sizes[axis] for axis in (*routing.exchanged, *routing.rows))
-    own = _own_experts(layout, moe)
+    num_local = _own_experts(layout, moe)
     num_even, most = num_tokens, num_tokens * moe.experts_per_token
     if crossing:
         num_even, most = num_tokens // crossing.tokens * crossing.own, crossing.num_nodes * crossing.rows
-    found = blocks_of(num_even * travelled, moe, own, platform().share_blocks, one_pass=layout.spmd_stages)
-    blocks = Blocks(*map(int, found))
+    sizes_of_blocks = blocks_of(
+        num_even * travelled, moe, num_local, platform().share_blocks, one_pass=layout.spmd_stages
+    )
+    blocks = Blocks(*map(int, sizes_of_blocks))
 
     def sorted_rows(chosen: Array, first: Array, num_rows: int) -> tuple[Array, Array]:
         place = first[None, :] + jnp.cumsum(chosen, axis=0, dtype=jnp.int32) - 1
         place = jnp.where(chosen, place, num_rows)
-        found = []
+        indices = []
         for dim, none in ((0, num_tokens), (1, chosen.shape[1])):
             numbers = lax.broadcasted_iota(jnp.int32, chosen.shape, dim)
-            found.append(jnp.full(num_rows, none, jnp.int32).at[place].set(numbers, mode="drop"))
-        return found[0], found[1]
+            indices.append(jnp.full(num_rows, none, jnp.int32).at[place].set(numbers, mode="drop"))
+        return indices[0], indices[1]
 
-    def rounds(totals: Array) -> Array:
+    def num_passes(totals: Array) -> Array:
         """i32[1]: of this device."""
         num_blocks = jnp.sum(-(-totals // blocks.rows))
         return jnp.maximum(-(-num_blocks // blocks.capacity), 1)[None]
@@ -216,7 +218,7 @@ def choices_of(
         totals = jnp.sum(chosen, axis=0, dtype=jnp.int32)
         num_rows = blocks.passes * blocks.capacity * blocks.rows
         tokens, owners = sorted_rows(chosen, _first_rows(totals, blocks.rows), num_rows)
-        return rounds(totals), tokens[None], owners[None], totals[None]
+        return num_passes(totals), tokens[None], owners[None], totals[None]
 
     def to_travel(gates: Array) -> tuple[Array, ...]:
         chosen = gates[0] > 0
@@ -224,15 +226,15 @@ def choices_of(
         tokens, owners = sorted_rows(chosen, _first_rows(mine), most)
         counts = lax.all_gather(mine, routing.exchanged)
         counts = lax.all_gather(counts, routing.rows) if routing.rows else counts[None]
-        totals = jnp.sum(_of_own_experts(counts, routing, own), axis=(0, 1))
-        return rounds(totals), tokens[None], owners[None], totals[None], counts[None]
+        totals = jnp.sum(_of_own_experts(counts, routing, num_local), axis=(0, 1))
+        return num_passes(totals), tokens[None], owners[None], totals[None], counts[None]
 
     local = to_travel if routing.exchanged else in_blocks
     dims = (1, 2, 2, 2, 4) if routing.exchanged else (1, 2, 2, 2)
     taken = tuple(_of_rows(layout, dims=num) for num in dims)
-    found = each_device(local, (spec_of(gates),), taken)(lax.stop_gradient(gates))
-    rounds_of_each, *found = (checkpoint_name(one, kept) for one in found)
-    return Choices(blocks, checkpoint_name(jnp.max(rounds_of_each), kept), *found)
+    chosen = each_device(local, (spec_of(gates),), taken)(lax.stop_gradient(gates))
+    passes_of_each, *chosen = (checkpoint_name(one, kept) for one in chosen)
+    return Choices(blocks, checkpoint_name(jnp.max(passes_of_each), kept), *chosen)
 
 
 def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int) -> Routes:
@@ -253,9 +255,9 @@ def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int
 
     def rows_to_send(counts: Array, totals: Array, number: Array) -> tuple[Array, Array]:
         """The rows of counts[1, s, p, E] in this pass, and their first indices on the senders."""
-        num_experts, own = counts.shape[-1], totals.shape[-1]
+        num_experts, num_local = counts.shape[-1], totals.shape[-1]
         by_source = jnp.reshape(counts, (-1, num_experts))
-        of_devices = jnp.reshape(jnp.sum(by_source, axis=0), (-1, own))
+        of_devices = jnp.reshape(jnp.sum(by_source, axis=0), (-1, num_local))
         begins = jnp.reshape(_first_rows(of_devices, blocks.rows), -1)
         begins = begins[None] + jnp.cumsum(by_source, axis=0) - by_source
         start = blocks.capacity * blocks.rows * number
@@ -278,8 +280,8 @@ def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int
     first = specs[0].partitions[0]
     of_counts = specs[3:] * 2
     taken = (specs[0], specs[1], PartitionSpec(first, None), PartitionSpec(first), *of_counts)
-    found = each_device(local, (*specs, PartitionSpec()), taken)(*arrays, number)
-    tokens, owners, experts, num_blocks, *sent = found
+    routed = each_device(local, (*specs, PartitionSpec()), taken)(*arrays, number)
+    tokens, owners, experts, num_blocks, *sent = routed
     return Routes(
         gates, tokens, owners, (sent[0], sent[1]) if sent else None, experts, num_blocks, blocks, num_even
     )
@@ -293,42 +295,44 @@ def in_rounds(run: Callable[..., Array], choices: Any, *arrays: Any) -> Array:
     handed on to them, and they add to them without another sum. choices: Choices or Crossings, whose first
     field gives the passes of the worst load, and whose second gives the passes of this load.
     """
-    room, *told = choices
-    if room.passes == 1:
+    capacity, *given = choices
+    if capacity.passes == 1:
         return run(choices, 0, *arrays)
-    of_kind = partial(type(choices), room)
+    of_kind = partial(type(choices), capacity)
 
-    def others(step: Callable[[Array, Any], Any], told: Sequence[Any], start: Any) -> Any:
+    def extra_passes(step: Callable[[Array, Any], Any], given: Sequence[Any], start: Any) -> Any:
         def body(state: tuple[Array, Any]) -> tuple[Array, Any]:
             return state[0] + 1, step(*state)
 
         with jax.named_scope(more_rounds()):
-            return lax.while_loop(lambda state: state[0] < told[0], body, (jnp.int32(1), start))[1]
+            return lax.while_loop(lambda state: state[0] < given[0], body, (jnp.int32(1), start))[1]
 
-    def there(number: Array, arrays: Sequence[Any]) -> Any:
+    def on_this_pass(number: Array, arrays: Sequence[Any]) -> Any:
         """The arrays, made to depend on the pass: otherwise XLA gathers them even if no extra pass runs."""
-        return jax.tree.map(lambda one: jnp.where(number > 0, one, jnp.zeros_like(one)), tuple(arrays))
+        return jax.tree.map(lambda array: jnp.where(number > 0, array, jnp.zeros_like(array)), tuple(arrays))
 
     @jax.custom_vjp
-    def more(told: Sequence[Any], *arrays: Any) -> tuple[Any, ...]:
+    def with_extra_passes(given: Sequence[Any], *arrays: Any) -> tuple[Any, ...]:
         def step(number: Array, total: Array) -> Array:
-            return total + run(of_kind(*told), number, *there(number, arrays))
+            return total + run(of_kind(*given), number, *on_this_pass(number, arrays))
 
-        return others(step, told, jnp.zeros_like(arrays[0])), *arrays
+        return extra_passes(step, given, jnp.zeros_like(arrays[0])), *arrays
 
     def backward(saved: tuple[Sequence[Any], tuple[Any, ...]], d: tuple[Any, ...]) -> tuple[Any, ...]:
-        (told, arrays), (d_total, *d_arrays) = saved, d
+        (given, arrays), (d_total, *d_arrays) = saved, d
 
-        def step(number: Array, found: Any) -> Any:
-            def of_round(*arrays: Any) -> Array:
-                return run(of_kind(*told), number, *arrays)
+        def step(number: Array, sums: Any) -> Any:
+            def of_pass(*arrays: Any) -> Array:
+                return run(of_kind(*given), number, *arrays)
 
-            return jax.tree.map(jnp.add, found, jax.vjp(of_round, *there(number, arrays))[1](d_total))
+            return jax.tree.map(jnp.add, sums, jax.vjp(of_pass, *on_this_pass(number, arrays))[1](d_total))
 
-        return None, *others(step, told, tuple(d_arrays))
+        return None, *extra_passes(step, given, tuple(d_arrays))
 
-    more.defvjp(lambda told, *arrays: (more(told, *arrays), (told, arrays)), backward)
-    total, *handed_on = more(told, *arrays)
+    with_extra_passes.defvjp(
+        lambda given, *arrays: (with_extra_passes(given, *arrays), (given, arrays)), backward
+    )
+    total, *handed_on = with_extra_passes(given, *arrays)
     first = run(choices, 0, *handed_on)
     with jax.named_scope("combine"):
         return total + first
@@ -382,41 +386,41 @@ def rows_at_experts(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Ar
 
     If an expert's columns are split over tokens' axes, rows are packed, without padding between experts.
     """
-    there, back = _ways_of_rows(routes, layout, moe)[0]
-    return _exchanged(there, back, rows, routes)
+    dispatch, combine = _ways_of_rows(routes, layout, moe)[0]
+    return _exchanged(dispatch, combine, rows, routes)
 
 
 def rows_at_tokens(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
     """The inverse of `rows_at_experts`."""
-    there, back = _ways_of_rows(routes, layout, moe)[0]
-    return _exchanged(back, there, rows, routes)
+    dispatch, combine = _ways_of_rows(routes, layout, moe)[0]
+    return _exchanged(combine, dispatch, rows, routes)
 
 
 def rows_at_columns(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
     """The rows of all devices with columns of the same experts."""
-    there, back = _ways_of_rows(routes, layout, moe)[1]
-    return _exchanged(there, back, rows, routes)
+    dispatch, combine = _ways_of_rows(routes, layout, moe)[1]
+    return _exchanged(dispatch, combine, rows, routes)
 
 
 def sums_of_columns(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
     """The transpose of `rows_at_columns`: sums of the devices' parts of each row."""
-    there, back = _ways_of_rows(routes, layout, moe)[1]
-    return _exchanged(back, there, rows, routes)
+    dispatch, combine = _ways_of_rows(routes, layout, moe)[1]
+    return _exchanged(combine, dispatch, rows, routes)
 
 
 _Travel = Callable[[Array, Array, Array], Array]
 
 
-def _exchanged(there: _Travel, back: _Travel, rows: Array, routes: Routes) -> Array:
+def _exchanged(dispatch: _Travel, combine: _Travel, rows: Array, routes: Routes) -> Array:
     assert routes.counts is not None, "rows travel where they are counted"
     spec, of_counts = spec_of(rows), [spec_of(one) for one in routes.counts]
 
     @jax.custom_vjp
     def run(rows: Array, *counts: Array) -> Array:
-        return each_device(there, (spec, *of_counts), spec)(rows, *counts)
+        return each_device(dispatch, (spec, *of_counts), spec)(rows, *counts)
 
     def backward(counts: tuple[Array, ...], d: Array) -> tuple[Array, None, None]:
-        return each_device(back, (spec, *of_counts), spec)(d, *counts), None, None
+        return each_device(combine, (spec, *of_counts), spec)(d, *counts), None, None
 
     run.defvjp(lambda rows, *counts: (run(rows, *counts), counts), backward)
     return run(rows, *routes.counts)
@@ -428,15 +432,15 @@ def _ways_of_rows(
     """The exchanges with the experts' devices, and with devices of other columns, each in both directions."""
     routing, sizes, blocks = row_routing(layout).of_node, get_abstract_mesh().shape, routes.blocks
     num_peers, num_copies = (prod(sizes[axis] for axis in axes) for axes in (routing.exchanged, routing.rows))
-    own = _own_experts(layout, moe)
+    num_local = _own_experts(layout, moe)
     num_home = routes.tokens.shape[1]
     # Most rows from one device to another, and in all.
     num_in_blocks = blocks.capacity * blocks.rows
-    most = min(routes.gates.shape[1] * min(moe.experts_per_token, own), num_home, num_in_blocks)
+    most = min(routes.gates.shape[1] * min(moe.experts_per_token, num_local), num_home, num_in_blocks)
     num_between = min(num_peers * most, num_in_blocks) if routing.rows else num_in_blocks
 
     def ways(counts: Array, at: Array) -> _Ways:
-        return _ways(counts[0], at[0], routing, own, blocks.rows, num_between)
+        return _ways(counts[0], at[0], routing, num_local, blocks.rows, num_between)
 
     def travel(rows: Array, way: Pieces, num_rows: int) -> Array:
         with jax.named_scope(rows_by_even_load("all_to_all", routes.num_even)):
@@ -479,12 +483,14 @@ class _Ways(NamedTuple):
     parts: Pieces
 
 
-def _ways(counts: Array, at: Array, routing: RowRouting, own: int, block: int, num_between: int) -> _Ways:
+def _ways(
+    counts: Array, at: Array, routing: RowRouting, num_local: int, block: int, num_between: int
+) -> _Ways:
     """All pieces of one pass. counts[s, p, E]: its rows; at: their first indices on the senders."""
     here = lax.axis_index(routing.exchanged)
     copy = lax.axis_index(routing.rows) if routing.rows else 0
     mine = counts[copy]  # [p, E]
-    experts = _experts_of(routing, own, counts.shape[1])  # [p, e] of each device
+    experts = _experts_of(routing, num_local, counts.shape[1])  # [p, e] of each device
     # Rows of each device's experts, by the device that they come from: [from, p, e].
     pieces = mine[:, experts]
     starts = _first_rows(jnp.sum(pieces, axis=0), 1 if routing.rows else block)
@@ -493,7 +499,7 @@ def _ways(counts: Array, at: Array, routing: RowRouting, own: int, block: int, n
     out = Pieces(at_home[here], pieces[here], lands[here], lands[:, here], pieces[:, here])
     home = Pieces(lands[:, here], pieces[:, here], at_home[:, here], at_home[here], pieces[here])
     # Rows of this device's experts, by the copy of it that has them: [s, e].
-    of_copies = jnp.sum(_of_own_experts(counts, routing, own), axis=1)
+    of_copies = jnp.sum(_of_own_experts(counts, routing, num_local), axis=1)
     between = _first_rows(of_copies)
     together = _first_rows(jnp.sum(of_copies, axis=0), block)[None]
     together = together + jnp.cumsum(of_copies, axis=0) - of_copies
@@ -511,19 +517,19 @@ def _own_experts(layout: Layout, moe: MoE) -> int:
     return moe.num_experts // layout.mesh.size(layout.table.axes_of("E"))
 
 
-def _experts_of(routing: RowRouting, own: int, num_peers: int) -> Array:
+def _experts_of(routing: RowRouting, num_local: int, num_peers: int) -> Array:
     """i32[p, e]: the experts of each device that rows of this one may travel to."""
     sizes, number = get_abstract_mesh().shape, jnp.zeros(num_peers, jnp.int32)
     peers = jnp.unravel_index(jnp.arange(num_peers), [sizes[axis] for axis in routing.exchanged])
     places = dict(zip(routing.exchanged, peers, strict=True))
     for axis in routing.experts:
         number = number * sizes[axis] + places.get(axis, lax.axis_index(axis))
-    return own * number[:, None] + jnp.arange(own, dtype=jnp.int32)[None]
+    return num_local * number[:, None] + jnp.arange(num_local, dtype=jnp.int32)[None]
 
 
-def _of_own_experts(counts: Array, routing: RowRouting, own: int) -> Array:
+def _of_own_experts(counts: Array, routing: RowRouting, num_local: int) -> Array:
     """counts[s, p, e] of a device's own experts, of counts[s, p, E]."""
-    return lax.dynamic_slice_in_dim(counts, own * lax.axis_index(routing.experts), own, axis=2)
+    return lax.dynamic_slice_in_dim(counts, num_local * lax.axis_index(routing.experts), num_local, axis=2)
 
 
 def _first_rows(counts: Array, block: int = 1) -> Array:

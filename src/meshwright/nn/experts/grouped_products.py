@@ -88,11 +88,11 @@ def read_product(
     def local(x: Array, weight: Any, experts: Array, count: Array) -> Array:
         blocks, owners = _blocks(x, experts), experts[0]
 
-        def one(i: Array) -> Array:
+        def block_of(i: Array) -> Array:
             return multiply(blocks[i], jax.tree.map(lambda leaf: leaf[owners[i]], weight))
 
         read = x, jax.tree.leaves(weight)[0]
-        y = _looped(one, read, count[0], len(owners), by_even_load(routes.blocks.even))
+        y = _looped(block_of, read, count[0], len(owners), by_even_load(routes.blocks.even))
         y = jnp.reshape(y, (1, -1, y.shape[-1]))
         return lax.psum(y, over_d) if over_d else y
 
@@ -130,11 +130,11 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
     def local_backward(count: Array, d_y: Array, *rows: Array) -> tuple[Array, ...]:
         blocks, d_blocks = in_blocks(rows), in_blocks((d_y,))[0]
 
-        def one(i: Array) -> tuple[Array, ...]:
+        def block_of(i: Array) -> tuple[Array, ...]:
             return jax.vjp(compute, *(block[i] for block in blocks))[1](d_blocks[i])
 
-        found = _looped(one, (d_y,), count[0], num_blocks, scope)
-        return tuple(jnp.reshape(d, rows[0].shape) for d in found)
+        gradients = _looped(block_of, (d_y,), count[0], num_blocks, scope)
+        return tuple(jnp.reshape(d, rows[0].shape) for d in gradients)
 
     @jax.custom_vjp
     def run(count: Array, *rows: Array) -> Array:
@@ -149,20 +149,24 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
     return run(routes.num_blocks, *rows)
 
 
-def _looped(one: Callable[[Array], Any], read: Sequence[Array], count: Array, most: int, scope: str) -> Any:
+def _looped(
+    block_of: Callable[[Array], Any], read: Sequence[Array], count: Array, most: int, scope: str
+) -> Any:
     """Results of `one` for the first `count` of `most` blocks, one after another; zeros for the others.
 
     read: arrays that the loop reads, one of them in no other loop (`zeros_beside`).
     """
-    types = jax.eval_shape(one, jnp.int32(0))
+    types = jax.eval_shape(block_of, jnp.int32(0))
     leaves, structure = jax.tree.flatten(types)
     nothing = jax.tree.unflatten(
         structure,
         [zeros_beside(read, (most, *made.shape), made.dtype, at) for at, made in enumerate(leaves)],
     )
 
-    def step(i: Array, found: Any) -> Any:
-        return jax.tree.map(lambda x, made: lax.dynamic_update_index_in_dim(x, made, i, 0), found, one(i))
+    def step(i: Array, state: Any) -> Any:
+        return jax.tree.map(
+            lambda x, made: lax.dynamic_update_index_in_dim(x, made, i, 0), state, block_of(i)
+        )
 
     with jax.named_scope(scope):
         return lax.fori_loop(0, count, step, nothing)
@@ -172,20 +176,20 @@ def _forward(x: Array, w: Array, experts: Array, count: Array, *, scope: str, mu
     """y[1, C, O] of one device's blocks."""
     blocks, owners = _blocks(x, experts), experts[0]
 
-    def one(i: Array) -> Array:
+    def block_of(i: Array) -> Array:
         return multiply(FORWARD, blocks[i], w[owners[i]].astype(x.dtype), True).astype(x.dtype)
 
-    return jnp.reshape(_looped(one, (x, w), count[0], len(owners), scope), (1, -1, w.shape[-1]))
+    return jnp.reshape(_looped(block_of, (x, w), count[0], len(owners), scope), (1, -1, w.shape[-1]))
 
 
 def _of_rows(w: Array, experts: Array, count: Array, d_y: Array, *, scope: str, multiply: Multiply) -> Array:
     """d_x[1, C, I], the cotangent of one device's rows, of d_y[1, C, O]."""
     d_blocks, owners = _blocks(d_y, experts), experts[0]
 
-    def one(i: Array) -> Array:
+    def block_of(i: Array) -> Array:
         return multiply(OF_ROWS, d_blocks[i], w[owners[i]].astype(d_y.dtype), True).astype(d_y.dtype)
 
-    return jnp.reshape(_looped(one, (d_y, w), count[0], len(owners), scope), (1, -1, w.shape[1]))
+    return jnp.reshape(_looped(block_of, (d_y, w), count[0], len(owners), scope), (1, -1, w.shape[1]))
 
 
 def _of_weights(
@@ -197,12 +201,12 @@ def _of_weights(
     """
     rows, d_rows, owners, together = _blocks(x, experts), _blocks(d_y, experts), experts[0], blocks.together
     is_there = jnp.arange(blocks.capacity, dtype=jnp.int32) < count[0]
-    own = owners[:, None] == jnp.arange(len(w), dtype=owners.dtype)[None]
-    of_expert = jnp.sum(own & is_there[:, None], axis=0, dtype=jnp.int32)
+    is_owner = owners[:, None] == jnp.arange(len(w), dtype=owners.dtype)[None]
+    of_expert = jnp.sum(is_owner & is_there[:, None], axis=0, dtype=jnp.int32)
     ends, products = jnp.cumsum(of_expert), -(-of_expert // together)
     last = jnp.cumsum(products)
 
-    def one(i: Array, d_w: Array) -> Array:
+    def add_block(i: Array, d_w: Array) -> Array:
         owner = jnp.minimum(jnp.sum(i >= last), len(w) - 1)
         first = ends[owner] - of_expert[owner] + together * (i - last[owner] + products[owner])
         at = jnp.minimum(first, blocks.capacity - together)
@@ -215,7 +219,9 @@ def _of_weights(
         return d_w.at[owner].add(multiply(OF_WEIGHTS, flat, d_flat, False))
 
     with jax.named_scope(by_even_load(blocks.sums)):
-        return lax.fori_loop(0, last[-1], one, zeros_beside((d_y, w), w.shape, jnp.float32)).astype(w.dtype)
+        return lax.fori_loop(0, last[-1], add_block, zeros_beside((d_y, w), w.shape, jnp.float32)).astype(
+            w.dtype
+        )
 
 
 def _blocks(rows: Array, experts: Array) -> Array:
@@ -223,6 +229,6 @@ def _blocks(rows: Array, experts: Array) -> Array:
     return jnp.reshape(rows, (experts.shape[-1], -1, rows.shape[-1]))
 
 
-def _product(spec: str, one: Array, other: Array, _: bool) -> Array:
+def _product(spec: str, first: Array, other: Array, _: bool) -> Array:
     """The product, summed in float32: XLA for CPU is fast in bfloat16 only with such a result."""
-    return jnp.einsum(spec, one, other, preferred_element_type=jnp.float32)
+    return jnp.einsum(spec, first, other, preferred_element_type=jnp.float32)

@@ -46,28 +46,30 @@ class Crossings(NamedTuple):
 def crossings_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Crossings:
     """What gates[1, n, E] say of nodes. kept: the name of that, for remat policies."""
     num_tokens, num_nodes = gates.shape[1], _num_peers(layout)
-    room = Crossing(*map(int, crossing_of(num_tokens, moe, num_nodes, one_pass=layout.spmd_stages)))
+    crossing = Crossing(*map(int, crossing_of(num_tokens, moe, num_nodes, one_pass=layout.spmd_stages)))
 
     def local(gates: Array) -> tuple[Array, Array]:
         chosen = jnp.reshape(gates[0] > 0, (num_tokens, num_nodes, -1))
         rows = jnp.sum(chosen, axis=2, dtype=jnp.int32)
         goes = rows > 0
         # A token is in the pass of its last row.
-        rounds = jnp.where(goes, (jnp.cumsum(rows, axis=0) - 1) // room.capacity, room.passes)
+        num_passes = jnp.where(goes, (jnp.cumsum(rows, axis=0) - 1) // crossing.capacity, crossing.passes)
         numbers, node = (lax.broadcasted_iota(jnp.int32, rows.shape, dim) for dim in (0, 1))
-        before = jnp.sum(rounds[None] < jnp.arange(room.passes)[:, None, None], axis=1, dtype=jnp.int32)
-        first = jnp.take_along_axis(before, jnp.minimum(rounds, room.passes - 1), axis=0)
+        before = jnp.sum(
+            num_passes[None] < jnp.arange(crossing.passes)[:, None, None], axis=1, dtype=jnp.int32
+        )
+        first = jnp.take_along_axis(before, jnp.minimum(num_passes, crossing.passes - 1), axis=0)
         place = jnp.cumsum(goes, axis=0, dtype=jnp.int32) - 1 - first
-        tokens = jnp.full((room.passes, num_nodes, room.tokens), num_tokens, jnp.int32)
-        tokens = tokens.at[rounds, node, place].set(numbers, mode="drop")
-        last = jnp.max(jnp.where(goes, rounds, 0)) + 1
-        return last[None], jnp.reshape(tokens, (1, room.passes, -1))
+        tokens = jnp.full((crossing.passes, num_nodes, crossing.tokens), num_tokens, jnp.int32)
+        tokens = tokens.at[num_passes, node, place].set(numbers, mode="drop")
+        last = jnp.max(jnp.where(goes, num_passes, 0)) + 1
+        return last[None], jnp.reshape(tokens, (1, crossing.passes, -1))
 
     first = spec_of(gates).partitions[0]
     taken = PartitionSpec(first), PartitionSpec(first, None, None)
-    found = each_device(local, (spec_of(gates),), taken)(lax.stop_gradient(gates))
-    rounds, tokens = (checkpoint_name(one, kept) for one in found)
-    return Crossings(room, checkpoint_name(jnp.max(rounds), kept), tokens)
+    routed = each_device(local, (spec_of(gates),), taken)(lax.stop_gradient(gates))
+    num_passes, tokens = (checkpoint_name(one, kept) for one in routed)
+    return Crossings(crossing, checkpoint_name(jnp.max(num_passes), kept), tokens)
 
 
 class Route(NamedTuple):
@@ -86,33 +88,33 @@ def gates_at_nodes(
     gates: Array, crossings: Crossings, number: Array | int, layout: Layout
 ) -> tuple[Array, Route]:
     """[1, p R, E/p] of gates[1, n, E] for the tokens that arrive at a node in a pass, and their route."""
-    room, own = crossings.room, spec_of(gates)
-    rows = PartitionSpec(own.partitions[0], None)
+    crossing, spec = crossings.room, spec_of(gates)
+    rows = PartitionSpec(spec.partitions[0], None)
 
     def of_round(tokens: Array, number: Array) -> tuple[Array, Array]:
         tokens = lax.dynamic_index_in_dim(tokens, number, 1, keepdims=False)
-        return tokens, _num_in_pieces(tokens < room.own, room)
+        return tokens, _num_in_pieces(tokens < crossing.own, crossing)
 
     def by_node(gates: Array, tokens: Array) -> Array:
-        gates = jnp.reshape(gates, (room.own, room.num_nodes, -1))
-        tokens, nodes = jnp.reshape(tokens, (room.num_nodes, -1)), jnp.arange(room.num_nodes)[:, None]
-        found = gates.at[tokens, nodes].get(mode="fill", fill_value=0)
-        return jnp.reshape(found, (1, -1, found.shape[-1]))
+        gates = jnp.reshape(gates, (crossing.own, crossing.num_nodes, -1))
+        tokens, nodes = jnp.reshape(tokens, (crossing.num_nodes, -1)), jnp.arange(crossing.num_nodes)[:, None]
+        at_nodes = gates.at[tokens, nodes].get(mode="fill", fill_value=0)
+        return jnp.reshape(at_nodes, (1, -1, at_nodes.shape[-1]))
 
     def of_tokens_that_came(gates: Array) -> Array:
-        return _num_in_pieces(jnp.any(gates > 0, axis=2), room)
+        return _num_in_pieces(jnp.any(gates > 0, axis=2), crossing)
 
     number = jnp.asarray(number, jnp.int32)
     find = each_device(of_round, (spec_of(crossings.tokens), PartitionSpec()), (rows, rows))
     tokens, sent = find(crossings.tokens, number)
-    came = _exchanged(with_gradient(by_node, (own, rows), own, 1)(gates, tokens), None, layout)
-    received = each_device(of_tokens_that_came, (own,), rows)(lax.stop_gradient(came))
-    return came, Route(room, tokens, sent, received)
+    came = _exchanged(with_gradient(by_node, (spec, rows), spec, 1)(gates, tokens), None, layout)
+    received = each_device(of_tokens_that_came, (spec,), rows)(lax.stop_gradient(came))
+    return came, Route(crossing, tokens, sent, received)
 
 
-def _num_in_pieces(there: Array, room: Crossing) -> Array:
+def _num_in_pieces(is_sent: Array, crossing: Crossing) -> Array:
     """i32[1, p]: the number of true entries of bool[1, p R], by peer."""
-    return jnp.sum(jnp.reshape(there, (1, room.num_nodes, -1)), axis=2, dtype=jnp.int32)
+    return jnp.sum(jnp.reshape(is_sent, (1, crossing.num_nodes, -1)), axis=2, dtype=jnp.int32)
 
 
 def rows_at_nodes(rows: Array, route: Route, layout: Layout) -> Array:

@@ -111,8 +111,8 @@ class Saver:
             yield
         except (OSError, ValueError, OutputError) as error:  # TensorStore raises ValueError for any status
             shutil.rmtree(self._directory / files.SAVING, ignore_errors=True)
-            there = files.steps(self._directory)
-            cure = f"go on from step {there[-1]} with --resume" if there else "there is no earlier one"
+            steps = files.steps(self._directory)
+            cure = f"go on from step {steps[-1]} with --resume" if steps else "there is no earlier one"
             path = self._directory / str(self._saving)
             raise OutputError(
                 f"checkpoint {path}: cannot be written ({_reason(error)}); make room, then {cure}"
@@ -163,12 +163,12 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
 def _in_stored_blocks(abstract_state: Any, stored: dict[str, Any]) -> Any:
     """The state's types, with moments in the blocks of the stored arrays."""
 
-    def leaf(path: tuple[Any, ...], own: Any) -> Any:
-        there = stored.get(f"{jax.tree_util.keystr(path, simple=True, separator='.')}.scales")
-        if not is_packed(own) or there is None or len(there.shape) != own.scales.ndim:
-            return own
-        count = there.shape[-1]
-        return own if count == own.scales.shape[-1] else in_blocks(own, count)
+    def leaf(path: tuple[Any, ...], leaf_own: Any) -> Any:
+        scales = stored.get(f"{jax.tree_util.keystr(path, simple=True, separator='.')}.scales")
+        if not is_packed(leaf_own) or scales is None or len(scales.shape) != leaf_own.scales.ndim:
+            return leaf_own
+        count = scales.shape[-1]
+        return leaf_own if count == leaf_own.scales.shape[-1] else in_blocks(leaf_own, count)
 
     return jax.tree_util.tree_map_with_path(leaf, abstract_state, is_leaf=is_packed)
 
@@ -294,18 +294,18 @@ def _check(
             raise CheckpointError(
                 f"checkpoint {path}: has no {name}{list(leaf.shape)}; name the run of this model"
             )
-        there = stored[name]
-        if tuple(there.shape) != tuple(leaf.shape):
+        stored_leaf = stored[name]
+        if tuple(stored_leaf.shape) != tuple(leaf.shape):
             raise CheckpointError(
-                f"checkpoint {path}: {name} is {list(there.shape)} there and {list(leaf.shape)} in this"
+                f"checkpoint {path}: {name} is {list(stored_leaf.shape)} there and {list(leaf.shape)} in this"
                 " model; name the run of this model"
             )
-        if there.dtype != leaf.dtype and not cast:
-            raise _of_other_dtype(path, name, there.dtype, leaf.dtype)
+        if stored_leaf.dtype != leaf.dtype and not cast:
+            raise _of_other_dtype(path, name, stored_leaf.dtype, leaf.dtype)
     return stored
 
 
-def _of_other_dtype(path: Path, name: str, there: Any, here: Any) -> CheckpointError:
+def _of_other_dtype(path: Path, name: str, stored: Any, here: Any) -> CheckpointError:
     return CheckpointError(
-        f"checkpoint {path}: {name} is {there} there and {here} in this run; train on in {there}"
+        f"checkpoint {path}: {name} is {stored} there and {here} in this run; train on in {stored}"
     )

@@ -74,8 +74,8 @@ def damage(path: Path) -> str | None:
     if missing := [name for name in sums if not (path / name).is_file()]:
         return f"lacks {missing[0]}"
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        found = pool.map(lambda name: file_sha256(path / name), sums)
-        wrong = [name for name, digest in zip(sums, found, strict=True) if digest != sums[name]]
+        digests = pool.map(lambda name: file_sha256(path / name), sums)
+        wrong = [name for name, digest in zip(sums, digests, strict=True) if digest != sums[name]]
     return f"{wrong[0]} does not match its checksum" if wrong else None
 
 
@@ -86,10 +86,10 @@ def newest_sound(directory: Path) -> tuple[int, list[str]]:
     """
     damaged: list[str] = []
     for step in reversed(steps(directory)):
-        found = damage(directory / str(step))
-        if found is None:
+        problem = damage(directory / str(step))
+        if problem is None:
             return step, damaged
-        damaged.append(f"checkpoint {directory / str(step)}: is damaged: {found}")
+        damaged.append(f"checkpoint {directory / str(step)}: is damaged: {problem}")
     if damaged:
         raise CheckpointError(f"{'; '.join(damaged)}; there is no sound one, so train again")
     raise CheckpointError(f"checkpoint: {directory} holds none; train first, or without --resume")
@@ -97,12 +97,12 @@ def newest_sound(directory: Path) -> tuple[int, list[str]]:
 
 def check_sound(directory: Path, step: int) -> None:
     """Raises CheckpointError if `directory` has no checkpoint `step` or it is damaged."""
-    there = steps(directory)
-    if step not in there:
-        known = ", ".join(map(str, there)) or "none"
+    saved = steps(directory)
+    if step not in saved:
+        known = ", ".join(map(str, saved)) or "none"
         raise CheckpointError(f"checkpoint: {directory} holds no step {step}; there: {known}")
-    if found := damage(directory / str(step)):
-        raise CheckpointError(f"checkpoint {directory / str(step)}: is damaged: {found}")
+    if problem := damage(directory / str(step)):
+        raise CheckpointError(f"checkpoint {directory / str(step)}: is damaged: {problem}")
 
 
 def read_position(directory: Path, step: int) -> dict[str, Any]:
@@ -124,10 +124,10 @@ def set_aside(directory: Path, step: int) -> None:
 
 def prune(directory: Path, keep: int) -> None:
     """Removes all checkpoints but the last `keep` and the one with the lowest validation loss."""
-    there = steps(directory)
+    saved = steps(directory)
     losses = validation_losses(directory)
-    kept = {*there[-keep:], *([min(losses, key=lambda step: losses[step])] if losses else [])}
-    for step in there:
+    kept = {*saved[-keep:], *([min(losses, key=lambda step: losses[step])] if losses else [])}
+    for step in saved:
         if step not in kept:
             # Renamed first: a folder that is half removed must not look like a damaged checkpoint.
             doomed = directory / SAVING / f"{step}.removed"
@@ -148,8 +148,8 @@ def validation_losses(directory: Path) -> dict[int, float]:
 
 
 def _files(path: Path) -> list[str]:
-    found = (file for file in path.rglob("*") if file.is_file() and file.name != SUMS)
-    return sorted(file.relative_to(path).as_posix() for file in found)
+    files = (file for file in path.rglob("*") if file.is_file() and file.name != SUMS)
+    return sorted(file.relative_to(path).as_posix() for file in files)
 
 
 def _synced_sha256(path: Path) -> str:
@@ -171,6 +171,6 @@ def _parsed(content: bytes) -> dict[str, str] | None:
         lines = content.decode().splitlines()
     except UnicodeDecodeError:
         return None
-    found = [_LINE.fullmatch(line) for line in lines[:-1]]
-    sums = {match[2]: match[1] for match in found if match is not None}
+    matches = [_LINE.fullmatch(line) for line in lines[:-1]]
+    sums = {match[2]: match[1] for match in matches if match is not None}
     return sums if sums and _rendered(sums) == content else None

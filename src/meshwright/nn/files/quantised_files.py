@@ -101,14 +101,14 @@ def dequantised(folder: Path, stored: dict[str, Any]) -> dict[str, Any]:
     marks = {"gptq": (".qweight",), "awq": (".qweight",)}.get(
         method, (".weight_packed", ".weight_scale", ".weight_scale_inv")
     )
-    found = dict(stored)
+    unpacked = dict(stored)
     for layer in sorted(
         {name.removesuffix(mark) for name in stored for mark in marks if name.endswith(mark)}
     ):
         for part in _PARTS:
-            found.pop(f"{layer}.{part}", None)
-        found[f"{layer}.weight"] = read(layer)
-    return {name: value for name, value in found.items() if not name.endswith(_PASSED_OVER)}
+            unpacked.pop(f"{layer}.{part}", None)
+        unpacked[f"{layer}.weight"] = read(layer)
+    return {name: value for name, value in unpacked.items() if not name.endswith(_PASSED_OVER)}
 
 
 _PARTS = (
@@ -123,8 +123,8 @@ def _quantization_config(folder: Path) -> Mapping[str, Any] | None:
     if not path.is_file():
         return None
     config = parse_json(read_text(path, CheckpointError))
-    found = config.get("quantization_config") or config.get("compression_config")
-    return found if isinstance(found, Mapping) else None
+    declared = config.get("quantization_config") or config.get("compression_config")
+    return declared if isinstance(declared, Mapping) else None
 
 
 class _Reader:
@@ -134,7 +134,7 @@ class _Reader:
     def blocked(self, record: NumberType) -> dict[str, Any]:
         """Every tensor by name; `<weight>_blocks` and `<weight>_scales` as the weight."""
         assert record.scales is not None and record.scales.block is not None, "the type has blocks"
-        block, found = record.scales.block, dict(self._stored)
+        block, unpacked = record.scales.block, dict(self._stored)
         block_bytes = block * record.bits // 8
         for blocks in (name for name in self._stored if name.endswith("_blocks")):
             weight = blocks.removesuffix("_blocks")
@@ -146,9 +146,9 @@ class _Reader:
                     f"fits: [E, out, in / {block}, {block_bytes}] and [E, out, in / {block}]"
                 )
             experts, num_out, groups = of_scales
-            read = partial(_of_blocks, record.jax, found.pop(blocks), found.pop(scales))
-            found[weight] = _Weight((experts, block * groups, num_out), read)
-        return found
+            read = partial(_of_blocks, record.jax, unpacked.pop(blocks), unpacked.pop(scales))
+            unpacked[weight] = _Weight((experts, block * groups, num_out), read)
+        return unpacked
 
     def gptq(self, layer: str) -> _Weight:
         """w[in, out] = scales[g, out] * (q[in, out] - zeros[g, out]), eight inputs of an int32 each."""

@@ -35,8 +35,8 @@ class OnDevices:
 
     def run(self, mesh: jax.sharding.Mesh, program: Any, *arguments: Any) -> Any:
         with jax.set_mesh(mesh):
-            found = program(*arguments)
-        return jax.block_until_ready(found) if platform_of(mesh).in_turn else found
+            results = program(*arguments)
+        return jax.block_until_ready(results) if platform_of(mesh).in_turn else results
 
     def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any:
         """The arrays on another stage with the same sharding; arrays already on it are not copied."""
@@ -46,7 +46,7 @@ class OnDevices:
 class _Pass(NamedTuple):
     """A pass of the table ready to run: its program, and its arguments other than totals."""
 
-    one: TablePass
+    timed: TablePass
     place: Place
     program: str
     arguments: tuple[Any, ...]
@@ -73,8 +73,8 @@ class Dispatch:
     def totals(self, weights: Mapping[Place, Any], rows: Sequence[Rows], on: Executor) -> list[StageTotals]:
         """The sums of losses and gradients of a step, by stage. weights: by place; rows: by stage."""
         totals: list[StageTotals] = [{} for _ in self.meshes]
-        for place, own in weights.items():
-            zeros = self.chunks[place].by_home(self._run(on, place, "nothing_yet", own))
+        for place, weights_there in weights.items():
+            zeros = self.chunks[place].by_home(self._run(on, place, "nothing_yet", weights_there))
             totals[place.stage] = zeros | totals[place.stage]
         step = _Step(self, weights, rows, on)
         for stage, passes in self.table.in_order():
@@ -82,9 +82,9 @@ class Dispatch:
             keys = [key for p in made for key in self.chunks[p.place].adds_to(p.program)]
             mine = {key: totals[stage].pop(key) for key in dict.fromkeys(keys)}
             program = self._together(tuple((p.place, p.program) for p in made))
-            sums, found = on.run(self.meshes[stage], program, mine, [p.arguments for p in made])
+            sums, results = on.run(self.meshes[stage], program, mine, [p.arguments for p in made])
             totals[stage] |= sums
-            for p, others in zip(made, found, strict=True):
+            for p, others in zip(made, results, strict=True):
                 step.end(p, others)
         return totals
 
@@ -116,14 +116,14 @@ class Dispatch:
         if passes not in self.programs:
 
             def run(totals: StageTotals, arguments: Sequence[Any]) -> tuple[StageTotals, list[Any]]:
-                found = []
+                results = []
                 for (place, name), given in zip(passes, arguments, strict=True):
                     chunk = self.chunks[place]
                     adds_to = {path: totals[home, path] for home, path in chunk.adds_to(name)}
-                    own, *others = getattr(chunk, name)(adds_to, *given)
-                    totals = totals | chunk.by_home(own)
-                    found.append(others)
-                return totals, found
+                    first, *others = getattr(chunk, name)(adds_to, *given)
+                    totals = totals | chunk.by_home(first)
+                    results.append(others)
+                return totals, results
 
             options = self._options[passes[0][0].stage]
             program = named(run, _name(passes))
@@ -162,33 +162,33 @@ class _Step:
         self.inputs: dict[tuple[str, int, Place], Any] = {}
         self.held: dict[tuple[int, Place], Any] = {}
 
-    def begun(self, place: Place, one: TablePass) -> _Pass:
+    def begun(self, place: Place, timed: TablePass) -> _Pass:
         """A pass with its inputs, which are removed from `inputs` or `held`."""
-        key = one.microbatch, place
-        batch = self.rows[place.stage], np.int32(one.microbatch), self.dispatch.token
-        if one.kind == "W":
-            return _Pass(one, place, "weight_gradient", (self.held.pop(key),))
-        x = self.inputs.pop((one.kind, *key), None)
-        if one.kind == "F":
-            return _Pass(one, place, "forward", (self.weights[place], x, *batch))
-        is_parted = (one.microbatch, one.chunk) in self.dispatch.table.split[place.stage]
+        key = timed.microbatch, place
+        batch = self.rows[place.stage], np.int32(timed.microbatch), self.dispatch.token
+        if timed.kind == "W":
+            return _Pass(timed, place, "weight_gradient", (self.held.pop(key),))
+        x = self.inputs.pop((timed.kind, *key), None)
+        if timed.kind == "F":
+            return _Pass(timed, place, "forward", (self.weights[place], x, *batch))
+        is_parted = (timed.microbatch, timed.chunk) in self.dispatch.table.split[place.stage]
         name = "input_gradient" if is_parted else "backward"
         saved = self.held[key] if is_parted else self.held.pop(key)
-        return _Pass(one, place, name, (self.weights[place], saved, x, *batch))
+        return _Pass(timed, place, name, (self.weights[place], saved, x, *batch))
 
-    def end(self, made: _Pass, found: Sequence[Any]) -> None:
+    def end(self, made: _Pass, results: Sequence[Any]) -> None:
         """Keeps a pass's residuals, and sends its result to the stage that waits for it."""
-        one, place, key = made.one, made.place, (made.one.microbatch, made.place)
+        timed, place, key = made.timed, made.place, (made.timed.microbatch, made.place)
         before, after = self.dispatch.table.neighbours(place)
-        if one.kind == "F":
-            y, self.held[key] = found
-            kind, there = ("F", after) if after else ("B", place)
-            self.inputs[kind, one.microbatch, there] = self._sent(y, there, "activations")
-        elif one.kind == "B":
+        if timed.kind == "F":
+            y, self.held[key] = results
+            kind, next_place = ("F", after) if after else ("B", place)
+            self.inputs[kind, timed.microbatch, next_place] = self._sent(y, next_place, "activations")
+        elif timed.kind == "B":
             if before:
-                self.inputs["B", one.microbatch, before] = self._sent(found[0], before, "cotangents")
+                self.inputs["B", timed.microbatch, before] = self._sent(results[0], before, "cotangents")
             if made.program == "input_gradient":
-                self.held[key] = self.dispatch.chunks[place].for_later(self.held[key], found[1])
+                self.held[key] = self.dispatch.chunks[place].for_later(self.held[key], results[1])
 
     def _sent(self, x: Any, place: Place, what: str) -> Any:
         return self.on.send(x, self.dispatch.meshes[place.stage], what)

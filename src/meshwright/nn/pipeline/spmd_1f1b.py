@@ -107,7 +107,9 @@ class SpmdPipeline:
         self.layers = jax.tree.map(self._dealt, stacks)
         self.zeros = zeros(config, layout, leaves)
         each = config.num_layers // layout.pipe
-        self._own = [config.layers[first : first + each] for first in range(0, config.num_layers, each)]
+        self._own_layers = [
+            config.layers[first : first + each] for first in range(0, config.num_layers, each)
+        ]
         # One stage's backward pass: the structure of its residuals, and the inputs and constants among them.
         self._vjp: Any = None
         self._inputs_saved: dict[int, int] = {}
@@ -206,9 +208,9 @@ class SpmdPipeline:
         diff = jax.tree.map(reshard, self._differentiated(weights), self.types)
 
         def run(diff: Any, x: Array) -> tuple[Array, Any]:
-            w, ops = self._with(weights, diff), self.ops.on_stage(number, self._own)
+            w, ops = self._with(weights, diff), self.ops.on_stage(number, self._own_layers)
             with jax.named_scope(FORWARD):
-                return transformer.through(self.config, ops, w, x, places, None, self._own[0])
+                return transformer.through(self.config, ops, w, x, places, None, self._own_layers[0])
 
         (y, of_routers), vjp = jax.vjp(run, diff, x)
         if of_routers is not None:
@@ -231,8 +233,8 @@ class SpmdPipeline:
         before they are scattered.
         """
         ticks = t - 2 * (self.stages - 1 - self._numbers())  # of the forward passes
-        there = jnp.clip(ticks, 0, self.microbatches + self.stages - 2)
-        saved = jax.tree.map(lambda leaf: self._back(_slots(leaf, there % (2 * self.stages - 1))), ring)
+        slots = jnp.clip(ticks, 0, self.microbatches + self.stages - 2)
+        saved = jax.tree.map(lambda leaf: self._back(_slots(leaf, slots % (2 * self.stages - 1))), ring)
         places, of_places = self._places(ticks - self._numbers())
         run = jax.vmap(self._stage_backward, in_axes=(0, 0, 0, None, of_places, 0, None))
         (arrived,) = _transposed(_hop, before.d_x, before.d_x)
@@ -268,8 +270,8 @@ class SpmdPipeline:
     ) -> tuple[Any, Array]:
         diff = jax.tree.map(reshard, self._differentiated(weights), self.types)
         known, rest = jax.tree.leaves((weights, diff, places)), iter(saved)
-        there = self._constants | {n: known[place] for n, place in self._inputs_saved.items()}
-        leaves = [there[n] if n in there else next(rest) for n in range(self._vjp.num_leaves)]
+        known_here = self._constants | {n: known[place] for n, place in self._inputs_saved.items()}
+        leaves = [known_here[n] if n in known_here else next(rest) for n in range(self._vjp.num_leaves)]
         with jax.named_scope(BACKWARD), jax.named_scope("x"):
             d_y = jnp.where(number == self.stages - 1, leaving, arrived)
         d_routers = self.router_weights
@@ -354,11 +356,11 @@ class SpmdPipeline:
     def _with(self, weights: Any, differentiated: Any) -> Any:
         """The weights with their `differentiated` arrays replaced."""
 
-        def one(weight: Any, shard: Array) -> Any:
+        def summed(weight: Any, shard: Array) -> Any:
             return replace(weight, shard=shard) if _is_scattered(weight) else shard
 
-        own = jax.tree.map(one, self._trained(weights), differentiated, is_leaf=_is_scattered)
-        return joined(self.config, weights, own)
+        gradients = jax.tree.map(summed, self._trained(weights), differentiated, is_leaf=_is_scattered)
+        return joined(self.config, weights, gradients)
 
 
 def _parts(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -61,19 +61,19 @@ class Chunk:
     @classmethod
     def of_depths(cls, config: ModelConfig, layout: Layout) -> list["Chunk"]:
         """The chunk of every depth."""
-        schedule, found = layout.schedule, []
+        schedule, programs = layout.schedule, []
         depths = layers_of_depths(config.num_layers, schedule.pipeline, layout.pipe, schedule.interleave)
         for depth, numbers in enumerate(depths):
             layers = [config.layers[number] for number in numbers]
-            own: dict[Stack, list[int]] = {
+            layers_of_stacks: dict[Stack, list[int]] = {
                 stack: [layer.row for layer in layers if layer.kind.stack == stack] for stack in STACKS
             }
             rows: dict[Stack, slice] = {
-                stack: slice(some[0], some[-1] + 1) for stack, some in own.items() if some
+                stack: slice(some[0], some[-1] + 1) for stack, some in layers_of_stacks.items() if some
             }
             renumbered = (layer._replace(row=layer.row - rows[layer.kind.stack].start) for layer in layers)
-            found.append(cls(tuple(renumbered), rows, depth, depth == len(depths) - 1))
-        return found
+            programs.append(cls(tuple(renumbered), rows, depth, depth == len(depths) - 1))
+        return programs
 
     @property
     def is_first(self) -> bool:
@@ -131,15 +131,15 @@ class Recipe:
     def of(cls, tree: Any, known: Any) -> tuple["Recipe", list[Array]]:
         """The recipe of a pytree, and the arrays to keep: each once, without the known arrays."""
         leaves, structure = jax.tree.flatten(tree)
-        there = list(map(id, jax.tree.leaves(known)))
-        kept = {id(leaf): leaf for leaf in leaves if id(leaf) not in there}
-        numbers = {own: number for number, own in enumerate((*there, *kept))}
+        ids = list(map(id, jax.tree.leaves(known)))
+        kept = {id(leaf): leaf for leaf in leaves if id(leaf) not in ids}
+        numbers = {own: number for number, own in enumerate((*ids, *kept))}
         return cls(structure, tuple(numbers[id(leaf)] for leaf in leaves)), list(kept.values())
 
     def made(self, known: Any, kept: Sequence[Array]) -> Any:
         """The pytree."""
-        there = [*jax.tree.leaves(known), *kept]
-        return jax.tree.unflatten(self.structure, [there[place] for place in self.places])
+        leaves = [*jax.tree.leaves(known), *kept]
+        return jax.tree.unflatten(self.structure, [leaves[place] for place in self.places])
 
 
 class ChunkPrograms:
@@ -174,9 +174,9 @@ class ChunkPrograms:
         """The totals of no microbatch."""
         gradients = zeros(self.config, self.layout, differentiated(self.config, self.layout, weights))
         losses = {LOSS: jnp.zeros(())} | ({ROUTERS: jnp.zeros(2)} if self.ops.router_losses else {})
-        found = flatten(gradients) | losses
-        self._summed = tuple(found)
-        return found
+        metrics = flatten(gradients) | losses
+        self._summed = tuple(metrics)
+        return metrics
 
     def by_home(self, totals: Totals) -> StageTotals:
         """The chunk's totals keyed by (depth of the parameter's chunk, path), as its stage stores them."""
@@ -327,11 +327,11 @@ class ChunkPrograms:
 
     def _ends(self, weights: Any, leaves: Any = None) -> tuple[Any, Any]:
         """The weights of the embedding or the head as they are used, and the arrays to differentiate."""
-        own, fresh = self._parts(weights, [name for name in weights if name not in STACKS])
+        shared, fresh = self._parts(weights, [name for name in weights if name not in STACKS])
         leaves = fresh if leaves is None else leaves
-        return as_used(self.config, self.layout, own, leaves), leaves
+        return as_used(self.config, self.layout, shared, leaves), leaves
 
     def _parts(self, weights: Any, names: Sequence[str]) -> tuple[Any, Any]:
         """The weights of some names, and the arrays to differentiate for them."""
-        own = {name: weights[name] for name in names if name in weights}
-        return own, differentiated(self.config, self.layout, own)
+        parts = {name: weights[name] for name in names if name in weights}
+        return parts, differentiated(self.config, self.layout, parts)

@@ -167,18 +167,18 @@ def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[.
     """
     record = number_type(narrow)
 
-    def cast(spec: str, one: Array, other: Array, _: bool) -> Array:
-        operands = one.astype(jax_dtype(narrow)), other.astype(jax_dtype(narrow))
+    def cast(spec: str, lhs: Array, rhs: Array, _: bool) -> Array:
+        operands = lhs.astype(jax_dtype(narrow)), rhs.astype(jax_dtype(narrow))
         return jnp.einsum(spec, *operands, preferred_element_type=jnp.float32)
 
-    def multiply(spec: str, one: Array | Rounded, other: Array, is_weight: bool) -> Array:
+    def multiply(spec: str, lhs: Array | Rounded, rhs: Array, is_weight: bool) -> Array:
         einsum = Einsum.parse(spec)
         if record.is_blocked:
-            assert not isinstance(one, Rounded), "activations are kept with scales of lines"
-            return _blocked_product(einsum, one, other, record, dtype, is_weight=is_weight)
+            assert not isinstance(lhs, Rounded), "activations are kept with scales of lines"
+            return _blocked_product(einsum, lhs, rhs, record, dtype, is_weight=is_weight)
         if scales == "tiles":
-            return _tiled_product(einsum, one, other, narrow, dtype, is_weight=is_weight)
-        return _product(einsum, one, other, narrow, dtype)
+            return _tiled_product(einsum, lhs, rhs, narrow, dtype, is_weight=is_weight)
+        return _product(einsum, lhs, rhs, narrow, dtype)
 
     return multiply if record.scales else cast
 
@@ -191,10 +191,10 @@ def as_multiplied(values: Array, narrow: str, dtype: Any) -> Array:
         return values.astype(dtype)
 
 
-def _product(einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, dtype: Any) -> Array:
+def _product(einsum: Einsum, lhs: Array | Rounded, rhs: Array, narrow: str, dtype: Any) -> Array:
     """The product in float32 of two blocks, each scaled along its summed dimensions."""
     values, scales = zip(
-        _scaled(one, einsum.lhs, einsum, narrow), _scaled(other, einsum.rhs, einsum, narrow), strict=True
+        _scaled(lhs, einsum.lhs, einsum, narrow), _scaled(rhs, einsum.rhs, einsum, narrow), strict=True
     )
     values = tuple(as_multiplied(value, narrow, dtype) for value in values)
     summed = jnp.einsum(str(einsum), *values, preferred_element_type=_sum_type(narrow)).astype(jnp.float32)
@@ -225,11 +225,11 @@ def rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array
 
 
 def _tiled_product(
-    einsum: Einsum, one: Array | Rounded, other: Array, narrow: str, dtype: Any, *, is_weight: bool
+    einsum: Einsum, lhs: Array | Rounded, rhs: Array, narrow: str, dtype: Any, *, is_weight: bool
 ) -> Array:
     """`_product` with scales of tiles. is_weight: `other` is a weight, with square tiles."""
-    first = _tiles(one, einsum.lhs, einsum, narrow, square=False)
-    second = _tiles(other, einsum.rhs, einsum, narrow, square=is_weight)
+    first = _tiles(lhs, einsum.lhs, einsum, narrow, square=False)
+    second = _tiles(rhs, einsum.rhs, einsum, narrow, square=is_weight)
 
     def add(total: Array, block: Any) -> tuple[Array, None]:
         (x, s), (w, t) = block
@@ -240,24 +240,24 @@ def _tiled_product(
     rows, columns = first[0].shape[2], second[0].shape[2]
     nothing = jnp.zeros((first[0].shape[1], rows, columns), jnp.float32)
     total, _ = lax.scan(add, nothing, (first, second))
-    shape = one.values.shape if isinstance(one, Rounded) else one.shape
-    return _as_product(total, einsum, shape, other.shape)
+    shape = lhs.values.shape if isinstance(lhs, Rounded) else lhs.shape
+    return _as_product(total, einsum, shape, rhs.shape)
 
 
 def _blocked_product(
-    einsum: Einsum, one: Array, other: Array, record: NumberType, dtype: Any, *, is_weight: bool
+    einsum: Einsum, lhs: Array, rhs: Array, record: NumberType, dtype: Any, *, is_weight: bool
 ) -> Array:
     """`_product` with scales of blocks. is_weight: `other` is a weight, whose blocks may be square."""
     assert record.scales is not None and record.scales.block is not None, "the type has blocks"
     high = record.scales.block if is_weight and record.scales.square else 1
-    first, scale = _in_blocks(_matrices(one, einsum.lhs, einsum), record, 1)
-    second, of_other = _in_blocks(_matrices(other, einsum.rhs, einsum), record, high)
+    first, scale = _in_blocks(_matrices(lhs, einsum.lhs, einsum), record, 1)
+    second, of_other = _in_blocks(_matrices(rhs, einsum.rhs, einsum), record, high)
     if platform().scaled_matmul and (capability() or 0) >= (record.capability or inf):
         operands = first.values, second.values, first.scales, second.scales
         y = jax.nn.scaled_matmul(*operands, preferred_element_type=jnp.float32)
     else:
         y = _of_matrices(_scaled_up(first, dtype), _scaled_up(second, dtype), jnp.float32)
-    return _as_product(y * (scale * of_other), einsum, one.shape, other.shape)
+    return _as_product(y * (scale * of_other), einsum, lhs.shape, rhs.shape)
 
 
 def _scaled_up(blocks: Rounded, dtype: Any) -> Array:
@@ -333,8 +333,8 @@ def _tiles(
     values, scale = rounded(tiles, (2, 4), narrow)
     of_rows = jnp.broadcast_to(scale, (*tiles.shape[:4], 1))
     values, of_rows = (
-        jnp.reshape(jnp.moveaxis(found, 3, 0), (tiles.shape[3], num, -1, found.shape[-1]))[:, :, :rows]
-        for found in (values, of_rows)
+        jnp.reshape(jnp.moveaxis(part, 3, 0), (tiles.shape[3], num, -1, part.shape[-1]))[:, :, :rows]
+        for part in (values, of_rows)
     )
     return values, of_rows[..., 0]
 

@@ -59,15 +59,15 @@ def in_tiles(compute: Callable[[Any], Any], rows: Any) -> Any:
 
     tiles = jax.tree.map(tiled, rows)
 
-    def one(number: Array) -> Any:
+    def product_of(number: Array) -> Any:
         return compute(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), tiles))
 
-    def put(number: Array, found: Any) -> Any:
+    def put(number: Array, total: Any) -> Any:
         return jax.tree.map(
-            lambda x, made: lax.dynamic_update_index_in_dim(x, made, number, 0), found, one(number)
+            lambda x, made: lax.dynamic_update_index_in_dim(x, made, number, 0), total, product_of(number)
         )
 
-    types = jax.eval_shape(one, jnp.int32(0))
+    types = jax.eval_shape(product_of, jnp.int32(0))
     nothing = jax.tree.map(lambda made: jnp.zeros((room, *made.shape), made.dtype), types)
     # XLA unrolls a loop of one known trip, and would fuse its body with the code around it, differently for
     # each number of rows.

@@ -15,13 +15,13 @@ from meshwright.platforms.platform import Options
 _NONE: Options = {}
 
 
-def compiler_options(mesh: jax.sharding.Mesh, own: Options = _NONE) -> dict[str, bool | int | str] | None:
+def compiler_options(mesh: jax.sharding.Mesh, given: Options = _NONE) -> dict[str, bool | int | str] | None:
     """Options of `jax.jit` for a training step on this mesh; None for the defaults.
 
-    own: options of the plan, which override the platform's (`Compiler.train_options`). An option that this
+    given: options of the plan, which override the platform's (`Compiler.train_options`). An option that this
     version of XLA does not know is left out, with a warning.
     """
-    options = {**platform_of(mesh).compiler.train_options, **own}
+    options = {**platform_of(mesh).compiler.train_options, **given}
     return {name: value for name, value in options.items() if _is_known(name, value, mesh)} or None
 
 
@@ -29,9 +29,9 @@ def compiler_options(mesh: jax.sharding.Mesh, own: Options = _NONE) -> dict[str,
 def _is_known(name: str, value: bool | int | str, mesh: jax.sharding.Mesh) -> bool:
     """Whether the compiler knows the option. It refuses a program with an unknown one."""
     # On the whole mesh: under jax.set_mesh JAX refuses programs for other devices.
-    one = jax.ShapeDtypeStruct((), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
+    scalar = jax.ShapeDtypeStruct((), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
     try:
-        jax.jit(lambda x: x, compiler_options={name: value}).lower(one).compile()
+        jax.jit(lambda x: x, compiler_options={name: value}).lower(scalar).compile()
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise

@@ -150,8 +150,8 @@ def named_here(x: Array) -> Array:
     which may be from another scope. A partial sum belongs to the scope that sums it, and is not copied. XLA
     joins equal reshards of one array, and keeps reshards of several copies apart.
     """
-    own = jax.typeof(x).sharding.spec
-    return x if own.unreduced else reshard(x, own)
+    spec = jax.typeof(x).sharding.spec
+    return x if spec.unreduced else reshard(x, spec)
 
 
 def from_named_sharding(name: str, dims: Sequence[str], sharding: NamedSharding) -> ShardedArray:

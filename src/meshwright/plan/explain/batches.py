@@ -48,8 +48,8 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
 
     def is_compute_bound(microbatches: int, of_size: int) -> bool:
         with suppress(LayoutError):  # a schedule that needs more microbatches
-            found = priced(microbatches, of_size)
-            return found.cost.bound == "compute" and (found.fits or not chosen.fits)
+            candidates = priced(microbatches, of_size)
+            return candidates.cost.bound == "compute" and (candidates.fits or not chosen.fits)
         return False
 
     groups = _first(
@@ -143,8 +143,8 @@ class CriticalBatch:
     max_chips: int | None
 
 
-def critical_batch(workload: Workload, critical_tokens: int, found: BatchRange) -> CriticalBatch:
+def critical_batch(workload: Workload, critical_tokens: int, batches: BatchRange) -> CriticalBatch:
     """The critical batch size against this workload and the batches that its machine needs."""
-    times, per_chip = workload.num_tokens / critical_tokens, found.tokens_per_chip
+    times, per_chip = workload.num_tokens / critical_tokens, batches.tokens_per_chip
     chips = int(critical_tokens / per_chip) if per_chip else None
     return CriticalBatch(critical_tokens, times, times > 1, 1 + times, chips)

@@ -59,7 +59,7 @@ class Explanation:
 def explain(
     config: ModelConfig,
     hardware: Hardware,
-    found: Search,
+    search: Search,
     *,
     num_tokens: int | None = None,
     critical_tokens: int | None = None,
@@ -68,10 +68,10 @@ def explain(
 
     num_tokens: of the whole run, for its time and chip-hours. critical_tokens: the critical batch size.
     """
-    best, workload = found.best, found.workload
+    best, workload = search.best, search.workload
     change = None if best.fits else cheapest_fit(config, hardware, workload, best)
     limits = thresholds(config, hardware, workload, best.layout)
-    others = rejected(config, hardware, found)
+    others = rejected(config, hardware, search)
     batches = batch_range(config, hardware, workload, best)
     run = budget(best, num_tokens) if num_tokens else None
     critical = critical_batch(workload, critical_tokens, batches) if critical_tokens else None
@@ -91,7 +91,7 @@ def explain(
         shares=_shares(best),
         hidden=hidden if hidden / step >= _WORTH_NAMING else 0,
         others=others,
-        considered=found.considered,
+        considered=search.considered,
         limits=limits,
         batches=batches,
         critical=critical,
@@ -115,9 +115,13 @@ class Traffic:
 
 def traffic(candidate: Candidate, axis: str) -> Traffic | None:
     """The traffic of the collectives that involve `axis`; None if there is none."""
-    found = [planned for planned in candidate.cost.collectives if axis in planned.axes]
-    seconds = sum(planned.step_seconds for planned in found)
-    return Traffic(seconds, sum(planned.hidden_seconds for planned in found) / seconds) if seconds else None
+    planned_over = [planned for planned in candidate.cost.collectives if axis in planned.axes]
+    seconds = sum(planned.step_seconds for planned in planned_over)
+    return (
+        Traffic(seconds, sum(planned.hidden_seconds for planned in planned_over) / seconds)
+        if seconds
+        else None
+    )
 
 
 def _axes(config: ModelConfig, workload: Workload, best: Candidate) -> Iterator[dict[str, object]]:
@@ -133,8 +137,10 @@ def _axes(config: ModelConfig, workload: Workload, best: Candidate) -> Iterator[
 
 def _shares(best: Candidate) -> list[dict[str, object]]:
     """The resources that a step waits for, the largest share first, each with its terms and their shares."""
-    step, found = best.step_seconds, []
-    for bound, seconds in sorted(bound_seconds(best).items(), key=lambda one: -one[1]):
+    step, limits = best.step_seconds, []
+    for bound, seconds in sorted(
+        bound_seconds(best).items(), key=lambda bound_and_seconds: -bound_and_seconds[1]
+    ):
         if seconds / step < _WORTH_NAMING:
             continue
         terms = [(term.name, term.seconds / step) for term in best.cost.terms if term.bound == bound]
@@ -143,8 +149,8 @@ def _shares(best: Candidate) -> list[dict[str, object]]:
         if rest >= _WORTH_NAMING:
             named.append(("the rest", rest))
         name = resource_name(bound, best.hardware)
-        found.append({"bound": bound, "name": name, "share": seconds / step, "terms": named})
-    return found
+        limits.append({"bound": bound, "name": name, "share": seconds / step, "terms": named})
+    return limits
 
 
 def _twice_the_batch(

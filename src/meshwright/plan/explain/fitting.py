@@ -59,9 +59,9 @@ def cheapest_fit(
                 yield price(config, hardware, work, layout)
 
     layout = nearest.layout
-    found = [nearest, *priced(_same_work(config, hardware, workload, layout))]
-    leanest = min(found, key=lambda candidate: candidate.memory.total).layout
-    for tried in (found, *(list(priced([leanest.replace(**state)])) for state in _LESS_STATE)):
+    candidates = [nearest, *priced(_same_work(config, hardware, workload, layout))]
+    leanest = min(candidates, key=lambda candidate: candidate.memory.total).layout
+    for tried in (candidates, *(list(priced([leanest.replace(**state)])) for state in _LESS_STATE)):
         if fitting := [candidate for candidate in tried if candidate.fits]:
             return _cheapest(config, layout, fitting)
     for fewer in _smaller(workload, leanest.num_batch_shards):
@@ -152,9 +152,9 @@ def _cheapest(config: ModelConfig, layout: Layout, fitting: list[Candidate]) -> 
     running = [one for one in fitting if _why_not(config, one) is None] or fitting
     least = (1 + TIE) * min(candidate.step_seconds for candidate in running)
     changes = [
-        Change(_changed(layout, one.layout), one, _why_not(config, one))
-        for one in running
-        if one.step_seconds <= least
+        Change(_changed(layout, changed.layout), changed, _why_not(config, changed))
+        for changed in running
+        if changed.step_seconds <= least
     ]
     return min(changes, key=lambda change: (len(change.words), change.candidate.step_seconds))
 

@@ -75,15 +75,15 @@ def bound_seconds(candidate: Candidate) -> dict[str, float]:
     return totals
 
 
-def rejected(config: ModelConfig, hardware: Hardware, found: Search) -> tuple[Rejected, ...]:
+def rejected(config: ModelConfig, hardware: Hardware, search: Search) -> tuple[Rejected, ...]:
     """The next best mesh and the usual layouts, without the chosen layout."""
-    best, workload = found.best, found.workload
-    fitting, named = [c for c in found.candidates[1:] if c.fits], []
+    best, workload = search.best, search.workload
+    fitting, named = [c for c in search.candidates[1:] if c.fits], []
     # The best candidate of another mesh is more informative than another schedule of the same.
     other_mesh = (c for c in fitting if c.layout.mesh != best.layout.mesh)
     runner_up = next(other_mesh, fitting[0] if fitting else None)
     if runner_up:
-        named.append(_compared("the next best mesh", runner_up, best, is_tie=found.is_tie(runner_up)))
+        named.append(_compared("the next best mesh", runner_up, best, is_tie=search.is_tie(runner_up)))
     same = {name: best.layout.word(name) for name in _SAME_AS_CHOSEN}
     seen = {_shape(c.layout) for c in (best, runner_up) if c}
     judge = _Judge(config, hardware, workload, best)
@@ -203,21 +203,21 @@ class _Judge:
             TRAINING, "too_few_sequences", needed=shards, given=given, tokens=needed.num_tokens, then=problem
         )
         option = f"--batch-tokens {needed.num_tokens}"
-        found = Rejected(name, str(shown), "batch", text, numbers, option)
-        return found if layout.tensor == 1 else self._with_nearest(found, wider_tensor(shown))
+        rejection = Rejected(name, str(shown), "batch", text, numbers, option)
+        return rejection if layout.tensor == 1 else self._with_nearest(rejection, wider_tensor(shown))
 
-    def _with_nearest(self, found: Rejected, near: Iterable[Layout]) -> Rejected:
+    def _with_nearest(self, rejection: Rejected, near: Iterable[Layout]) -> Rejected:
         """`found` with a sentence on the first of `near` that divides."""
         for layout in near:
             try:
                 candidate = self._scheduled(layout)
             except LayoutError:
                 continue
-            judged = _compared(found.name, candidate, self.best)
+            judged = _compared(rejection.name, candidate, self.best)
             words = "" if candidate.layout.mesh == self.best.layout.mesh else judged.text
-            text = sentence(TRAINING, "nearest", text=found.text, layout=candidate.layout, judged=words)
-            return replace(found, text=text, nearest=str(candidate.layout), numbers=judged.numbers)
-        return found
+            text = sentence(TRAINING, "nearest", text=rejection.text, layout=candidate.layout, judged=words)
+            return replace(rejection, text=text, nearest=str(candidate.layout), numbers=judged.numbers)
+        return rejection
 
 
 def _compared(name: str, candidate: Candidate, best: Candidate, *, is_tie: bool = False) -> Rejected:

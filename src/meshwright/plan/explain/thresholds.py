@@ -156,22 +156,24 @@ def thresholds(
     limit, each = hbm / BYTES_PER_PARAM, BYTES_PER_PARAM
     figures: dict[str, float] = {"needed": each * params, "each": each, "hbm": hbm}
     holds = params < limit
-    found = [_form("data_parallel_memory", "P < HBM / 10", limit, params, "parameters", holds, **figures)]
+    thresholds = [
+        _form("data_parallel_memory", "P < HBM / 10", limit, params, "parameters", holds, **figures)
+    ]
     if ideal := links(hardware, layout.precision.compute_dtype, layout.precision.matmul_dtype):
-        found += _communication(config, hardware, workload, layout, ideal)
+        thresholds += _communication(config, hardware, workload, layout, ideal)
     network = hardware.chip.network
     if isinstance(network, Torus) and hardware.num_slices > 1:
         flops = hardware.chip.flops(layout.precision.operand_dtype)
         limit = slice_tokens(flops, network.dcn_bytes_per_second)
         value, formula = workload.num_tokens / hardware.num_slices, "B / slices > C / W_dcn"
-        found.append(_form("tokens_per_slice", formula, limit, value, "tokens per slice", value > limit))
+        thresholds.append(_form("tokens_per_slice", formula, limit, value, "tokens per slice", value > limit))
     stages, chunks, count = layout.pipe, layout.schedule.interleave, layout.schedule.microbatches
     if stages > 1:
         needed = -(-9 * (stages - 1) // chunks)
         figures = {"stages": stages, "chunks": chunks, "bubble": pipeline_bubble(stages, count, chunks)}
         unit, formula = "microbatches", "m > 9 (p - 1) / v"
-        found.append(_form(unit, formula, needed, count, unit, count >= needed, **figures))
-    return tuple(found)
+        thresholds.append(_form(unit, formula, needed, count, unit, count >= needed, **figures))
+    return tuple(thresholds)
 
 
 def _form(

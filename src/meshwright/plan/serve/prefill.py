@@ -86,14 +86,14 @@ def _parts(requests: Requests, chunk: int | None) -> list[tuple[float, int, int]
     if chunk is None or chunk >= new:
         return [(1.0, new, prompt)]
     known, whole, rest = prompt - new, new // chunk, new % chunk
-    found = [] if known else [(1.0, chunk, chunk)]
-    first, count = 1 + len(found), whole - len(found)
+    passes = [] if known else [(1.0, chunk, chunk)]
+    first, count = 1 + len(passes), whole - len(passes)
     places = [*range(first, whole + 1)] if count <= _EACH_PRICED else [first, (first + whole) / 2, whole]
     weights = [1.0] * count if count <= _EACH_PRICED else [count / 6, count * 4 / 6, count / 6]
-    found += [
+    passes += [
         (times, chunk, known + round(place * chunk)) for times, place in zip(weights, places, strict=True)
     ]
-    return [*found, (1.0, rest, prompt)] if rest else found
+    return [*passes, (1.0, rest, prompt)] if rest else passes
 
 
 def prefilling(layout: Layout) -> Layout:

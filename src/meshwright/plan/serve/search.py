@@ -78,7 +78,7 @@ class ServePlan:
 
 def serving_machines(specs: Iterable[str]) -> list[Hardware]:
     """The machines that `specs` name; of a chip without a topology all that double, up to MOST_CHIPS."""
-    found: dict[str, Hardware] = {}
+    machines_by_spec: dict[str, Hardware] = {}
     for spec in specs:
         if ":" in spec or spec.endswith(".toml"):
             machines = [catalog.load(spec)]
@@ -86,8 +86,8 @@ def serving_machines(specs: Iterable[str]) -> list[Hardware]:
             raise PlanError(f"hardware {spec!r} has no topology; write {spec}:8")
         else:
             machines = [m for m in sizes(spec) if m.num_chips <= MOST_CHIPS and _is_power(m.num_chips)]
-        found |= {machine.spec: machine for machine in machines}
-    return list(found.values())
+        machines_by_spec |= {machine.spec: machine for machine in machines}
+    return list(machines_by_spec.values())
 
 
 def _is_power(number: int) -> bool:
@@ -123,17 +123,17 @@ def search_serving(
                 if layout
                 else serving_layouts(config, machine, precision, replicas=replicas and bool(named))
             )
-            found = [point for one in tried for point in swept.points(one, machine)]
+            fitting = [point for one in tried for point in swept.points(one, machine)]
             key = machine.chip.name, str(precision["weights_dtype"])
             have = (
                 SmallestMachine(*key, machine.spec, machine.num_chips)
-                if found
+                if fitting
                 else SmallestMachine(*key, None, None)
             )
             known = smallest.get(key)
             if known is None or (have.chips or inf) < (known.chips or inf):
                 smallest[key] = have
-            points += found
+            points += fitting
     forget_prices()
     forget_placements()
     if not points:
@@ -153,13 +153,13 @@ def search_serving(
 
 def pareto(points: Iterable[Point]) -> list[Point]:
     """The Pareto front of time per token and tokens per second per chip."""
-    found: list[Point] = []
+    front: list[Point] = []
     for point in sorted(
         points, key=lambda p: (p.tpot_seconds, -p.tokens_per_second_per_chip, p.ttft_seconds)
     ):
-        if not found or point.tokens_per_second_per_chip > found[-1].tokens_per_second_per_chip:
-            found.append(point)
-    return found
+        if not front or point.tokens_per_second_per_chip > front[-1].tokens_per_second_per_chip:
+            front.append(point)
+    return front
 
 
 class _Sweep:
@@ -243,8 +243,8 @@ class _Sweep:
         """The passes that prefill."""
         key = layout, *alike_of(machine, "prefill")
         if key not in self._prefills:
-            found = PromptPasses(self.config, layout, self.requests, self.requests.chunk, machine)
-            self._prefills[key] = found
+            passes = PromptPasses(self.config, layout, self.requests, self.requests.chunk, machine)
+            self._prefills[key] = passes
         return self._prefills[key]
 
     def _memory(self, generate: Passes, prefill: PromptPasses) -> InferenceMemory:
@@ -319,7 +319,7 @@ def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
     }
     nearest = min(points, key=lambda p: _excess(p, targets))
 
-    def said(what: str, why: str) -> str:
+    def line(what: str, why: str) -> str:
         option, least, target = reached[what]
         return f"{option} {_written(what, target, nearest)} {why.format(_written(what, least, nearest))}"
 
@@ -329,7 +329,7 @@ def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
         named = [max(_shares(nearest, targets), key=lambda pair: pair[1])[0]]
         why = "is the tightest target: layouts that meet it miss another"
     return Infeasible(
-        "; ".join(said(what, why) for what in named)
+        "; ".join(line(what, why) for what in named)
         + f"; the nearest point is {nearest}, with TTFT {format_seconds(nearest.ttft_seconds)} and "
         f"{format_seconds(nearest.tpot_seconds)} per token"
         + (_sooner_by_position(nearest) if "ttft" in named else ""),
@@ -364,11 +364,11 @@ def _nothing_fits(
     largest = max(machines, key=lambda machine: machine.num_chips * machine.chip.program_bytes)
     narrow = min((str(p["weights_dtype"]) for p in precisions), key=dtype_bytes)
     weights = count_params(config).total * dtype_bytes(narrow)
-    there = largest.num_chips * largest.chip.program_bytes
+    capacity = largest.num_chips * largest.chip.program_bytes
     start = f"{config.name} does not fit {largest.spec}: its weights in {narrow} are "
-    if weights > there:
-        return f"{start}{format_bytes(weights)} and all chips have {format_bytes(there)}; take more chips"
+    if weights > capacity:
+        return f"{start}{format_bytes(weights)} and all chips have {format_bytes(capacity)}; take more chips"
     return (
-        f"{start}{format_bytes(weights)} of {format_bytes(there)}, and no layout that divides leaves room "
+        f"{start}{format_bytes(weights)} of {format_bytes(capacity)}, and no layout that divides leaves room "
         f"for one request of {requests.context:,} tokens; take more chips, or --weights-dtype int8"
     )

@@ -41,7 +41,7 @@ class StepSeconds:
         self._shards = layout.at("generate").num_batch_shards
         # A whole prompt is prefilled by all devices that have parts of it, a part behind others by one.
         self._whole = layout.replace(cache="copies") if layout.form else layout
-        apart = replace(self._whole.rules, activations=self._whole.at("generate").table, own=())
+        apart = replace(self._whole.rules, activations=self._whole.at("generate").table, by_phase=())
         self._behind = replace(self._whole, rules=apart) if layout.rules.prompt_axes else self._whole
         self._contexts = [_NEXT_TO_NONE, *_lengths(context)]
         self._batches = np.unique(np.round(2 ** np.arange(0, np.log2(max(2, most_tokens)) + 0.5, 0.5)))
@@ -80,8 +80,8 @@ class StepSeconds:
         if not besides:
             return generating
         products, most = self._generating[0], self._most_tokens
-        own = products[num_sequences]
-        attention = generating - own if generating > own else 0.0
+        products_here = products[num_sequences]
+        attention = generating - products_here if generating > products_here else 0.0
         together = num_sequences + besides
         more = products[together if together < most else most]
         if not num_tokens:
@@ -127,8 +127,8 @@ class StepSeconds:
             layout = self._whole if queries == context else self._behind
         at, longest = layout.at(phase), self._contexts[-1]
         context = keys_read(self._config, self._hardware, at, queries, context, longest)
-        found = Passes(self._config, at, batches, queries, context, self._hardware)
-        return np.broadcast_to(found.seconds(self._hardware), batches.shape)
+        passes = Passes(self._config, at, batches, queries, context, self._hardware)
+        return np.broadcast_to(passes.seconds(self._hardware), batches.shape)
 
 
 class StepBytes:
@@ -159,10 +159,10 @@ class StepBytes:
 
 def _lengths(most: int, shortest: int = _SHORTEST) -> list[int]:
     """Lengths up to `most`, each _APART times the one before."""
-    found = [shortest]
-    while found[-1] * _APART < most:
-        found.append(found[-1] * _APART)
-    return sorted({*(length for length in found if length < most), most})
+    contexts = [shortest]
+    while contexts[-1] * _APART < most:
+        contexts.append(contexts[-1] * _APART)
+    return sorted({*(length for length in contexts if length < most), most})
 
 
 def end_of_one(num_tokens: int, chunks: Sequence[tuple[int, int]]) -> int:

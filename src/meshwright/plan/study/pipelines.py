@@ -21,11 +21,11 @@ def timelines(config: ModelConfig, workload: Workload, candidate: Candidate) -> 
 
     Passes take the seconds that the planner prices, with the chunks per stage of the schedule.
     """
-    layout, found = candidate.layout, dict[str, PipelineTimeline]()
+    layout, timelines = candidate.layout, dict[str, PipelineTimeline]()
     for name in dict.fromkeys([layout.schedule.pipeline, *SCHEDULES]):
         with suppress(LayoutError):
-            found[name] = _timeline(config, workload, candidate, name)
-    return found
+            timelines[name] = _timeline(config, workload, candidate, name)
+    return timelines
 
 
 def shown_microbatches(pipe: int, microbatches: int) -> int:

@@ -48,15 +48,15 @@ class PricedPlan:
     @cached_property
     def search(self) -> Search:
         """The search of this model, machine and batch; if nothing divides, the plan's own layout."""
-        found = self._search(self.hardware, NUM_RANKED)
-        return found or Search((self.chosen,), 1, 0.0, (), self.plan.workload)
+        search = self._search(self.hardware, NUM_RANKED)
+        return search or Search((self.chosen,), 1, 0.0, (), self.plan.workload)
 
     @property
     def _others(self) -> list[Candidate]:
         return [one for one in self.search.candidates if one.layout != self.plan.layout]
 
     @property
-    def found(self) -> Search:
+    def as_chosen(self) -> Search:
         """The search as if it had chosen the plan's layout."""
         return replace(self.search, candidates=(self.chosen, *self._others))
 
@@ -68,7 +68,7 @@ class PricedPlan:
     @cached_property
     def sweeps(self) -> list[ScalingSweep]:
         """Every strategy by batch size, on this machine and on smaller and larger ones."""
-        plan, found, machines = self.plan, [], shapes(self.hardware)
+        plan, candidates, machines = self.plan, [], shapes(self.hardware)
         best = [*self.search.candidates, self.chosen]
         unused = [axis for axis in _OPTIONAL_AXES if all(one.layout.word(axis) == 1 for one in best)]
         for number, machine in enumerate(machines):
@@ -78,14 +78,16 @@ class PricedPlan:
                 searched, layouts = self._search(machine, _SEARCHED, dict.fromkeys(unused, 1)), []
             if searched:
                 layouts = [one.layout for one in searched.candidates[:_SEARCHED]] + layouts
-            found.append(scaling_sweep(plan.model, machine, plan.workload, base_of(plan.layout), layouts))
-        return [one for one in found if one.points or one.hardware is self.hardware]
+            candidates.append(
+                scaling_sweep(plan.model, machine, plan.workload, base_of(plan.layout), layouts)
+            )
+        return [one for one in candidates if one.points or one.hardware is self.hardware]
 
     @property
     def usual(self) -> list[ScalingPoint]:
         """The strategies at the plan's own batch size on its own machine."""
-        own = next(one for one in self.sweeps if one.hardware is self.hardware)
-        return [p for p in own.points if p.num_sequences == self.plan.workload.num_sequences]
+        sweep = next(one for one in self.sweeps if one.hardware is self.hardware)
+        return [p for p in sweep.points if p.num_sequences == self.plan.workload.num_sequences]
 
     def _search(
         self, hardware: Hardware, num_ranked: int, given: Mapping[str, object] | None = None

@@ -74,7 +74,7 @@ class LinkRoof:
 
 def operations(candidate: Candidate) -> list[StepOperation]:
     """The operations of a step, the longest first; equal names in one direction are added up."""
-    layout, found = candidate.layout, dict[_Key, StepOperation]()
+    layout, by_key = candidate.layout, dict[_Key, StepOperation]()
     dtypes, chip = Dtypes.of(layout), candidate.hardware.chip
     for segment, runs in zip(candidate.graph.segments, candidate.cost.runs, strict=True):
         for direction, node in _nodes(segment, layout.schedule.remat):
@@ -82,7 +82,7 @@ def operations(candidate: Candidate) -> list[StepOperation]:
             if not runs or not pieces:
                 continue
             priced = [work_seconds(work, node.kind, dtypes, chip) for work in pieces]
-            one = StepOperation(
+            step_operation = StepOperation(
                 node.name,
                 node.kind,
                 direction,
@@ -92,21 +92,21 @@ def operations(candidate: Candidate) -> list[StepOperation]:
                 bound=max(priced, key=lambda piece: piece.seconds).bound,
             )
             key = node.name, direction
-            found[key] = _sum(found[key], one) if key in found else one
+            by_key[key] = _sum(by_key[key], step_operation) if key in by_key else step_operation
     owners = _owners(candidate.graph)
     for planned in candidate.cost.collectives:
-        keys = _served(planned, found, owners)
-        flops = sum(found[key].flops for key in keys)
+        keys = _served(planned, by_key, owners)
+        flops = sum(by_key[key].flops for key in keys)
         for key in keys:
-            one = found[key]
-            share = one.flops / flops if flops else 1 / len(keys)
-            found[key] = replace(
-                one,
-                link_bytes=one.link_bytes + _moved_bytes(planned) * planned.count * share,
-                link_seconds=one.link_seconds + planned.step_seconds * share,
-                exposed_seconds=one.exposed_seconds + planned.exposed_seconds * share,
+            step_operation = by_key[key]
+            share = step_operation.flops / flops if flops else 1 / len(keys)
+            by_key[key] = replace(
+                step_operation,
+                link_bytes=step_operation.link_bytes + _moved_bytes(planned) * planned.count * share,
+                link_seconds=step_operation.link_seconds + planned.step_seconds * share,
+                exposed_seconds=step_operation.exposed_seconds + planned.exposed_seconds * share,
             )
-    return sorted(found.values(), key=lambda operation: -operation.seconds)
+    return sorted(by_key.values(), key=lambda operation: -operation.seconds)
 
 
 def link_roofs(candidate: Candidate) -> list[LinkRoof]:
@@ -129,14 +129,14 @@ def _nodes(segment: Segment, remat: str) -> Iterator[tuple[Direction, Node]]:
         yield "recompute", node
 
 
-def _sum(one: StepOperation, other: StepOperation) -> StepOperation:
+def _sum(first: StepOperation, other: StepOperation) -> StepOperation:
     """Both as one operation: layers of several kinds share their names."""
-    totals = {key: getattr(one, key) + getattr(other, key) for key in ("flops", "hbm_bytes", "seconds")}
-    return replace(max(one, other, key=lambda operation: operation.seconds), **totals)
+    totals = {key: getattr(first, key) + getattr(other, key) for key in ("flops", "hbm_bytes", "seconds")}
+    return replace(max(first, other, key=lambda operation: operation.seconds), **totals)
 
 
 def _served(
-    planned: PricedCollective, found: Mapping[_Key, StepOperation], owners: Mapping[str, set[str]]
+    planned: PricedCollective, by_key: Mapping[_Key, StepOperation], owners: Mapping[str, set[str]]
 ) -> list[_Key]:
     """The operations that read the tensor of a collective, in its direction; none for an update.
 
@@ -144,9 +144,9 @@ def _served(
     """
     names = sorted(owners.get(planned.tensor, {planned.tensor}))
     keys: list[_Key] = [(name, planned.direction) for name in names]
-    if planned.direction == "recompute" and not any(key in found for key in keys):
+    if planned.direction == "recompute" and not any(key in by_key for key in keys):
         keys = [(name, "backward") for name in names]
-    return [key for key in keys if key in found]
+    return [key for key in keys if key in by_key]
 
 
 def _owners(graph: Graph) -> dict[str, set[str]]:
@@ -155,7 +155,7 @@ def _owners(graph: Graph) -> dict[str, set[str]]:
     `to_wq+wk+wv` is the input of three products; `k` and `v` are inputs of attention.
     """
     working = {node.name for _, node in graph.nodes() if node.forward}
-    found: dict[str, set[str]] = {}
+    owners: dict[str, set[str]] = {}
     for segment in graph.segments:
         readers: dict[int, set[str]] = {}
         for number, node in reversed(list(enumerate(segment.nodes))):
@@ -163,10 +163,10 @@ def _owners(graph: Graph) -> dict[str, set[str]]:
             if not reading:
                 reading = reading.union(*(readers.get(id(value), set()) for value in node.outputs))
                 before = [one.name for one in segment.nodes[:number] if one.name in working]
-                found.setdefault(node.name, set()).update(reading or before[-1:])
+                owners.setdefault(node.name, set()).update(reading or before[-1:])
             for value in node.inputs:
                 readers.setdefault(id(value), set()).update(reading)
-    return found
+    return owners
 
 
 def _moved_bytes(planned: PricedCollective) -> float:

@@ -88,11 +88,11 @@ def shapes(hardware: Hardware) -> list[Hardware]:
     known = _torus_sizes(network) if isinstance(network, Torus) else _node_counts(hardware)
     others = [sizes for sizes in known if prod(sizes) != hardware.num_chips]
     name = hardware.spec.split(":")[0]
-    found = [catalog.load(f"{name}:{'x'.join(map(str, sizes))}") for sizes in others]
-    found = sorted([*found, hardware], key=lambda machine: machine.num_chips)
+    machines = [catalog.load(f"{name}:{'x'.join(map(str, sizes))}") for sizes in others]
+    machines = sorted([*machines, hardware], key=lambda machine: machine.num_chips)
     # About two thirds of the neighbours are smaller.
-    first = max(0, min(found.index(hardware) - 2 * MAX_SHAPES // 3, len(found) - MAX_SHAPES))
-    return found[first : first + MAX_SHAPES]
+    first = max(0, min(machines.index(hardware) - 2 * MAX_SHAPES // 3, len(machines) - MAX_SHAPES))
+    return machines[first : first + MAX_SHAPES]
 
 
 def meshes(space: Space, strategy: str) -> Iterator[Layout]:
@@ -117,10 +117,10 @@ def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
     """
     layouts = Fastest(space.groups(chosen))
     fastest = [choice for _, choice in islice(layouts, 1)]
-    found = fastest or nsmallest(1, layouts.lacking, key=lambda choice: choice.bytes_per_chip)
-    if not found:
+    best = fastest or nsmallest(1, layouts.lacking, key=lambda choice: choice.bytes_per_chip)
+    if not best:
         return None
-    return well_placed(price(space.config, space.hardware, space.workload, found[0].layout))
+    return well_placed(price(space.config, space.hardware, space.workload, best[0].layout))
 
 
 def rank(candidate: Candidate) -> tuple[float, float]:
@@ -140,11 +140,11 @@ def scaling_sweep(
     ranked = list(dict.fromkeys(without_schedule(layout) for layout in searched))
     for num_sequences in batches(workload.num_sequences, hardware.num_chips):
         space = Space(config, hardware, Workload(num_sequences, workload.seq_len), base)
-        found = {strategy: best_of(space, meshes(space, strategy)) for strategy in STRATEGIES}
+        by_strategy = {strategy: best_of(space, meshes(space, strategy)) for strategy in STRATEGIES}
         # Each mesh on its own: together, the many schedules of one mesh would push out the others.
-        rivals = (*found.values(), *(best_of(space, [mesh]) for mesh in ranked))
-        found[BEST] = min((one for one in rivals if one), key=rank, default=None)
-        points += [ScalingPoint(name, num_sequences, one) for name, one in found.items() if one]
+        rivals = (*by_strategy.values(), *(best_of(space, [mesh]) for mesh in ranked))
+        by_strategy[BEST] = min((one for one in rivals if one), key=rank, default=None)
+        points += [ScalingPoint(name, num_sequences, one) for name, one in by_strategy.items() if one]
     return ScalingSweep(hardware, workload.num_tokens, tuple(points))
 
 

@@ -53,8 +53,8 @@ def split_step(candidate: Candidate) -> StepSplit:
         by_bound[term.bound] = by_bound.get(term.bound, 0.0) + term.seconds
     links = sum(by_bound.pop(bound, 0.0) for bound in LINK_BOUNDS)
     compute, memory, bubble = (by_bound.pop(bound, 0.0) for bound in ("compute", "hbm", "bubble"))
-    found = candidate.cost.collectives
-    exposed = sum(planned.exposed_seconds for planned in found if planned.what in OF_WEIGHTS)
-    hidden = sum(planned.hidden_seconds for planned in found)
+    collectives = candidate.cost.collectives
+    exposed = sum(planned.exposed_seconds for planned in collectives if planned.what in OF_WEIGHTS)
+    hidden = sum(planned.hidden_seconds for planned in collectives)
     rest = sum(by_bound.values())
     return StepSplit(compute, memory, links - exposed, exposed, bubble, rest, hidden)

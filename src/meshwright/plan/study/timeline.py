@@ -40,9 +40,9 @@ def step_blocks(candidate: Candidate) -> list[Block]:
     blocks: list[Block] = []
     start = 0.0
     for direction in PASSES:
-        found = list(_pass(candidate, direction, start))
-        blocks += found
-        start = max((block.end for block in found if block.row == CHIP), default=start)
+        passes = list(_pass(candidate, direction, start))
+        blocks += passes
+        start = max((block.end for block in passes if block.row == CHIP), default=start)
     for kind, seconds in _idle(candidate):
         blocks.append(Block(CHIP, kind, start, start + seconds, seconds))
         start += seconds

@@ -32,9 +32,9 @@ class Scale:
 
     def ticks(self, most: int = 6) -> list[float]:
         """Round values within the axis: even steps, or of a logarithmic axis 1, 2, 5 of each decade."""
-        found = _log_ticks(self.low, self.high, most) if self.logarithmic else []
-        if len(found) >= min(most, _FEWEST_TICKS):
-            return found
+        ticks = _log_ticks(self.low, self.high, most) if self.logarithmic else []
+        if len(ticks) >= min(most, _FEWEST_TICKS):
+            return ticks
         step = next(s for s in _steps((self.high - self.low) / most) if (self.high - self.low) / s <= most)
         first = ceil(self.low / step - 1e-9)
         return [n * step for n in range(first, floor(self.high / step + 1e-9) + 1)]
@@ -47,14 +47,14 @@ def _steps(least: float) -> list[float]:
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
-    found: list[float] = []
+    ticks: list[float] = []
     for factors in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        found = [
+        ticks = [
             value for d in decades for f in factors if low * 0.999 <= (value := f * 10.0**d) <= high * 1.001
         ]
-        if len(found) <= most:
-            return found
-    return found[:: ceil(len(found) / most)]
+        if len(ticks) <= most:
+            return ticks
+    return ticks[:: ceil(len(ticks) / most)]
 
 
 def padded_ends(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
@@ -172,10 +172,10 @@ def draw_curves(chart: Chart, curves: Sequence[Curve], *, named: bool = True) ->
     drawn = sorted((c for c in curves if c.points), key=lambda c: not c.band)
     parts, marks = [], dict[Place, Markup]()
     for curve in drawn:
-        for one, other in pairwise(curve.points) if curve.joined else ():
-            dashes = curve.dashes or ("1.5 3" if one.hollow or other.hollow else "")
+        for point, other in pairwise(curve.points) if curve.joined else ():
+            dashes = curve.dashes or ("1.5 3" if point.hollow or other.hollow else "")
             colour, width = ("best_band", 9) if curve.band else (curve.colour, 1.6)
-            ends = [chart.place(one.x, one.y), chart.place(other.x, other.y)]
+            ends = [chart.place(point.x, point.y), chart.place(other.x, other.y)]
             parts.append(line(ends, colour, width=width, dashes=dashes))
     for curve in sorted(drawn, key=lambda c: c.band):
         radius = _SMALL_DOT if len(curve.points) > _MANY else _DOT

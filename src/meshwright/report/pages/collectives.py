@@ -47,9 +47,9 @@ def collective_figure(results: Sequence[JsonDocument], op: str) -> Figure:
 def collective_curves(results: Sequence[JsonDocument], op: str) -> list[Curve]:
     """For each choice of axes the measured points and the line of the model."""
     curves = []
-    for (axes, found), colour in zip(_by_axes(results, op).items(), CURVES * 9, strict=False):
-        curves.append(Curve(axes, colour, [Point(p["bytes"], p["predicted_seconds"]) for p in found]))
-        measured = [Point(p["bytes"], p["seconds"], _title(axes, p)) for p in found]
+    for (axes, group), colour in zip(_by_axes(results, op).items(), CURVES * 9, strict=False):
+        curves.append(Curve(axes, colour, [Point(p["bytes"], p["predicted_seconds"]) for p in group]))
+        measured = [Point(p["bytes"], p["seconds"], _title(axes, p)) for p in group]
         curves.append(Curve(f"{axes}, measured", colour, measured, joined=False))
     return curves
 
@@ -69,8 +69,8 @@ def terminal_plot(document: JsonDocument, op: str) -> str:
     sizes = [point["bytes"] for point in points]
     seconds = [point[key] for point in points for key in ("seconds", "predicted_seconds")]
     marks = [(point["bytes"], point["predicted_seconds"], "·") for point in points]
-    for letter, found in zip(ascii_uppercase, by_axes.values(), strict=False):
-        marks += [(point["bytes"], point["seconds"], letter) for point in found]
+    for letter, group in zip(ascii_uppercase, by_axes.values(), strict=False):
+        marks += [(point["bytes"], point["seconds"], letter) for point in group]
     rows = plot(marks, _WIDTH, _HEIGHT, (min(sizes), max(sizes)), (min(seconds), max(seconds)))
     labels = [format_seconds(max(seconds)), *[""] * (_HEIGHT - 2), format_seconds(min(seconds))]
     lines = [f"{label:>10} |{row}" for label, row in zip(labels, rows, strict=True)]
@@ -80,8 +80,8 @@ def terminal_plot(document: JsonDocument, op: str) -> str:
 
 
 def _by_axes(results: Sequence[JsonDocument], op: str) -> dict[str, list[JsonDocument]]:
-    found: dict[str, list[JsonDocument]] = {}
+    by_axes: dict[str, list[JsonDocument]] = {}
     for result in results:
         if result["op"] == op:
-            found.setdefault("".join(result["axes"]), []).append(result)
-    return found
+            by_axes.setdefault("".join(result["axes"]), []).append(result)
+    return by_axes

@@ -61,8 +61,8 @@ def _panel(
     )
     y = Axis(unit, text, padded_ends(values, 0.03) if is_price else (0, 1.08 * max(values)), is_price)
     curves = [
-        Curve(kind, colour, [Point(point["tpot_seconds"], point[key], _title(point)) for point in found])
-        for (kind, found), colour in zip(document["by_chip"].items(), CURVES * 9, strict=False)
+        Curve(kind, colour, [Point(point["tpot_seconds"], point[key], _title(point)) for point in points])
+        for (kind, points), colour in zip(document["by_chip"].items(), CURVES * 9, strict=False)
     ]
     target: float | None = (document.get("targets") or {}).get("tpot_seconds")
 

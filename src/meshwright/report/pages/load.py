@@ -73,14 +73,14 @@ def facts(document: JsonDocument) -> list[str]:
     return lines
 
 
-def _simulated(found: JsonDocument) -> str:
+def _simulated(load: JsonDocument) -> str:
     """The replicas of a simulated load test."""
-    replicas, more = found["replicas"], found["prefill_replicas"]
+    replicas, more = load["replicas"], load["prefill_replicas"]
     servers = f"{replicas} replica{'s' * (replicas > 1)}" + (f" and {more} that prefill" if more else "")
     return (
-        f"simulated on {servers} of {found['hardware']} (chips: {found['chips']}), {found['mode']}: devices "
-        f"busy {found['busy_share']:.0%}, {found['prefix_hit_rate']:.0%} of prompt tokens from cached pages, "
-        f"{found['preempted']} preempted"
+        f"simulated on {servers} of {load['hardware']} (chips: {load['chips']}), {load['mode']}: devices "
+        f"busy {load['busy_share']:.0%}, {load['prefix_hit_rate']:.0%} of prompt tokens from cached pages, "
+        f"{load['preempted']} preempted"
     )
 
 
@@ -149,9 +149,9 @@ def _requests(document: JsonDocument) -> Figure | None:
     """Time to first token of each request by the time it was sent; failed ones are on the axis."""
     rows = [one for one in document["answers"] if one["error"] or one["ttft_seconds"] is not None]
     points: tuple[list[Point], list[Point]] = [], []
-    for one in rows:
-        error, start = one["error"], one["start_seconds"]
-        seconds, words = (0.0, error) if error else (one["ttft_seconds"], format_seconds(one["ttft_seconds"]))
+    for row in rows:
+        error, start = row["error"], row["start_seconds"]
+        seconds, words = (0.0, error) if error else (row["ttft_seconds"], format_seconds(row["ttft_seconds"]))
         points[bool(error)].append(Point(start, seconds, f"sent after {format_seconds(start)}\n{words}"))
     if not rows:
         return None

@@ -130,5 +130,5 @@ def report_html(report: Report) -> str:
 
 def _audit_tables(audit: JsonDocument) -> list[Table]:
     makers = (audits.memory_table, audits.buffers_table, audits.overlap_table, audits.collectives_table)
-    found = [make(audit) for make in makers]
-    return [table for table in found if isinstance(table, Table) and table.rows]
+    parts = [make(audit) for make in makers]
+    return [table for table in parts if isinstance(table, Table) and table.rows]

@@ -91,9 +91,9 @@ class ComparedLayout:
     def cards(self) -> list[Card]:
         """Its headlines, without the hardware that is in the title."""
         assert self.priced
-        machine, found = self.priced.candidate.hardware, self.priced.candidate.to_dict()
+        machine, priced = self.priced.candidate.hardware, self.priced.candidate.to_dict()
         hardware = {"num_chips": machine.num_chips, "usable_bytes": machine.chip.program_bytes}
-        document = {"best": found, "candidates": [found], "hardware": hardware}
+        document = {"best": priced, "candidates": [priced], "hardware": hardware}
         run = Run(Path(), document, None, (), None, None, None)
         return [card for card in cards(run) if card.label != "Hardware"]
 
@@ -102,9 +102,9 @@ class ComparedLayout:
         """The result in one line."""
         if self.priced is None:
             return self.error
-        one = self.priced.candidate
-        fits = "fits" if one.fits else "does not fit"
-        return f"{format_seconds(one.step_seconds)} per step, {one.mfu:.1%} MFU, {fits}"
+        candidate = self.priced.candidate
+        fits = "fits" if candidate.fits else "does not fit"
+        return f"{format_seconds(candidate.step_seconds)} per step, {candidate.mfu:.1%} MFU, {fits}"
 
 
 def state_of(query: str) -> dict[str, str]:
@@ -160,13 +160,13 @@ def answer(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:
 def ranking(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:
     """`html` of the ranking, and `done`: whether the search has ended."""
     try:
-        found = planner.search(state)
+        search = planner.search(state)
     except MeshwrightError as error:
         return {"html": "", "said": str(error), "done": True}
-    if found is None:
+    if search is None:
         return {"html": "", "said": "searching layouts", "done": False}
-    table = candidates_table(found)
-    html = render("ui_ranking.html.jinja", table=table, search=found.get("search"))
+    table = candidates_table(search)
+    html = render("ui_ranking.html.jinja", table=table, search=search.get("search"))
     return {"html": html, "said": f"{len(table.rows)} layouts ranked", "done": True}
 
 

@@ -96,12 +96,12 @@ def memory_bars(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
     """The bytes of a chip by cause for each candidate, and the capacity they must stay under."""
     rows = [
         Row(
-            *_titles(one, chosen),
-            memory_pieces(one.memory.to_dict()),
-            format_bytes(one.memory.total),
-            one is chosen,
+            *_titles(candidate, chosen),
+            memory_pieces(candidate.memory.to_dict()),
+            format_bytes(candidate.memory.total),
+            candidate is chosen,
         )
-        for one in candidates
+        for candidate in candidates
     ]
     chips = {one.hardware.chip.name: one.hardware.chip for one in candidates}
     fullest = max(candidate.memory.total for candidate in candidates)

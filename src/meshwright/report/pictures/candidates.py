@@ -16,7 +16,9 @@ from meshwright.units import format_bytes, format_seconds
 _HEIGHT, _RIGHT, _ENTRY = 380, 250, 34  # of the plot, for names at its right, for one name
 
 
-def candidates_figure(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[ScalingPoint]) -> Figure:
+def candidates_figure(
+    candidates: Sequence[Candidate], chosen: Candidate, usual: Sequence[ScalingPoint]
+) -> Figure:
     """A dot for each of `found`; the chosen layout and the best of each usual strategy have names."""
     named = {point.strategy: point.candidate for point in usual if point.strategy in STRATEGIES} | {
         BEST: chosen
@@ -28,13 +30,13 @@ def candidates_figure(found: Sequence[Candidate], chosen: Candidate, usual: Sequ
     )
     if absent:
         caption += f" Not drawn, since they do not divide this batch: {', '.join(absent)}."
-    panel = at_widths(lambda width: _panel(found, named, width), WIDE, TABLET, PHONE)
+    panel = at_widths(lambda width: _panel(candidates, named, width), WIDE, TABLET, PHONE)
     return Figure.of("layouts", "Why this layout", caption, panel)
 
 
-def _panel(found: Sequence[Candidate], named: dict[str, Candidate], width: float) -> Panel:
+def _panel(candidates: Sequence[Candidate], named: dict[str, Candidate], width: float) -> Panel:
     """On a phone the names are below the plot, otherwise at its right."""
-    beside, everyone = width > PHONE, [*found, *named.values()]
+    beside, everyone = width > PHONE, [*candidates, *named.values()]
     usable = named[BEST].hardware.chip.program_bytes
     sizes = padded_ends([usable, *(float(one.memory.total) for one in everyone)], 0.04)
     times = padded_ends([one.step_seconds for one in everyone], 0.06)
@@ -50,18 +52,25 @@ def _panel(found: Sequence[Candidate], named: dict[str, Candidate], width: float
     heights = kept_apart([y for _, y in places.values()], _ENTRY, *ends)
     left = chart.x.end + 14 if beside else 14
     marks = [
-        dot(*chart.place(one.memory.total, one.step_seconds), 2.2, "hidden", title=_title(one))
-        for one in found
+        dot(
+            *chart.place(candidate.memory.total, candidate.step_seconds),
+            2.2,
+            "hidden",
+            title=_title(candidate),
+        )
+        for candidate in candidates
     ]
-    for (name, one), (px, py), height in zip(named.items(), places.values(), heights, strict=True):
+    for (name, candidate), (px, py), height in zip(named.items(), places.values(), heights, strict=True):
         colour, is_chosen = STRATEGY_COLOUR[name], name == BEST
         end = [(left - 10, height), (left - 4, height)]
         marks.append(line([(px, py), *end], "hidden", width=0.8) if beside else dot(4, height - 1, 4, colour))
-        marks.append(dot(px, py, 5 if is_chosen else 4, colour, hollow=not one.fits, title=_title(one)))
-        words = f"{'chosen' if is_chosen else name}: {format_seconds(one.step_seconds)}"
-        words += "" if one.fits else ", does not fit"
+        marks.append(
+            dot(px, py, 5 if is_chosen else 4, colour, hollow=not candidate.fits, title=_title(candidate))
+        )
+        words = f"{'chosen' if is_chosen else name}: {format_seconds(candidate.step_seconds)}"
+        words += "" if candidate.fits else ", does not fit"
         marks.append(label(words, left, height + 3, colour, weight=600 if is_chosen else 500))
-        degrees = shortened(layout_lines(one.layout)[0], width - left)
+        degrees = shortened(layout_lines(candidate.layout)[0], width - left)
         marks.append(label(degrees, left, height + 17, "muted"))
     return chart.panel("", _edge(chart, usable), *marks)
 

@@ -50,12 +50,12 @@ def drawings(plan: JsonDocument, mesh: Mesh, kind: str) -> list[Drawing]:
     """The "weights" or the "activations" of the plan, in its order."""
     arrays = ((plan.get("shardings") or {}).get(kind) or {}).values()
     sizes = _dimension_sizes(plan)
-    found = []
+    lines = []
     for text in map(str, arrays):
         cut = read_block_map(text, mesh)
         caption = _caption(cut, sizes) if cut else "not an array over this mesh"
-        found.append(Drawing(text, blocks_svg(cut) if cut else None, caption))
-    return found
+        lines.append(Drawing(text, blocks_svg(cut) if cut else None, caption))
+    return lines
 
 
 def notation_html(text: str, mesh: Mesh | None) -> Markup:

@@ -72,13 +72,13 @@ def document_figures(plan: JsonDocument) -> list[Figure]:
     order = sorted((name for name in totals if totals[name] > 0), key=lambda name: -totals[name])
     rows = [
         Row(
-            layout_text(one.get("layout", "")),
+            layout_text(candidate.get("layout", "")),
             "",
-            share_pieces(step, order, one.get("step_seconds") or 0),
-            seconds_text(one.get("step_seconds")),
-            one == best,
+            share_pieces(step, order, candidate.get("step_seconds") or 0),
+            seconds_text(candidate.get("step_seconds")),
+            candidate == best,
         )
-        for one, step in zip(shown, steps, strict=True)
+        for candidate, step in zip(shown, steps, strict=True)
     ]
     figures = []
     if order:

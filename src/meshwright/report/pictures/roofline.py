@@ -25,14 +25,14 @@ _Measure = Callable[[StepOperation], tuple[float, float]]  # FLOPs per byte, FLO
 
 def roofline_figure(candidate: Candidate) -> Figure:
     """HBM at the left, links at the right."""
-    found, rate = operations(candidate), candidate.hardware.chip.hbm_bytes_per_second
-    other = [operation for operation in found if not operation.flops]
+    shown, rate = operations(candidate), candidate.hardware.chip.hbm_bytes_per_second
+    other = [operation for operation in shown if not operation.flops]
     seconds, step = sum(operation.seconds for operation in other), candidate.step_seconds
     note = f"operations without FLOPs: {format_seconds(seconds)} ({seconds / step:.1%})" if seconds else ""
     hbm = _Plane(
         "Against HBM",
         "FLOPs per byte of HBM",
-        [operation for operation in found if operation.flops and operation.hbm_bytes],
+        [operation for operation in shown if operation.flops and operation.hbm_bytes],
         lambda operation: (operation.intensity, operation.flops_per_second),
         [(f"HBM {format_bytes(rate)}/s", rate)],
         candidate,
@@ -41,7 +41,7 @@ def roofline_figure(candidate: Candidate) -> Figure:
     links = _Plane(
         "Against the links",
         "FLOPs per byte between chips",
-        [operation for operation in found if operation.flops and operation.link_bytes],
+        [operation for operation in shown if operation.flops and operation.link_bytes],
         lambda operation: (operation.link_intensity, operation.linked_flops_per_second),
         _roofs(candidate),
         candidate,
@@ -155,8 +155,8 @@ class _Plane:
 _Box = tuple[float, float, float, float]  # left, right, top, bottom
 
 
-def _meet(one: _Box, other: _Box) -> bool:
-    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+def _meet(first: _Box, other: _Box) -> bool:
+    return first[0] < other[1] and other[0] < first[1] and first[2] < other[3] and other[2] < first[3]
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def points(metrics: Sequence[JsonDocument], key: str, text: str, scale: float = 
     if len(known) > _MOST_POINTS:
         size = -(-2 * len(known) // _MOST_POINTS)
         parts = [known[n : n + size] for n in range(0, len(known), size)]
-        ends = {pick(part, key=lambda one: one[1]) for part in parts for pick in (min, max)}
+        ends = {pick(part, key=lambda point: point[1]) for part in parts for pick in (min, max)}
         known = sorted(ends)
     return [Point(step, value, f"step {step:,}: {text.format(value)}") for step, value in known]
 

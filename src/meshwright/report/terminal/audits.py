@@ -34,30 +34,30 @@ def audit_table(audit: JsonDocument) -> Group:
 def _program(audit: JsonDocument) -> list[RichTable | Text]:
     columns = ("", "planned|number", "compiled|number", "compiled / planned|number")
     tables = [collectives_table(audit), Table.of("Totals", columns, totals(audit))]
-    found = [rich_table(table) for table in (*tables, memory_table(audit)) if table]
-    said = [_remark(*remark) for remark in remarks(audit)]
-    return [*found, *schedule_tables(audit), *said, *_numerics(audit)]
+    tables_shown = [rich_table(table) for table in (*tables, memory_table(audit)) if table]
+    lines = [_remark(*remark) for remark in remarks(audit)]
+    return [*tables_shown, *schedule_tables(audit), *lines, *_numerics(audit)]
 
 
 def schedule_tables(audit: JsonDocument) -> list[RichTable | Text]:
     """The overlap of collectives and the largest buffers, or a line for each if that is unknown."""
-    found = [overlap_table(audit), buffers_table(audit)]
-    return [Text(one, style="dim") if isinstance(one, str) else rich_table(one) for one in found if one]
+    tables = [overlap_table(audit), buffers_table(audit)]
+    return [Text(one, style="dim") if isinstance(one, str) else rich_table(one) for one in tables if one]
 
 
 def _numerics(audit: JsonDocument) -> list[Text]:
     """The differences of loss and gradients from one device, on a tiny model."""
-    found = audit.get("numerics")
-    if not found:
+    numerics = audit.get("numerics")
+    if not numerics:
         return []
     worst, loss = (
-        UNAVAILABLE if one["difference"] is None else f"{one['difference']:.1e}"
-        for one in (found["worst"], found["loss"])
+        UNAVAILABLE if part["difference"] is None else f"{part['difference']:.1e}"
+        for part in (numerics["worst"], numerics["loss"])
     )
-    verdict = Text("agrees", style="green") if found["agrees"] else Text("differs", style="red")
+    verdict = Text("agrees", style="green") if numerics["agrees"] else Text("differs", style="red")
     words = (
-        f" with one device (tiny model, {found['layout']}): loss within {loss}, {len(found['gradients'])} "
-        f"gradients within {worst} ({found['worst']['tensor']})"
+        f" with one device (tiny model, {numerics['layout']}): loss within {loss}, "
+        f"{len(numerics['gradients'])} gradients within {worst} ({numerics['worst']['tensor']})"
     )
     return [Text("numerics: ").append(verdict).append(words)]
 
@@ -102,33 +102,37 @@ def program_table(audit: JsonDocument) -> Group:
     columns = ("tensor", "direction", "collective", "over", "bytes|number", "times|number")
     table = rich_table(Table.of("Collectives of a step", (*columns, "seconds per step|number"), rows))
     table.box, table.padding = None, (0, 2)
-    warnings, said = audit.get("compiler_warnings", []), []
-    for one in audit["warnings"]:
-        time = seconds_text(one["seconds"], UNAVAILABLE)
-        cost = f"{bytes_text(one['bytes'])} per device and step, time {time}"
-        said.append(_remark(one["kind"], f"{one['what']} ({cost})", one["where"], one["change"], "magenta"))
+    warnings, lines = audit.get("compiler_warnings", []), []
+    for warning in audit["warnings"]:
+        time = seconds_text(warning["seconds"], UNAVAILABLE)
+        cost = f"{bytes_text(warning['bytes'])} per device and step, time {time}"
+        lines.append(
+            _remark(
+                warning["kind"], f"{warning['what']} ({cost})", warning["where"], warning["change"], "magenta"
+            )
+        )
     if warnings is None:
-        said.append(Text(f"compiler's warnings: {UNAVAILABLE}", style="dim"))
-    for one in warnings or []:
-        said.append(_remark("the compiler", one["what"], one["where"], one["change"], "magenta"))
-    said += [Text(line, style="dim") for line in audit.get("branches", [])]
-    said += [Text(f"not understood: {line}", style="magenta") for line in audit["not_understood"]]
-    return Group(table, *schedule_tables(audit), *said, _program_verdict(audit))
+        lines.append(Text(f"compiler's warnings: {UNAVAILABLE}", style="dim"))
+    for warning in warnings or []:
+        lines.append(_remark("the compiler", warning["what"], warning["where"], warning["change"], "magenta"))
+    lines += [Text(line, style="dim") for line in audit.get("branches", [])]
+    lines += [Text(f"not understood: {line}", style="magenta") for line in audit["not_understood"]]
+    return Group(table, *schedule_tables(audit), *lines, _program_verdict(audit))
 
 
 def _merged(rows: Iterable[JsonDocument]) -> list[JsonDocument]:
     """Rows that differ only in how often they run are added up."""
-    found: dict[tuple[object, ...], JsonDocument] = {}
+    groups: dict[tuple[object, ...], JsonDocument] = {}
     for row in rows:
         same = ("tensor", "direction", "op", "bytes", "group_size")
         key = (*(row[name] for name in same), *row["axes"], row["count"] is None)
-        before = found.get(key)
-        found[key] = (
+        before = groups.get(key)
+        groups[key] = (
             row
             if before is None
             else {**before, **{n: _sum(before[n], row[n]) for n in ("count", "seconds")}}
         )
-    return list(found.values())
+    return list(groups.values())
 
 
 def _sum(first: float | None, other: float | None) -> float | None:

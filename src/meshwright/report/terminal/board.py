@@ -21,22 +21,22 @@ _CONFLICT = "an array can use an axis once, so one operand is resharded"
 
 def contraction_lines(
     question: ContractionQuestion,
-    found: Sequence[Strategy],
+    strategies: Sequence[Strategy],
     objective: Objective,
     memory_limit_bytes: float | None,
 ) -> Iterator[str]:
     """The question, its cases, the best strategy step by step, the others, and the difference to the next."""
-    best = found[0]
+    best = strategies[0]
     yield from _given(question)
     yield ""
     yield from _cases(question)
     yield ""
     yield from _derivation(best)
-    if len(found) > 1:
+    if len(strategies) > 1:
         yield ""
-        yield from _table(found, objective, memory_limit_bytes)
+        yield from _table(strategies, objective, memory_limit_bytes)
         yield ""
-        yield from _why(best, found, objective, memory_limit_bytes)
+        yield from _why(best, strategies, objective, memory_limit_bytes)
 
 
 def reshard_lines(
@@ -73,25 +73,25 @@ def run_lines(ran: Mapping[str, Any]) -> Iterator[str]:
     yield from aligned(rows)
 
 
-def _ran_text(one: Mapping[str, Any]) -> str:
-    return f"{one['op']}{subscript(tuple(one['axes']))} {format_bytes(one['bytes'])}"
+def _ran_text(steps: Mapping[str, Any]) -> str:
+    return f"{steps['op']}{subscript(tuple(steps['axes']))} {format_bytes(steps['bytes'])}"
 
 
 def chain_lines(passes: Mapping[str, PricedSteps], given: str) -> Iterator[str]:
     """The given sharding, and every pass of a chain."""
     yield f"  {given}"
-    for title, one in passes.items():
+    for title, steps in passes.items():
         yield ""
-        yield from pass_lines(title, one)
+        yield from pass_lines(title, steps)
 
 
-def pass_lines(title: str, one: PricedSteps) -> Iterator[str]:
+def pass_lines(title: str, priced: PricedSteps) -> Iterator[str]:
     """The numbered steps of a pass with bytes or FLOPs and seconds, and its time."""
     yield f"  {title}"
-    steps = enumerate(one.lines, 1)
+    steps = enumerate(priced.lines, 1)
     yield from aligned([("", f"{number}.", str(line.step), *_figures(line)) for number, line in steps])
     yield ""
-    yield f"     t = {_pass_sum(one)}"
+    yield f"     t = {_pass_sum(priced)}"
 
 
 def _figures(line: PricedLine) -> tuple[str, str]:
@@ -101,15 +101,15 @@ def _figures(line: PricedLine) -> tuple[str, str]:
     return amount, format_seconds(line.seconds)
 
 
-def _pass_sum(one: PricedSteps) -> str:
+def _pass_sum(steps: PricedSteps) -> str:
     """`local 21.8 us + critical 93 us = 115 us; 93 us if all but the critical path overlaps`."""
-    parts = [("local", one.seconds_compute)]
-    parts += [(timing, one.seconds_comms(timing)) for timing in ("critical", "ahead", "deferred")]
+    parts = [("local", steps.seconds_compute)]
+    parts += [(timing, steps.seconds_comms(timing)) for timing in ("critical", "ahead", "deferred")]
     text = " + ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts if seconds) or "0"
     if text.count(" + "):
-        text += f" = {format_seconds(one.seconds)}"
-    if one.seconds_overlapped < one.seconds:
-        text += f"; {format_seconds(one.seconds_overlapped)} if all but the critical path overlaps"
+        text += f" = {format_seconds(steps.seconds)}"
+    if steps.seconds_overlapped < steps.seconds:
+        text += f"; {format_seconds(steps.seconds_overlapped)} if all but the critical path overlaps"
     return text
 
 
@@ -147,9 +147,9 @@ def _role(q: ContractionQuestion, axis: str) -> str:
         if letter := array.dim_of(axis):
             only = "only " if letter in other.dims and not other.dim_of(axis) else ""
             parts.append(f"{only}{letter} of {array.name}")
-    found = [f"splits {' and '.join(parts)}"] if parts else []
-    found += [f"holds partial sums of {' and '.join(summed)}"] if summed else []
-    return ", ".join(found) or "splits neither operand"
+    strategies = [f"splits {' and '.join(parts)}"] if parts else []
+    strategies += [f"holds partial sums of {' and '.join(summed)}"] if summed else []
+    return ", ".join(strategies) or "splits neither operand"
 
 
 def _derivation(best: Strategy) -> Iterator[str]:
@@ -192,50 +192,52 @@ def _step_row(step: PricedStep) -> tuple[str, ...]:
     return (*written, format_bytes(step.num_bytes), format_seconds(step.seconds), mark)
 
 
-def _table(found: Sequence[Strategy], objective: Objective, limit: float | None) -> Iterator[str]:
+def _table(strategies: Sequence[Strategy], objective: Objective, limit: float | None) -> Iterator[str]:
     total = "total" if objective == "latency" else "overlapped"
     rows: list[tuple[str, ...]] = [("", total, "matmul", "collectives", "memory", "output", "strategy")]
-    for number, s in enumerate(found[:MAX_ROWS], 1):
+    for number, s in enumerate(strategies[:MAX_ROWS], 1):
         seconds = map(format_seconds, (s.objective_seconds(objective), s.seconds_compute, s.seconds_comms))
         memory = format_bytes(s.bytes_per_device) + ("" if s.fits(limit) else " (too much)")
         rows.append((str(number), *seconds, memory, str(s.out), s.name))
-    one_output = len({strategy.out for strategy in found}) == 1
+    one_output = len({strategy.out for strategy in strategies}) == 1
     yield from aligned(rows, hidden=5 if one_output else None)
-    if len(found) > MAX_ROWS:
-        yield f"     and {len(found) - MAX_ROWS} more (--json has all)"
+    if len(strategies) > MAX_ROWS:
+        yield f"     and {len(strategies) - MAX_ROWS} more (--json has all)"
 
 
 def _why(
-    best: Strategy, found: Sequence[Strategy], objective: Objective, limit: float | None
+    best: Strategy, strategies: Sequence[Strategy], objective: Objective, limit: float | None
 ) -> Iterator[str]:
     """The difference between the best strategy and the next that leaves the same kind of result."""
     if not best.fits(limit):
         yield f"  none fits {format_bytes(limit or 0)} per device; the first is the fastest"
         return
     seconds = best.objective_seconds(objective)
-    faster = [s for s in found if s.objective_seconds(objective) < seconds and not s.fits(limit)]
+    faster = [s for s in strategies if s.objective_seconds(objective) < seconds and not s.fits(limit)]
     for other in faster[:1]:
         yield f"  {other.name} is faster, but needs {format_bytes(other.bytes_per_device)}"
-    following = [s for s in found[1:] if s.leaves_partial_sum == best.leaves_partial_sum]
+    following = [s for s in strategies[1:] if s.leaves_partial_sum == best.leaves_partial_sum]
     for other in following[:1]:
         yield f"  against the next: {'; '.join(_differences(best, other, objective))}"
 
 
 def _differences(best: Strategy, other: Strategy, objective: Objective) -> list[str]:
-    found = []
+    strategies = []
     for what, mine, theirs in (
         ("matmul", best.seconds_compute, other.seconds_compute),
         ("collectives", best.seconds_comms, other.seconds_comms),
     ):
         if format_seconds(mine) != format_seconds(theirs):
             more = "less" if mine < theirs else "more"
-            found.append(f"{what} {format_seconds(abs(theirs - mine))} {more}")
+            strategies.append(f"{what} {format_seconds(abs(theirs - mine))} {more}")
     if best.window and not other.window and objective == "latency":
-        found.append("a transfer overlaps the matmul")
+        strategies.append("a transfer overlaps the matmul")
     mine, theirs = best.objective_seconds(objective), other.objective_seconds(objective)
-    if not found:
-        found.append("the same time" if best.out != other.out else "less memory")
-    return [*found, f"it takes {theirs / mine:.2f} times as long"] if theirs > 1.005 * mine else found
+    if not strategies:
+        strategies.append("the same time" if best.out != other.out else "less memory")
+    return (
+        [*strategies, f"it takes {theirs / mine:.2f} times as long"] if theirs > 1.005 * mine else strategies
+    )
 
 
 def aligned(rows: Sequence[Sequence[str]], hidden: int | None = None) -> Iterator[str]:

@@ -53,23 +53,23 @@ def _wrapped(text: str, width: int) -> Iterator[str]:
     yield line
 
 
-def fitted(found: RenderableType, width: int) -> RenderableType:
+def fitted(renderable: RenderableType, width: int) -> RenderableType:
     """Fit a table to `width` columns: its prose wraps, or each row becomes lines of heading and cell.
 
     Words are never broken, so that names and numbers can be read and typed again.
     """
-    if isinstance(found, str):
-        return AtCommas(found) if any(len(word) > width for word in found.split()) else found
-    if isinstance(found, Group):
-        return Group(*(fitted(inner, width) for inner in found.renderables))
-    if not isinstance(found, Table) or not found.columns or not found.row_count:
-        return found
+    if isinstance(renderable, str):
+        return AtCommas(renderable) if any(len(word) > width for word in renderable.split()) else renderable
+    if isinstance(renderable, Group):
+        return Group(*(fitted(inner, width) for inner in renderable.renderables))
+    if not isinstance(renderable, Table) or not renderable.columns or not renderable.row_count:
+        return renderable
     for padding in (None, (0, 1, 0, 0)):
         if padding is not None:
-            found.padding = padding
-        if _fits(found, width):
-            return found
-    return _records(found)
+            renderable.padding = padding
+        if _fits(renderable, width):
+            return renderable
+    return _records(renderable)
 
 
 def _fits(table: Table, width: int) -> bool:

@@ -25,10 +25,10 @@ def frontier_table(document: JsonDocument) -> RichTable:
     rows = [Row(point_cells(point), "chosen" if point == best else "") for point in shown]
     more = f"{len(shown)} of {len(points):,} points; price per million generated tokens"
     caption = more if len(points) > len(shown) else ""
-    found = rich_table(Table.of("Throughput per chip against time per token", TERMINAL, rows, caption))
-    for number, column in enumerate(found.columns):
+    table = rich_table(Table.of("Throughput per chip against time per token", TERMINAL, rows, caption))
+    for number, column in enumerate(table.columns):
         column.no_wrap = number != 1  # the layout
-    return found
+    return table
 
 
 def _spread(points: Sequence[JsonDocument]) -> list[JsonDocument]:
@@ -46,8 +46,8 @@ def frontier_plot(document: JsonDocument) -> str:
     kinds = dict(zip(document["by_chip"], _LETTERS, strict=False))
     points = [
         (1e3 * point["tpot_seconds"], point["tokens_per_second_per_chip"], kinds[kind])
-        for kind, found in document["by_chip"].items()
-        for point in found
+        for kind, points in document["by_chip"].items()
+        for point in points
     ]
     left, right = min(x for x, _, _ in points), max(x for x, _, _ in points)
     top = max(y for _, y, _ in points)

@@ -36,14 +36,14 @@ STYLE = {
 
 def rich_table(table: Table) -> RichTable:
     """The table as rich prints it: numbers to the right, layouts that break at commas."""
-    found = RichTable(title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    found.caption = table.caption or None
+    rich = RichTable(title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    rich.caption = table.caption or None
     for heading, kind in table.columns:
-        found.add_column(heading, justify="right" if kind == "number" else "left", no_wrap=kind == "number")
+        rich.add_column(heading, justify="right" if kind == "number" else "left", no_wrap=kind == "number")
     kinds = [kind for _, kind in table.columns]
     for row in table.rows:
-        found.add_row(*map(_cell, row.cells, kinds), style=STYLE.get(row.tone, ""))
-    return found
+        rich.add_row(*map(_cell, row.cells, kinds), style=STYLE.get(row.tone, ""))
+    return rich
 
 
 def _cell(cell: Cell, kind: str) -> Text | AtCommas:
@@ -105,8 +105,8 @@ def summary_panel(run: Run, places: Mapping[str, str | Path]) -> Panel:
         text.append("\n".join(lines[:4]) + ("\n…" if len(lines) > 4 else ""), style="not bold default")
         parts += [Text(), text]
     if places:
-        found = RichTable.grid(padding=(0, 2))
+        rich = RichTable.grid(padding=(0, 2))
         for name, path in places.items():
-            found.add_row(Text(name, style="dim"), Text(str(path), style="bold", overflow="fold"))
-        parts += [Text(), found]
+            rich.add_row(Text(name, style="dim"), Text(str(path), style="bold", overflow="fold"))
+        parts += [Text(), rich]
     return Panel(Group(*parts), title="meshwright", title_align="left", border_style="blue", padding=(1, 2))

@@ -46,18 +46,18 @@ class HostPages:
         for numbers, arrays in self._arriving:
             for kept, array in zip(self._kept, arrays, strict=True):
                 exported = np.asarray(array).reshape(len(numbers), -1, *kept.shape[2:])
-                for own, pages, arrived in zip(kept, numbers, exported, strict=True):
+                for numbers_kept, pages, arrived in zip(kept, numbers, exported, strict=True):
                     for page, values in zip(pages, arrived, strict=False):
-                        own[page] = values
+                        numbers_kept[page] = values
         self._arriving.clear()
 
     def pages(self, numbers: Sequence[Sequence[int]], count: int) -> Any:
         """The pages `numbers` of each replica, padded to `count` pages a replica."""
         self.settle()
-        found = []
+        arrays = []
         for kept in self._kept:
             rows = np.zeros((len(numbers), count, *kept.shape[2:]), kept.dtype)
-            for row, own, pages in zip(rows, kept, numbers, strict=True):
-                row[: len(pages)] = own[list(pages)]
-            found.append(rows.reshape(-1, *kept.shape[2:]))
-        return jax.tree.unflatten(self._structure, found)
+            for row, numbers_kept, pages in zip(rows, kept, numbers, strict=True):
+                row[: len(pages)] = numbers_kept[list(pages)]
+            arrays.append(rows.reshape(-1, *kept.shape[2:]))
+        return jax.tree.unflatten(self._structure, arrays)

@@ -217,14 +217,14 @@ class InferencePrograms:
     def _by_pool(self, local: Any, pools: Pools, numbers: Array, *more: Any) -> Any:
         """`local` of each array of the pools, with its part of every further tree, on each device."""
 
-        def one(pool: Array, *others: Array) -> Array:
+        def copied(pool: Array, *others: Array) -> Array:
             spec = jax.typeof(pool).sharding.spec
             specs = (spec, PartitionSpec(self._pages[0]), *[spec] * len(others))
             return jax.shard_map(local, in_specs=specs, out_specs=spec, check_vma=False)(
                 pool, numbers, *others
             )
 
-        return jax.tree.map(one, pools, *more)
+        return jax.tree.map(copied, pools, *more)
 
     def scores(self, num_hidden: int, num_rows: int) -> Any:
         """The scores of tokens, to be compiled: (params, hidden, rows i32[n], targets i32[n]) -> Scores.
@@ -299,10 +299,10 @@ class InferencePrograms:
     ) -> tuple[Array, Pools] | tuple[Array, Pools, Array]:
         tokens = self._on_each(_known, tokens, last, slots)
         places = Places(positions[:, None])
-        there = reshard(positions, PartitionSpec(self._pages[0]))
+        placed = reshard(positions, PartitionSpec(self._pages[0]))
         cache = PagedCache(
             pools,
-            there,
+            placed,
             tables,
             step.rows,
             self.layout,
@@ -358,12 +358,12 @@ class InferencePrograms:
         order = jnp.asarray(dealt_positions(length, num_shards))
         places = Places(jnp.broadcast_to(order, (tokens.shape[0] // length, length), out_sharding=shared))
         kept = PartitionSpec(self._pages[0])
-        there = jnp.reshape(dealt(positions, PartitionSpec(*kept, None)), -1, out_sharding=kept)
+        placed = jnp.reshape(dealt(positions, PartitionSpec(*kept, None)), -1, out_sharding=kept)
         by_sequence = cached_array(self.layout, self.config).axes_of("B")
         sharing = tuple(axis for axis in by_sequence if axis not in layout.batch_axes)
         cache = PagedCache(
             pools,
-            there,
+            placed,
             tables,
             step.rows,
             self.layout,
@@ -397,8 +397,8 @@ class InferencePrograms:
     ) -> tuple[Array, Sampled]:
         """Choose tokens from whole logits on every device, and keep them in `last` for the next step."""
         by_replica = PartitionSpec(self._x[0])
-        own = partial(_sampled, needs)
-        chosen = partial(in_tiles, own) if self._batch_invariant else own
+        sample = partial(_sampled, needs)
+        chosen = partial(in_tiles, sample) if self._batch_invariant else sample
         local = jax.shard_map(chosen, in_specs=by_replica, out_specs=by_replica, check_vma=False)
         sampled = local((logits, rows, edits))
         return self._on_each(_given, last, slots, sampled.tokens), sampled
@@ -549,8 +549,8 @@ def _at(heads: Array, x: Array, positions: Array) -> Array:
     """x[R, 1, D]: the rows of x[R, T, D] at positions heads[R], as a sum with zeros of other devices."""
     first, _, last = jax.typeof(x).sharding.spec.partitions
     mine = (positions == heads[:, None])[:, :, None]
-    own, spec = jnp.where(mine, x, jnp.zeros((), x.dtype)), PartitionSpec(first, last)
-    return lax.reduce_sum(own, (1,), out_sharding=spec)[:, None]
+    sample, spec = jnp.where(mine, x, jnp.zeros((), x.dtype)), PartitionSpec(first, last)
+    return lax.reduce_sum(sample, (1,), out_sharding=spec)[:, None]
 
 
 def _given(last: Array, slots: Array, tokens: Array) -> Array:

@@ -51,24 +51,24 @@ def quantize_folder(
     """
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"checkpoint {folder}: holds files already; name another folder")
-    found = load_model_folder(checkpoint)
-    tokens = None if text is None else _tokens(found, text)
+    folder_model = load_model_folder(checkpoint)
+    tokens = None if text is None else _tokens(folder_model, text)
     layout = Layout.of(weights_dtype="f32", compute_dtype="f32")
     mesh = device_mesh(layout)
     report("reading the checkpoint")
-    params = found.load_params(layout, mesh)
+    params = folder_model.load_params(layout, mesh)
     beside = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(beside, ignore_errors=True)
     try:
         report(f"writing weights in {dtype}")
-        before = _write(params, found, beside, dtype)
+        before = _write(params, folder_model, beside, dtype)
         document: dict[str, Any] = {"path": str(folder), "dtype": dtype}
         document |= {"bytes_before": before, "bytes_after": _bytes(beside)}
         if tokens is not None:
             report("scoring the text before and after")
-            whole = perplexity(params, found.config, layout, mesh, tokens)
-            quantised = load_hf(beside, found.config, layout, mesh)
-            after = perplexity(quantised, found.config, layout, mesh, tokens)
+            whole = perplexity(params, folder_model.config, layout, mesh, tokens)
+            quantised = load_hf(beside, folder_model.config, layout, mesh)
+            after = perplexity(quantised, folder_model.config, layout, mesh, tokens)
             document |= {"tokens": len(tokens), "perplexity_before": whole, "perplexity_after": after}
         if folder.exists():
             folder.rmdir()
@@ -112,9 +112,9 @@ def _bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _write(params: Mapping[str, Any], found: ModelFolder, folder: Path, dtype: str) -> int:
+def _write(params: Mapping[str, Any], folder_model: ModelFolder, folder: Path, dtype: str) -> int:
     """Bytes of the weights in bf16, which `folder` now holds quantised."""
-    config = found.config
+    config = folder_model.config
     if _stores_inputs_first(config):
         raise ModelError(
             f"{config.name}: its weights are stored [in, out], which compressed-tensors cannot represent; "
@@ -132,8 +132,8 @@ def _write(params: Mapping[str, Any], found: ModelFolder, folder: Path, dtype: s
 
     save_hf(params, config, folder, store=store, more={"quantization_config": _description(dtype, group)})
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        if (found.path / file).is_file():
-            shutil.copyfile(found.path / file, folder / file)
+        if (folder_model.path / file).is_file():
+            shutil.copyfile(folder_model.path / file, folder / file)
     return sum(2 * weight.size for weight in flatten(params).values())
 
 

@@ -59,8 +59,8 @@ class Readout:
         by_shard = [[read for read in reads if read.shard == shard] for shard in range(self._num_shards)]
         for begin in range(0, max(map(len, by_shard)), ROWS):
             packed = list[Read]()
-            for one in by_shard:
-                some = one[begin : begin + ROWS]
+            for rows_of_shard in by_shard:
+                some = rows_of_shard[begin : begin + ROWS]
                 packed += some + [_PADDING] * (ROWS - len(some))
             rows, targets = zip(*((read.row, read.target) for read in packed), strict=True)
             yield packed, np.array(rows, np.int32), np.array(targets, np.int32)

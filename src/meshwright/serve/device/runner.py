@@ -171,7 +171,8 @@ class JaxRunner:
         # JAX traces here, under the settings of this thread; only parts of compilers have several threads.
         lowered = [self._programs.step(step) for step in steps]
         lowered += [
-            self._programs.choice(one.num_logits, one.needs, with_edits=one.with_edits) for one in choices
+            self._programs.choice(choice.num_logits, choice.needs, with_edits=choice.with_edits)
+            for choice in choices
         ]
         compiled = _compiled(lowered)
         self._steps = dict(zip(shapes, compiled, strict=False))
@@ -373,12 +374,14 @@ class _UnderWay:
         self._sampled, self._rows, self._num_top, self._results = sampled, rows, num_top, results
 
     def read(self) -> Sequence[WorkOutput]:
-        found = jax.device_get(self._sampled)
-        tokens, logprobs = found.tokens.tolist(), found.logprobs.tolist()
+        sampled = jax.device_get(self._sampled)
+        tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
 
         def score(i: int) -> TokenScore:
             top = slice(self._num_top[i])
-            likeliest = zip(found.top_ids[i, top].tolist(), found.top_logprobs[i, top].tolist(), strict=True)
+            likeliest = zip(
+                sampled.top_ids[i, top].tolist(), sampled.top_logprobs[i, top].tolist(), strict=True
+            )
             return TokenScore(tokens[i], logprobs[i], tuple(likeliest))
 
         scores, embeddings = self._results.read() if self._results else ({}, {})
@@ -391,15 +394,15 @@ class _UnderWay:
 def _rows_of(pages: Sequence[Sequence[int]], count: int, fill: int) -> np.ndarray:
     """i32[R count]: the pages of each replica, padded with `fill`."""
     rows = np.full((len(pages), count), fill, np.int32)
-    for row, own in zip(rows, pages, strict=True):
-        row[: len(own)] = own
+    for row, pages_of_row in zip(rows, pages, strict=True):
+        row[: len(pages_of_row)] = pages_of_row
     return rows.reshape(-1)
 
 
 def _compiled(lowered: Sequence[Any]) -> list[Any]:
     """The programs, several compiled at once."""
     with ThreadPoolExecutor(min(_COMPILED_AT_ONCE, os.cpu_count() or 1)) as pool:
-        return list(pool.map(lambda one: one.compile(), lowered))
+        return list(pool.map(lambda choice: choice.compile(), lowered))
 
 
 def check_serves(

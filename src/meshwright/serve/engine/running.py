@@ -47,4 +47,4 @@ def insert_by_rank(sequences: list[TokenSequence], sequence: TokenSequence) -> N
     if not sequences or sequences[-1].rank < sequence.rank:
         sequences.append(sequence)
     else:
-        insort(sequences, sequence, key=lambda one: one.rank)
+        insort(sequences, sequence, key=lambda other: other.rank)

@@ -304,10 +304,10 @@ class Scheduler:
             # The replica with most of its pages, then with the fewest sequences, then with most free pages.
             if len(open_replicas) > 1:
                 open_replicas.sort(
-                    key=lambda one: (
-                        one.num_known_pages(sequence.tokens),
-                        len(one.free_slots),
-                        one.pool.num_free,
+                    key=lambda candidate: (
+                        candidate.num_known_pages(sequence.tokens),
+                        len(candidate.free_slots),
+                        candidate.pool.num_free,
                     )
                 )
             for replica in reversed(open_replicas):

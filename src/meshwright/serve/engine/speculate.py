@@ -184,6 +184,6 @@ class _Places:
                 self._ends[tuple(tokens[end - length : end])] = end
         self._num_known = max(self._num_known, len(tokens) - 1)
         for length in range(min(_LONGEST, len(tokens)), _SHORTEST - 1, -1):
-            if (found := self._ends.get(tuple(tokens[-length:]))) is not None:
-                return found
+            if (known := self._ends.get(tuple(tokens[-length:]))) is not None:
+                return known
         return None

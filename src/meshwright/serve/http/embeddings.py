@@ -67,15 +67,15 @@ async def embeddings(
 ) -> list[np.ndarray]:
     """f32[D] of each request, in order. Raises RequestError 408 after `limit_seconds`."""
     await asyncio.to_thread(engine.prepare_reads)
-    found: list[np.ndarray] = []
+    vectors: list[np.ndarray] = []
     try:
         async with asyncio.timeout(limit_seconds):
             size = max(1, engine.max_waiting // 2)  # at once, so that the queue stays open to others
             for first in range(0, len(requests), size):
-                found += await _submitted(engine, requests[first : first + size], on_closed)
+                vectors += await _submitted(engine, requests[first : first + size], on_closed)
     except TimeoutError:
         raise timed_out(limit_seconds) from None
-    return found
+    return vectors
 
 
 async def _submitted(

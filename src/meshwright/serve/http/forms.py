@@ -121,27 +121,27 @@ class CompletionForm:
             if self.num_choices < self.num_sampled:
                 group = sorted(group, key=lambda entry: -entry[1].mean_logprob)
             kept += group[: self.num_choices]
-        told = [self._choice(number, index, choice) for number, (index, choice) in enumerate(kept)]
-        return self._write(told) | {"usage": usage}
+        choices_sent = [self._choice(number, index, choice) for number, (index, choice) in enumerate(kept)]
+        return self._write(choices_sent) | {"usage": usage}
 
     def _write(self, choices: list[Json]) -> Json:
         return self.head.write("text_completion", choices)
 
     def _choice(self, number: int, index: int, choice: Choice, *, begins: bool = True) -> Json:
         echo = self.echoes[index]
-        told = echo if begins else None
+        choices_sent = echo if begins else None
         logprobs = None
         if self.logprobs:
             logprobs = completion_logprobs(
                 self.names,
-                told.tokens if told else (),
-                choice.prompt if told else (),
+                choices_sent.tokens if choices_sent else (),
+                choice.prompt if choices_sent else (),
                 choice.tokens,
                 len(echo.text) if echo else 0,
             )
         return {
             "index": number,
-            "text": (told.text if told else "") + choice.text,
+            "text": (choices_sent.text if choices_sent else "") + choice.text,
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
         }
@@ -180,18 +180,18 @@ class ChatForm:
 
     def _separate(self, tools: ToolFormat, delta: Delta) -> tuple[str, Sequence[Call]]:
         text = self._texts.setdefault(delta.index, ToolText(tools, forced=self.forced_tool))
-        said = text.push(delta.text)
+        text_pushed = text.push(delta.text)
         if delta.finish_reason is None:
-            return said, ()
+            return text_pushed, ()
         rest, calls = text.finish()
-        return said + rest, calls
+        return text_pushed + rest, calls
 
     def closing(self, usage: Json, *, asked: bool) -> list[Json]:
         return [self.head.write("chat.completion.chunk", []) | {"usage": usage}] if asked else []
 
     def body(self, choices: Sequence[Choice], usage: Json) -> Json:
-        told = [self._choice(*entry) for entry in enumerate(choices)]
-        return self.head.write("chat.completion", told) | {"usage": usage}
+        choices_sent = [self._choice(*entry) for entry in enumerate(choices)]
+        return self.head.write("chat.completion", choices_sent) | {"usage": usage}
 
     def _choice(self, index: int, choice: Choice) -> Json:
         text, calls = choice.text, ()

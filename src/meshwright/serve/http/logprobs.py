@@ -41,14 +41,14 @@ def completion_logprobs(
     prompt: prompt tokens to include; all but the first have scores. start: character offset of the answer in
     the whole text.
     """
-    told = [_unscored(names, prompt[0])] if prompt else []
-    told += [_told(names, score) for score in (*scores, *(token.score for token in tokens))]
+    entries = [_unscored(names, prompt[0])] if prompt else []
+    entries += [_entry_of(names, score) for score in (*scores, *(token.score for token in tokens))]
     lengths = [len(names.text(token)) for token in prompt]
     offsets = [0, *accumulate(lengths)][: len(lengths)] + [start + token.offset for token in tokens]
     return {
-        "tokens": [name for name, _, _ in told],
-        "token_logprobs": [logprob for _, logprob, _ in told],
-        "top_logprobs": [top for _, _, top in told],
+        "tokens": [name for name, _, _ in entries],
+        "token_logprobs": [logprob for _, logprob, _ in entries],
+        "top_logprobs": [top for _, _, top in entries],
         "text_offset": offsets,
     }
 
@@ -57,7 +57,7 @@ def _unscored(names: TokenNames, token: int) -> tuple[str, None, None]:
     return names.name(token), None, None
 
 
-def _told(names: TokenNames, score: TokenScore) -> tuple[str, float, Json]:
+def _entry_of(names: TokenNames, score: TokenScore) -> tuple[str, float, Json]:
     # The token itself is listed even if it is not among the likeliest.
     top: Json = {}
     for token, logprob in (*score.top, (score.token, score.logprob)):

@@ -212,10 +212,10 @@ class _Generation(RequestObject):
     @property
     def forms(self) -> list[tuple[str, GrammarKind, Any]]:
         """Constraints on the answer, at most one: (field, kind of grammar, source)."""
-        found: list[tuple[str, GrammarKind, Any]] = []
+        grammars: list[tuple[str, GrammarKind, Any]] = []
         if self.response_format and self.response_format.type != "text":
             spec = self.response_format.json_schema
-            found.append(("response_format", "json_schema", spec.schema_ if spec else {"type": "object"}))
+            grammars.append(("response_format", "json_schema", spec.schema_ if spec else {"type": "object"}))
         structured = self.structured_outputs or StructuredOutputs.model_validate({})
         for prefix, json_, regex, choice, grammar in (
             ("guided_{}", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar),
@@ -229,16 +229,16 @@ class _Generation(RequestObject):
         ):
             if json_ is not None:
                 name = prefix.format("json")
-                found.append(
+                grammars.append(
                     (name, "json_schema", _json_object(json_, name) if isinstance(json_, str) else json_)
                 )
             if regex is not None:
-                found.append((prefix.format("regex"), "regex", regex))
+                grammars.append((prefix.format("regex"), "regex", regex))
             if choice is not None:
-                found.append((prefix.format("choice"), "lark", _one_of(choice)))
+                grammars.append((prefix.format("choice"), "lark", _one_of(choice)))
             if grammar is not None:
-                found.append((prefix.format("grammar"), "lark", grammar))
-        return found
+                grammars.append((prefix.format("grammar"), "lark", grammar))
+        return grammars
 
     @property
     def stops(self) -> list[str]:

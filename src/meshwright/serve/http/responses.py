@@ -57,18 +57,18 @@ class ResponsesRequest(RequestObject):
 
     def as_chat(self) -> ChatRequest:
         """The request as one of the chat endpoint."""
-        said = [Message(role="system", content=self.instructions)] if self.instructions else []
+        messages = [Message(role="system", content=self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
-            said.append(Message(role="user", content=self.input))
+            messages.append(Message(role="user", content=self.input))
         else:
-            said += [item.as_message() for item in self.input]
-        if not said:
+            messages += [item.as_message() for item in self.input]
+        if not messages:
             raise RequestError("input is empty; send a text or at least one message", param="input")
         options = {"stream": True, "stream_options": {}} if self.stream else {}
         return ChatRequest.model_validate(
             {
                 "model": self.model,
-                "messages": said,
+                "messages": messages,
                 "max_tokens": self.max_output_tokens,
                 "temperature": self.temperature,
                 "top_p": self.top_p,

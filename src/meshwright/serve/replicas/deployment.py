@@ -182,15 +182,15 @@ class RayPrefills:
         name, beginning = uuid.uuid4().hex, beginning_of({"prompt": list(prompt)})
         ROUTING.open(name)
         try:
-            return await self.handle.prefill.remote(_own(name, beginning), prompt)
+            return await self.handle.prefill.remote(_own_forwarded(name, beginning), prompt)
         finally:
             ROUTING.end(name)
 
     async def pulled(self, offer: Offer) -> None:
-        await self.handle.pulled.remote(replace(_own(""), server=offer.server), offer.number)
+        await self.handle.pulled.remote(replace(_own_forwarded(""), server=offer.server), offer.number)
 
 
-def _own(name: str, beginning: Beginning = ()) -> Forwarded:
+def _own_forwarded(name: str, beginning: Beginning = ()) -> Forwarded:
     """A request between servers, as the router reads it."""
     return Forwarded(name, "", "", b"", (), b"", beginning)
 
@@ -305,5 +305,5 @@ def run(made: serve.Application, host: str, port: int, on_ready: Callable[[], No
 def _why(text: str) -> MeshwrightError:
     """The server's error at its start, extracted from Ray's message."""
     lines = text.splitlines()
-    said = [line.partition("Error: ")[2] for line in lines if line.startswith("meshwright.errors.")]
-    return DeviceError(f"a replica cannot start: {said[-1] if said else lines[0]}")
+    errors = [line.partition("Error: ")[2] for line in lines if line.startswith("meshwright.errors.")]
+    return DeviceError(f"a replica cannot start: {errors[-1] if errors else lines[0]}")

@@ -146,18 +146,20 @@ class _Merged:
     texts: dict[str, str]
 
     def collect(self) -> Iterator[Metric]:
-        found: dict[str, Metric] = {}
+        metrics: dict[str, Metric] = {}
         for name, text in self.texts.items():
             for metric in text_string_to_metric_families(text):
-                whole = found.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                whole = metrics.setdefault(
+                    metric.name, Metric(metric.name, metric.documentation, metric.type)
+                )
                 whole.samples += [s._replace(labels=s.labels | {"replica": name}) for s in metric.samples]
-        return iter(found.values())
+        return iter(metrics.values())
 
 
 def _headers(scope: Scope) -> tuple[tuple[bytes, bytes], ...]:
     """The client's headers with the request's id, so that both logs have the same."""
-    own = (b"x-request-id", b"content-length", b"transfer-encoding")
-    kept = tuple((name, value) for name, value in scope["headers"] if name not in own)
+    headers = (b"x-request-id", b"content-length", b"transfer-encoding")
+    kept = tuple((name, value) for name, value in scope["headers"] if name not in headers)
     return (*kept, (b"x-request-id", (request_id.get() or "").encode()))
 
 
