@@ -5,13 +5,11 @@
     plans = mw.plan("llama-3-70b", "v5p:16x16x16", mw.Train(batch_tokens="4M", seq_len="8k"))
 
 `model`, `hardware`, `Train`, `Serve`, `plan`, `price`, `smallest` and `audit` are the library: see
-`meshwright.api`.
-Each is imported when it is first asked for, and planning imports no JAX.
+`meshwright.api`. Each is imported when it is first used, and planning imports no JAX. Modules of the packages
+`plan`, `hardware` and `audit` are imported by name: `from meshwright.plan.train import search`.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,30 +25,16 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = ["Serve", "Train", "audit", "hardware", "model", "plan", "price", "smallest"]
 
-# Functions of the library that have the name of a package: the package can be called.
-_PACKAGES = ("audit", "hardware", "plan")
-
-
-class _CallablePackage(ModuleType):
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module("meshwright.api"), self.__name__.rpartition(".")[2])(*args, **kwargs)
-
-
-class _Library(ModuleType):
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Python sets a package here once it is imported, by whomever."""
-        if name in _PACKAGES and isinstance(value, ModuleType):
-            value.__class__ = _CallablePackage
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Library
+# Three functions of the library have the name of a package. Python binds a package's name here when it first
+# loads the package, and never again: the packages, which are only docstrings, are loaded now and their names
+# unbound, so that these names go through `__getattr__` to the functions.
+for _name in ("audit", "hardware", "plan"):
+    import_module(f"{__name__}.{_name}")
+    del globals()[_name]
 
 
 def __getattr__(name: str) -> Any:
-    """What the library offers, imported when it is first asked for."""
-    if name in _PACKAGES:
-        return import_module(f"meshwright.{name}")
+    """A function or class of the library, imported on first use."""
     if name in __all__:
         return getattr(import_module("meshwright.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshwright
 from meshwright.audit.audit import audit_plan
+from meshwright.audit.compile import compile as compile_module
 from meshwright.audit.compile.compile import captured_stderr, warning_lines
 from meshwright.audit.remarks.compiler_log import compiler_warnings
 from meshwright.layout import Layout
@@ -94,7 +95,7 @@ def test_a_plan_brings_the_log_of_its_compile(monkeypatch: pytest.MonkeyPatch) -
     """Also where the program was compiled before."""
     plan = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout.of(data=2))
     assert audit_plan(plan, "cpu")["compiler_warnings"] == []
-    monkeypatch.setattr("meshwright.audit.compile.compile.warning_lines", lambda log: warning_lines(LOG))
+    monkeypatch.setattr(compile_module, "warning_lines", lambda log: warning_lines(LOG))
     found = audit_plan(plan, "cpu")
     assert (found["cached"], found["verdict"]) == (True, "differs")
     assert [one["tensor"] for one in found["compiler_warnings"]] == ["h", ""]

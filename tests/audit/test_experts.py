@@ -16,7 +16,7 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.experts import row_routing
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.nn.experts.dropless import choices_of, met_gates
+from meshwright.nn.experts.dropless import choices_of, gathered_gates
 from meshwright.nn.experts.node_dispatch import crossings_of, gates_at_nodes
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 from meshwright.platforms import CPU
@@ -77,15 +77,15 @@ def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:
 
     def rows(gates: jax.Array) -> jax.Array:
         routing, room = row_routing(layout), None
-        gates = met_gates(gates, layout, routing.to_nodes)
+        gates = gathered_gates(gates, layout, routing.to_nodes)
         if routing.nodes:
             crossings = crossings_of(gates, layout, moe, "kept")
             room = crossings.room
             came, _ = gates_at_nodes(gates, crossings, 0, layout)
-            gates = met_gates(came, layout, routing.of_node)
+            gates = gathered_gates(came, layout, routing.of_node)
         choices = choices_of(gates, layout, moe, "kept", room)
         run.extend((room, choices.blocks))
-        return choices.num_rounds
+        return choices.num_passes
 
     with jax.set_mesh(mesh):
         jax.eval_shape(rows, gates)

@@ -9,7 +9,7 @@ from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.hlo.trace import TracedValue, places
 from meshwright.hardware.catalog import load
-from meshwright.models.transformer import at_most_blocks, more_rounds
+from meshwright.models.transformer import at_most_blocks, in_extra_passes
 
 
 def flops(line: str, left: str, right: str) -> float:
@@ -319,5 +319,5 @@ def test_a_product_in_a_body_that_loops_share_has_the_name_of_its_loop(
 
 def test_loops_over_the_rounds_that_an_even_load_does_not_take_are_left_out() -> None:
     """Of two loops the second alone counts, once: it begins where the other ended, which is not known."""
-    text = ALIKE.replace("PRODUCT", "").replace("FIRST", f"jit(f)/{more_rounds()}/while")
+    text = ALIKE.replace("PRODUCT", "").replace("FIRST", f"jit(f)/{in_extra_passes()}/while")
     assert dot_flops(parse_hlo(text.replace("SECOND", "jit(f)/while"))) == 2 * 8**3

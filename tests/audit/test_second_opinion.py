@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from meshwright.audit import audit as audit_module
 from meshwright.audit import second_opinion as module
+from meshwright.audit.compile import targets as targets_module
 from meshwright.audit.compile.compile import CompiledProgram, refusal
 from meshwright.audit.second_opinion import MAX_AUDITED, NUM_AUDITED, second_opinion
 from meshwright.errors import AuditError, DeviceError
@@ -31,7 +33,7 @@ def _compiler(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], dict[str,
         asked.append(str(plan.layout))
         return CompiledProgram("", 1.0, answer(len(asked) - 1))
 
-    monkeypatch.setattr("meshwright.audit.second_opinion.compile_plan", compile_plan)
+    monkeypatch.setattr(module, "compile_plan", compile_plan)
     return asked
 
 
@@ -50,7 +52,7 @@ def test_those_that_fit_are_ranked_by_their_compiled_schedules(
     """The second is the fastest by its schedule, and the first does not fit."""
     _compiler(monkeypatch, lambda n: {"total": 10**15 if n == 0 else 10**6})
     taken = {str(one.layout): 1.0 - 0.1 * n for n, one in enumerate(found.candidates)}
-    monkeypatch.setattr("meshwright.audit.audit.scheduled_seconds", lambda plan, *_: taken[str(plan.layout)])
+    monkeypatch.setattr(audit_module, "scheduled_seconds", lambda plan, *_: taken[str(plan.layout)])
     again, opinions = second_opinion(CONFIG, HARDWARE, found)
     order = [one.layout for one in again.candidates]
     first, second, third, fourth = (one.layout for one in found.candidates[:4])
@@ -92,7 +94,7 @@ def test_a_compile_that_runs_out_of_memory_tells_how_much_it_wanted(
     def compile_plan(plan: Plan, target: object, progress: object, *, use_cache: bool) -> CompiledProgram:
         raise refusal(str(plan.layout), f"jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: {message}", 1)
 
-    monkeypatch.setattr("meshwright.audit.second_opinion.compile_plan", compile_plan)
+    monkeypatch.setattr(module, "compile_plan", compile_plan)
     _, opinions = second_opinion(CONFIG, HARDWARE, found)
     assert opinions[0].compiled_bytes == round(21.5 * 2**30)
     assert message in opinions[0].reason
@@ -102,6 +104,6 @@ def test_another_chips_compiler_is_not_asked(found: Search, monkeypatch: pytest.
     monkeypatch.setattr(module, "TARGETS", ("cpu", "tpu"))
     with pytest.raises(AuditError, match="--audit has no compiler for gpu; it has those of cpu, tpu"):
         second_opinion(CONFIG, load("h100:8"), found)
-    monkeypatch.setattr("meshwright.audit.compile.targets.is_installed", lambda name: False)
+    monkeypatch.setattr(targets_module, "is_installed", lambda name: False)
     with pytest.raises(DeviceError, match="which is not installed: pip install"):
         second_opinion(CONFIG, load("v5e:2x4"), found)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.audit import audit as audit_module
 from meshwright.audit.audit import audit_plan
 from meshwright.audit.compile import cache, compile, targets
 from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
@@ -243,7 +244,7 @@ def test_out_of_memory_is_a_result_with_the_plans_memory_beside_it(monkeypatch: 
     def compile_plan(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("meshwright.audit.audit.compile_plan", compile_plan)
+    monkeypatch.setattr(audit_module, "compile_plan", compile_plan)
     plan = Plan(load_model("tiny"), "cpu:8", Workload(16, 64), Layout.of(fsdp=8))
     document = audit_plan(plan, "cpu")
     assert document["verdict"] == "differs" and document["findings"][0]["kind"] == "memory"

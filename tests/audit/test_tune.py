@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from meshwright.audit import tune as tune_module
+from meshwright.audit.compile import targets as targets_module
 from meshwright.audit.second_opinion import Figures
 from meshwright.audit.tune import neighbours, remats, tune
 from meshwright.errors import PlanError
@@ -26,8 +29,8 @@ Answer = Callable[[Plan], Figures]
 def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Answer], list[Plan]]:
     """Stands in for a TPU's compiler: the plans that it was asked for, in a cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("meshwright.audit.compile.targets.is_installed", lambda name: True)
-    monkeypatch.setattr("meshwright.audit.compile.target.importlib.metadata.version", lambda name: "1")
+    monkeypatch.setattr(targets_module, "is_installed", lambda name: True)
+    monkeypatch.setattr(metadata, "version", lambda name: "1")
 
     def answers(answer: Answer) -> list[Plan]:
         asked: list[Plan] = []
@@ -36,7 +39,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Answe
             asked.append(plan)
             return answer(plan)
 
-        monkeypatch.setattr("meshwright.audit.tune.compiled_figures", figures)
+        monkeypatch.setattr(tune_module, "compiled_figures", figures)
         return asked
 
     return answers

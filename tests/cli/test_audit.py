@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.report.sample_run import audit_document
 
+from meshwright.audit import audit as audit_module
 from meshwright.cli.main import main
 from meshwright.hardware.catalog import dump_toml, load
 from meshwright.plan_file import load_plan
@@ -33,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict:
         last.update(plan=plan, target=target, use_cache=use_cache, numerics=numerics)
         return audit_document() | {"verdict": last["verdict"]}
 
-    monkeypatch.setattr("meshwright.audit.audit.audit_plan", audit_plan)
+    monkeypatch.setattr(audit_module, "audit_plan", audit_plan)
     return last
 
 

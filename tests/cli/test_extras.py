@@ -139,4 +139,4 @@ def test_a_lock_of_a_live_process_is_no_stale_one(tmp_path: Path, monkeypatch: p
         [held] = doctor._locks()
     [stale] = doctor._locks()
     assert none.ok and held.ok and not stale.ok
-    assert f"process {os.getpid()} uses" in held.found and stale.mend == f"rm {lock}"
+    assert f"process {os.getpid()} uses" in held.state and stale.mend == f"rm {lock}"

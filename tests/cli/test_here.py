@@ -75,15 +75,15 @@ def test_doctor_sees_a_package_that_is_not_there(monkeypatch):
 def test_doctor_survives_a_jax_that_does_not_start(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "nosuchplatform")
     check = doctor.devices()
-    assert not check.ok and "nosuchplatform" in check.found
+    assert not check.ok and "nosuchplatform" in check.state
 
 
 def test_doctor_says_what_runs_on_cpus(tmp_path: Path, monkeypatch):
-    assert doctor.native().found.startswith(("native extension", "XLA alone; no native extension: "))
+    assert doctor.native().state.startswith(("native extension", "XLA alone; no native extension: "))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
     check = doctor.native()
-    assert check.ok and check.found.startswith("XLA alone; no native extension: ")
+    assert check.ok and check.state.startswith("XLA alone; no native extension: ")
 
 
 def test_demo_refuses_a_folder_that_is_not_its_own(tmp_path: Path, capsys):

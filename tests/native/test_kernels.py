@@ -21,7 +21,7 @@ from tests.nn.test_layouts import TINY
 
 from meshwright.layout import Layout
 from meshwright.native import kernels
-from meshwright.nn.attention.paged import NOBODY, Rows
+from meshwright.nn.attention.paged import PADDING, Rows
 from meshwright.nn.cached_ops import layered, rows_product
 from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import as_read, quantise, quantised_product, widened
@@ -151,7 +151,7 @@ def test_attention_of_a_row_does_not_depend_on_the_others() -> None:
     q = jnp.asarray(random.normal(size=(4, 3, 6, 20)), jnp.float32)
     wide = [jnp.asarray(random.normal(size=(20, 2, 6, 20)), jnp.float32) for _ in range(2)]
     tables = jnp.asarray(random.permutation(20).reshape(4, 5), jnp.int32)
-    positions = jnp.asarray([[0, 1, 2], [27, 28, 29], [9, 10, NOBODY], [5, 6, 7]], jnp.int32)
+    positions = jnp.asarray([[0, 1, 2], [27, 28, 29], [9, 10, PADDING], [5, 6, 7]], jnp.int32)
     for pools in (wide, [quantise(pool, "int8", 1, 1) for pool in wide]):
         every = np.asarray(kernels.attention(q, positions, tables, pools, **SCORES, window=8, chunked=False))
         for row in range(4):
@@ -267,7 +267,7 @@ def test_a_row_that_nobody_holds_has_zeros_and_changes_no_other() -> None:
     tokens = np.arange(1, 9, dtype=np.int32)
 
     def logits(held: list[int]) -> np.ndarray:
-        positions, heads = np.full(8, NOBODY, np.int32), np.full(8, NOBODY, np.int32)
+        positions, heads = np.full(8, PADDING, np.int32), np.full(8, PADDING, np.int32)
         positions[held] = 0
         heads[held] = np.asarray(held) % 4
         pools, last = programs.empty()

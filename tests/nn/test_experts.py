@@ -18,7 +18,7 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import MoE
 from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_losses, rows_of
-from meshwright.nn.experts.dropless import choices_of, met_gates
+from meshwright.nn.experts.dropless import choices_of, gathered_gates
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 from meshwright.platforms import CPU
@@ -318,7 +318,7 @@ def test_rows_come_in_as_many_rounds_as_the_busiest_device_needs(
     placed = jax.device_put(gates, named_sharding(layout.activation("gates", "BTE"), mesh))
 
     def found(gates: jax.Array) -> jax.Array:
-        return choices_of(met_gates(gates, layout, row_routing(layout)), layout, moe, "kept").num_rounds
+        return choices_of(gathered_gates(gates, layout, row_routing(layout)), layout, moe, "kept").num_passes
 
     with jax.set_mesh(mesh):
         assert int(jax.jit(found)(placed)) == rounds

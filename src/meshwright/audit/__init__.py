@@ -15,8 +15,8 @@ The folders in the order in which a plan goes through them:
                a collective; `flops`: products; `findings`: the cost of a difference; `unnamed`: collectives
                without a tensor's name
 
-`foreign` audits compiled text or a jitted function without a plan, and so does the package itself:
-`meshwright.audit(jitted, *args, hardware="v5p:4x4x4")`. remarks/: common mistakes in sharded programs, and
+`foreign` audits compiled text or a jitted function without a plan, for `mw audit --jit` and the library's
+`mw.audit(jitted, *args, hardware="v5p:4x4x4")`. remarks/: common mistakes in sharded programs, and
 the compiler's own warnings. All results of an audit are `Remark`s.
 
 `checks` tests a program against bounds. `numerics` compares losses and gradients with one device's. `profile`

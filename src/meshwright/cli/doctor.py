@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,9 +40,12 @@ class Check:
     """One check and its result. mend: the command that fixes a problem; None without one."""
 
     name: str
-    found: str
+    state: str
     ok: bool
     mend: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        return {"name": self.name, "found": self.state, "ok": self.ok, "mend": self.mend}
 
 
 @command(app)
@@ -58,7 +61,7 @@ def doctor(as_json: bool = JSON) -> None:
         report("asking JAX for its devices", None)
         checks = list(check_all())
     if as_json:
-        emit({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
+        emit({"ok": all(check.ok for check in checks), "checks": [check.to_dict() for check in checks]})
     else:
         show(_table(checks))
     if not all(check.ok for check in checks):
@@ -191,5 +194,5 @@ def _table(checks: list[Check]) -> object:
     table = Table("", "found", "", "mend with", box=SIMPLE_HEAD)
     for check in checks:
         verdict = Text("ok", style="green") if check.ok else Text("wrong", style="red")
-        table.add_row(Text(check.name), Text(check.found), verdict, Text(check.mend or ""))
+        table.add_row(Text(check.name), Text(check.state), verdict, Text(check.mend or ""))
     return table

@@ -42,13 +42,13 @@ def fit(
     if as_json:
         emit(document)
     else:
-        show(_heading(document, found=hardware is None), _table(document))
+        show(_heading(document, is_this_machine=hardware is None), _table(document))
     if not any(way["fits"] for way in ways):
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _heading(document: dict, *, found: bool) -> str:
-    machine = f"this machine ({document['hardware']})" if found else document["hardware"]
+def _heading(document: dict, *, is_this_machine: bool) -> str:
+    machine = f"this machine ({document['hardware']})" if is_this_machine else document["hardware"]
     return f"{document['model']} on {machine}, sequences of {document['seq_len']:,} tokens\n"
 
 

@@ -67,12 +67,12 @@ class Copies(NamedTuple):
     """Rows of an all-to-all that are copies of one row, each for another device.
 
     rows: number of copies. Copies for one slice or domain cross to it once. groups: number of groups of
-    devices. met: groups that the copies of one row go to.
+    devices. reached: groups that the copies of one row go to.
     """
 
     rows: int = 1
     groups: int = 1
-    met: int = 1
+    reached: int = 1
 
     def crossing(self, num_domains: int) -> float:
         """Share of the rows that cross if copies for one of `num_domains` cross once.
@@ -80,7 +80,7 @@ class Copies(NamedTuple):
         >>> Copies().crossing(4), round(Copies(8).crossing(4), 3), round(Copies(8, 8, 4).crossing(8), 3)
         (1.0, 0.45, 0.45)
         """
-        return nodes_of_token(num_domains, self.rows, self.groups, self.met) / self.rows
+        return nodes_of_token(num_domains, self.rows, self.groups, self.reached) / self.rows
 
 
 ALONE = Copies()

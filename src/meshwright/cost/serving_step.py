@@ -273,11 +273,11 @@ class _CachedOps(SymbolicOps):
             gather = gathered_keys(self.layout, name, "".join(x.array.dims))
             self.reshard(name, "move", x, gather, x.dtype, critical=False, what="keys and values")
 
-    def _keys_met(self, k: Value, window: Window | None) -> Any:
+    def _keys_multiplied(self, k: Value, window: Window | None) -> Any:
         if self.form == "tables":
             return self.sizes["S"]
         if self.form != "pages":
-            return super()._keys_met(k, window)
+            return super()._keys_multiplied(k, window)
         pages = self._pages_read(window)
         return self._page * sum(pages) / len(pages)
 

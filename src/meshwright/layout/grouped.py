@@ -75,14 +75,14 @@ def blocks_of(
 class Crossing(NamedTuple):
     """The tokens that a device sends, in a pass, to the devices of its own place in all nodes.
 
-    own: tokens of the device. capacity: rows for the experts of one node that a pass completes.
+    num_tokens: tokens of the device. capacity: rows for the experts of one node that a pass completes.
     tokens: maximum tokens to one node in a pass. rows: maximum rows that the node makes of these tokens.
     passes: passes under the worst load. even: tokens to all nodes under even load. Fields are numbers, or
     arrays with a number for each layout.
     """
 
     num_nodes: Any
-    own: Any
+    num_tokens: Any
     capacity: Any
     tokens: Any
     rows: Any
@@ -97,7 +97,7 @@ def crossing_of(num_tokens: Any, moe: MoE, num_nodes: Any, *, one_pass: bool = F
     among these: the first may have begun in the pass before. one_pass: a pass takes all rows.
 
     >>> crossing_of(4096, MoE(64, 8, 64), 4)
-    Crossing(num_nodes=4, own=4096, capacity=16384, tokens=4096, rows=16391, passes=2, even=14744.0)
+    Crossing(num_nodes=4, num_tokens=4096, capacity=16384, tokens=4096, rows=16391, passes=2, even=14744.0)
     """
     of_token = _smaller(moe.experts_per_token, moe.num_experts // num_nodes)
     most = num_tokens * of_token

@@ -89,10 +89,10 @@ def by_even_load(num_trips: int) -> str:
     return f"by_even_load_{num_trips}_trips"
 
 
-def more_rounds() -> str:
+def in_extra_passes() -> str:
     """The scope of extra passes, which run if one expert gets far more rows than the others.
 
-    >>> more_rounds()
+    >>> in_extra_passes()
     'by_even_load_0_trips'
     """
     return by_even_load(0)

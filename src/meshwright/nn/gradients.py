@@ -54,9 +54,12 @@ def summed_over(layout: Layout, letters: str) -> Axes:
     letters. A norm of heads (letters H) is applied to each head, so axes that split N count as well.
     """
     heads = "N" if letters == "H" else ""
-    met = layout.activation("", "BT" + heads + letters)
+    multiplied = layout.activation("", "BT" + heads + letters)
     return tuple(
-        axis for dim, axes in zip(met.dims, met.axes, strict=True) if dim not in letters for axis in axes
+        axis
+        for dim, axes in zip(multiplied.dims, multiplied.axes, strict=True)
+        if dim not in letters
+        for axis in axes
     )
 
 

@@ -89,7 +89,7 @@ def _training(config: ModelConfig, hardware: Hardware, seq_len: int, way: str, l
     context = _longest(config, lambda length: candidate("full", 1, length).fits)
     tried = [candidate(remat, each, seq_len) for remat in _REMATS for each in {1, most} if each]
     fitting = [one for one in tried if one.fits]
-    fastest = max(fitting, key=lambda one: one.num_tokens / one.step_seconds, default=None)
+    fastest = max(fitting, key=lambda option: option.num_tokens / option.step_seconds, default=None)
     single = candidate("full", 1, seq_len)
     layout = fastest.layout if fastest else single.layout
     return Verdict(
@@ -115,18 +115,18 @@ def _serving(config: ModelConfig, hardware: Hardware, seq_len: int, way: str, la
     least = point(replicas, _STEP)
     if not least.fits:
         return _too_large(way, layout, hardware, least.memory.total)
-    one = point(replicas, seq_len)
-    full = point(one.max_batch, seq_len) if one.max_batch else None
+    option = point(replicas, seq_len)
+    full = point(option.max_batch, seq_len) if option.max_batch else None
     context = _longest(config, lambda length: point(replicas, length).fits)
     return Verdict(
         way=way,
         layout=str(layout),
         fits=full is not None,
-        max_batch=one.max_batch,
+        max_batch=option.max_batch,
         max_context=context,
         tokens_per_second=full.num_tokens / full.step_seconds if full else None,
-        one_stream=1 / one.step_seconds if full else None,
-        needed_bytes=round(one.memory.total),
+        one_stream=1 / option.step_seconds if full else None,
+        needed_bytes=round(option.memory.total),
         why_not=None if full else f"not one sequence of {seq_len:,} tokens fits; {context:,} do",
         not_run=why_not(config, layout, "generate", hardware=hardware),
     )

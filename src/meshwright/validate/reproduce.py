@@ -97,8 +97,8 @@ def machine_of_row(row: AnyRow) -> Hardware:
     flash = True
     if isinstance(row, PublishedRow) and row.software is not None:
         named = PROGRAMS.of_table(row.source)
-        own = named and PROGRAMS.root(named.name) == PROGRAMS.root(row.software)
-        machine = machine.running(named.name if named and own else row.software)
+        is_same_root = named and PROGRAMS.root(named.name) == PROGRAMS.root(row.software)
+        machine = machine.running(named.name if named and is_same_root else row.software)
         flash = row.year is None or row.year >= machine.software.flash_since
     return replace(machine, software=replace(machine.software, is_ours=False, flash=flash))
 

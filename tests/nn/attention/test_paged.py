@@ -31,7 +31,7 @@ RANDOM = np.random.default_rng(0)
 POOLS = [jnp.asarray(RANDOM.normal(size=(NUM_PAGES, K, PAGE, H)), jnp.float32) for _ in range(2)]
 # Two rows of three queries: one in the middle of its third page, one whose last query is padding.
 TABLES = np.array([[5, 2, 7], [8, 1, 0]])
-POSITIONS = np.array([[8, 9, 10], [4, 5, paged.NOBODY]])
+POSITIONS = np.array([[8, 9, 10], [4, 5, paged.PADDING]])
 QUERIES = jnp.asarray(RANDOM.normal(size=(2, 3, K * G, H)), jnp.float32)
 
 
@@ -59,7 +59,7 @@ def _wide(array: Array) -> np.ndarray:
 
 
 def row_positions(row: int) -> list[int]:
-    return [int(position) for position in POSITIONS[row] if position != paged.NOBODY]
+    return [int(position) for position in POSITIONS[row] if position != paged.PADDING]
 
 
 @pytest.mark.parametrize("form", [paged._page_by_page, paged._gathered, paged._natively])
@@ -122,7 +122,7 @@ def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
     monkeypatch.setattr(paged_kernel, "_MOST_PAGES", most_pages)
     k, v = (_normal(NUM_PAGES, K, PAGE, 128).at[7, :, 3].set(jnp.nan) for _ in range(2))
     tables = jnp.asarray([*TABLES, [3, 4, 6]], jnp.int32)
-    positions = jnp.asarray([*POSITIONS, [paged.NOBODY] * 3], jnp.int32)
+    positions = jnp.asarray([*POSITIONS, [paged.PADDING] * 3], jnp.int32)
     q, how = _normal(3, 3, K * G, 128), Scores(softcap, 0.1)
     kv = jnp.reshape(jnp.stack([k, v], axis=2), (NUM_PAGES, 2 * K, PAGE, 128)).swapaxes(1, 2)
     found = np.asarray(paged_kernel.ragged(q, positions, tables, kv, window, how))
@@ -147,7 +147,7 @@ def test_the_kernel_of_gpus_finds_what_gathered_tables_do(
     k, v = (_normal(40, K, 16, 32) for _ in range(2))
     pools = [quantise(x, dtype, 1, 1) if dtype == "int8" else x for x in (k, v)]
     tables = jnp.asarray([RANDOM.permutation(40)[:7] for _ in range(3)], jnp.int32)
-    positions = jnp.asarray([[100], [37], [paged.NOBODY]], jnp.int32)
+    positions = jnp.asarray([[100], [37], [paged.PADDING]], jnp.int32)
     q, how = _normal(3, 1, K * G, 32), Scores(softcap, 0.1)
     wanted = paged._gathered(paged._Asked(q, positions, tables), pools, None, how, None, None).out
     values = [paged._values(pool) for pool in pools]
@@ -163,7 +163,7 @@ def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> N
     layout = Layout.of(data=2, tensor=2, compute_dtype="f32", kv_dtype="f32").at("generate")
     mesh = device_mesh(layout, jax.devices()[:4])
     rows = paged.Rows(1, 3), paged.Rows(2, 1)
-    positions = np.array([[4, 5, paged.NOBODY, 2, 0], [0, 1, 2, paged.NOBODY, 3]]).ravel()
+    positions = np.array([[4, 5, paged.PADDING, 2, 0], [0, 1, 2, paged.PADDING, 3]]).ravel()
     tables = np.array([[[5, 2]], [[1, 0]], [[3, 7]]] * 2)
     q, k, v = (np.asarray(_normal(10, heads, 128)) for heads in (4, 2, 2))
     outs = []

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from meshwright.audit.hlo.op_names import OF_BLOCKS
 from meshwright.audit.hlo.read import Computation, Instruction, Program
-from meshwright.models.transformer import at_most, by_even_load, more_rounds
+from meshwright.models.transformer import at_most, by_even_load, in_extra_passes
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
 SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
@@ -81,7 +81,7 @@ def places(program: Program, start: CallPath | None = None) -> Iterator[CallPath
     start = start or CallPath(program.main)
     yield start
     for instruction in start.computation.instructions.values():
-        if instruction.opcode == "while" and more_rounds() in instruction.op_name:
+        if instruction.opcode == "while" and in_extra_passes() in instruction.op_name:
             continue
         if instruction.attributes.get(RUNS) == "0":
             continue

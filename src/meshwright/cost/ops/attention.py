@@ -180,7 +180,7 @@ class AttentionOps(ProductOps):
 
         summed: the values' sum of each query head, as from the kernel.
         """
-        keys = self._keys_met(kept[0], window)
+        keys = self._keys_multiplied(kept[0], window)
         scores = 2 * keys * sum(self.elements(q.array) for q in queries)
         kernel, widened = self.lowering.kernel, 1.0
         if kernel and kernel.wide_values:
@@ -208,10 +208,10 @@ class AttentionOps(ProductOps):
             )
         )
 
-    def _keys_met(self, k: Value, window: Window | None) -> Any:
+    def _keys_multiplied(self, k: Value, window: Window | None) -> Any:
         """Mean number of keys that a query is multiplied with."""
         if self.lowering.by_blocks:
-            return each(lambda own: self._keys_of_visible_blocks(window, _block(own)), self._positions(k))
+            return each(lambda size: self._keys_of_visible_blocks(window, _block(size)), self._positions(k))
         if self.lowering.kernel and self.lowering.kernel.whole_blocks and window:
             block = window_block(window)
             if window.chunked:

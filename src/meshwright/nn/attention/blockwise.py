@@ -152,7 +152,7 @@ def _forward(
     running = _Running(peak, total, jnp.zeros((*q.shape[:-1], v.shape[-1])))
 
     def turn(step: Any, state: Any, num_own: int, among: int = 1, *, sends: bool) -> Any:
-        scope = _blocks_met(q, k, windows, last + 1, num_own, among)
+        scope = _visible_pairs(q, k, windows, last + 1, num_own, among)
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, running = state
@@ -191,7 +191,7 @@ def _backward(
 
     def turn(step: Any, state: Any, num_own: int = 0, *, sends: bool, adds: bool = True) -> Any:
         """Gradients from the blocks of visiting keys. adds: to gradients from the device before."""
-        scope = _blocks_met(q, k, windows, size, num_own)
+        scope = _visible_pairs(q, k, windows, size, num_own)
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, d_q, d_kv = state
@@ -323,7 +323,7 @@ def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) ->
 # Blocks of queries by blocks of keys, on one device
 
 
-def _blocks_met(
+def _visible_pairs(
     q: Array, k: Array, windows: Sequence[Window | None], size: int, num_own: int, among: int = 1
 ) -> str:
     """The scope of products that run for pairs of blocks with a visible key.
@@ -341,8 +341,8 @@ def _blocks_met(
         of_others = visible_pairs(size * num_keys, block, window) / size - mine
         return num_own * mine + (among - num_own) * of_others / max(size - 1, 1)
 
-    met = size * sum(map(seen, windows)) * num_queries / num_keys
-    return at_most_blocks(round(met), size * among * len(windows) * num_queries * num_keys)
+    visible = size * sum(map(seen, windows)) * num_queries / num_keys
+    return at_most_blocks(round(visible), size * among * len(windows) * num_queries * num_keys)
 
 
 def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores, scope: str) -> _Running:
@@ -367,8 +367,10 @@ def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Sco
             )
 
         with jax.named_scope(scope):
-            met = lax.cond(_sees_any(here), more, lambda running: running, _cut(running, number, _RUNNING))
-        return _put(running, met, number, _RUNNING)
+            attended = lax.cond(
+                _sees_any(here), more, lambda running: running, _cut(running, number, _RUNNING)
+            )
+        return _put(running, attended, number, _RUNNING)
 
     return lax.fori_loop(0, _num_blocks(q), of_queries, running)
 

@@ -54,7 +54,7 @@ from meshwright.platforms import Platform
 
 Pool = Array | Quantised  # Quantised if the type needs a scale for each token and head
 Pools = dict[str, list[Pool]]
-NOBODY = -1  # the position of a token that is padding
+PADDING = -1  # the position of a token that is padding
 _SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
 _HIDDEN = -1e30  # of hidden scores: finite, so that a page without visible keys makes no NaN
 
@@ -74,14 +74,14 @@ class Rows(NamedTuple):
 class PagedCache:
     """The pools of all layers, and the places of this step's tokens in them.
 
-    positions i32[N]: of each token in its sequence, NOBODY for padding; split as the pools' pages are. tables
-    i32[R, G, P]: a row for each of a replica's `rows`, in order, replica by replica. groups: for each cache,
-    its group of page tables. is_fresh: the rows are whole prompts, each from its position 0 on, so that
+    positions i32[N]: of each token in its sequence, PADDING for padding; split as the pools' pages are.
+    tables i32[R, G, P]: a row for each of a replica's `rows`, in order, replica by replica. groups: for each
+    cache, its group of page tables. is_fresh: the rows are whole prompts, each from position 0 on, so that
     attention needs no page. stands: (queries, positions) of every sequence, if they are known: its rows are
     the last `queries` of its `positions`. An audit counts by it. with_native: kernels.py is available, and
     attends if it supports the pools; with_kernel: the same of the accelerator's kernel. batch_invariant: a
     query's result depends only on its own position and pages. sharing: axes that split pages over replicas
-    that share the step's tokens; each replica has only the positions of its own sequences, NOBODY for all
+    that share the step's tokens; each replica has only the positions of its own sequences, PADDING for all
     others.
     """
 
@@ -406,7 +406,7 @@ def _page_by_page(
 
         begin = 0 if window is None else jnp.maximum(window.first(positions[0]), 0) // size
         end, num_pages = (last + size) // size, table.shape[0]
-        met = pages_read(*stands, length, size, window) if stands else (num_pages,)
+        page_counts = pages_read(*stands, length, size, window) if stands else (num_pages,)
         running = start, total, jnp.zeros((*grouped, width), jnp.float32)
         if num_pages >= 2 * TOGETHER:
             groups = (end - begin) // TOGETHER
@@ -416,10 +416,10 @@ def _page_by_page(
                     running = some_pages(SIDE_BY_SIDE, begin + number * TOGETHER + place, running)
                 return running
 
-            with jax.named_scope(at_most(sum(count // TOGETHER for count in met), len(met))):
+            with jax.named_scope(at_most(sum(count // TOGETHER for count in page_counts), len(page_counts))):
                 running = lax.fori_loop(0, groups, one_group, running)
-            begin, met = begin + groups * TOGETHER, tuple(count % TOGETHER for count in met)
-        with jax.named_scope(at_most(sum(met), len(met))):
+            begin, page_counts = begin + groups * TOGETHER, tuple(count % TOGETHER for count in page_counts)
+        with jax.named_scope(at_most(sum(page_counts), len(page_counts))):
             peak, sums, out = lax.fori_loop(begin, end, partial(some_pages, 1), running)
         sums = jnp.maximum(sums, 1e-30)
         out = jnp.transpose(jnp.reshape(out / sums[..., None], (num_heads, length, width)), (1, 0, 2))

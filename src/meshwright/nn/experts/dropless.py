@@ -7,7 +7,7 @@
     x[B, T, D]             the sums of each token's rows, which gates weigh here or as they are made
 
 Each device has its own part of these arrays, along a first dimension over all axes of `row_routing`. No token
-is dropped: rows beyond the capacity of a pass wait for an extra pass (`in_rounds`). On TPUs and GPUs only
+is dropped: rows beyond the capacity of a pass wait for an extra pass (`over_passes`). On TPUs and GPUs only
 real rows travel (`lax.ragged_all_to_all`). XLA for CPU has no such exchange (jax 0.10.2): it sends the whole
 capacity.
 """
@@ -27,7 +27,7 @@ from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, Crossing, blocks_of
 from meshwright.layout.moves.experts import RowRouting, row_routing
 from meshwright.models.config import MoE
-from meshwright.models.transformer import more_rounds, rows_by_even_load
+from meshwright.models.transformer import in_extra_passes, rows_by_even_load
 from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient, zeros_beside
 from meshwright.nn.start.device_mesh import platform
 from meshwright.notation.array import Axes
@@ -36,13 +36,13 @@ from meshwright.notation.array import Axes
 class Choices(NamedTuple):
     """The rows that each device's tokens chose, for all passes.
 
-    num_rounds: i32 passes that all rows take, at least one, equal on all devices. tokens, owners: as in
+    num_passes: i32 passes that all rows take, at least one, equal on all devices. tokens, owners: as in
     `Routes`, of all passes. totals: i32[1, e] rows of a device's own experts. counts: i32[1, s, p, E], if
     rows travel, the rows that each device of a group has for each expert.
     """
 
     blocks: Blocks
-    num_rounds: Array
+    num_passes: Array
     tokens: Array
     owners: Array
     totals: Array
@@ -87,7 +87,7 @@ class Pieces(NamedTuple):
 # Exchanges of tokens and gates with the devices that make rows
 
 
-def met_tokens(x: Array, layout: Layout, routing: RowRouting) -> Array:
+def gathered_tokens(x: Array, layout: Layout, routing: RowRouting) -> Array:
     """m[1, n, D] of x[B, T, D]; each device that holds rows or columns of a token adds to its cotangent.
 
     routing: the layout's, or its part before tokens cross to nodes, or its part after.
@@ -97,7 +97,7 @@ def met_tokens(x: Array, layout: Layout, routing: RowRouting) -> Array:
     return _moved(dispatch, combine, spec_of(x), _of_rows(layout, columns))(x)
 
 
-def home_tokens(total: Array, like: Array, routing: RowRouting) -> Array:
+def combined_tokens(total: Array, like: Array, routing: RowRouting) -> Array:
     """[B, T, D], like `like`: sums over devices of their parts of the tokens m[1, n, D]."""
     dispatch, combine = _ways_of_tokens(routing, _local_shape(like))
     return _moved(combine, dispatch, spec_of(total), spec_of(like))(total)
@@ -106,7 +106,7 @@ def home_tokens(total: Array, like: Array, routing: RowRouting) -> Array:
 def _ways_of_tokens(
     routing: RowRouting, shape: Sequence[int]
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    first, then = _met_in_turn(routing)
+    first, then = _gathered_axes(routing)
 
     def dispatch(x: Array) -> Array:
         m = jnp.reshape(x, (-1, shape[-1]))[None, None]
@@ -126,10 +126,10 @@ def _ways_of_tokens(
     return dispatch, combine
 
 
-def met_gates(gates: Array, layout: Layout, routing: RowRouting) -> Array:
+def gathered_gates(gates: Array, layout: Layout, routing: RowRouting) -> Array:
     """f32[1, n, E] of gates[B, T, E], of a device's own experts unless rows or tokens travel."""
     shape = _local_shape(gates)
-    first, then = _met_in_turn(routing)
+    first, then = _gathered_axes(routing)
     sizes = [get_abstract_mesh().shape[axis] for axis in routing.experts]
 
     def dispatch(gates: Array) -> Array:
@@ -154,7 +154,7 @@ def met_gates(gates: Array, layout: Layout, routing: RowRouting) -> Array:
     return _moved(dispatch, combine, spec_of(gates), _of_rows(layout))(gates)
 
 
-def _met_in_turn(routing: RowRouting) -> tuple[Axes, Axes]:
+def _gathered_axes(routing: RowRouting) -> tuple[Axes, Axes]:
     """The axes over which tokens are gathered: first axes of experts, which exchange gates."""
     first = tuple(axis for axis in routing.experts if axis in routing.gathered)
     return first, tuple(axis for axis in routing.gathered if axis not in first)
@@ -183,7 +183,7 @@ def _moved(
 def choices_of(
     gates: Array, layout: Layout, moe: MoE, kept: str, crossing: Crossing | None = None
 ) -> Choices:
-    """The rows that the gates of `met_gates` choose. kept: their name for remat policies.
+    """The rows that the gates of `gathered_gates` choose. kept: their name for remat policies.
 
     crossing: of the tokens, if they came from other nodes.
     """
@@ -193,7 +193,10 @@ def choices_of(
     num_local = _own_experts(layout, moe)
     num_even, most = num_tokens, num_tokens * moe.experts_per_token
     if crossing:
-        num_even, most = num_tokens // crossing.tokens * crossing.own, crossing.num_nodes * crossing.rows
+        num_even, most = (
+            num_tokens // crossing.tokens * crossing.num_tokens,
+            crossing.num_nodes * crossing.rows,
+        )
     sizes_of_blocks = blocks_of(
         num_even * travelled, moe, num_local, platform().share_blocks, one_pass=layout.spmd_stages
     )
@@ -287,7 +290,7 @@ def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int
     )
 
 
-def in_rounds(run: Callable[..., Array], choices: Any, *arrays: Any) -> Array:
+def over_passes(run: Callable[..., Array], choices: Any, *arrays: Any) -> Array:
     """The sum over all passes of run(choices, number, *arrays), m[1, n, D] like the first of the arrays.
 
     Residuals of the first pass are kept. Extra passes, for devices with more rows than the capacity of a
@@ -304,7 +307,7 @@ def in_rounds(run: Callable[..., Array], choices: Any, *arrays: Any) -> Array:
         def body(state: tuple[Array, Any]) -> tuple[Array, Any]:
             return state[0] + 1, step(*state)
 
-        with jax.named_scope(more_rounds()):
+        with jax.named_scope(in_extra_passes()):
             return lax.while_loop(lambda state: state[0] < given[0], body, (jnp.int32(1), start))[1]
 
     def on_this_pass(number: Array, arrays: Sequence[Any]) -> Any:

@@ -34,17 +34,17 @@ from meshwright.nn.start.device_mesh import platform
 class Crossings(NamedTuple):
     """The tokens that each device sends to nodes.
 
-    num_rounds: i32 passes that all tokens take, at least one, equal on all devices. tokens: i32[1, rounds, p
-    R] tokens for each node in turn; n for padding.
+    num_passes: i32 passes that all tokens take, at least one, equal on all devices. tokens: i32[1, passes,
+    p R] tokens for each node in turn; n for padding.
     """
 
-    room: Crossing
-    num_rounds: Array
+    crossing: Crossing
+    num_passes: Array
     tokens: Array
 
 
 def crossings_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Crossings:
-    """What gates[1, n, E] say of nodes. kept: the name of that, for remat policies."""
+    """The nodes that the tokens of gates[1, n, E] go to. kept: their name for remat policies."""
     num_tokens, num_nodes = gates.shape[1], _num_peers(layout)
     crossing = Crossing(*map(int, crossing_of(num_tokens, moe, num_nodes, one_pass=layout.spmd_stages)))
 
@@ -53,16 +53,14 @@ def crossings_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Crossings
         rows = jnp.sum(chosen, axis=2, dtype=jnp.int32)
         goes = rows > 0
         # A token is in the pass of its last row.
-        num_passes = jnp.where(goes, (jnp.cumsum(rows, axis=0) - 1) // crossing.capacity, crossing.passes)
+        pass_of = jnp.where(goes, (jnp.cumsum(rows, axis=0) - 1) // crossing.capacity, crossing.passes)
         numbers, node = (lax.broadcasted_iota(jnp.int32, rows.shape, dim) for dim in (0, 1))
-        before = jnp.sum(
-            num_passes[None] < jnp.arange(crossing.passes)[:, None, None], axis=1, dtype=jnp.int32
-        )
-        first = jnp.take_along_axis(before, jnp.minimum(num_passes, crossing.passes - 1), axis=0)
+        before = jnp.sum(pass_of[None] < jnp.arange(crossing.passes)[:, None, None], axis=1, dtype=jnp.int32)
+        first = jnp.take_along_axis(before, jnp.minimum(pass_of, crossing.passes - 1), axis=0)
         place = jnp.cumsum(goes, axis=0, dtype=jnp.int32) - 1 - first
         tokens = jnp.full((crossing.passes, num_nodes, crossing.tokens), num_tokens, jnp.int32)
-        tokens = tokens.at[num_passes, node, place].set(numbers, mode="drop")
-        last = jnp.max(jnp.where(goes, num_passes, 0)) + 1
+        tokens = tokens.at[pass_of, node, place].set(numbers, mode="drop")
+        last = jnp.max(jnp.where(goes, pass_of, 0)) + 1
         return last[None], jnp.reshape(tokens, (1, crossing.passes, -1))
 
     first = spec_of(gates).partitions[0]
@@ -78,7 +76,7 @@ class Route(NamedTuple):
     tokens: i32[1, p R]. sent, received: i32[1, p], how many go to each node, and how many come from it.
     """
 
-    room: Crossing
+    crossing: Crossing
     tokens: Array
     sent: Array
     received: Array
@@ -88,15 +86,15 @@ def gates_at_nodes(
     gates: Array, crossings: Crossings, number: Array | int, layout: Layout
 ) -> tuple[Array, Route]:
     """[1, p R, E/p] of gates[1, n, E] for the tokens that arrive at a node in a pass, and their route."""
-    crossing, spec = crossings.room, spec_of(gates)
+    crossing, spec = crossings.crossing, spec_of(gates)
     rows = PartitionSpec(spec.partitions[0], None)
 
-    def of_round(tokens: Array, number: Array) -> tuple[Array, Array]:
+    def of_pass(tokens: Array, number: Array) -> tuple[Array, Array]:
         tokens = lax.dynamic_index_in_dim(tokens, number, 1, keepdims=False)
-        return tokens, _num_in_pieces(tokens < crossing.own, crossing)
+        return tokens, _num_in_pieces(tokens < crossing.num_tokens, crossing)
 
     def by_node(gates: Array, tokens: Array) -> Array:
-        gates = jnp.reshape(gates, (crossing.own, crossing.num_nodes, -1))
+        gates = jnp.reshape(gates, (crossing.num_tokens, crossing.num_nodes, -1))
         tokens, nodes = jnp.reshape(tokens, (crossing.num_nodes, -1)), jnp.arange(crossing.num_nodes)[:, None]
         at_nodes = gates.at[tokens, nodes].get(mode="fill", fill_value=0)
         return jnp.reshape(at_nodes, (1, -1, at_nodes.shape[-1]))
@@ -105,7 +103,7 @@ def gates_at_nodes(
         return _num_in_pieces(jnp.any(gates > 0, axis=2), crossing)
 
     number = jnp.asarray(number, jnp.int32)
-    find = each_device(of_round, (spec_of(crossings.tokens), PartitionSpec()), (rows, rows))
+    find = each_device(of_pass, (spec_of(crossings.tokens), PartitionSpec()), (rows, rows))
     tokens, sent = find(crossings.tokens, number)
     came = _exchanged(with_gradient(by_node, (spec, rows), spec, 1)(gates, tokens), None, layout)
     received = each_device(of_tokens_that_came, (spec,), rows)(lax.stop_gradient(came))
@@ -131,7 +129,7 @@ def sums_of_nodes(rows: Array, route: Route) -> Array:
     """[1, n, D]: each token's sum over the results of all nodes."""
 
     def local(rows: Array, tokens: Array) -> Array:
-        total = zeros_beside((rows,), (route.room.own, rows.shape[-1]), rows.dtype)
+        total = zeros_beside((rows,), (route.crossing.num_tokens, rows.shape[-1]), rows.dtype)
         return total.at[tokens[0]].add(rows[0], mode="drop")[None]
 
     return with_gradient(local, (spec_of(rows), spec_of(route.tokens)), spec_of(rows), 1)(rows, route.tokens)
@@ -145,7 +143,7 @@ def _exchanged(rows: Array, route: Route | None, layout: Layout) -> Array:
         by_node = jnp.reshape(rows, (num_peers, -1, rows.shape[-1]))
         if not route:
             return jnp.reshape(lax.all_to_all(by_node, nodes, 0, 0, tiled=True), rows.shape)
-        with jax.named_scope(rows_by_even_load("all_to_all", route.room.even)):
+        with jax.named_scope(rows_by_even_load("all_to_all", route.crossing.even)):
             if not platform().ragged_exchange:
                 return jnp.reshape(lax.all_to_all(by_node, nodes, 0, 0, tiled=True), rows.shape)
             sent, received = (jnp.reshape(one, (-1, 1)) for one in counts)

@@ -41,7 +41,7 @@ class AttentionOps(ProductOps):
 
     def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
         with jax.named_scope(name):
-            turned = apply_rope(x, self._own(places).positions, self.config, kind)
+            turned = apply_rope(x, self._places_of_tokens(places).positions, self.config, kind)
             return checkpoint_name(turned, OPERATION)
 
     def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:
@@ -50,7 +50,7 @@ class AttentionOps(ProductOps):
 
     def temperature(self, name: str, q: Array, places: Places, kind: KindInLoop) -> Array:
         with jax.named_scope(name):
-            scaled = apply_temperature(q, self._own(places).positions, self.config, kind)
+            scaled = apply_temperature(q, self._places_of_tokens(places).positions, self.config, kind)
             return checkpoint_name(scaled, OPERATION)
 
     def for_layers(self, name: str, x: Array) -> Array:
@@ -80,7 +80,7 @@ class AttentionOps(ProductOps):
         with jax.named_scope(name):
             if not uses_ring(self.layout):
                 k, v = self._gather_positions("k", k), self._gather_positions("v", v)
-            queries, keys = self._own(places), self._all(places)
+            queries, keys = self._places_of_tokens(places), self._places_of_sequences(places)
             if sinks is not None:
                 with jax.named_scope("sinks"):
                     sinks = self._split_as(q, (2,), sinks.astype(jnp.float32))
@@ -110,10 +110,10 @@ class AttentionOps(ProductOps):
     ) -> Array:
         """Attention of whole sequences by a share of the heads: exchanged for positions, and back."""
 
-        def moved(letter: str, there: Reshard, x: Array) -> Array:
+        def moved(letter: str, move: Reshard, x: Array) -> Array:
             with jax.named_scope(name), jax.named_scope(letter):
                 is_named = letter in "kv" and self.config.layers_per_cache > 1
-                return checkpoint_name(apply_reshard(there, x, is_named=is_named), MATMUL)
+                return checkpoint_name(apply_reshard(move, x, is_named=is_named), MATMUL)
 
         (q, k, v), layout, ops = projected, self.layout, copy(self)
         ops.layout = attention_layout(layout)
@@ -153,12 +153,12 @@ class AttentionOps(ProductOps):
             heads = repeated(rope, (0, 1, 3), shape, jax.typeof(k).sharding.spec.partitions)
             return checkpoint_name(jnp.concatenate([k, heads], axis=-1), OPERATION)
 
-    def _own(self, places: Places) -> Places:
+    def _places_of_tokens(self, places: Places) -> Places:
         """The places of a device's own tokens; T may be split, unlike in the places that are given."""
         spec = partition_spec(token_sharding(self.layout, "tokens"))
         return jax.tree.map(lambda x: reshard(x, spec), places)
 
-    def _all(self, places: Places) -> Places:
+    def _places_of_sequences(self, places: Places) -> Places:
         """The places of all tokens of a device's sequences, as they are given: nothing moves."""
         spec = partition_spec(token_sharding(self.layout, "tokens").replace(axes={"T": ()}))
         return jax.tree.map(lambda x: reshard(x, spec), places)

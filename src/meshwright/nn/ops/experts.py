@@ -20,10 +20,10 @@ from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_l
 from meshwright.nn.experts.dropless import (
     Choices,
     choices_of,
-    home_tokens,
-    in_rounds,
-    met_gates,
-    met_tokens,
+    combined_tokens,
+    gathered_gates,
+    gathered_tokens,
+    over_passes,
     routes_of,
     rows_at_experts,
     rows_at_tokens,
@@ -81,18 +81,18 @@ class ExpertOps(ProductOps):
         if has_fixed_rows(self.layout):
             return self._within_capacity(block, w, x, gates)
         routing = row_routing(self.layout)
-        met, met_by = self._met(x, gates, routing.to_nodes)
-        through = self._across_nodes if routing.nodes else self._in_rounds
-        total = through(block, w, met, met_by)
+        m, gates_of_m = self._gathered(x, gates, routing.to_nodes)
+        through = self._across_nodes if routing.nodes else self._over_passes
+        total = through(block, w, m, gates_of_m)
         with jax.named_scope("combine"):
-            return checkpoint_name(home_tokens(total, x, routing.to_nodes), MATMUL)
+            return checkpoint_name(combined_tokens(total, x, routing.to_nodes), MATMUL)
 
-    def _met(self, x: Array, gates: Array, routing: RowRouting) -> tuple[Array, Array]:
+    def _gathered(self, x: Array, gates: Array, routing: RowRouting) -> tuple[Array, Array]:
         """The tokens that a device makes rows of, or sends to nodes, and their gates."""
         with jax.named_scope("gates"):
-            gates = checkpoint_name(met_gates(gates, self.layout, routing), MATMUL)
+            gates = checkpoint_name(gathered_gates(gates, self.layout, routing), MATMUL)
         with jax.named_scope("dispatch"):
-            return checkpoint_name(met_tokens(x, self.layout, routing), MATMUL), gates
+            return checkpoint_name(gathered_tokens(x, self.layout, routing), MATMUL), gates
 
     def _across_nodes(
         self, block: Callable[..., Array], w: Mapping[str, Any], x: Array, gates: Array
@@ -105,27 +105,27 @@ class ExpertOps(ProductOps):
                 gates = within_capacity(gates, moe, layout.schedule.capacity)
             crossings = crossings_of(gates, layout, moe, MATMUL)
 
-        def of_round(crossings: Crossings, number: Array | int, x: Array, gates: Array, w: Any) -> Array:
+        def of_pass(crossings: Crossings, number: Array | int, x: Array, gates: Array, w: Any) -> Array:
             with jax.named_scope("gates"):
                 gates, route = gates_at_nodes(gates, crossings, number, layout)
                 gates = checkpoint_name(gates, MATMUL)
             with jax.named_scope("dispatch"):
                 rows = checkpoint_name(rows_of_tokens(x, route.tokens), OPERATION)
                 came = checkpoint_name(rows_at_nodes(rows, route, layout), MATMUL)
-            met, gates = self._met(came, gates, row_routing(layout).of_node)
-            total = self._in_rounds(block, w, met, gates, crossings.room)
+            m, gates = self._gathered(came, gates, row_routing(layout).of_node)
+            total = self._over_passes(block, w, m, gates, crossings.crossing)
             with jax.named_scope("combine"):
-                total = checkpoint_name(home_tokens(total, came, row_routing(layout).of_node), MATMUL)
+                total = checkpoint_name(combined_tokens(total, came, row_routing(layout).of_node), MATMUL)
                 total = checkpoint_name(rows_from_nodes(total, route, layout), MATMUL)
                 return checkpoint_name(sums_of_nodes(total, route), OPERATION)
 
-        return in_rounds(of_round, crossings, x, gates, dict(w))
+        return over_passes(of_pass, crossings, x, gates, dict(w))
 
-    def _in_rounds(
+    def _over_passes(
         self,
         block: Callable[..., Array],
         w: Mapping[str, Any],
-        met: Array,
+        m: Array,
         gates: Array,
         crossing: Crossing | None = None,
     ) -> Array:
@@ -133,26 +133,26 @@ class ExpertOps(ProductOps):
         assert self.config.moe is not None, "only a mixture of experts has experts"
         with jax.named_scope("dispatch"):
             choices = choices_of(gates, self.layout, self.config.moe, MATMUL, crossing)
-        num_even = self.config.moe.experts_per_token * (crossing.own if crossing else met.shape[1])
+        num_even = self.config.moe.experts_per_token * (crossing.num_tokens if crossing else m.shape[1])
         start = self._num_products
 
-        def of_round(choices: Choices, number: Array | int, met: Array, gates: Array, w: Any) -> Array:
+        def of_pass(choices: Choices, number: Array | int, m: Array, gates: Array, w: Any) -> Array:
             ops = copy(self)
             ops._num_products = start
             ops._routes = routes_of(choices, gates, number, num_even)
-            sums = ops._sums_of_experts(block, w, met)
+            sums = ops._sums_of_experts(block, w, m)
             self._num_products = ops._num_products
             return sums
 
-        return in_rounds(of_round, choices, met, gates, dict(w))
+        return over_passes(of_pass, choices, m, gates, dict(w))
 
-    def _sums_of_experts(self, block: Callable[..., Array], w: Mapping[str, Any], met: Array) -> Array:
+    def _sums_of_experts(self, block: Callable[..., Array], w: Mapping[str, Any], m: Array) -> Array:
         """The sum of one pass's rows for the tokens m[1, n, D]."""
         routes, layout, moe = self._routes, self.layout, self.config.moe
         assert routes and moe, "rows have routes"
         with jax.named_scope("dispatch"):
             weighed = moe.scales_input
-            rows = weighed_rows_of_tokens(met, routes) if weighed else rows_of_tokens(met, routes.tokens)
+            rows = weighed_rows_of_tokens(m, routes) if weighed else rows_of_tokens(m, routes.tokens)
             rows = checkpoint_name(rows, OPERATION)
             self._kinds["dispatch"] = OPERATION
             if routes.counts is not None:

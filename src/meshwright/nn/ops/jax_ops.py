@@ -146,14 +146,14 @@ class JaxOps(AttentionOps, ExpertOps):
         """The layers in loops, rematerialised by the Layout's policy."""
 
         def plain(x: Array, w: Any, lost: Any, kind: KindInLoop, shared: Any) -> tuple[Array, Any, Any]:
-            def one(x: Array, w: Any, which: Array | None, shared: Any) -> tuple[Array, Any, Any]:
+            def layer(x: Array, w: Any, which: Array | None, shared: Any) -> tuple[Array, Any, Any]:
                 self._num_products, self._of_routers = 0, []
                 x = checkpoint_name(x, INPUT) if self.layout.schedule.offload else x
-                own = kind._replace(which=which)
-                x, _, made = block(self, self.reads(w), x, places, None, own, shared)
+                kind_here = kind._replace(which=which)
+                x, _, made = block(self, self.reads(w), x, places, None, kind_here, shared)
                 return x, sum(self._of_routers) if self._of_routers else None, made
 
-            x, more, made = jax.checkpoint(one, policy=policy(self.layout))(x, w, kind.which, shared)
+            x, more, made = jax.checkpoint(layer, policy=policy(self.layout))(x, w, kind.which, shared)
             return x, lost if more is None else lost + more, made
 
         with jax.named_scope("layers"):

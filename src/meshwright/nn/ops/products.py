@@ -98,24 +98,24 @@ class ProductOps:
         made: dict[str, Array] = {}
         named: dict[str, Array] = {}
         for group in input_groups(self.layout, specs):
-            there = group.reshard
+            move = group.reshard
             with jax.named_scope(group.name):
                 if self._routes:
-                    moved = self._rows_at_columns(wide(x), there)
+                    moved = self._rows_at_columns(wide(x), move)
                 else:
                     if group.name not in named:
-                        named[group.name] = named_once(wide(x)) if there.forward else wide(x)
-                    moved = self._moved(x, named[group.name], there)
+                        named[group.name] = named_once(wide(x)) if move.forward else wide(x)
+                    moved = self._moved(x, named[group.name], move)
             for name, plan in group.plans.items():
                 made[name] = self._einsum(name, plan, moved, weights[name])
         return tuple(made[name] for name in specs)
 
-    def _moved(self, x: Array | Kept, here: Array, there: Reshard) -> Array | Kept:
+    def _moved(self, x: Array | Kept, here: Array, move: Reshard) -> Array | Kept:
         """An input where its products are; if it is kept narrow, they save the moved array narrow, too.
 
         here: x as it is sent, under the name of its reader.
         """
-        moved = apply_reshard(there, here, is_named=True)
+        moved = apply_reshard(move, here, is_named=True)
         if not isinstance(x, Kept) or self._saved_in is None:
             return moved
         return x if moved is x.wide else kept(moved, self._saved_in, self._scales)
@@ -134,10 +134,10 @@ class ProductOps:
                 self.parted |= {name} if self._token is not None else set()
             return checkpoint_name(apply_reshard(plan.out_reshard, y), kind)
 
-    def _rows_at_columns(self, rows: Array, there: Reshard) -> Array:
+    def _rows_at_columns(self, rows: Array, move: Reshard) -> Array:
         """Rows of experts, exchanged from the devices where they arrived to devices with columns."""
         assert self._routes and self.config.moe, "only a mixture of experts has rows of experts"
-        if not there.forward:
+        if not move.forward:
             return rows
         return rows_at_columns(rows, self._routes, self.layout, self.config.moe)
 
@@ -169,9 +169,9 @@ class ProductOps:
         assert self._routes, "rows have routes"
         is_sum = name.startswith("expert_out")
         rows = expert_rows(self.layout, name, "ECD" if is_sum else "ECM")
-        there = bias_reshard(rows, self.layout.weight(name, "ED" if is_sum else "EM"))
-        if there.forward:
-            b = apply_reshard(there, b)
+        move = bias_reshard(rows, self.layout.weight(name, "ED" if is_sum else "EM"))
+        if move.forward:
+            b = apply_reshard(move, b)
         else:
             spec = partition_spec(rows)
             b = reshard(b, PartitionSpec(spec[0], spec[2], reduced=jax.typeof(b).sharding.spec.reduced))

@@ -38,7 +38,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import widest_window
 from meshwright.models.transformer import Places
 from meshwright.nn.attention.blockwise import dealt_positions, zigzag
-from meshwright.nn.attention.paged import NOBODY, PagedCache, Pools, Rows, abstract_pools, page_groups
+from meshwright.nn.attention.paged import PADDING, PagedCache, Pools, Rows, abstract_pools, page_groups
 from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
 from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
@@ -140,11 +140,11 @@ class InferencePrograms:
 
         Arguments, replica by replica:
         tokens i32[N]: token ids; PENDING: the last token of the slot in slots i32[N].
-        positions i32[N]: NOBODY for padding.
+        positions i32[N]: PADDING for padding.
         tables i32[R, G, P]: page numbers, with one table for each group of layers.
-        heads i32[num_heads]: indices of the tokens whose logits are returned; NOBODY for padding.
+        heads i32[num_heads]: indices of the tokens whose logits are returned; PADDING for padding.
         Slots and tokens are numbered through all replicas of a shard of the batch. If replicas prefill
-        prompts together, they share tokens and heads, and each has its own positions, NOBODY for the tokens
+        prompts together, they share tokens and heads, and each has its own positions, PADDING for the tokens
         of other replicas.
 
         Returns logits f32[num_logits, V], whole over V, the pools, updated in place, and with num_hidden
@@ -230,7 +230,7 @@ class InferencePrograms:
         """The scores of tokens, to be compiled: (params, hidden, rows i32[n], targets i32[n]) -> Scores.
 
         hidden: from a step with the same `num_hidden`. rows: `num_rows` rows of `hidden` on each shard of the
-        batch; NOBODY for padding. targets: the tokens after these rows.
+        batch; PADDING for padding. targets: the tokens after these rows.
         """
         return self._readout(self._scores, num_hidden, num_rows, 2)
 
@@ -315,7 +315,7 @@ class InferencePrograms:
         )
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
         if self._with_native:
-            x = self._on_each(_of_somebody, x, positions)
+            x = self._on_each(_without_padding, x, positions)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
         hidden = x
         with jax.named_scope("take"):
@@ -406,7 +406,7 @@ class InferencePrograms:
     def _taken(self, x: Array, rows: Array) -> Array:
         """The rows x[n, 1, D] of each shard of the batch; zeros for padding with native kernels."""
         taken = self._on_each(_taken, x, rows)
-        return self._on_each(_of_somebody, taken, rows) if self._with_native else taken
+        return self._on_each(_without_padding, taken, rows) if self._with_native else taken
 
     def _whole(self, x: Array) -> Array:
         """f32[n, V] of x[n, 1, V], whole over V on every device of a replica."""
@@ -520,9 +520,9 @@ def _pasted(pool: Array, numbers: Array, exported: Array) -> Array:
     return pool.at[numbers].set(exported, mode="drop")
 
 
-def _of_somebody(x: Array, places: Array) -> Array:
+def _without_padding(x: Array, places: Array) -> Array:
     """Zeros in padding rows: most layers keep them zero, and kernels.py skips zero rows."""
-    return jnp.where((places == NOBODY)[:, None, None], jnp.zeros((), x.dtype), x)
+    return jnp.where((places == PADDING)[:, None, None], jnp.zeros((), x.dtype), x)
 
 
 def _with_rows(num_rows: int, x: Array) -> Array:

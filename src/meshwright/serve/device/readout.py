@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from meshwright.nn.attention.paged import NOBODY
+from meshwright.nn.attention.paged import PADDING
 from meshwright.serve.device.programs import InferencePrograms
 from meshwright.serve.engine.request import TokenScore
 
@@ -34,7 +34,7 @@ class Read(NamedTuple):
     num_top: int = 0
 
 
-_PADDING = Read(-1, 0, NOBODY)
+_PADDING = Read(-1, 0, PADDING)
 
 
 class Readout:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.nn.attention.paged import NOBODY, Rows
+from meshwright.nn.attention.paged import PADDING, Rows
 from meshwright.serve.device.programs import StepShape
 from meshwright.serve.device.readout import Read
 from meshwright.serve.device.sampling import Edits, SampledRows, batch_edits, batch_rows
@@ -33,11 +33,11 @@ class StepInputs:
         num_groups = count // num_sharing
         num_logits = count * step.num_logits
         self.tokens = np.zeros(num_groups * step.num_tokens, np.int32)
-        self.positions = np.full(count * step.num_tokens, NOBODY, np.int32)
+        self.positions = np.full(count * step.num_tokens, PADDING, np.int32)
         self.slots = np.full(num_groups * step.num_tokens, self._slots, np.int32)
         num_tables = 2 if limits.window else 1
         self.tables = np.zeros((count * step.num_rows, num_tables, step.pages_of_row), np.int32)
-        self.heads = np.full(num_groups * step.num_heads, NOBODY, np.int32)
+        self.heads = np.full(num_groups * step.num_heads, PADDING, np.int32)
         self.chosen_slots = np.full(num_logits, self._slots, np.int32)
         self.chosen_positions = np.zeros(num_logits, np.int32)
         self._params = [GREEDY] * num_logits
