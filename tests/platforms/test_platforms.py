@@ -34,7 +34,7 @@ def test_few_places_ask_which_platform_it_is() -> None:
     ]
     assert len(found) < MOST, (
         "\n".join(found) + "\nAsk for a property of the platform's record (chip.platform, "
-        "nn.start.device_mesh.platform_of) and add it to platforms/platform.py, if it has none yet. Code of "
+        "platforms.platform_of) and add it to platforms/platform.py, if it has none yet. Code of "
         "one compiler belongs in audit/compile/platforms/."
     )
 

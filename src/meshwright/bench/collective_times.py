@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import jax
 from jax import Array, lax
 
 from meshwright.bench.all_devices import Bench, Operand
@@ -16,7 +15,7 @@ from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.hardware.chip import COLLECTIVES
 from meshwright.notation.array import Axes
 from meshwright.notation.mesh import Mesh
-from meshwright.platforms import PLATFORMS
+from meshwright.platforms import default_platform
 
 _LOOP_BYTES = 33_554_432  # a loop moves about this much, so that it takes longer than its launch
 _LOOPS = (2, 32)  # minimum and maximum; several, so that allocations of a program hardly count
@@ -115,7 +114,7 @@ def _all_reduce(x: Array, axes: Axes, n: int) -> Array:
 
 def _reduce_scatter(x: Array, axes: Axes, n: int) -> Array:
     # Programs reduce-scatter by an all-reduce and a slice if the compiler has no other way.
-    if PLATFORMS[jax.default_backend()].compiler.reduce_scatter:
+    if default_platform().compiler.reduce_scatter:
         return lax.psum_scatter(x, axes, tiled=True)
     size = len(x) // n
     return lax.dynamic_slice(lax.psum(x, axes), (lax.axis_index(axes) * size,), (size,))

@@ -24,7 +24,7 @@ from meshwright.nn.products.quantised import as_read
 from meshwright.nn.start.compiled_cache import keep_compiled
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan_file import Plan
-from meshwright.platforms import PLATFORMS
+from meshwright.platforms import default_platform
 from meshwright.progress import Progress
 from meshwright.serve.device.loading import ModelFolder, load_model_folder
 from meshwright.serve.device.runner import JaxRunner, check_serves
@@ -179,7 +179,7 @@ def _runner(
             layout = layout.replace(weights_dtype=settings.dtype, compute_dtype=settings.dtype)
     if settings.weights_dtype:
         layout = layout.replace(weights_dtype=settings.weights_dtype)
-    platform = PLATFORMS[jax.default_backend()]
+    platform = default_platform()
     if layout.precision.matmul_dtype is None and (plan is None or settings.weights_dtype):
         layout = layout.replace(matmul_dtype=platform.served_operands(layout.precision.weights_dtype))
     if settings.kv_dtype:
@@ -219,7 +219,7 @@ def served_dtypes(config: ModelConfig) -> tuple[str, str]:
 
     XLA for CPUs would widen the weights of experts in every step.
     """
-    if PLATFORMS[jax.default_backend()].dtype == "bf16" or multiplies_bf16():
+    if default_platform().dtype == "bf16" or multiplies_bf16():
         return "bf16", "bf16"
     widens = config.moe is None and kernels.why_not() is None
     return "bf16" if widens else "f32", "f32"

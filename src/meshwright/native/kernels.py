@@ -28,7 +28,7 @@ from jax import Array
 
 from meshwright.files import cache_folder
 from meshwright.native.processor import features
-from meshwright.platforms import PLATFORMS
+from meshwright.platforms import platform_of
 
 _STEP_BYTES = 4  # of a row, which a product sums at once
 _SOURCE = Path(__file__).with_name("kernels.cc")
@@ -49,7 +49,7 @@ class _NotAvailable(Exception):
 
 def runs_on(mesh: jax.sharding.Mesh) -> bool:
     """Whether programs for this mesh call the extension, which is built first if necessary."""
-    return PLATFORMS[mesh.devices.flat[0].platform].native and why_not() is None
+    return platform_of(mesh).native and why_not() is None
 
 
 def why_not() -> str | None:

@@ -48,9 +48,10 @@ from meshwright.nn.products.quantised import (
 )
 from meshwright.nn.products.row_products import einsum_of_rows
 from meshwright.nn.stack import KindInLoop
-from meshwright.nn.start.device_mesh import array_type, partition_spec, platform, platform_of
+from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
+from meshwright.platforms import platform_of
 
 Params = dict[str, Any]
 

@@ -20,7 +20,7 @@ import numpy as np
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
 from meshwright.nn.files import checkpoint, checkpoint_files
 from meshwright.nn.files.checkpoint_files import CHECKPOINTS
-from meshwright.platforms import PLATFORMS
+from meshwright.platforms import default_platform
 from meshwright.train import profiling
 from meshwright.train.corpus import VALIDATION, Batches, Corpus, evaluation_split
 from meshwright.train.metrics_log import Line, Reporter, read_lines, truncate
@@ -247,7 +247,7 @@ class _Loop:
         self.trend, self.best_loss = start.trend, start.best_loss
         self.first_examples.clear()
         reporter.begin({"skipped": start.skipped} if start.skipped else {})
-        one_in_flight = PLATFORMS[jax.default_backend()].in_turn
+        one_in_flight = default_platform().in_turn
         batches = _batches(self.corpus, step, start.seed)
         examples = start.examples(step.batch_sequences)
         state, example = jax.block_until_ready(start.state), next(examples)

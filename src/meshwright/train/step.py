@@ -32,8 +32,9 @@ from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import abstract_params, flatten, init_params, joined, shardings
 from meshwright.nn.pipeline.spmd_1f1b import SpmdPipeline
 from meshwright.nn.start.compiler_options import compiler_options
-from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec, platform_of
+from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.start.processes import wait_for_all
+from meshwright.platforms import platform_of
 from meshwright.platforms.platform import Options
 from meshwright.train.optimizers import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
 from meshwright.train.optimizers.adafactor import MeanSquares, mean_squares

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import keystr
 
 from meshwright.audit.hlo.link import Call, Sent, is_given, result_name
-from meshwright.nn.start.device_mesh import platform_of
+from meshwright.platforms import platform_of
 
 # Bytes of a program on a device, by cause, as `memory_by_cause` returns them.
 Memory = Callable[[Any], Mapping[str, int] | None]

@@ -48,9 +48,9 @@ from meshwright.nn.attention.reference import Scores
 from meshwright.nn.norms import softcap
 from meshwright.nn.products.quantised import Quantised, name_of, quantise
 from meshwright.nn.products.row_products import in_tiles
-from meshwright.nn.start.device_mesh import array_type, partition_spec, platform, platform_of
+from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.platforms import Platform
+from meshwright.platforms import Platform, platform_of
 
 Pool = Array | Quantised  # Quantised if the type needs a scale for each token and head
 Pools = dict[str, list[Pool]]

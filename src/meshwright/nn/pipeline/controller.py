@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from meshwright.layout.pipelines.table import PassTable, Place, TablePass
 from meshwright.nn.pipeline.stage_programs import TOKEN, ChunkPrograms, Rows, StageTotals
 from meshwright.nn.start.compiler_options import compiler_options
-from meshwright.nn.start.device_mesh import platform_of
+from meshwright.platforms import platform_of
 from meshwright.platforms.platform import Options
 
 

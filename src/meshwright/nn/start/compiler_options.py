@@ -9,7 +9,7 @@ from functools import lru_cache
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.nn.start.device_mesh import platform_of
+from meshwright.platforms import platform_of
 from meshwright.platforms.platform import Options
 
 _NONE: Options = {}

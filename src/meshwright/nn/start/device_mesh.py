@@ -39,7 +39,7 @@ def explicit_mesh(mesh: Mesh, devices: Sequence[Any] | None = None, asked_by: st
             f"({devices[0].platform}); on CPU set XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
         )
     shape = tuple(mesh.sizes.values())
-    whole = platform_of_devices(devices).torus_mesh and needed == len(devices)
+    whole = PLATFORMS[devices[0].platform].torus_mesh and needed == len(devices)
     grid = device_grid(devices, shape) if whole else np.asarray(devices[:needed]).reshape(shape)
     return jax.sharding.Mesh(grid, mesh.axes, axis_types=(AxisType.Explicit,) * len(shape))
 
@@ -56,16 +56,6 @@ def device_grid(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
     outer[next(i for i, size in enumerate(sizes) if size > 1)] = num_slices
     inner = [size // across for size, across in zip(sizes, outer, strict=True)]
     return mesh_utils.create_hybrid_device_mesh(inner, outer, devices=devices, allow_split_physical_axes=True)
-
-
-def platform_of(mesh: jax.sharding.Mesh) -> Platform:
-    """The record of the platform of a mesh."""
-    return platform_of_devices(mesh.devices.flat)
-
-
-def platform_of_devices(devices: Sequence[Any] | np.flatiter) -> Platform:
-    """The record of the platform that these devices share."""
-    return PLATFORMS[devices[0].platform]
 
 
 def platform() -> Platform:

@@ -42,7 +42,8 @@ from meshwright.nn.attention.paged import PADDING, PagedCache, Pools, Rows, abst
 from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
 from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
-from meshwright.nn.start.device_mesh import device_mesh, partition_spec, platform_of, resharded
+from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
+from meshwright.platforms import platform_of
 from meshwright.serve.device.sampling import (
     Edits,
     Needs,

@@ -30,7 +30,7 @@ from meshwright.native.processor import put_in_huge_pages
 from meshwright.nn.attention.paged import Rows
 from meshwright.nn.cached_ops import layered
 from meshwright.nn.start.compiled_cache import NothingCompiled
-from meshwright.nn.start.device_mesh import platform_of
+from meshwright.platforms import platform_of
 from meshwright.serve.device.host_pages import HostPages
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 from meshwright.serve.device.readout import Readout, Results

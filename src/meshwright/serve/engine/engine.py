@@ -16,6 +16,7 @@ from typing import NamedTuple
 from meshwright.errors import RequestError
 from meshwright.serve.engine.batch import Batch, Runner, StepResult
 from meshwright.serve.engine.handover import Arrivals
+from meshwright.serve.engine.limits import check_length
 from meshwright.serve.engine.logit_edits import LogitEdits
 from meshwright.serve.engine.metrics import Forecast, Metrics
 from meshwright.serve.engine.occupancy import Occupancy
@@ -184,14 +185,7 @@ class Engine:
             raise RequestError(
                 f"token {wrong} is not in the vocabulary of {self.vocab_size} tokens", param="prompt"
             )
-        longest = context - 1 if request.generates else context
-        if num_prompt > longest:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens, but the context holds {context}; "
-                f"send at most {longest}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+        check_length(num_prompt, context, context - 1 if request.generates else context)
         if request.max_tokens is None:
             return context - num_prompt
         if num_prompt + request.max_tokens > context:

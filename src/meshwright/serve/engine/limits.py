@@ -6,7 +6,7 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, RequestError
 from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
 from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, divided_block
@@ -21,6 +21,17 @@ _TIMED_TOKENS = 64  # prompt tokens of the timed step
 def on_each(num_replicas: int) -> str:
     """The end of an error about each replica, if there are several."""
     return f" on each of {num_replicas} replicas" if num_replicas > 1 else ""
+
+
+def check_length(num_tokens: int, context: int, longest: int, param: str = "prompt") -> None:
+    """Raise RequestError if a prompt of more than `longest` tokens was sent in the field `param`."""
+    if num_tokens > longest:
+        raise RequestError(
+            f"{'the prompt' if param == 'prompt' else param} has {num_tokens} tokens, but the context holds "
+            f"{context}; send at most {longest}",
+            param=param,
+            code="context_length_exceeded",
+        )
 
 
 def compiled_sizes(largest: int) -> list[int]:

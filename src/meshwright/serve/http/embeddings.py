@@ -10,6 +10,7 @@ from pydantic import Field
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.limits import check_length
 from meshwright.serve.engine.request import Request
 from meshwright.serve.engine.sequence import Lifetime
 from meshwright.serve.http.forms import Json
@@ -51,12 +52,7 @@ def check_request(asked: EmbeddingsRequest, embedding_size: int) -> None:
 
 def check_lengths(prompts: Sequence[Sequence[int]], context: int) -> None:
     """Raise RequestError for an input that is longer than the context."""
-    if (longest := max(map(len, prompts))) > context:
-        raise RequestError(
-            f"input has {longest} tokens, but the context holds {context}; send at most {context}",
-            param="input",
-            code="context_length_exceeded",
-        )
+    check_length(max(map(len, prompts)), context, context, "input")
 
 
 async def embeddings(
