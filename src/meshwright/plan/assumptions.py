@@ -22,8 +22,9 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.spread import Spread, spread
+from meshwright.plan.words import ASSUMPTIONS, sections
 from meshwright.programs.program import DEFAULT
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_seconds
 
 # Constants that affect a smaller share of the step are not listed.
 LEAST_SHARE = 0.05
@@ -55,47 +56,34 @@ class Constant:
     ideal: Chip
 
 
-def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> Iterator[str]:
+def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> tuple[str, ...]:
     """The assumptions of the price of `best`, a sentence each."""
     hardware, chip, layout = best.hardware, best.hardware.chip, best.layout
-    if warning := step_warning(chip):
-        yield warning
-    dtype = layout.precision.compute_dtype
-    yield (
-        f"MFU divides the model's FLOPs by the dense {dtype} peak of {chip.flops(dtype):.3g} FLOP/s per "
-        "chip; the model's FLOPs are 6 per matmul parameter and token, and 6 B T^2 N H per layer for causal "
-        "attention"
-    )
-    weighty = [found for found in shares(best) if found[0] > LEAST_SHARE]
-    for share, constant in weighty:
-        yield f"{constant.text}: {share:.0%} of this step depends on it ({constant.source})"
-    other = "other " if weighty else ""
-    yield f"no {other}fitted or measured constant affects more than {LEAST_SHARE:.0%} of this step"
-    if hardware.software.name != DEFAULT:
-        yield hardware.software.description
-    if spread := spread_of(best):
-        yield f"the error of the step time is {spread}"
-    if chip.step.slowdown != 1:
-        yield f"the priced step is multiplied by {chip.step.slowdown:.3g}, the factor of the anchoring run"
-    known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
-    yield f"a program can use {format_bytes(chip.program_bytes)} of a chip's memory ({known})"
     trains = workload.phase == "train"
     has_capacity = not has_fixed_rows(layout) and has_static_rows(hardware, layout)
-    if config.moe and layout.table.axes_of("E") and trains and has_capacity:
-        yield (
-            "experts are priced at an even load; their buffers hold twice that number of rows, further rows "
-            "take extra passes, and no row is dropped"
-        )
-    lacking = lacks_flash(config, hardware, layout, workload.seq_len)
-    if trains and hardware.software.flash and lacking:
-        yield f"no flash kernel takes this attention ({lacking}): its scores go through memory block by block"
-    elif chip.platform.flash:
-        yield "attention runs a flash kernel that skips masked blocks and keeps scores on chip"
-    if chip.platform.in_turn and hardware.num_chips > 1:
-        yield (
-            f"the {hardware.num_chips} virtual devices share one CPU, and the host waits for each step "
-            "before it dispatches the next: none of its work between steps is hidden"
-        )
+    dtype = layout.precision.compute_dtype
+    known = chip.sources.get("hbm_usable_bytes")
+    (section,) = sections(
+        ASSUMPTIONS,
+        "assumptions",
+        warning=step_warning(chip),
+        dtype=dtype,
+        peak=chip.flops(dtype),
+        constants=[of_step for of_step in shares(best) if of_step[0] > LEAST_SHARE],
+        least=LEAST_SHARE,
+        program=hardware.software.description if hardware.software.name != DEFAULT else None,
+        spread=spread_of(best),
+        slowdown=chip.step.slowdown,
+        program_bytes=chip.program_bytes,
+        known=known or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime",
+        has_capacity=config.moe and layout.table.axes_of("E") and trains and has_capacity,
+        lacks_flash=trains
+        and hardware.software.flash
+        and lacks_flash(config, hardware, layout, workload.seq_len),
+        has_flash=chip.platform.flash,
+        in_turn=hardware.num_chips if chip.platform.in_turn and hardware.num_chips > 1 else None,
+    )
+    return section.paragraphs
 
 
 def spread_of(candidate: Candidate) -> Spread | None:

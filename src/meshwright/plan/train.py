@@ -171,7 +171,7 @@ def only(
     notices: tuple[str, ...] = (),
 ) -> Search:
     """A Search with a single candidate."""
-    assumed = tuple(assumptions(config, workload, candidate))
+    assumed = assumptions(config, workload, candidate)
     return Search((candidate,), 1, seconds, assumed, workload, notices)
 
 
@@ -222,7 +222,7 @@ def search(
         why = why_not(config, priced[0].layout, hardware=hardware)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
     faster = _faster(scout.not_run(workload, planned), priced, config, hardware, planned) if runs else None
-    assumed = tuple(assumptions(config, planned, priced[0]))
+    assumed = assumptions(config, planned, priced[0])
     forget_prices()
     forget_placements()
     return Search(

@@ -13,6 +13,7 @@ from typing import Any
 from meshwright.units import format_bytes, format_count, format_number_of, format_seconds
 
 # Templates by their paths in this package.
+ASSUMPTIONS = "assumptions.txt.jinja"
 TRAINING = "explain/training.txt.jinja"
 SERVING = "serve/serving.txt.jinja"
 
