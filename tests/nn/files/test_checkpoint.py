@@ -217,6 +217,18 @@ def test_a_damaged_checkpoint_without_another_is_refused(saved, tmp_path):
         checkpoint.restore_params(directory, wanted, step=3)
 
 
+def test_a_checkpoint_of_0_1_0_is_named_as_such(tmp_path):
+    """Its folder has state/, data/ and files.json, the sizes of their files."""
+    path = tmp_path / "3"
+    (path / "state").mkdir(parents=True)
+    (path / "files.json").write_text('{"state/a": 1}')
+    for read in (checkpoint_files.newest_sound, lambda directory: checkpoint_files.check_sound(directory, 3)):
+        with pytest.raises(
+            CheckpointError, match=r"3: has the format of meshwright 0\.1\.0.*; continue this"
+        ):
+            read(tmp_path)
+
+
 def test_a_full_disk_names_the_step_to_go_on_from(saved, tmp_path, monkeypatch):
     """The save fails in its own thread; the error reaches the one that trains."""
     directory = Path(shutil.copytree(saved[0], tmp_path / "run"))

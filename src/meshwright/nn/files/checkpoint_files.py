@@ -27,6 +27,8 @@ POSITION = "position.json"
 STATE = "state"
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+# The list of files in a checkpoint of 0.1.0, which has no SHA256SUMS.
+_LIST_OF_0_1_0 = "files.json"
 # Hashing releases the interpreter's lock, so files are read in parallel.
 _HASHING_THREADS = 8
 
@@ -63,10 +65,18 @@ def put_in_place(path: Path, directory: Path) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """The damage to the checkpoint in folder `path`; None if every file matches its checksum."""
+    """The damage to the checkpoint in folder `path`; None if every file matches its checksum.
+
+    Raises CheckpointError if the checkpoint has the format of 0.1.0.
+    """
     try:
         content = (path / SUMS).read_bytes()
     except OSError:
+        if (path / _LIST_OF_0_1_0).is_file():
+            raise CheckpointError(
+                f"checkpoint {path}: has the format of meshwright 0.1.0, which this version does not read; "
+                "continue this run with meshwright 0.1.0, or train again into another folder"
+            ) from None
         return f"lacks {SUMS}"
     sums = _parsed(content)
     if sums is None:
