@@ -323,7 +323,7 @@ def train(hardware: Hardware, asked: argparse.Namespace) -> Row:
         try:
             step, num_bytes = compiled_step(*case, asked.train_length, hardware)
             run = Steps(step)
-            found[name] = beside_plan(run, num_bytes, hardware)
+            found[name] = against_plan(run, num_bytes, hardware)
             if asked.profile:
                 profile(asked.profile / f"{re.sub(r'[^a-z0-9.]+', '_', name)}.json", run)
         except (MeshwrightError, jax.errors.JaxRuntimeError) as error:
@@ -349,7 +349,7 @@ def compiled_step(
     return step, figures["total"] if figures else 0
 
 
-def beside_plan(run: Steps, num_bytes: int, hardware: Hardware) -> Row:
+def against_plan(run: Steps, num_bytes: int, hardware: Hardware) -> Row:
     step, first = run.step, run.one()
     seconds = seconds_of(run, 3) / Steps.COUNT
     planned = price(step.config, hardware, step.workload, step.layout)

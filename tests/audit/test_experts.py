@@ -80,7 +80,7 @@ def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:
         gates = gathered_gates(gates, layout, routing.to_nodes)
         if routing.nodes:
             crossings = crossings_of(gates, layout, moe, "kept")
-            room = crossings.room
+            room = crossings.crossing
             came, _ = gates_at_nodes(gates, crossings, 0, layout)
             gates = gathered_gates(came, layout, routing.of_node)
         choices = choices_of(gates, layout, moe, "kept", room)

@@ -8,8 +8,8 @@ import pytest
 from tests.audit.test_families import TWO_PERIODS
 from tests.nn.test_layouts import GPT, LATENT, SHARED, SHARED_BY_FOUR, TIED
 
+from meshwright.audit.against_plan import _logits_bytes
 from meshwright.audit.audit import _in_whole_pages, audit_plan
-from meshwright.audit.beside_plan import _logits_bytes
 from meshwright.audit.compare.flops import wider_products
 from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import choose_target

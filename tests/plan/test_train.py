@@ -180,13 +180,13 @@ class TestGiven:
             ),
             (
                 "pipe=2,tensor=16",
-                "--given tensor=16 beside pipe=2 leaves no layout: wk[L, D, K_tensor, H]: 8 KV heads (K) do "
+                "--given tensor=16 with pipe=2 leaves no layout: wk[L, D, K_tensor, H]: 8 KV heads (K) do "
                 "not divide over tensor = 16; fits: tensor in {1, 2, 4, 8}",
             ),
             (
                 "fsdp=32,data>=8",
-                "--given fsdp=32 beside data>=8 leaves no layout; fits: fsdp in {1, 2, 4, 8, 16}; or data>=8 "
-                "beside fsdp=32 leaves no layout; fits: data in {1, 2, 4}",
+                "--given fsdp=32 with data>=8 leaves no layout; fits: fsdp in {1, 2, 4, 8, 16}; or data>=8 "
+                "with fsdp=32 leaves no layout; fits: data in {1, 2, 4}",
             ),
             (
                 "tensor=3,pipe=3",

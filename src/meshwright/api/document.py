@@ -94,11 +94,11 @@ def heading(document: dict, layout: Layout) -> str:
     """The heading of a document's table of layouts. layout: one of these, for its dtypes."""
     model, hardware, workload = (document[key] for key in ("model", "hardware", "workload"))
     tokens, asked = workload["batch_tokens"], workload["asked_batch_tokens"]
-    besides = f"; {asked:,} asked for" if asked != tokens else ""
+    note = f"; {asked:,} asked for" if asked != tokens else ""
     return (
         f"{model['name']} ({format_count(model['params'])} parameters) on {hardware['spec']} "
         f"({hardware['num_chips']:,} devices), {workload['num_sequences']:,} sequences of "
-        f"{workload['seq_len']:,} tokens ({tokens:,} tokens{besides}), weights "
+        f"{workload['seq_len']:,} tokens ({tokens:,} tokens{note}), weights "
         f"{layout.precision.weights_dtype}, compute {layout.precision.compute_dtype}"
     )
 
@@ -114,7 +114,7 @@ def check_output(path: Path) -> None:
     """Raise PlanError if figures would overwrite the plan, OutputError if it cannot be written."""
     if path.suffix == ".json":
         raise PlanError(
-            f"-o {path}: the plan is TOML, and the .json beside it holds its figures; name a .toml"
+            f"-o {path}: the plan is TOML, and the .json next to it holds its figures; name a .toml"
         )
     check_writable(path)
 

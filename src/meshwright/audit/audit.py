@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.audit.beside_plan import at_phase_rates, beside_plan
+from meshwright.audit.against_plan import against_plan, at_phase_rates
 from meshwright.audit.compare.findings import too_large
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.planned_program import planned_step
@@ -15,7 +15,7 @@ from meshwright.audit.facts.seconds import step_prices
 from meshwright.audit.facts.timeline import program_timeline
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.numerics import check_numerics
-from meshwright.audit.per_stage import stages_beside_plan
+from meshwright.audit.per_stage import stages_against_plan
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.errors import OutOfMemoryError, PlanError
 from meshwright.hardware.catalog import load
@@ -92,11 +92,11 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     report, if requested.
     """
     if compiled.stages:
-        document = stages_beside_plan(plan, target, compiled.hlo, compiled.stages)
+        document = stages_against_plan(plan, target, compiled.hlo, compiled.stages)
     else:
         planned = planned_step(plan, load(plan.hardware), compared_on=PLATFORMS[target.name])
         program = parse_hlo(compiled.hlo)
-        document = beside_plan(plan, target, planned, program, plan.layout.mesh, compiled.memory_bytes)
+        document = against_plan(plan, target, planned, program, plan.layout.mesh, compiled.memory_bytes)
     warnings = compiler_warnings(compiled.compiler_log)
     bad = bool(document["findings"] or document["not_understood"]) or replicates(warnings)
     bad |= checked is not None and not checked["agrees"]

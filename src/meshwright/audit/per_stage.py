@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from meshwright.audit.beside_plan import beside_plan
+from meshwright.audit.against_plan import against_plan
 from meshwright.audit.compare.rewrites import TOLERANCE
 from meshwright.audit.compile.compile import STAGES_APART, StagePrograms
 from meshwright.audit.compile.planned_program import planned_step
@@ -31,7 +31,7 @@ _TOTALS = ("bytes", "sent", "flops")
 _PIPE = (STAGES,)
 
 
-def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StagePrograms) -> dict:
+def stages_against_plan(plan: Plan, target: Target, text: str, stages: StagePrograms) -> dict:
     """The keys of `mw audit` with both sides; `stages` has the totals of each stage.
 
     `bytes`, `sent` and `flops` of all stages are those of the mean device, `memory` is the largest stage's.
@@ -49,7 +49,7 @@ def stages_beside_plan(plan: Plan, target: Target, text: str, stages: StageProgr
         ]
         within = tuple(one for one in without_pipe if one.axes)
         program = linked(programs, stages.calls, stages.results[stage], stage)
-        document = beside_plan(
+        document = against_plan(
             plan,
             target,
             replace(planned, collectives=within),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.api.inputs import Train
-from meshwright.cli.common import JSON, emit, note, progress, refuse_beside, show
+from meshwright.cli.common import JSON, emit, note, progress, refuse_with, show
 from meshwright.cli.extras import require
 from meshwright.cli.parameters import command
 from meshwright.errors import AuditError, PlanError
@@ -131,13 +131,13 @@ def _of_program(file: Path, hardware: str | None, mesh: str | None, given: dict[
     """The audit of a program's text. Raises PlanError for an option that describes a plan."""
     from meshwright.audit.foreign import audit_file
 
-    refuse_beside(given, "--hlo audits a program in place of a plan")
+    refuse_with(given, "--hlo audits a program in place of a plan")
     return audit_file(file, hardware, mesh)
 
 
 def _from_file(plan: Path, options: dict[str, Any], phase: str | None) -> Plan:
     """The plan of a file, in a phase. Raises PlanError for an option that describes another."""
-    refuse_beside(options, f"{plan} already gives these", otherwise=", or edit the plan")
+    refuse_with(options, f"{plan} already gives these", otherwise=", or edit the plan")
     loaded = load_plan(plan)
     return replace(loaded, workload=replace(loaded.workload, phase=phase)) if phase else loaded
 

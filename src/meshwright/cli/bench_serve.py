@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from meshwright.cli.common import JSON, emit, note, progress, refuse_beside, show
+from meshwright.cli.common import JSON, emit, note, progress, refuse_with, show
 from meshwright.files import write_whole
 from meshwright.load.settings import LatencyTargets, SimulatedServers, Traffic
 from meshwright.options import changed_options, option
@@ -53,21 +53,17 @@ def serve(
     if traffic.burst > 1 and traffic.rate is None:
         raise typer.BadParameter("--burst needs --rate")
     if plan is None:
-        refuse_beside(
+        refuse_with(
             changed_options(SimulatedServers, vars(servers)), "the server at --url decides that itself"
         )
     else:
-        refuse_beside(
-            {"--chat": traffic.chat, "--api-key": api_key, "--model": model}, "--plan asks no server"
-        )
+        refuse_with({"--chat": traffic.chat, "--api-key": api_key, "--model": model}, "--plan asks no server")
         if servers.mode != "disaggregated":
-            refuse_beside(
+            refuse_with(
                 {"--prefill-replicas": servers.prefill_replicas}, "only --mode disaggregated has them"
             )
         if not servers.num_drafts:
-            refuse_beside(
-                {"--acceptance": servers.acceptance > 0}, "without --drafts there are none to accept"
-            )
+            refuse_with({"--acceptance": servers.acceptance > 0}, "without --drafts there are none to accept")
     chats = traffic.chats()
     from meshwright.load.drive import Load
 

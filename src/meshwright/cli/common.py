@@ -49,11 +49,11 @@ CHECKPOINT: Path = option(
 )
 PROCESSES = option(1, flag="--processes", least=1, help="JAX processes to split the devices over.")
 OUTPUT: Path | None = option(
-    None, flag="-o --output", help="Write the best plan here, and its .json beside it."
+    None, flag="-o --output", help="Write the best plan here, and its .json next to it."
 )
 
 
-def refuse_beside(given: Mapping[str, object], why: str, *, otherwise: str = "") -> None:
+def refuse_with(given: Mapping[str, object], why: str, *, otherwise: str = "") -> None:
     """Raise PlanError with the reason `why` if one of these options has a value other than None and False."""
     if clashing := [option for option, value in given.items() if value is not None and value is not False]:
         raise PlanError(f"{why}; leave out {', '.join(clashing)}{otherwise}")

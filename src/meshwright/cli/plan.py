@@ -21,7 +21,7 @@ from meshwright.cli.common import (
     load_model_with,
     note,
     progress,
-    refuse_beside,
+    refuse_with,
     waiting,
 )
 from meshwright.cli.compare import plan_to_compare, show_compared
@@ -116,7 +116,7 @@ def train(
     [hardware] = hardwares
     if size.smallest:
         _check_smallest(layout, anchor, conditions)
-        refuse_beside({"--price": price, "--currency": currency}, "--smallest compares no prices")
+        refuse_with({"--price": price, "--currency": currency}, "--smallest compares no prices")
         plans = _smallest(config, hardware, work, search, size, tokens, as_json)
     else:
         _check_not_smallest(size)
@@ -194,7 +194,7 @@ def _check_single(search: SearchOptions) -> None:
         "--any": search.runnable is False,
         "--given": search.given != "",
     }
-    refuse_beside(given, "--layout prices only that layout")
+    refuse_with(given, "--layout prices only that layout")
 
 
 def _check_smallest(layout: str | None, anchor: tuple[Path, ...], conditions: Conditions) -> None:

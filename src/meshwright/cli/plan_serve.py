@@ -17,7 +17,7 @@ from meshwright.cli.common import (
     emit,
     load_model_with,
     note,
-    refuse_beside,
+    refuse_with,
     show,
     waiting,
     warn_of_long_context,
@@ -105,7 +105,7 @@ def serve(
     prompt_tokens, output_tokens = requests.pop("prompt_tokens"), requests.pop("output_tokens")
     if phase:
         of_requests = {"--lengths": lengths, "--trace": trace, **changed_options(Serve, requests)}
-        refuse_beside(of_requests | {"--explain": explain}, "--phase prices one step and no requests")
+        refuse_with(of_requests | {"--explain": explain}, "--phase prices one step and no requests")
         if len(machines) > 1 or len(precisions) > 1:
             raise PlanError("--phase prices one step; name one machine and one dtype")
         length = _phase_length(config, phase, prompt_tokens, context)

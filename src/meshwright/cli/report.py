@@ -22,7 +22,7 @@ _NUM_CANDIDATES = 10
 def report(
     run: Annotated[
         Path,
-        typer.Argument(help="A run's folder, a plan.toml with its .json beside it, or a load test's JSON."),
+        typer.Argument(help="A run's folder, a plan.toml with its .json next to it, or a load test's JSON."),
     ],
     output: Path = option(Path("report.html"), flag="-o --output", help="The HTML file."),
     plots: Path | None = option(

@@ -123,8 +123,8 @@ def _serve_replicas(server: Server, replicas: Replicas, host: str, port: int, as
     with bind(host, port) as listener:  # fails now if the port is taken; Ray binds it again
         url, port = address(listener), listener.getsockname()[1]
     number, prefills = replicas.num_servers, replicas.num_prefills
-    besides = f", and {prefills} that prefill" if prefills else ""
-    note(f"starting {number} {'replica' if number == 1 else 'replicas'}{besides}")
+    more = f", and {prefills} that prefill" if prefills else ""
+    note(f"starting {number} {'replica' if number == 1 else 'replicas'}{more}")
     scale, prefill_scale = scales(server, replicas)
     with cluster(scale.most_servers + (prefill_scale.most_servers if prefill_scale else 0)):
         deployed = application_of(server, scale, prefill_scale)

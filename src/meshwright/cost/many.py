@@ -237,7 +237,7 @@ class Stages:
         self._microbatches = family.microbatches[self.rows]
         self._busy = self._passes.microbatch_seconds * self._microbatches
         launches = family.chip.step.launch_seconds * self._microbatches
-        self._besides = self._passes.exposed_seconds + launches
+        self._outside_update = self._passes.exposed_seconds + launches
         # Seconds by kind of pass, depth and member; equal depths share theirs.
         chunks = list(dict.fromkeys(self._passes.by_depth))
         self._chunk_at = [chunks.index(counts) for counts in self._passes.by_depth]
@@ -300,7 +300,7 @@ class Stages:
     def _once_seconds(self, schedule: str) -> Any:
         """Seconds of launches and of work once per step."""
         states = self.family.states(schedule, self.pipe, self.interleave)
-        return self._besides + states.update_seconds
+        return self._outside_update + states.update_seconds
 
     def _depth_seconds(self, places: Any) -> tuple[Any, Any, Any]:
         """(forward, backward, weight) of one microbatch's passes by depth, for some members."""

@@ -39,7 +39,7 @@ class InputGroup(NamedTuple):
     is_sent: bool
 
     @property
-    def takes_chunks(self) -> bool:
+    def takes_slices(self) -> bool:
         """Whether a device can compute them by chunks of positions.
 
         Nothing may move, and a device needs all positions T and the whole vocabulary V.

@@ -172,7 +172,7 @@ def own_copies(x: Array) -> Array:
     return copies(x)
 
 
-def zeros_beside(read: Sequence[Array], shape: Sequence[int], dtype: Any, number: int = 0) -> Array:
+def zeros_after(read: Sequence[Array], shape: Sequence[int], dtype: Any, number: int = 0) -> Array:
     """Zeros in an array of their own, allocated only once the arrays `read` exist.
 
     XLA merges equal zeros into a single array, which stays allocated until its last use, and each loop that

@@ -1,4 +1,4 @@
-"""Cross-entropy of logits; on CPU of states, by chunks of positions that make their gradients at once."""
+"""Cross-entropy of logits; on CPU of states, by slices of positions that make their gradients at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,63 +49,63 @@ def nats_of(logits: Array, targets: Array, *, masked: bool, z_loss: float) -> Ar
     return jnp.where(targets == NOT_COUNTED, 0.0, nats) if masked else nats
 
 
-def num_chunks(head: InputGroup, shape: Sequence[int], num_batch_shards: int) -> int:
-    """The number of chunks of positions for computing the head of x[B, T, D]; 1 if all at once.
+def num_slices(head: InputGroup, shape: Sequence[int], num_batch_shards: int) -> int:
+    """The number of slices of positions for computing the head of x[B, T, D]; 1 if all at once.
 
-    A chunk has about `Platform.head_tokens` tokens of a device.
+    A slice has about `Platform.head_tokens` tokens of a device.
     """
     head_tokens = platform().head_tokens
-    if not head_tokens or not head.takes_chunks:
+    if not head_tokens or not head.takes_slices:
         return 1
     batch, length = shape
-    chunks = batch // num_batch_shards * length / head_tokens
+    slices = batch // num_batch_shards * length / head_tokens
     counts = [count for count in range(1, length + 1) if length % count == 0]
-    return min(counts, key=lambda count: abs(log(chunks / count)))
+    return min(counts, key=lambda count: abs(log(slices / count)))
 
 
-def loss_by_chunks(
+def loss_by_slices(
     plan: Contraction, dtype: Any, x: Array, w: Array, targets: Array, nats: Nats, count: int, names: Names
 ) -> Array:
-    """The mean of the nats of targets[B, T] by the product `plan` of x[B, T, D] and w, by chunks of T.
+    """The mean of the nats of targets[B, T] by the product `plan` of x[B, T, D] and w, by slices of T.
 
-    Logits are float32. Each chunk makes its gradients before the next chunk's logits, so that no logits are
+    Logits are float32. Each slice makes its gradients before the next slice's logits, so that no logits are
     kept or computed twice: the backward pass multiplies the gradients by the cotangent of one number.
     """
 
-    def of_chunk(x: Array, targets: Array, w: Array) -> tuple[Array, Any]:
+    def of_slice(x: Array, targets: Array, w: Array) -> tuple[Array, Any]:
         with jax.named_scope(names.product):
             logits = local_einsum(plan, x, w.astype(dtype), jnp.float32)
         with jax.named_scope(names.loss):
             return jax.vjp(lambda logits: nats(logits, targets), logits)
 
-    def mean(chunks: Array) -> Array:
+    def mean(slices: Array) -> Array:
         with jax.named_scope(names.loss):
-            return jnp.mean(chunks)
+            return jnp.mean(slices)
 
     @jax.custom_vjp
     def loss(x: Array, w: Array) -> Array:
-        def chunk(_: None, rows: tuple[Array, Array]) -> tuple[None, Array]:
-            return None, of_chunk(*rows, w)[0]
+        def add_slice(_: None, rows: tuple[Array, Array]) -> tuple[None, Array]:
+            return None, of_slice(*rows, w)[0]
 
-        return mean(lax.scan(chunk, None, (_cut(x, count), _cut(targets, count)))[1])
+        return mean(lax.scan(add_slice, None, (_cut(x, count), _cut(targets, count)))[1])
 
     def forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-        def chunk(d_w: Array, rows: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-            loss, pull_back = of_chunk(*rows, w)
+        def add_slice(d_w: Array, rows: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            nats_of_rows, pull_back = of_slice(*rows, w)
             with jax.named_scope(BACKWARD), jax.named_scope(names.loss):
-                (d_logits,) = pull_back(jnp.full_like(loss, 1 / targets.size))
+                (d_logits,) = pull_back(jnp.full_like(nats_of_rows, 1 / targets.size))
             with jax.named_scope(BACKWARD), jax.named_scope(names.product):
                 d_logits = d_logits.astype(dtype)
                 d_x = local_einsum(plan.lhs_gradient, d_logits, w.astype(dtype), dtype)
-                return d_w + local_einsum(by_rows, rows[0], d_logits, jnp.float32), (loss, d_x)
+                return d_w + local_einsum(by_rows, rows[0], d_logits, jnp.float32), (nats_of_rows, d_x)
 
         by_rows = _states_first(plan.rhs_gradient)
         shape = x.shape[-1], w.size // x.shape[-1]
         nothing = jnp.zeros(shape, jnp.float32, out_sharding=partition_spec(by_rows.product))
-        d_w, (loss, d_x) = lax.scan(chunk, nothing, (_cut(x, count), _cut(targets, count)))
+        d_w, (nats_of_slices, d_x) = lax.scan(add_slice, nothing, (_cut(x, count), _cut(targets, count)))
         with jax.named_scope(BACKWARD), jax.named_scope(names.product):
             d_w = (d_w if by_rows is plan.rhs_gradient else d_w.T).astype(w.dtype)
-        return mean(loss), (_joined(d_x), d_w)
+        return mean(nats_of_slices), (_joined(d_x), d_w)
 
     def backward(gradients: tuple[Array, Array], d_loss: Array) -> tuple[Array, ...]:
         with jax.named_scope(names.product):
@@ -134,10 +134,10 @@ def _cut(x: Array, count: int) -> Array:
     return jnp.moveaxis(jnp.reshape(x, shape, out_sharding=split), 1, 0)
 
 
-def _joined(chunks: Array) -> Array:
+def _joined(slices: Array) -> Array:
     """[count, B, T / count, ...] as [B, T, ...]."""
-    _, batch, _, *others = jax.typeof(chunks).sharding.spec.partitions
-    rows = jnp.moveaxis(chunks, 0, 1)
+    _, batch, _, *others = jax.typeof(slices).sharding.spec.partitions
+    rows = jnp.moveaxis(slices, 0, 1)
     shape = (rows.shape[0], -1, *rows.shape[3:])
     return jnp.reshape(rows, shape, out_sharding=PartitionSpec(batch, None, *others))
 

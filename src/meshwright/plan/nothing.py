@@ -42,7 +42,7 @@ def nothing_found(
         if once := next((one for one in given if (one.field, one.value) == ("dispatch", "once")), None):
             return PlanError(
                 f"{about}: --given {once}: experts lie within nodes of {hardware.chips_per_node} chips, so "
-                "no token crosses; fits: dispatch=each, or expert_nodes>1 beside it, for parts of a node"
+                "no token crosses; fits: dispatch=each, or expert_nodes>1 with it, for parts of a node"
             )
         return PlanError(f"{about}: {_nothing_divides(config, hardware, workload, spaces)}")
     if at_fault := [one for one in given if is_found(_without(given, one))]:
@@ -74,12 +74,12 @@ def _leaves_none(
 ) -> str:
     """`tensor=3 leaves no layout: 128 chips do not divide over tensor = 3; fits: tensor in {1, 2, 4, 8}`."""
     rest = _without(given, condition)
-    beside = f" beside {','.join(map(str, rest))}" if rest else ""
+    others = f" with {','.join(map(str, rest))}" if rest else ""
     values = {value for space in spaces(workload, _WITHIN, rest) for value in _values(space, condition.field)}
     fits = ", ".join(str(value).lower() for value in sorted(values, key=lambda v: (str(type(v)), v)))
     why = _why_none(config, hardware, workload, condition)
     reason = f": {why}" if why else ""
-    return f"{condition}{beside} leaves no layout{reason}; fits: {condition.field} in {{{fits}}}"
+    return f"{condition}{others} leaves no layout{reason}; fits: {condition.field} in {{{fits}}}"
 
 
 def _values(space: Space, field: str) -> set[object]:

@@ -49,7 +49,7 @@ def read_run(path: Path) -> Run:
 def serving_plan(path: Path) -> PlanError:
     """The error for a plan of `mw plan serve` without its frontier."""
     return PlanError(
-        f"{path} is of one phase, or has no .json beside it; a report needs both files of mw plan serve -o"
+        f"{path} is of one phase, or has no .json next to it; a report needs both files of mw plan serve -o"
     )
 
 
@@ -147,7 +147,7 @@ def _read_folder(folder: Path) -> Run:
 
 def _read_plan_file(path: Path) -> Run:
     if path.suffix not in (".toml", ".json"):
-        raise PlanError(f"{path} is not a plan: a plan is a .toml, with its figures in the .json beside it")
+        raise PlanError(f"{path} is not a plan: a plan is a .toml, with its figures in the .json next to it")
     toml, document = path.with_suffix(".toml"), path.with_suffix(".json")
     plan, text = read_json(document), _read_text(toml)
     if plan is not None and text is None and winner(plan) is None:

@@ -34,7 +34,7 @@ _OF_DATA_SETS = frozenset(
 
 # A longer text is cut at line ends into documents of at most this number of characters.
 _LONGEST = 1 << 18
-_CHUNK_BYTES = 1 << 20
+_PART_BYTES = 1 << 20
 
 # Installed packages, tests, and folders that are mostly tables or copies of other text.
 _STDLIB_SKIPPED = frozenset(
@@ -256,10 +256,10 @@ def _is_text(path: Path) -> bool:
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                if b"\0" in chunk:
+            while part := file.read(_PART_BYTES):
+                if b"\0" in part:
                     return False
-                decoder.decode(chunk)
+                decoder.decode(part)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return False

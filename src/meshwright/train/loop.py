@@ -397,7 +397,7 @@ def validation_loss(
     batch, own_rows = step.batch_sequences, list(step.own_rows)
     rows = corpus.rows(split)[: None if num_batches is None else num_batches * batch]
     total, num_counted = 0.0, 0
-    for begin_, size in _exact_chunks(len(rows), batch):
+    for begin_, size in _exact_slices(len(rows), batch):
         if stopped():
             return None
         counted = int(np.count_nonzero(is_counted(rows[begin_ : begin_ + size, 1:])))
@@ -408,8 +408,8 @@ def validation_loss(
     return total / max(num_counted, 1)
 
 
-def _exact_chunks(num_rows: int, batch: int) -> Iterator[tuple[int, int]]:
-    """(begin, size) of chunks that cover the rows, each size dividing the batch."""
+def _exact_slices(num_rows: int, batch: int) -> Iterator[tuple[int, int]]:
+    """(begin, size) of slices that cover the rows, each size dividing the batch."""
     begin_ = 0
     while begin_ < num_rows:
         size = min(batch, num_rows - begin_)

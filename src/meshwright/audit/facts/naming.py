@@ -144,7 +144,7 @@ def _named(product: TracedValue) -> tuple[Instruction, CallPath]:
     return instruction, place
 
 
-def name_beside(
+def name_nearby(
     program: Program, product: TracedValue, taken: Collection[str], batched: Collection[str]
 ) -> str:
     """JAX's name of the named instruction nearest to a product without a name.

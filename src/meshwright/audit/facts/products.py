@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from meshwright.audit.facts.communication import bits_of, uncast_dtype
-from meshwright.audit.facts.naming import einsum_of, is_batched, name_beside, own_name
+from meshwright.audit.facts.naming import einsum_of, is_batched, name_nearby, own_name
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import attention_flops, flops_of, is_attention_kernel
 from meshwright.audit.hlo.read import Instruction, Program, dtype_bits
@@ -114,7 +114,7 @@ def products(program: Program) -> Iterator[Product]:
     taken = {name for value, _ in in_order if (name := own_name(value))}
     batched = set[str]()
     for value, flops in in_order:
-        name = own_name(value) or name_beside(program, value, taken, batched)
+        name = own_name(value) or name_nearby(program, value, taken, batched)
         batched |= {einsum_of(name)} - {""} if is_batched(value.instruction) else set()
         yield Product(value, flops, name)
 

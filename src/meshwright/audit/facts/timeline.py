@@ -49,7 +49,7 @@ class ProgramSchedule:
                 if op_of(instruction) and (whole := piece_of(instruction, place)):
                     self._pieces[whole].append(TracedValue(instruction, place))
 
-    def beside(self, collective: TracedValue) -> tuple[str, ...]:
+    def overlapped_products(self, collective: TracedValue) -> tuple[str, ...]:
         """Scopes of the products that overlap a collective, in the order of the schedule.
 
         XLA for TPU cuts a collective into pieces: products in one fusion with any piece count. For others,
@@ -86,7 +86,7 @@ def overlaps(
     can_overlap: the compiler can, though it may overlap none of this program.
     """
     known = can_overlap or schedule.is_async
-    return {id(one): list(schedule.beside(one.value)) if known else None for one in emitted}
+    return {id(one): list(schedule.overlapped_products(one.value)) if known else None for one in emitted}
 
 
 def _products_of(

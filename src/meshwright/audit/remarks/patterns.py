@@ -308,7 +308,11 @@ def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 def exposed(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A gather that no product overlaps, by a compiler that can overlap."""
-    if emitted.op != "all_gather" or not context.schedule.is_async or context.schedule.beside(emitted.value):
+    if (
+        emitted.op != "all_gather"
+        or not context.schedule.is_async
+        or context.schedule.overlapped_products(emitted.value)
+    ):
         return None
     return (
         "gather_on_critical_path",

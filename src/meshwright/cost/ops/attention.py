@@ -100,7 +100,7 @@ class AttentionOps(ProductOps):
 
         No gradient passes through the choice.
         """
-        keys = self._keys_met(k, None)
+        keys = self._keys_multiplied(k, None)
         held = self._index_keys(k)
         flops = 2 * keys * self.elements(q.array)
         moved = q.bytes_per_device + held.bytes_per_device + weights.bytes_per_device

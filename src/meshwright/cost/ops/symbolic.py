@@ -212,17 +212,19 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
     def _held_logits(
         self, logits: Value, head: Mapping[str, str], *, is_capped: bool
     ) -> tuple[Value, tuple[Value, ...]]:
-        """The logits in memory, of a chunk of tokens or of all, and their float32 copy."""
+        """The logits in memory, of a slice of tokens or of all, and their float32 copy."""
         copy = self.value(logits.array.replace(name="probabilities"), "f32")
         head_tokens = self.lowering.head_tokens
         if self.lowering.flash_attention and not head_tokens:
             is_narrow = self.layout.precision.matmul_dtype not in (None, self.layout.precision.compute_dtype)
             return logits, (copy,) if self.lowering.wide_logits and (is_capped or is_narrow) else ()
         [group] = input_groups(self.layout, head)
-        if not (head_tokens and group.takes_chunks):
+        if not (head_tokens and group.takes_slices):
             return logits, (copy,)
         share = smaller(1.0, head_tokens / self.elements(token_sharding(self.layout, "tokens")))
-        chunk, copy = (replace(v, bytes_per_device=whole(share * v.bytes_per_device)) for v in (logits, copy))
-        assert self.nodes[-1].outputs == (logits,), "the product of a head by chunks is not moved"
-        self.nodes[-1] = replace(self.nodes[-1], outputs=(chunk,))
-        return chunk, (copy,)
+        of_slice, copy = (
+            replace(v, bytes_per_device=whole(share * v.bytes_per_device)) for v in (logits, copy)
+        )
+        assert self.nodes[-1].outputs == (logits,), "the product of a head by slices is not moved"
+        self.nodes[-1] = replace(self.nodes[-1], outputs=(of_slice,))
+        return of_slice, (copy,)

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.layout import Layout
 from meshwright.layout.moves.experts import sorted_rows
 from meshwright.models.config import MoE
-from meshwright.nn.each_device import with_gradient, zeros_beside
+from meshwright.nn.each_device import with_gradient, zeros_after
 from meshwright.nn.norms import log_sum_exp
 from meshwright.nn.start.device_mesh import partition_spec
 
@@ -152,7 +152,7 @@ def combine(y: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
         tokens = _tokens_of_experts(gates, layout, moe)
         weights = _gates_of_rows(gates, tokens)
         weights = weights > 0 if moe.scales_input else weights
-        total = zeros_beside((y,), (gates.shape[0] * gates.shape[1], y.shape[-1]), y.dtype)
+        total = zeros_after((y,), (gates.shape[0] * gates.shape[1], y.shape[-1]), y.dtype)
         total = total.at[tokens].add(y * weights.astype(y.dtype))
         return jnp.reshape(total, (*gates.shape[:2], y.shape[-1]))
 

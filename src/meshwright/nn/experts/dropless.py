@@ -28,7 +28,7 @@ from meshwright.layout.grouped import Blocks, Crossing, blocks_of
 from meshwright.layout.moves.experts import RowRouting, row_routing
 from meshwright.models.config import MoE
 from meshwright.models.transformer import in_extra_passes, rows_by_even_load
-from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient, zeros_beside
+from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient, zeros_after
 from meshwright.nn.start.device_mesh import platform
 from meshwright.notation.array import Axes
 
@@ -370,7 +370,7 @@ def sums_of_rows(rows: Array, routes: Routes, moe: MoE) -> Array:
 
     def local(rows: Array, gates: Array, tokens: Array, owners: Array) -> Array:
         made = rows[0] if moe.scales_input else _by_gate(rows[0], gates, tokens, owners)
-        total = zeros_beside((rows,), (gates.shape[1], rows.shape[-1]), rows.dtype)
+        total = zeros_after((rows,), (gates.shape[1], rows.shape[-1]), rows.dtype)
         return total.at[tokens[0]].add(made, mode="drop")[None]
 
     arrays = rows, routes.gates, routes.tokens, routes.owners
@@ -543,7 +543,7 @@ def _first_rows(counts: Array, block: int = 1) -> Array:
 
 def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> Array:
     """[num_rows, D]: the rows that arrive, of rows[C, D] of each device."""
-    arrives = zeros_beside((rows,), (num_rows, rows.shape[-1]), rows.dtype)
+    arrives = zeros_after((rows,), (num_rows, rows.shape[-1]), rows.dtype)
     sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
     arrives = lax.ragged_all_to_all(rows, arrives, *sent, axis_name=axes)
     # XLA's instruction gets no name of its own: it takes the name of this rounding, which changes nothing.

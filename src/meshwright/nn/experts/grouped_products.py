@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from meshwright.layout.grouped import Blocks
 from meshwright.models.transformer import by_even_load
-from meshwright.nn.each_device import axes_of, each_device, own_copies, spec_of, with_gradient, zeros_beside
+from meshwright.nn.each_device import axes_of, each_device, own_copies, spec_of, with_gradient, zeros_after
 from meshwright.nn.experts.dropless import Routes
 from meshwright.notation.array import Axes
 from meshwright.notation.einsum import Contraction
@@ -154,13 +154,13 @@ def _looped(
 ) -> Any:
     """Results of `one` for the first `count` of `most` blocks, one after another; zeros for the others.
 
-    read: arrays that the loop reads, one of them in no other loop (`zeros_beside`).
+    read: arrays that the loop reads, one of them in no other loop (`zeros_after`).
     """
     types = jax.eval_shape(block_of, jnp.int32(0))
     leaves, structure = jax.tree.flatten(types)
     nothing = jax.tree.unflatten(
         structure,
-        [zeros_beside(read, (most, *made.shape), made.dtype, at) for at, made in enumerate(leaves)],
+        [zeros_after(read, (most, *made.shape), made.dtype, at) for at, made in enumerate(leaves)],
     )
 
     def step(i: Array, state: Any) -> Any:
@@ -219,7 +219,7 @@ def _of_weights(
         return d_w.at[owner].add(multiply(OF_WEIGHTS, flat, d_flat, False))
 
     with jax.named_scope(by_even_load(blocks.sums)):
-        return lax.fori_loop(0, last[-1], add_block, zeros_beside((d_y, w), w.shape, jnp.float32)).astype(
+        return lax.fori_loop(0, last[-1], add_block, zeros_after((d_y, w), w.shape, jnp.float32)).astype(
             w.dtype
         )
 

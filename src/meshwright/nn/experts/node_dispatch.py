@@ -26,7 +26,7 @@ from meshwright.layout.grouped import Crossing, crossing_of
 from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import MoE
 from meshwright.models.transformer import rows_by_even_load
-from meshwright.nn.each_device import each_device, spec_of, with_gradient, zeros_beside
+from meshwright.nn.each_device import each_device, spec_of, with_gradient, zeros_after
 from meshwright.nn.experts.dropless import Pieces, ragged_exchange
 from meshwright.nn.start.device_mesh import platform
 
@@ -129,7 +129,7 @@ def sums_of_nodes(rows: Array, route: Route) -> Array:
     """[1, n, D]: each token's sum over the results of all nodes."""
 
     def local(rows: Array, tokens: Array) -> Array:
-        total = zeros_beside((rows,), (route.crossing.num_tokens, rows.shape[-1]), rows.dtype)
+        total = zeros_after((rows,), (route.crossing.num_tokens, rows.shape[-1]), rows.dtype)
         return total.at[tokens[0]].add(rows[0], mode="drop")[None]
 
     return with_gradient(local, (spec_of(rows), spec_of(route.tokens)), spec_of(rows), 1)(rows, route.tokens)

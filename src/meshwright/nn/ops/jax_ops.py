@@ -20,7 +20,7 @@ from meshwright.layout.contractions import input_groups
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.transformer import Places
 from meshwright.nn.experts.grouped_products import computed_rows
-from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
+from meshwright.nn.loss import Names, loss_by_slices, nats_of, num_slices
 from meshwright.nn.norms import activate, clip, dot, gated, mean_of_last, norm, softcap
 from meshwright.nn.ops.attention import AttentionOps
 from meshwright.nn.ops.experts import ExpertOps
@@ -187,12 +187,12 @@ class JaxOps(AttentionOps, ExpertOps):
             capped = softcap(logits, cap) if cap else logits
             return nats_of(capped, targets, masked=self.masked, z_loss=self.z_loss)
 
-        count = num_chunks(group, targets.shape, self.layout.num_batch_shards)
+        count = num_slices(group, targets.shape, self.layout.num_batch_shards)
         bias = weights.get("unembed_bias")
         if count > 1 and bias is None and not self._narrow and not isinstance(x, Kept):
             with jax.named_scope(weight):
                 w = self._fetched(plan, weights[weight])
-            return loss_by_chunks(plan, self.dtype, x, w, targets, nats, count, Names(weight, name))
+            return loss_by_slices(plan, self.dtype, x, w, targets, nats, count, Names(weight, name))
         (logits,) = self.einsums(x, weights, **head)
         if bias is not None:
             logits = self.bias("unembed_bias", logits, bias)

@@ -76,13 +76,13 @@ class StepSeconds:
         if not num_sequences:
             return alone
         generating = self.generate(num_sequences, mean_context)
-        besides = num_tokens + num_drafts
-        if not besides:
+        num_extra = num_tokens + num_drafts
+        if not num_extra:
             return generating
         products, most = self._generating[0], self._most_tokens
         products_here = products[num_sequences]
         attention = generating - products_here if generating > products_here else 0.0
-        together = num_sequences + besides
+        together = num_sequences + num_extra
         more = products[together if together < most else most]
         if not num_tokens:
             return attention + more

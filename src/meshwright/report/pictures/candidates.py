@@ -36,7 +36,7 @@ def candidates_figure(
 
 def _panel(candidates: Sequence[Candidate], named: dict[str, Candidate], width: float) -> Panel:
     """On a phone the names are below the plot, otherwise at its right."""
-    beside, everyone = width > PHONE, [*candidates, *named.values()]
+    is_wide, everyone = width > PHONE, [*candidates, *named.values()]
     usable = named[BEST].hardware.chip.program_bytes
     sizes = padded_ends([usable, *(float(one.memory.total) for one in everyone)], 0.04)
     times = padded_ends([one.step_seconds for one in everyone], 0.06)
@@ -44,13 +44,13 @@ def _panel(candidates: Sequence[Candidate], named: dict[str, Candidate], width: 
         Axis("memory of one chip", format_bytes, sizes, True),
         Axis("step time", format_seconds, times, True),
     )
-    below = 0 if beside else _ENTRY * len(named) + 14
-    right = _RIGHT if beside else 16
+    below = 0 if is_wide else _ENTRY * len(named) + 14
+    right = _RIGHT if is_wide else 16
     chart = Chart(x, y, width, _HEIGHT + below, right=right, top=34, bottom=42 + below)
     places = {name: chart.place(one.memory.total, one.step_seconds) for name, one in named.items()}
-    ends = (chart.y.end + 6, chart.y.start - 16) if beside else (chart.y.start + 64, chart.height)
+    ends = (chart.y.end + 6, chart.y.start - 16) if is_wide else (chart.y.start + 64, chart.height)
     heights = kept_apart([y for _, y in places.values()], _ENTRY, *ends)
-    left = chart.x.end + 14 if beside else 14
+    left = chart.x.end + 14 if is_wide else 14
     marks = [
         dot(
             *chart.place(candidate.memory.total, candidate.step_seconds),
@@ -63,7 +63,9 @@ def _panel(candidates: Sequence[Candidate], named: dict[str, Candidate], width: 
     for (name, candidate), (px, py), height in zip(named.items(), places.values(), heights, strict=True):
         colour, is_chosen = STRATEGY_COLOUR[name], name == BEST
         end = [(left - 10, height), (left - 4, height)]
-        marks.append(line([(px, py), *end], "hidden", width=0.8) if beside else dot(4, height - 1, 4, colour))
+        marks.append(
+            line([(px, py), *end], "hidden", width=0.8) if is_wide else dot(4, height - 1, 4, colour)
+        )
         marks.append(
             dot(px, py, 5 if is_chosen else 4, colour, hollow=not candidate.fits, title=_title(candidate))
         )

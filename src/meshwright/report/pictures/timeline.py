@@ -40,19 +40,19 @@ def _panel(blocks: list[Block], width: float) -> Panel:
     rows = {
         row: "chip" if row == CHIP else f"links: {row}" for row in (CHIP, *(block.row for block in blocks))
     }
-    beside = width > PHONE
-    left = max(text_width(name, bold=True) for name in rows.values()) + 12 if beside else 4
+    is_wide = width > PHONE
+    left = max(text_width(name, bold=True) for name in rows.values()) + 12 if is_wide else 4
     x = Scale(0, max(block.end for block in blocks), left, width - 16)
     colours = dict(map(_words_and_colour, blocks))
     entries = [(colour, words) for words, colour in colours.items()]
     drawn, top = key(entries, width, 12)
     top += 26
-    pitch = _ROW + _GAP + (0 if beside else 14)
+    pitch = _ROW + _GAP + (0 if is_wide else 14)
     bottom = top + len(rows) * pitch
     parts = [drawn, _passes(blocks, x, top, bottom - _GAP), level_axis(x, bottom, _time)]
     for number, (row, name) in enumerate(rows.items()):
-        y = top + number * pitch + (0 if beside else 14)
-        parts.append(label(name, 0, y + (_ROW / 2 + 4 if beside else -4), weight=600))
+        y = top + number * pitch + (0 if is_wide else 14)
+        parts.append(label(name, 0, y + (_ROW / 2 + 4 if is_wide else -4), weight=600))
         for block in blocks:
             if block.row == row:
                 start, end = x.place(block.start), x.place(block.end)

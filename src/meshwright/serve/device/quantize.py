@@ -57,24 +57,24 @@ def quantize_folder(
     mesh = device_mesh(layout)
     report("reading the checkpoint")
     params = folder_model.load_params(layout, mesh)
-    beside = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(beside, ignore_errors=True)
+    unfinished = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(unfinished, ignore_errors=True)
     try:
         report(f"writing weights in {dtype}")
-        before = _write(params, folder_model, beside, dtype)
+        before = _write(params, folder_model, unfinished, dtype)
         document: dict[str, Any] = {"path": str(folder), "dtype": dtype}
-        document |= {"bytes_before": before, "bytes_after": _bytes(beside)}
+        document |= {"bytes_before": before, "bytes_after": _bytes(unfinished)}
         if tokens is not None:
             report("scoring the text before and after")
             whole = perplexity(params, folder_model.config, layout, mesh, tokens)
-            quantised = load_hf(beside, folder_model.config, layout, mesh)
+            quantised = load_hf(unfinished, folder_model.config, layout, mesh)
             after = perplexity(quantised, folder_model.config, layout, mesh, tokens)
             document |= {"tokens": len(tokens), "perplexity_before": whole, "perplexity_after": after}
         if folder.exists():
             folder.rmdir()
-        beside.rename(folder)
+        unfinished.rename(folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return document
 
 

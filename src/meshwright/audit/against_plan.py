@@ -49,7 +49,7 @@ from meshwright.notation.mesh import Mesh
 from meshwright.plan_file import Plan
 
 
-def beside_plan(
+def against_plan(
     plan: Plan,
     target: Target,
     planned: PlannedStep,
@@ -64,7 +64,7 @@ def beside_plan(
     hardware, compiler = load(plan.hardware), target.compiler
     machine = at_phase_rates(plan, hardware)
     emitted = [on_mesh(one, mesh, widened=compiler.widens) for one in collectives(program)]
-    beside = overlaps(ProgramSchedule(program), emitted, can_overlap=compiler.asynchronous)
+    overlapped = overlaps(ProgramSchedule(program), emitted, can_overlap=compiler.asynchronous)
     prices = step_prices(machine, plan.layout.mesh)
     side = Side(
         has_reduce_scatter=compiler.reduce_scatter,
@@ -109,7 +109,7 @@ def beside_plan(
         "planned": [p.to_dict() for row in rows for p in row.planned],
         "emitted": [
             e.to_dict(row.tensor)
-            | {"overlaps": beside[id(e)], "exposed_seconds": line and line.exposed[id(e)]}
+            | {"overlaps": overlapped[id(e)], "exposed_seconds": line and line.exposed[id(e)]}
             for row in rows
             for e in row.emitted
         ],
