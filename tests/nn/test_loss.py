@@ -15,7 +15,7 @@ from meshwright.layout.contractions import input_groups
 from meshwright.layout.moves.attention import token_sharding
 from meshwright.models.config import ModelConfig
 from meshwright.nn import loss as head
-from meshwright.nn.loss import NOT_COUNTED, num_chunks
+from meshwright.nn.loss import NOT_COUNTED, num_slices
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 from meshwright.notation.array import ShardedArray
@@ -102,7 +102,7 @@ def _chunks(text: str, batch: int, length: int) -> int:
     layout = Layout.parse(text)
     with jax.set_mesh(device_mesh(layout)):
         [group] = input_groups(layout, {"unembed": SPECS["unembed"]})
-        return num_chunks(group, (batch, length), layout.num_batch_shards)
+        return num_slices(group, (batch, length), layout.num_batch_shards)
 
 
 def test_a_chunk_is_of_about_512_tokens_of_a_device() -> None:

@@ -19,7 +19,7 @@ from meshwright.errors import CheckpointError, DataError, MeshwrightError
 from meshwright.nn.files.checkpoint_files import steps
 from meshwright.train import loop
 from meshwright.train.corpus import Batches, Corpus, prepare_corpus
-from meshwright.train.loop import Rhythm, Start, _exact_chunks, begin, train, validation_loss
+from meshwright.train.loop import Rhythm, Start, _exact_slices, begin, train, validation_loss
 from meshwright.train.metrics_log import Reporter, append, read_lines, truncate
 
 KEYS = {
@@ -250,7 +250,7 @@ def test_handlers_are_put_back(tmp_path, corpus):
 
 @given(num_rows=st.integers(0, 200), batch=st.integers(1, 48))
 def test_validation_covers_every_row_once_in_chunks_that_divide_the_batch(num_rows, batch):
-    chunks = list(_exact_chunks(num_rows, batch))
+    chunks = list(_exact_slices(num_rows, batch))
     rows = [row for begin, size in chunks for row in range(begin, begin + size)]
     assert rows == list(range(num_rows))
     assert all(batch % size == 0 for _, size in chunks)
@@ -273,7 +273,7 @@ def test_validation_loss_is_the_mean_over_all_rows(corpus):
 def test_validation_within_the_run_reads_part_of_the_split_and_all_of_it_at_the_end(tmp_path, corpus):
     within = BigramStep()
     run_to(tmp_path / "within", corpus, 2, within, eval_every=1)
-    assert within.num_evaluated == 8 + len(list(_exact_chunks(len(corpus.rows("validation")), 8)))
+    assert within.num_evaluated == 8 + len(list(_exact_slices(len(corpus.rows("validation")), 8)))
 
 
 def test_a_signal_in_the_validation_at_the_end_leaves_it_out_and_the_run_is_saved(
