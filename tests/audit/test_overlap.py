@@ -65,7 +65,7 @@ def test_a_collective_is_told_with_the_products_that_run_meanwhile(text: str) ->
     program = parse_hlo(text)
     (one,) = collectives(program)
     assert ProgramSchedule(program).is_async
-    assert ProgramSchedule(program).beside(one.value) == ("mlp/w_out",)
+    assert ProgramSchedule(program).overlapped_products(one.value) == ("mlp/w_out",)
 
 
 def test_a_compiler_that_overlaps_others_leaves_this_one_alone() -> None:
@@ -79,4 +79,4 @@ def test_a_compiler_that_overlaps_others_leaves_this_one_alone() -> None:
 def test_what_stands_after_the_done_runs_alone() -> None:
     program = parse_hlo(PAIR.replace("%between = f32[64,64] dot(%x, %x)", "%between = f32[64,64] sine(%x)"))
     (one,) = collectives(program)
-    assert ProgramSchedule(program).beside(one.value) == ()
+    assert ProgramSchedule(program).overlapped_products(one.value) == ()

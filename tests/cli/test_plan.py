@@ -327,11 +327,13 @@ def test_no_size_that_fits_exits_1_and_says_why(capsys):
 
 def test_the_compiler_is_asked_for_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     """A compiler that says 1 TB of the best and 1 MB of the next."""
+    from meshwright.audit import second_opinion
     from meshwright.audit.compile.compile import CompiledProgram
 
     answers = iter([10**12, 10**6, 10**6])
     monkeypatch.setattr(
-        "meshwright.audit.second_opinion.compile_plan",
+        second_opinion,
+        "compile_plan",
         lambda plan, target, progress, use_cache: CompiledProgram("", 1.0, {"total": next(answers)}),
     )
     command = ["plan", "train", "--model", "tiny", "--hardware", "cpu:8", "--batch-tokens", "1Ki"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.audit import tune as tune_module
 from meshwright.audit.second_opinion import Figures
 from meshwright.cli.main import main
 from meshwright.layout import Layout
@@ -23,7 +24,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _compiler(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     monkeypatch.setattr(
-        "meshwright.audit.tune.compiled_figures",
+        tune_module,
+        "compiled_figures",
         lambda plan, *_, **__: Figures(num_bytes, None, program=str(plan.layout)),
     )
 
