@@ -14,7 +14,7 @@ _MAY_BE_ZERO = (
     "roofline", "overlap", "prefetch", "padding", "experts_seconds", "launch_seconds", "host_seconds",
     "host_collective_seconds",
     "host_node_seconds", "host_stage_seconds", "host_flush_seconds", "host_request_seconds",
-    "host_step_seconds", "host_token_seconds", "request_seconds", "step_seconds", "attention_half_keys",
+    "host_step_seconds", "host_token_seconds", "request_seconds", "step_seconds", "direct_seconds", "prompt_layer_seconds", "attention_half_keys",
     "network_falloff", "falloff", "matmul_half_outputs", "kernel_seconds", "collective_seconds",
     "collective_launch_seconds",
     "hop_seconds", "nvlink_hop_seconds", "nic_hop_seconds", "dcn_hop_seconds", "latency_seconds",

@@ -241,7 +241,10 @@ class _Part(NamedTuple):
 
 
 def _num_ways(op: Op, network: Torus | Switch) -> int:
-    return len(PROTOCOLS) * (2 if op == "all_reduce" else 1) if isinstance(network, Switch) else 1
+    if not isinstance(network, Switch):
+        return 1
+    direct = 2 if op == "all_reduce" and network.direct_seconds else 0
+    return len(PROTOCOLS) * (2 if op == "all_reduce" else 1) + direct
 
 
 def _ways_to_send(
@@ -251,13 +254,36 @@ def _ways_to_send(
     parts = _parts(op, links, network, copies)
     if not parts or not isinstance(network, Switch):
         return (parts,) if parts else ()
-    ways = [parts]
+    ways, direct = [parts], ()
     if op in _AROUND:
         tree, ring = _tree_and_ring(links, parts, network)
         # Inside a domain of few devices a tree's steps take no less time than a ring's.
         other = tree if any(part.link in OUTER_LINKS for part in parts) else ring
         ways = [ring, other] if op == "all_reduce" else [ring]
-    return tuple(_under(protocol, way, network) for way in ways for protocol in PROTOCOLS)
+        direct = _direct(op, links, parts, network)
+    return (*(_under(protocol, way, network) for way in ways for protocol in PROTOCOLS), *direct)
+
+
+def _direct(
+    op: Op, links: tuple[Link, ...], parts: tuple[_Part, ...], network: Switch
+) -> tuple[tuple[_Part, ...], ...]:
+    """All-reduces inside a domain whose kernels read the memory of the other devices.
+
+        one-shot    each device reads all of V from n - 1 others
+        two-shot    a reduce-scatter and an all-gather, each with a barrier
+
+    Source: vllm/csrc/custom_all_reduce.cuh; TensorRT-LLM's customAllReduceKernels.
+    """
+    if op != "all_reduce" or not network.direct_seconds:
+        return ()
+    if any(part.link in OUTER_LINKS for part in parts):
+        return parts, parts  # `_num_ways` are expected; these are never faster than a ring
+    size, [part] = prod(link.size for link in links), parts
+    rate, latency = 1 / links[0].one_way_bytes_per_second, network.direct_seconds
+    direct = part._replace(seconds_per_byte=rate, passes=1)
+    one_shot = direct._replace(bytes_of_gathered=size - 1, latency=latency)
+    two_shot = direct._replace(bytes_of_gathered=2 * (size - 1) / size, latency=1.5 * latency)
+    return (one_shot,), (two_shot,)
 
 
 def _tree_and_ring(

@@ -24,14 +24,16 @@ _STREAMED = ("matmul", "attention", "update")
 
 @dataclass(frozen=True)
 class Dtypes:
-    """The types of a pass: of activations, and of the operands of its matmuls."""
+    """The types of a pass: of activations, and of the operands of its matmuls and of its experts'."""
 
     compute: str
     matmul: str
+    experts: str
 
     @classmethod
     def of(cls, layout: Layout) -> "Dtypes":
-        return cls(layout.precision.compute_dtype, layout.precision.operand_dtype)
+        precision, operands = layout.precision, layout.precision.operand_dtype
+        return cls(precision.compute_dtype, operands, precision.experts_dtype or operands)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,9 +174,10 @@ def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
     if kind == "attention":
         assert work.shape is not None, "attention has a shape"
         return work.flops / chip.attention_flops_per_second(dtypes.compute, *work.shape[1:])
-    if dtypes.matmul in chip.matmul_rates:
-        rates = chip.matmul_rates[dtypes.matmul]
+    operands = dtypes.experts if work.routed else dtypes.matmul
+    if operands in chip.matmul_rates:
+        rates = chip.matmul_rates[operands]
         return work.flops / each(lambda flops: share_at(rates, flops), work.flops)
     grouped = chip.step.experts if work.routed else 1.0
     rows, _, columns = work.shape or (inf, 0.0, inf)
-    return work.flops / (chip.matmul_flops_per_second(dtypes.matmul, rows * columns * work.batch) * grouped)
+    return work.flops / (chip.matmul_flops_per_second(operands, rows * columns * work.batch) * grouped)

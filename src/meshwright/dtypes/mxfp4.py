@@ -11,4 +11,7 @@ TYPE = NumberType(
     scales=Scales(block=32, dtype="e8m0"),
     quant_method="mxfp4",
     planned_as=frozenset({"weights"}),
+    # Multiplied by activations in 8 bits.
+    capability=10.0,
+    priced_as="fp8",
 )

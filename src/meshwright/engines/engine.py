@@ -29,7 +29,8 @@ class Engine(Record):
     pages. memory_share: share of a chip's memory for weights, caches and workspace.
     max_sequences: sequences of a replica at once. request_seconds: of HTTP and of the tokeniser, for each
     request. step_seconds: of the host for each step, while devices wait. grouped_experts: one kernel
-    multiplies all experts of a device.
+    multiplies all experts of a device. direct_seconds: of its small all-reduce (`Switch.direct_seconds`).
+    prompt_layer_seconds: of the host for each layer of a step with prompts, which has no CUDA graph.
     """
 
     versions: tuple[str, ...] = ()
@@ -43,6 +44,8 @@ class Engine(Record):
     request_seconds: float = 0.0
     step_seconds: float = 0.0
     grouped_experts: bool = False
+    direct_seconds: float = 0.0
+    prompt_layer_seconds: float = 0.0
     tpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
     gpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
     cpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)

@@ -69,6 +69,8 @@ class Switch:
     by_nodes: by collective, the measured share of the cards' bandwidth by number of domains. falloff: an
     unmeasured collective reaches (domains / 2)^-falloff; 0 for a network of full bisection.
     between: name of the usual network between domains (hardware/networks/).
+    direct_seconds: of an all-reduce of few bytes inside a domain in which every GPU reads the memory of all
+    others, as serving engines write it; 0: no such kernel.
     """
 
     domain_size: int
@@ -81,6 +83,7 @@ class Switch:
     by_nodes: Mapping[str, Points] = field(default_factory=dict, hash=False)
     falloff: float = 0.0
     between: str | None = field(default=None, compare=False)
+    direct_seconds: float = 0.0
 
     def share_by_nodes(self, op: str, num_domains: int) -> float:
         """The share of the cards' bandwidth that a collective over `num_domains` reaches."""

@@ -24,7 +24,8 @@ class Precision:
     the inputs of products and gates, as kept for the backward pass (None: as computed). gradients_dtype:
     gradients, as summed over devices (None: compute_dtype) and over microbatches (None: trained_dtype).
     optimizer: a name in OPTIMIZERS. optimizer_dtype: its state, such as Adam's two moments. master_weights:
-    whether the optimizer keeps a float32 copy of the weights.
+    whether the optimizer keeps a float32 copy of the weights. experts_dtype: weights of experts in inference,
+    if narrower than weights_dtype; chips that can multiply this type do.
     """
 
     weights_dtype: str = "bf16"
@@ -37,6 +38,7 @@ class Precision:
     saved_dtype: str | None = None
     optimizer: str = "adamw"
     matmul_scales: str | None = None
+    experts_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name, fits in FITS.items():
@@ -64,7 +66,10 @@ class Precision:
 
         Embedding tables are int8 if weights are int4; routers, norms and biases are never quantised.
         """
-        record, name = number_type(self.weights_dtype), path.rpartition("/")[2]
+        name = path.rpartition("/")[2]
+        if self.experts_dtype and name.startswith("expert_") and param.init == "normal":
+            return self.experts_dtype
+        record = number_type(self.weights_dtype)
         if record.scales is None:
             return record.name
         if param.init != "normal" or name in _NEVER_QUANTISED or is_adapter(path):
@@ -85,9 +90,10 @@ class Precision:
             )
 
 
-_MAY_BE_NONE = ("matmul_dtype", "matmul_scales", "gradients_dtype", "kv_dtype", "saved_dtype")
+_MAY_BE_NONE = ("experts_dtype", "matmul_dtype", "matmul_scales", "gradients_dtype", "kv_dtype", "saved_dtype")
 FITS = {
     "weights_dtype": types_for("weights"),
+    "experts_dtype": types_for("weights"),
     "kv_dtype": types_for("cache"),
     "compute_dtype": types_for("activations"),
     "matmul_dtype": types_for("operands"),

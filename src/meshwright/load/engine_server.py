@@ -91,6 +91,7 @@ class EngineServer:
             separate_prompts=self.engine.separate_prompts,
             receives=self.receives,
             step_seconds=self.engine.step_seconds,
+            least_seconds=self.engine.prompt_layer_seconds * self.config.num_layers,
         )
 
 

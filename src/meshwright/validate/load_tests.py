@@ -45,6 +45,8 @@ _SIMULATED_WAVES = 3
 _LEAST_REQUESTS = 24
 # Groups of devices of a pool are simulated one for several beyond this number of concurrent requests.
 _MOST_CONCURRENT = 512
+# Bits of weights that checkpoints of mixtures of experts have for all of their products.
+_LEAST_FOR_ALL = 8
 # Rows from which several processes are faster than one.
 _LEAST_FOR_PROCESSES = 100
 
@@ -276,11 +278,15 @@ def _layout(
             config, moe=replace(config.moe, num_experts=copies, num_groups=1, groups_per_token=1)
         )
     weights, matmul = dtype_of_source(row.weight_dtype)
-    if matmul is not None and not _multiplies(hardware, matmul):
-        matmul = None
     # With narrow floating-point weights engines keep caches in 8 bits.
     is_narrow = number_type(weights).scales is not None and not number_type(weights).is_integer
     kv = types_for("cache", "serve")[0] if is_narrow else "bf16"
+    experts = None
+    if number_type(weights).bits < _LEAST_FOR_ALL and config.moe is not None:
+        # Published checkpoints of mixtures have only their experts in 4 bits.
+        experts, weights, matmul = weights, "bf16", None
+    if matmul is not None and not _multiplies(hardware, matmul):
+        matmul = None
     layout = Layout.of(
         tensor=split,
         kv_replicas=tensor // split,
@@ -290,6 +296,7 @@ def _layout(
         weights_dtype=weights,
         kv_dtype=kv,
         matmul_dtype=matmul,
+        experts_dtype=experts,
     )
     check_fits(layout, config, padded=True)
     return layout, config

@@ -17,6 +17,7 @@ from meshwright.cost.serving_step import pass_cost
 from meshwright.dtypes import NUMBER_TYPES, number_type, types_for
 from meshwright.engines.engine import ENGINES
 from meshwright.errors import LayoutError
+from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import DATA, EXPERT, PIPE
@@ -153,6 +154,9 @@ def with_engine(hardware: Hardware, engine: str | None) -> Hardware:
     """`hardware` with the engine's efficiency, if the engine is known."""
     if engine is None or engine not in ENGINES:
         return hardware
-    chip = hardware.chip
-    inference = ENGINES[engine].applied(chip.inference or chip.step, chip.kind)
-    return replace(hardware, chip=replace(chip, inference=inference))
+    chip, record = hardware.chip, ENGINES[engine]
+    inference = record.applied(chip.inference or chip.step, chip.kind)
+    network = chip.network
+    if isinstance(network, Switch):
+        network = replace(network, direct_seconds=record.direct_seconds)
+    return replace(hardware, chip=replace(chip, inference=inference, network=network))

@@ -98,7 +98,7 @@ class EngineSteps:
     """Seconds of an engine's steps, as `StepPrices` in `load/simulator.py`.
 
     data: simulated groups. separate_prompts, step_seconds: as in `Engine`. receives: prompts come computed
-    from other servers.
+    from other servers. least_seconds: of a program with prompts, whose kernels the host launches one by one.
     """
 
     def __init__(
@@ -109,8 +109,10 @@ class EngineSteps:
         separate_prompts: bool = False,
         receives: bool = False,
         step_seconds: float = 0.0,
+        least_seconds: float = 0.0,
     ) -> None:
         self._table, self._data, self._step_seconds = table, data, step_seconds
+        self._least_seconds = least_seconds
         self._separate_prompts, self._receives = separate_prompts, receives
 
     def seconds(
@@ -129,12 +131,13 @@ class EngineSteps:
             chunks = sorted(chunks, reverse=True)[: -(-len(chunks) // data)]
         num_tokens = sum([count for count, _ in chunks])
         num_pairs = sum([count * (2 * end - count) for count, end in chunks]) / 2
-        if not num_sequences:
-            return table.prompts(num_tokens, num_pairs) + self._step_seconds
-        if self._separate_prompts:
-            apart = table.prompts(num_tokens, num_pairs) + table.decode(num_sequences, mean_context)
-            return apart + 2 * self._step_seconds
-        return table.mixed(num_sequences, mean_context, num_tokens, num_pairs) + self._step_seconds
+        if not num_sequences or self._separate_prompts:
+            prompts = max(table.prompts(num_tokens, num_pairs), self._least_seconds) + self._step_seconds
+            if not num_sequences:
+                return prompts
+            return prompts + table.decode(num_sequences, mean_context) + self._step_seconds
+        mixed = table.mixed(num_sequences, mean_context, num_tokens, num_pairs)
+        return max(mixed, self._least_seconds) + self._step_seconds
 
     def generating(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
         """Seconds of decode steps, as `StepPrices` has them."""
