@@ -9,7 +9,7 @@ from meshwright.engines.engine import ENGINES
 from meshwright.errors import HardwareError
 from meshwright.programs.efficiency import StepEfficiency
 
-WORDS = {"name", "about", "parent", "also", "sources"}
+WORDS = {"name", "about", "parent", "also", "sources", "defaults", "cache_names"}
 
 
 @pytest.mark.parametrize("name", ENGINES.names)

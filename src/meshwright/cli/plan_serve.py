@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,8 @@ from meshwright.cli.common import (
     warn_of_long_context,
 )
 from meshwright.cli.parameters import OptionsOf
+from meshwright.cli.plan_load import RatedLoad, launch_lines, plan_for_load
+from meshwright.engines.engine import ENGINES, Engine
 from meshwright.errors import PlanError
 from meshwright.hardware.prices import Prices
 from meshwright.hardware.topology import Hardware
@@ -32,6 +35,7 @@ from meshwright.layout.paged import chunk_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, changed_options, option
+from meshwright.plan.serve.launch_line import launch_line, runs_on
 from meshwright.units import format_bytes, format_number_of, format_seconds, parse_length
 
 if TYPE_CHECKING:
@@ -74,6 +78,18 @@ def serve(
         flag="--runnable/--any",
         help="Prefill prompts as mw serve does, or also by position over devices that share weights.",
     ),
+    engine: str | None = option(
+        None, help="Price the steps of this engine, and print the line that starts it: vllm, sglang, ..."
+    ),
+    rate: float | None = option(
+        None, least=1e-3, help="With --engine: requests per second; finds the cheapest servers by simulation."
+    ),
+    ttft_p95: float | None = option(
+        None, flag="--ttft-p95", least=0, metavar="S", help="With --rate: 95% of first tokens come in time."
+    ),
+    tpot_p95: float | None = option(
+        None, flag="--tpot-p95", least=0, metavar="S", help="With --rate: 95% of answers are this fast."
+    ),
     prices: Prices,
     ideal: bool = option(False, help="Price a pure roofline: rated peaks, and links without latency."),
     explain: bool = option(False, help="Explain what limits the step and what would change that."),
@@ -101,11 +117,13 @@ def serve(
     if ideal:
         machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
     precisions = dtypes.precisions(machines)
+    software = _engine(engine, {"--rate": rate, "--ttft-p95": ttft_p95, "--tpot-p95": tpot_p95})
     only = Layout.parse(layout) if layout else None
     prompt_tokens, output_tokens = requests.pop("prompt_tokens"), requests.pop("output_tokens")
     if phase:
         of_requests = {"--lengths": lengths, "--trace": trace, **changed_options(Serve, requests)}
-        refuse_with(of_requests | {"--explain": explain}, "--phase prices one step and no requests")
+        of_requests |= {"--explain": explain, "--engine": engine}
+        refuse_with(of_requests, "--phase prices one step and no requests")
         if len(machines) > 1 or len(precisions) > 1:
             raise PlanError("--phase prices one step; name one machine and one dtype")
         length = _phase_length(config, phase, prompt_tokens, context)
@@ -128,7 +146,32 @@ def serve(
     warn_of_long_context(config, work.requests.context)
     if only:
         chunk_of(only, work.requests.context, work.chunk)
-    _search(config, machines, work, precisions, only, runnable, explain, output, as_json)
+    if software and rate:
+        turns = sample or [(work.requests.prompt_tokens, work.requests.output_tokens)]
+        load = RatedLoad(rate, turns, ttft_p95 or inf, tpot_p95 or inf)
+        plan_for_load(config, machines, software, load, precisions, only, as_json)
+        return
+    if software:
+        from meshwright.plan.serve.with_engine import running
+
+        machines = [running(machine, software) for machine in machines]
+    _search(config, machines, work, precisions, only, runnable, explain, output, as_json, software)
+
+
+def _engine(name: str | None, of_rate: Mapping[str, float | None]) -> Engine | None:
+    """The engine's record. Raises PlanError for options that need another one."""
+    given = [flag for flag, value in of_rate.items() if value is not None]
+    if given and not (name and of_rate["--rate"]):
+        raise PlanError(
+            f"{given[0]} needs {'--engine' if of_rate['--rate'] else '--rate'}; add "
+            f"{'--engine vllm' if of_rate['--rate'] else '--rate 20'}"
+        )
+    if name is None:
+        return None
+    if not ENGINES[name].command:
+        known = ", ".join(known for known in ENGINES.names if ENGINES[known].command)
+        raise PlanError(f"--engine {name}: its command line is not known; fits: {known}")
+    return ENGINES[name]
 
 
 def _sample(
@@ -229,6 +272,7 @@ def _search(
     explain: bool,
     output: Path | None,
     as_json: bool,
+    software: Engine | None,
 ) -> None:
     from meshwright.api.serving import serve_document, write_serve_plan
     from meshwright.plan.serve.explain import explain_serving
@@ -245,6 +289,7 @@ def _search(
                 precisions=precisions,
                 layout=only,
                 runnable=runnable,
+                accepts=(lambda layout: runs_on(software, layout)) if software else None,
             )
     except Infeasible as error:
         if as_json:
@@ -256,12 +301,19 @@ def _search(
     document = serve_document(config, work, result)
     explanation = explain_serving(result.best) if explain or as_json or output else None
     document |= explanation.to_dict() if explanation else {}
+    line = None
+    if software:
+        context = work.requests.context
+        line = launch_line(software, config, result.best.layout, sequences=result.best.batch, context=context)
+        document["launch"] = line.to_dict()
     if output:
         note(f"wrote {write_serve_plan(output, plan_of_point(result.best), document)}")
     if as_json:
         emit(document)
     else:
         _show(document, result.seconds, explanation if explain else None)
+        if line:
+            show(*launch_lines(line.to_dict()))
 
 
 def _show(document: dict, seconds: float, explanation: "ServeExplanation | None") -> None:

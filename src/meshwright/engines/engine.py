@@ -10,10 +10,17 @@ from meshwright.records import Folder, Record
 _REACHED = {
     "keys": (
         "memory", "cache", "widened", "waiting", "prefetch", "elementwise", "attention", "experts",
-        "matmul.bf16", "matmul.fp8", "kernel_seconds", "experts_seconds", "collective_seconds",
+        "matmul.bf16", "matmul.fp8", "matmul.fp4", "kernel_seconds", "experts_seconds", "collective_seconds",
         "launch_seconds",
     )
 }  # fmt: skip
+
+
+# Settings of a plan that engines have.
+FLAGS = (
+    "tensor", "data", "replicas", "devices", "expert", "experts", "sequences", "all_sequences", "step_tokens",
+    "context", "memory_share", "cache",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,10 @@ class Engine(Record):
     request. step_seconds: of the host for each step, while devices wait. grouped_experts: one kernel
     multiplies all experts of a device. direct_seconds: of its small all-reduce (`Switch.direct_seconds`).
     prompt_layer_seconds: of the host for each layer of a step with prompts, which has no CUDA graph.
+
+    command: starts the server, with {model}. flags, file: how the command line or its file of settings sets
+    each of FLAGS, with {} for its value. cache_names: its names of types of caches. defaults: settings that a
+    plan leaves as they are.
     """
 
     versions: tuple[str, ...] = ()
@@ -46,6 +57,11 @@ class Engine(Record):
     grouped_experts: bool = False
     direct_seconds: float = 0.0
     prompt_layer_seconds: float = 0.0
+    command: str = ""
+    flags: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"keys": FLAGS})
+    file: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"keys": FLAGS})
+    cache_names: Mapping[str, str] = field(default_factory=dict, hash=False)
+    defaults: tuple[str, ...] = ()
     tpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
     gpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)
     cpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)

@@ -90,7 +90,14 @@ class Precision:
             )
 
 
-_MAY_BE_NONE = ("experts_dtype", "matmul_dtype", "matmul_scales", "gradients_dtype", "kv_dtype", "saved_dtype")
+_MAY_BE_NONE = (
+    "experts_dtype",
+    "matmul_dtype",
+    "matmul_scales",
+    "gradients_dtype",
+    "kv_dtype",
+    "saved_dtype",
+)
 FITS = {
     "weights_dtype": types_for("weights"),
     "experts_dtype": types_for("weights"),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import gcd
+from math import ceil, gcd
 from multiprocessing import get_context
 
 import numpy as np
@@ -32,10 +32,11 @@ from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Turn
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
+from meshwright.plan.serve.with_engine import running
 from meshwright.validate.load_test_row import FIGURES, SHORTEST_DRAWN, Degrees, LoadTestRow
 from meshwright.validate.published import UnreadRow
 from meshwright.validate.score import grouped
-from meshwright.validate.static_batches import dtype_of_source, with_engine
+from meshwright.validate.static_batches import dtype_of_source
 
 # Requests of a load test for each concurrent one (InferenceX).
 _NUM_WAVES = 10
@@ -45,6 +46,8 @@ _SIMULATED_WAVES = 3
 _LEAST_REQUESTS = 24
 # Groups of devices of a pool are simulated one for several beyond this number of concurrent requests.
 _MOST_CONCURRENT = 512
+# Share of its time that a pool of prefill computes, if it is large enough for its pool of decode.
+_BUSY = 0.8
 # Bits of weights that checkpoints of mixtures of experts have for all of their products.
 _LEAST_FOR_ALL = 8
 # Rows from which several processes are faster than one.
@@ -220,7 +223,26 @@ def load_test_case(row: LoadTestRow) -> LoadTestCase:
     if concurrency is None:
         raise PlanError("concurrency is empty, and no decode_batch says how many requests run at once")
     servers = tuple(_server(row, config, engine, degrees) for _, degrees in pools)
-    return LoadTestCase(row, servers, tuple(workers for workers, _ in pools), concurrency)
+    workers = tuple(workers for workers, _ in pools)
+    if row.mode == "apart" and row.prefill_workers is None:
+        workers = (_balanced(row, servers, concurrency), *workers[1:])
+    return LoadTestCase(row, servers, workers, concurrency)
+
+
+def _balanced(row: LoadTestRow, servers: Sequence[EngineServer], concurrency: int) -> int:
+    """Prefill workers for one decode worker, if the row does not say how many there were.
+
+    The smallest number with which the pool of prefill is not the slower one: pools are sized so that decode
+    workers are full.
+    """
+    prefill, decode = servers
+    limits = decode.limits(row.prompt_len + row.output_len + 1, concurrency)
+    running = min(concurrency, limits.num_slots)
+    context = row.prompt_len + row.output_len / 2
+    step = replace(decode, receives=True).steps(limits).seconds(running, context, (), 0)
+    alone = prefill.limits(row.prompt_len + 2, 1)
+    prompt = prefill.steps(alone).seconds(0, 0.0, [(row.prompt_len, row.prompt_len)], 0) / prefill.data
+    return max(1, ceil(running / (row.output_tokens * step) * prompt / _BUSY))
 
 
 def model_of_load_test(row: LoadTestRow) -> ModelConfig:
@@ -255,8 +277,7 @@ def _machine(row: LoadTestRow, engine: Engine, chips: int) -> Hardware:
     name, network = row.hardware.partition(":")[0], catalog.load(row.hardware).chip.network
     domain = network.domain_size if isinstance(network, Switch) else chips
     size = f"1x{chips}" if chips <= domain else f"{-(-chips // domain)}x{domain}"
-    machine = with_engine(catalog.load(f"{name}:{size}"), engine.name)
-    return replace(machine, software=replace(machine.software, is_ours=False, flash=True))
+    return running(catalog.load(f"{name}:{size}"), engine)
 
 
 @lru_cache(maxsize=1024)

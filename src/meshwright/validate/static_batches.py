@@ -9,7 +9,7 @@ A batch that does not fit the cache runs in several waves. The columns do not te
 further than its heads; the fastest layout that fits is used.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from math import ceil
 
@@ -17,7 +17,6 @@ from meshwright.cost.serving_step import pass_cost
 from meshwright.dtypes import NUMBER_TYPES, number_type, types_for
 from meshwright.engines.engine import ENGINES
 from meshwright.errors import LayoutError
-from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import DATA, EXPERT, PIPE
@@ -25,6 +24,7 @@ from meshwright.layout.fit import check_fits, num_replicas
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import one_replica
 from meshwright.plan.serve.phase import max_batch
+from meshwright.plan.serve.with_engine import with_engine
 from meshwright.validate.published import InferenceRow
 from meshwright.validate.reproduce import arithmetic, machine_of_row
 from meshwright.validate.shape_guess import model_of
@@ -92,7 +92,7 @@ class ServedCase:
 
 def reproduce_inference(row: InferenceRow) -> ServedCase:
     """The case of a row. Raises MeshwrightError if the row cannot be expressed."""
-    config, hardware = model_of(row), with_engine(machine_of_row(row), engine_of(row))
+    config, hardware = model_of(row), _with_engine(row)
     if hardware.num_chips != row.chips:
         raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
     layouts = tuple(_layouts(row, config, hardware))
@@ -146,17 +146,15 @@ def dtype_of_source(text: str) -> tuple[str, str | None]:
 
 
 def engine_of(row: InferenceRow) -> str | None:
-    """The engine's name without its version: tensorrt-llm of `TensorRT-LLM v0.6.1`."""
-    return row.engine.split()[0].lower() if row.engine else None
+    """The name of the engine's record: tensorrt-llm-0 of `TensorRT-LLM v0.6.1`, without a version else."""
+    if not row.engine:
+        return None
+    name, _, version = row.engine.lower().partition(" ")
+    older = f"{name}-0"
+    return older if version.removeprefix("v").startswith("0.") and older in ENGINES else name
 
 
-def with_engine(hardware: Hardware, engine: str | None) -> Hardware:
-    """`hardware` with the engine's efficiency, if the engine is known."""
-    if engine is None or engine not in ENGINES:
-        return hardware
-    chip, record = hardware.chip, ENGINES[engine]
-    inference = record.applied(chip.inference or chip.step, chip.kind)
-    network = chip.network
-    if isinstance(network, Switch):
-        network = replace(network, direct_seconds=record.direct_seconds)
-    return replace(hardware, chip=replace(chip, inference=inference, network=network))
+def _with_engine(row: InferenceRow) -> Hardware:
+    """The row's machine, with the engine's efficiency if the engine is known."""
+    machine, engine = machine_of_row(row), engine_of(row)
+    return with_engine(machine, ENGINES[engine]) if engine and engine in ENGINES else machine

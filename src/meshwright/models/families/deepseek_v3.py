@@ -54,7 +54,7 @@ FAMILY = Family(
             shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS},
         ),
         Release(
-            "Kimi Team 2025, https://arxiv.org/abs/2507.20534; config.json of moonshotai/Kimi-K2-Base",
+            "Kimi Team 2025, https://arxiv.org/abs/2507.20534; moonshotai/Kimi-K2-Base, Kimi-K2.5",
             {
                 "kimi-k2": preset(
                     "1026B",
@@ -68,7 +68,21 @@ FAMILY = Family(
                     rope_theta=50_000.0,
                     rope_scaling=_YARN | {"factor": 32.0, "beta_fast": 1.0},
                     moe=mixture(384, 8, 2048, num_shared_experts=1, num_dense_layers=1, scaling=2.827),
-                )
+                ),
+                # The language model of a model that also sees.
+                "kimi-k2.5": preset(
+                    "1026B",
+                    "32B",
+                    L=61,
+                    D=7168,
+                    F=18_432,
+                    N=64,
+                    V=163_840,
+                    max_seq_len=262_144,
+                    rope_theta=50_000.0,
+                    rope_scaling=_YARN | {"factor": 64.0, "beta_fast": 1.0},
+                    moe=mixture(384, 8, 2048, num_shared_experts=1, num_dense_layers=1, scaling=2.827),
+                ),
             },
             shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS},
         ),

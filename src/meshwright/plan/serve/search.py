@@ -4,7 +4,7 @@ Every layout is recorded once, for all of its batches, and priced on each machin
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -103,8 +103,9 @@ def search_serving(
     precisions: Sequence[Mapping[str, object]],
     layout: Layout | None = None,
     runnable: bool = True,
+    accepts: Callable[[Layout], bool] | None = None,
 ) -> ServePlan:
-    """The frontier over `machines`. layout: price only this layout.
+    """The frontier over `machines`. layout: price only this layout. accepts: whether a layout is tried.
 
     Raises Infeasible if no point fits or meets the targets. runnable: prompts are prefilled only in ways that
     `mw serve` runs; otherwise in any way that can be planned.
@@ -123,6 +124,7 @@ def search_serving(
                 if layout
                 else serving_layouts(config, machine, precision, replicas=replicas and bool(named))
             )
+            tried = [each for each in tried if accepts is None or accepts(each)]
             fitting = [point for one in tried for point in swept.points(one, machine)]
             key = machine.chip.name, str(precision["weights_dtype"])
             have = (

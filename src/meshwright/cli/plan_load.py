@@ -1,0 +1,66 @@
+"""mw plan serve --rate: the cheapest servers of an engine for a load."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from meshwright.cli.common import emit, show, waiting
+from meshwright.engines.engine import Engine
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.load.rated import RatedLoad, cheapest_servers
+from meshwright.models.config import ModelConfig
+from meshwright.units import format_number_of, format_seconds
+
+# The largest server that is tried, in chips.
+_MOST_CHIPS = 16
+
+
+def plan_for_load(
+    config: ModelConfig,
+    machines: Sequence[Hardware],
+    engine: Engine,
+    load: RatedLoad,
+    precisions: Sequence[Mapping[str, object]],
+    layout: Layout | None,
+    as_json: bool,
+) -> None:
+    """Print the cheapest servers that meet the targets, cheaper ones that do not, and the launch line."""
+    small = [machine for machine in machines if machine.num_chips <= _MOST_CHIPS]
+    with waiting("simulating servers"):
+        plan = cheapest_servers(config, small or machines, engine, load, precisions, layout)
+    document = plan.to_dict(load)
+    if as_json:
+        emit(document)
+        return
+    show(
+        f"{config.name} on {engine.name}, {load.rate:g} requests/s",
+        f"best: {_servers(document['best'])}",
+        *(f"cheaper, but {each['missed']}: {_servers(each)}" for each in document["cheaper"]),
+        *launch_lines(document["launch"]),
+        f"{document['simulated']} choices simulated, of {format_number_of(document['considered'], 'layout')}",
+    )
+
+
+def _servers(servers: Mapping[str, Any]) -> str:
+    pools = format_number_of(servers["replicas"], "server")
+    if servers["prefill_replicas"]:
+        pools = f"{servers['prefill_replicas']} to prefill and {pools} to decode"
+    price = servers["price_per_hour"]
+    return (
+        f"{pools} of {servers['hardware']}, {servers['layout'].removesuffix(',remat=none')}, "
+        f"{servers['weights_dtype']}: {format_number_of(servers['chips'], 'chip')}"
+        + (f", {price:,.2f} an hour" if price is not None else "")
+        + f"; p95 of the first token {format_seconds(servers['ttft_p95_seconds'])}, "
+        f"per token {format_seconds(servers['tpot_p95_seconds'])}"
+    )
+
+
+def launch_lines(line: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a LaunchLine's document."""
+    yield f"start each with: {line['command']}"
+    if line["file"]:
+        yield f"  its settings: {'; '.join(line['file'])}"
+    for need in line["needs"]:
+        yield f"  it needs {need}"
+    if line["defaults"]:
+        yield f"  at their defaults: {', '.join(line['defaults'])}"

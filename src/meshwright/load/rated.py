@@ -1,0 +1,300 @@
+"""The cheapest servers of an engine for a rate of requests and targets at their 95th percentile.
+
+Each layout has a lower bound on its servers, from the time of the device that one request takes. Layouts are
+simulated in the order of the price of this bound, with more servers until the targets are met. The search
+ends when no bound is below the cheapest price found. The layouts with the lowest bounds are also simulated
+with prefill and generation in pools apart.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+
+from meshwright.engines.engine import Engine
+from meshwright.errors import MeshwrightError, PlanError
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.load.drive import Load
+from meshwright.load.engine_server import EngineServer, transfer_seconds_of
+from meshwright.load.simulator import Planned, simulate_server
+from meshwright.load.traffic import Chat, Turn, poisson
+from meshwright.models.config import ModelConfig
+from meshwright.plan.serve.launch_line import launch_line, runs_on
+from meshwright.plan.serve.layouts import serving_layouts
+from meshwright.plan.serve.with_engine import running
+from meshwright.units import format_number_of, format_seconds
+
+# Requests of a simulation: those of this many seconds, within these bounds.
+_SECONDS, _LEAST, _MOST = 60, 300, 3000
+# Layouts whose bounds are this many times the best found are not simulated; nor more layouts than this.
+_MOST_SIMULATED = 40
+_NUM_APART = 3
+# Servers are added up to this many times the bound, then the layout counts as unable.
+_MOST_TIMES = 3
+# Sequences of a server at once for which a layout is planned.
+_SEQUENCES = 256
+_PERCENTILE = 95
+
+
+@dataclass(frozen=True)
+class RatedLoad:
+    """Requests per second, targets in seconds, and (prompt, output) tokens of a sample of the requests."""
+
+    rate: float
+    turns: Sequence[tuple[int, int]]
+    ttft_p95: float = inf
+    tpot_p95: float = inf
+
+    @property
+    def context(self) -> int:
+        return max(map(sum, self.turns)) + 1
+
+    def load(self) -> Load:
+        """Poisson arrivals of a sample of the requests."""
+        count = min(max(_LEAST, ceil(self.rate * _SECONDS)), _MOST)
+        arrivals = poisson(self.rate, 1, seed=0)
+        chosen = np.random.default_rng(0).integers(0, len(self.turns), count).tolist()
+        return Load([Chat(next(arrivals), (Turn(*self.turns[place]),)) for place in chosen], None)
+
+
+@dataclass(frozen=True)
+class RatedServers:
+    """Simulated servers: replicas that generate, and replicas that only prefill if these are apart.
+
+    ttft_p95, tpot_p95: simulated seconds. price_per_hour: None if the chip has no price. missed: the targets
+    that are not met, in words; None if all are.
+    """
+
+    server: EngineServer
+    replicas: int
+    prefill_replicas: int
+    ttft_p95: float
+    tpot_p95: float
+    missed: str | None
+
+    @property
+    def chips(self) -> int:
+        return (self.replicas + self.prefill_replicas) * self.server.hardware.num_chips
+
+    @property
+    def price_per_hour(self) -> float | None:
+        price = self.server.hardware.chip.price_per_chip_hour
+        return None if price is None else price * self.chips
+
+    @property
+    def cost(self) -> float:
+        """Price per hour, or chips if the chip has no price."""
+        return self.chips if self.price_per_hour is None else self.price_per_hour
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of servers of `mw plan serve --rate` in docs/reference/json.md."""
+        server = self.server
+        return {
+            "hardware": server.hardware.spec,
+            "layout": str(server.layout),
+            "weights_dtype": server.layout.precision.weights_dtype,
+            "replicas": self.replicas,
+            "prefill_replicas": self.prefill_replicas,
+            "chips": self.chips,
+            "price_per_hour": self.price_per_hour,
+            "ttft_p95_seconds": self.ttft_p95,
+            "tpot_p95_seconds": self.tpot_p95,
+            "missed": self.missed,
+        }
+
+
+@dataclass(frozen=True)
+class RatedPlan:
+    """The cheapest servers that meet the targets, and cheaper ones that do not, from the highest price."""
+
+    best: RatedServers
+    cheaper: tuple[RatedServers, ...]
+    simulated: int
+    considered: int
+
+    def to_dict(self, load: RatedLoad) -> dict[str, Any]:
+        """The key `load` of `mw plan serve --rate` in docs/reference/json.md."""
+        server = self.best.server
+        line = launch_line(
+            server.engine, server.config, server.layout, sequences=_SEQUENCES, context=load.context
+        )
+        return {
+            "rate_per_second": load.rate,
+            "ttft_p95_seconds": None if load.ttft_p95 == inf else load.ttft_p95,
+            "tpot_p95_seconds": None if load.tpot_p95 == inf else load.tpot_p95,
+            "best": self.best.to_dict(),
+            "cheaper": [servers.to_dict() for servers in self.cheaper],
+            "simulated": self.simulated,
+            "considered": self.considered,
+            "launch": line.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A layout, and the servers that its devices' time needs at least."""
+
+    server: EngineServer
+    busy: float  # server-seconds a second: of generation
+    busy_prefill: float
+
+    @property
+    def replicas(self) -> int:
+        return max(1, ceil(self.busy + self.busy_prefill))
+
+    @property
+    def cost(self) -> float:
+        hardware = self.server.hardware
+        return self.replicas * hardware.num_chips * (hardware.chip.price_per_chip_hour or 1.0)
+
+
+def cheapest_servers(
+    config: ModelConfig,
+    machines: Sequence[Hardware],
+    engine: Engine,
+    load: RatedLoad,
+    precisions: Sequence[Mapping[str, object]],
+    layout: Layout | None = None,
+) -> RatedPlan:
+    """The cheapest servers for a load. Raises PlanError if no simulated layout meets the targets."""
+    bounds, considered = [], 0
+    for server in _servers(config, machines, engine, precisions, layout):
+        considered += 1
+        if bound := _bound(server, load):
+            bounds.append(bound)
+    if not bounds:
+        raise PlanError(
+            f"{config.name}: no layout of {engine.name} on these machines holds the weights and generates a "
+            f"token in {format_seconds(load.tpot_p95)}"
+        )
+    bounds.sort(key=lambda bound: bound.cost)
+    tried: list[RatedServers] = []
+    best: RatedServers | None = None
+    for place, bound in enumerate(bounds[:_MOST_SIMULATED]):
+        if best is not None and bound.cost >= best.cost:
+            break
+        for servers in _grown(bound, load, apart=place < _NUM_APART, most=best.cost if best else inf):
+            tried.append(servers)
+            if servers.missed is None and (best is None or servers.cost < best.cost):
+                best = servers
+    if best is None:
+        nearest = min(tried, key=lambda servers: _excess(servers, load))
+        raise PlanError(
+            f"{config.name}: none of {format_number_of(len(tried), 'simulated choice')} meets the targets; "
+            f"the nearest is {format_number_of(nearest.replicas, 'server')} of "
+            f"{nearest.server.hardware.spec}, {nearest.server.layout}: {nearest.missed}"
+        )
+    cheaper = [servers for servers in tried if servers.missed and servers.cost < best.cost]
+    cheaper.sort(key=lambda servers: (-servers.cost, _excess(servers, load)))
+    return RatedPlan(best, tuple(cheaper[:5]), len(tried), considered)
+
+
+def _servers(
+    config: ModelConfig,
+    machines: Sequence[Hardware],
+    engine: Engine,
+    precisions: Sequence[Mapping[str, object]],
+    layout: Layout | None,
+) -> Iterator[EngineServer]:
+    for plain in machines:
+        machine = running(plain, engine)
+        for precision in precisions:
+            layouts = [layout.replace(**precision)] if layout else _layouts(config, machine, precision)
+            for each in layouts:
+                # Replicas are servers of their own, unless they share experts.
+                shares = each.data == 1 or config.moe is not None
+                if runs_on(engine, each) and shares and each.mesh.num_devices == machine.num_chips:
+                    yield EngineServer(config, each, machine, engine)
+
+
+def _layouts(config: ModelConfig, machine: Hardware, precision: Mapping[str, object]) -> list[Layout]:
+    return serving_layouts(config, machine, precision, replicas=config.moe is not None)
+
+
+def _bound(server: EngineServer, load: RatedLoad) -> _Bound | None:
+    """None if the layout does not hold a request, or is too slow for one alone."""
+    try:
+        limits = server.limits(load.context, _SEQUENCES)
+    except MeshwrightError:
+        return None
+    prices = server.steps(limits)
+    prompt = round(np.mean([prompt for prompt, _ in load.turns]))
+    output = float(np.mean([output for _, output in load.turns]))
+    context = prompt + output / 2
+    sizes = [n for n in (1 << k for k in range(16)) if n <= limits.num_slots]
+    steps = {n: prices.seconds(n, context, (), 0) for n in sizes}
+    fitting = [n for n in sizes if steps[n] <= load.tpot_p95]
+    alone = prices.seconds(0, 0.0, [(prompt, prompt)], 0)
+    if not fitting or alone > load.ttft_p95:
+        return None
+    generation = output * min(steps[n] / n for n in fitting)
+    return _Bound(server, load.rate * generation, load.rate * alone / server.data)
+
+
+def _grown(bound: _Bound, load: RatedLoad, *, apart: bool, most: float) -> Iterator[RatedServers]:
+    """Servers of a layout, more and more until the targets are met or the price reaches `most`."""
+    each = bound.cost / bound.replicas
+    number = bound.replicas
+    while number * each < most and number <= max(_MOST_TIMES * bound.replicas, bound.replicas + 2):
+        servers = _simulated(bound.server, number, 0, load)
+        yield servers
+        if servers.missed is None:
+            most = servers.cost
+            break
+        number += max(1, number // 8)
+    if not apart:
+        return
+    prefill, decode = (max(1, ceil(busy / 0.8)) for busy in (bound.busy_prefill, bound.busy))
+    while (prefill + decode) * each < most and prefill + decode <= _MOST_TIMES * bound.replicas + 2:
+        servers = _simulated(bound.server, decode, prefill, load)
+        yield servers
+        if servers.missed is None:
+            return
+        late = servers.ttft_p95 / load.ttft_p95 > servers.tpot_p95 / load.tpot_p95
+        prefill, decode = prefill + late, decode + (not late)
+
+
+def _simulated(server: EngineServer, replicas: int, prefill: int, load: RatedLoad) -> RatedServers:
+    limits = server.limits(load.context, _SEQUENCES)
+    steps = server.steps(limits)
+    planned = Planned(limits, steps, policy=server.policy, prefix_cache=False, replicas=replicas)
+    if prefill:
+        receives = replace(server, receives=True)
+        seconds = transfer_seconds_of(server.config, server.layout, server.hardware, load.context)
+        planned = replace(
+            planned,
+            prices=receives.steps(limits),
+            policy=receives.policy,
+            prefill=planned,
+            prefill_replicas=prefill,
+            transfer_seconds=seconds,
+        )
+    answers, _ = simulate_server(planned, load.load())
+    first = np.array([answer.piece_seconds[0] - answer.start_seconds for answer in answers])
+    gaps = [
+        (answer.piece_seconds[-1] - answer.piece_seconds[0]) / (answer.num_tokens - 1)
+        for answer in answers
+        if answer.num_tokens > 1
+    ]
+    ttft = float(np.percentile(first, _PERCENTILE)) + server.engine.request_seconds
+    tpot = float(np.percentile(gaps, _PERCENTILE)) if gaps else 0.0
+    return RatedServers(server, replicas, prefill, ttft, tpot, _missed(ttft, tpot, load))
+
+
+def _missed(ttft: float, tpot: float, load: RatedLoad) -> str | None:
+    parts = [
+        f"{_PERCENTILE}% of {what} are within {format_seconds(value)}, not {format_seconds(target)}"
+        for what, value, target in (
+            ("first tokens", ttft, load.ttft_p95),
+            ("times per token", tpot, load.tpot_p95),
+        )
+        if value > target
+    ]
+    return " and ".join(parts) or None
+
+
+def _excess(servers: RatedServers, load: RatedLoad) -> float:
+    return max(servers.ttft_p95 / load.ttft_p95, servers.tpot_p95 / load.tpot_p95)

@@ -1,0 +1,24 @@
+"""Machines with the efficiency of a serving engine."""
+
+from dataclasses import replace
+
+from meshwright.engines.engine import Engine
+from meshwright.hardware.chip import Switch
+from meshwright.hardware.topology import Hardware
+
+
+def with_engine(hardware: Hardware, engine: Engine) -> Hardware:
+    """`hardware` with the engine's shares of its chips, and its small all-reduce."""
+    chip, network = hardware.chip, hardware.chip.network
+    inference = engine.applied(chip.inference or chip.step, chip.kind)
+    if isinstance(network, Switch):
+        network = replace(network, direct_seconds=engine.direct_seconds)
+    return replace(hardware, chip=replace(chip, inference=inference, network=network))
+
+
+def running(hardware: Hardware, engine: Engine) -> Hardware:
+    """`hardware` with the engine's efficiency and kernels; ours is left as it is."""
+    if engine.name == "meshwright":
+        return hardware
+    machine = with_engine(hardware, engine)
+    return replace(machine, software=replace(machine.software, is_ours=False, flash=True))

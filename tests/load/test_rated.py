@@ -1,0 +1,33 @@
+"""The cheapest servers for a load, by simulation."""
+
+import pytest
+
+from meshwright.engines.engine import ENGINES
+from meshwright.errors import PlanError
+from meshwright.hardware.catalog import load
+from meshwright.load.rated import RatedLoad, cheapest_servers
+from meshwright.models.presets import load_model
+
+MODEL, ENGINE = load_model("llama-3.1-8b"), ENGINES["vllm"]
+MACHINES = [load("h100:1x1"), load("h100:1x2")]
+PRECISION = {"weights_dtype": "bf16", "compute_dtype": "bf16"}
+
+
+def planned(rate: float, **targets: float):
+    asked = RatedLoad(rate, [(1000, 200)], **targets)
+    return cheapest_servers(MODEL, MACHINES, ENGINE, asked, [PRECISION]), asked
+
+
+def test_more_requests_take_more_servers():
+    few, _ = planned(2, ttft_p95=1.0, tpot_p95=0.03)
+    many, asked = planned(60, ttft_p95=1.0, tpot_p95=0.03)
+    assert few.best.chips == 1 < many.best.chips
+    assert many.best.missed is None and many.best.ttft_p95 <= 1.0 and many.best.tpot_p95 <= 0.03
+    assert all(servers.missed and servers.cost < many.best.cost for servers in many.cheaper)
+    document = many.to_dict(asked)
+    assert document["launch"]["command"].startswith("vllm serve llama-3.1-8b")
+
+
+def test_targets_that_nothing_meets_are_named():
+    with pytest.raises(PlanError, match=r"generates a token in 1 ms"):
+        planned(1, tpot_p95=0.001)

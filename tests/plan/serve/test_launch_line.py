@@ -1,0 +1,39 @@
+"""The lines that start other engines."""
+
+import pytest
+
+from meshwright.engines.engine import ENGINES
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan.serve.launch_line import launch_line, runs_on
+
+DENSE, MIXTURE = load_model("llama-3.1-70b"), load_model("deepseek-v3")
+
+
+def test_ranks_of_a_mixture_share_experts():
+    layout = Layout.of(data=8, expert=8, weights_dtype="fp8", kv_dtype="fp8")
+    line = launch_line(ENGINES["sglang"], MIXTURE, layout, sequences=512, context=9216)
+    assert line.command == (
+        "python -m sglang.launch_server --model-path deepseek-v3 --tp-size 8 --dp-size 8 "
+        "--enable-dp-attention --ep-size 8 --max-running-requests 512 --chunked-prefill-size 16384 "
+        "--context-length 9216 --mem-fraction-static 0.9 --kv-cache-dtype fp8_e4m3"
+    )
+    assert line.needs == ("a checkpoint with weights in fp8",) and line.defaults
+    line = launch_line(ENGINES["tensorrt-llm"], MIXTURE, layout, sequences=512, context=9216)
+    assert line.file == ("enable_attention_dp: true", "kv_cache_config: {dtype: fp8}")
+
+
+def test_ranks_of_a_dense_model_are_servers():
+    layout = Layout.of(data=2, tensor=4)
+    line = launch_line(ENGINES["vllm"], DENSE, layout, sequences=256, context=2560)
+    assert "--tensor-parallel-size 4 --data-parallel-size 2 --max-num-seqs 128" in line.command
+    line = launch_line(ENGINES["tensorrt-llm"], DENSE, layout, sequences=256, context=2560)
+    assert "--tp_size 4 " in line.command and line.needs == ("2 such servers and a load balancer",)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt-llm", "sglang-jax", "vllm-tpu"])
+def test_settings_that_engines_lack_are_not_planned(name: str):
+    engine = ENGINES[name]
+    assert runs_on(engine, Layout.of(tensor=8))
+    assert not runs_on(engine, Layout.of(tensor=8, kv_replicas=2, cache="batch"))
+    assert engine.command and engine.defaults and {"step_tokens", "context"} <= set(engine.flags)
