@@ -24,16 +24,16 @@ _STREAMED = ("matmul", "attention", "update")
 
 @dataclass(frozen=True)
 class Dtypes:
-    """The types of a pass: of activations, and of the operands of its matmuls and of its experts'."""
+    """The types of a pass: of activations, of operands of its matmuls, and of experts' if they differ."""
 
     compute: str
     matmul: str
-    experts: str
+    experts: str | None = None
 
     @classmethod
     def of(cls, layout: Layout) -> "Dtypes":
-        precision, operands = layout.precision, layout.precision.operand_dtype
-        return cls(precision.compute_dtype, operands, precision.experts_dtype or operands)
+        precision = layout.precision
+        return cls(precision.compute_dtype, precision.operand_dtype, precision.experts_dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
     if kind == "attention":
         assert work.shape is not None, "attention has a shape"
         return work.flops / chip.attention_flops_per_second(dtypes.compute, *work.shape[1:])
-    operands = dtypes.experts if work.routed else dtypes.matmul
+    operands = (dtypes.experts if work.routed else None) or dtypes.matmul
     if operands in chip.matmul_rates:
         rates = chip.matmul_rates[operands]
         return work.flops / each(lambda flops: share_at(rates, flops), work.flops)

@@ -377,7 +377,7 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 
 
 # Keys of a network with tables of their own, figures of [step], and names of records.
-_NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff", "within", "between")
+_NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff", "within", "between", "direct_seconds")
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "host_bytes",
     "host_link_bytes_per_second", "matrix_unit", "num_matrix_units", "compute_capability", "gke_accelerator",
