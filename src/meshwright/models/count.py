@@ -7,7 +7,7 @@ from math import inf, prod
 
 from meshwright.dtypes import dtype_bytes
 from meshwright.models.config import ModelConfig, Window
-from meshwright.models.parameters import Param, dimensions, is_adapter, of_a_layer, parameters
+from meshwright.models.parameters import Param, dimensions, is_adapter, of_a_layer, parameters, shapes
 
 PARTS = ("mlp", "attention", "vocab", "norms", "router")
 
@@ -40,9 +40,9 @@ def count_params(config: ModelConfig) -> ParamCount:
     Source: How to Scale Your Model, "Transformer Math".
     """
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
-    sizes, unused = dimensions(config), 0
-    for path, param in parameters(config).items():
-        name, size = path.rpartition("/")[2], prod(param.shape(sizes))
+    unused = 0
+    for path, shape in shapes(config).items():
+        name, size = path.rpartition("/")[2], prod(shape)
         counts[component(name)] += size
         if config.moe and name.startswith("expert_"):
             unused += size - size * config.moe.experts_per_token // config.moe.num_experts
@@ -185,21 +185,23 @@ class _Matrix:
 
 
 def _matrices(config: ModelConfig) -> Iterator[_Matrix]:
-    sizes = dimensions(config)
-    for path, param in parameters(config).items():
+    sizes, weights, shape_of = dimensions(config), parameters(config), shapes(config)
+    for path, param in weights.items():
         name = path.rpartition("/")[2]
         is_matrix = len(of_a_layer(param.letters)) > 1 and (param.init == "normal" or is_adapter(path))
         if is_matrix and component(name) != "vocab":
-            yield _matrix(config, name, param, sizes)
+            yield _matrix(config, name, param, sizes, prod(shape_of[path]))
     yield _Matrix("vocab", config.d_model, config.vocab_size, 1, 1, trained=not config.lora_rank)
 
 
-def _matrix(config: ModelConfig, name: str, param: Param, sizes: Mapping[str, int]) -> _Matrix:
+def _matrix(
+    config: ModelConfig, name: str, param: Param, sizes: Mapping[str, int], num_elements: int
+) -> _Matrix:
     num_layers = sizes[param.letters[0]]
     routed = config.moe if name.startswith("expert_") else None
     num_stored = num_layers * (routed.num_experts if routed else 1)
     rows = prod(sizes[letter] for letter in param.fan_in)
-    columns = prod(param.shape(sizes)) // (num_stored * rows)
+    columns = num_elements // (num_stored * rows)
     num_used = num_layers * (routed.experts_per_token if routed else 1)
     return _Matrix(component(name), rows, columns, num_stored, num_used, param.trained)
 

@@ -100,6 +100,13 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     return MappingProxyType(params)
 
 
+@lru_cache(maxsize=256)
+def shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """The shape of every parameter by its path."""
+    sizes = dimensions(config)
+    return MappingProxyType({path: param.shape(sizes) for path, param in parameters(config).items()})
+
+
 # The parameters before the first layer.
 EMBED_NORM = "embed_norm"
 ENTERING = ("embed", EMBED_NORM, f"{EMBED_NORM}_bias", "positions")

@@ -390,7 +390,8 @@ def _priced(
     layouts: list[Layout], config: ModelConfig, hardware: Hardware, workload: Workload
 ) -> list[Candidate]:
     """The layouts priced and ranked, the first and the fastest of them on the links that suit them best."""
-    candidates = ranked(price(config, hardware, workload, layout) for layout in layouts)
+    priced = [price(config, hardware, workload, layout) for layout in layouts]
+    candidates = ranked(priced)
     first = [
         *candidates[:NUM_PLACED],
         *nsmallest(NUM_PLACED, candidates, key=lambda candidate: candidate.step_seconds),
