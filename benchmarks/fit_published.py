@@ -35,13 +35,13 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.collectives import along_lines, lines_of
-from meshwright.cost.eager import flushes
 from meshwright.cost.graph import Graph, Transfer
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
+from meshwright.cost.step_memory import flushes
 from meshwright.cost.step_seconds import SegmentSeconds, StagePasses, Update, hop_transfer
 from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
 from meshwright.cost.transfer_prices import as_sent, at_step_rates, lost_at_nodes, lost_between_stages

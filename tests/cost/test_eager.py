@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, L, N, record
 
-from meshwright.cost.eager import eager_memory, flushes, reported_bytes
-from meshwright.cost.memory import Memory, train_memory
+from meshwright.cost.memory import Memory
 from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
+from meshwright.cost.step_memory import flushes, reported_bytes, step_memory
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -26,11 +26,11 @@ PURE = Layout.of(optimizer_dtype="bf16")
 
 
 def _memory(layout: Layout, config: ModelConfig = SMALL, runs: TrainingProgram = EAGER) -> Memory:
-    return eager_memory(record(layout, config), layout, runs)
+    return step_memory(record(layout, config), layout, runs)
 
 
 def _planned(layout: Layout, config: ModelConfig = SMALL) -> Memory:
-    return train_memory(record(layout, config), layout)
+    return step_memory(record(layout, config), layout)
 
 
 def test_the_steps_of_an_operation_are_kept_where_it_runs_once() -> None:
@@ -124,7 +124,7 @@ class TestGradients:
         """Of a single token: the end of the backward pass is the peak, with all that is stored."""
         layout = Layout.of(remat="full")
         graph = record_loss(SMALL, layout, Shape(1, 1, 1))
-        few = eager_memory(graph, layout, EAGER)
+        few = step_memory(graph, layout, EAGER)
         assert (few.gradients, few.activations) == (BF16 * count_params(SMALL).total, 0)
 
 
@@ -152,7 +152,7 @@ class TestReported:
 
     def _held(self, layout: Layout, config: ModelConfig = SMALL, room: float = ROOMY) -> float:
         graph = record(layout, config)
-        return reported_bytes(graph, layout, EAGER, room) - eager_memory(graph, layout, EAGER).total
+        return reported_bytes(graph, layout, EAGER, room) - step_memory(graph, layout, EAGER).total
 
     def test_two_sums_a_layer_stay_until_they_are_sent(self) -> None:
         assert self._held(Layout.of(tensor=4, sequence_parallel=True)) == 2 * L * BF16 * BTD
@@ -166,7 +166,7 @@ class TestReported:
     def test_only_where_there_is_room_and_pytorch_holds_them(self) -> None:
         layout = Layout.of(tensor=4, sequence_parallel=True)
         graph = record(layout)
-        needed = eager_memory(graph, layout, EAGER).total
+        needed = step_memory(graph, layout, EAGER).total
         assert self._held(layout, room=needed + 1) == 1
         assert self._held(layout, room=needed / 2) == 0
         titan = replace(EAGER, holds_sent=False)
@@ -178,7 +178,7 @@ class TestReported:
         graph = record(layout, WIDE)
         every = replace(EAGER, reports_first_stage=False)
         most = reported_bytes(graph, layout, every, self.ROOMY)
-        assert most == eager_memory(graph, layout, EAGER).total
+        assert most == step_memory(graph, layout, EAGER).total
         assert most > reported_bytes(graph, layout, EAGER, self.ROOMY)
 
 
@@ -189,7 +189,7 @@ class TestFlushes:
 
     def test_where_what_is_needed_and_what_is_sent_are_more_than_there_is(self) -> None:
         graph = record(self.SPLIT)
-        taken = eager_memory(graph, self.SPLIT, EAGER).total + 2 * L * BF16 * BTD
+        taken = step_memory(graph, self.SPLIT, EAGER).total + 2 * L * BF16 * BTD
         assert flushes(graph, self.SPLIT, EAGER, taken) == 0
         assert flushes(graph, self.SPLIT, EAGER, taken - 1) == 8
         titan = replace(EAGER, holds_sent=False)
@@ -198,7 +198,7 @@ class TestFlushes:
     def test_a_stage_sends_what_its_own_layers_do(self) -> None:
         layout = self.SPLIT.replace(pipe=2)
         graph = record(layout)
-        taken = eager_memory(graph, layout, EAGER).total + L * BF16 * BTD
+        taken = step_memory(graph, layout, EAGER).total + L * BF16 * BTD
         assert flushes(graph, layout, EAGER, taken) == 0
         assert flushes(graph, layout, EAGER, taken - 1) == 8
 

@@ -17,13 +17,12 @@ from meshwright.cost.memory import (
     Memory,
     held_bytes,
     saved_bytes,
-    stage_memory,
-    train_memory,
 )
 from meshwright.cost.pipeline.stages import stage_of
 from meshwright.cost.record import record_loss, record_training
 from meshwright.cost.recorder import Lowering, Shape
 from meshwright.cost.state import StageState, Stored
+from meshwright.cost.step_memory import stage_memory, step_memory
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
@@ -52,7 +51,7 @@ LEFT = (5 + 2) * BTD + 2 * TOKENS * N * H + 2 * TOKENS * K * H + 3 * TOKENS * F
 
 
 def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
-    return train_memory(record(layout, config), layout)
+    return step_memory(record(layout, config), layout)
 
 
 def _stored(layout: Layout, config: ModelConfig = SMALL, stage: int = 0) -> Stored:
@@ -206,9 +205,9 @@ class TestBuffers:
     def test_logits_make_way_for_gradients(self) -> None:
         """Of plain data parallelism on TPUs: at the peak there are the gradients, and no logits any more."""
         graph = replace(record(Layout.of(data=4)), head_waits=False)
-        memory = train_memory(graph, Layout.of(data=4))
+        memory = step_memory(graph, Layout.of(data=4))
         assert memory.buffers >= 0 and memory.activations > 0
-        assert memory.total <= train_memory(record(Layout.of(data=4)), Layout.of(data=4)).total
+        assert memory.total <= step_memory(record(Layout.of(data=4)), Layout.of(data=4)).total
 
     def test_a_table_larger_than_all_activations_peaks_at_its_gradient(self) -> None:
         """As it is scattered and as it is reduced, and the head's beside: 2 x 40 + 30 - 50 kept."""
@@ -229,7 +228,7 @@ class TestBuffers:
         """Of 16 elements to 128: what attention keeps takes eight times as much, all else the same."""
         shape = Shape(B, T, T)
         plain, tiled = (record_loss(SMALL, Layout.of(), shape, Lowering(head_tile=tile)) for tile in (1, 128))
-        more = train_memory(tiled, Layout.of()).activations - train_memory(plain, Layout.of()).activations
+        more = step_memory(tiled, Layout.of()).activations - step_memory(plain, Layout.of()).activations
         assert more == BF16 * L * 7 * TOKENS * 2 * (N + K) * H
         moved = [sum(v.bytes_per_device for _, n in g.nodes() for v in n.outputs) for g in (plain, tiled)]
         assert moved[0] == moved[1]
@@ -367,7 +366,7 @@ def test_the_optimizers_state_and_master_copy_wait_on_the_host() -> None:
 def test_llama_2_13b_does_not_fit_under_data_parallelism() -> None:
     """130 GB at 10 bytes a parameter (How to Scale Your Model, "Training"); gradients make 156 of 96."""
     config, layout = load_model("llama-2-13b"), Layout.of(data=4096)
-    memory = train_memory(record(layout, config), layout)
+    memory = step_memory(record(layout, config), layout)
     assert memory.weights + memory.optimizer == pytest.approx(130e9, rel=0.01)
     assert memory.weights + memory.optimizer + memory.gradients == pytest.approx(156e9, rel=0.01)
 
@@ -397,7 +396,7 @@ def test_rows_of_experts_are_made_beside_what_they_are_made_of() -> None:
     moe = MoE(num_experts=4, experts_per_token=1, d_ff=width)
     graph = record_loss(replace(SMALL, moe=moe), layout, Shape(1, num_rows, num_rows), Lowering())
     one = 2 * num_rows * width
-    assert 6 * one < train_memory(graph, layout).buffers < 6.2 * one
+    assert 6 * one < step_memory(graph, layout).buffers < 6.2 * one
 
 
 _MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"
@@ -440,8 +439,8 @@ def test_on_cpus_what_the_only_layer_of_a_stack_recomputes_waits_as_if_saved() -
     layout, shape = Layout.of(remat="full"), Shape(2, 16, 16)
     for num_layers, policy in ((1, "none"), (2, "full")):
         config = replace(SMALL, num_layers=num_layers)
-        memory = train_memory(record_training(config, load("cpu:1"), layout, shape), layout)
+        memory = step_memory(record_training(config, load("cpu:1"), layout, shape), layout)
         plain = record_loss(config, layout, shape, Lowering(by_blocks=True, head_tokens=CPU.head_tokens))
         layers, *_ = (one for one in plain.segments if one.source)
         more = saved_bytes(layers, policy) - saved_bytes(layers, "full")
-        assert memory.activations == train_memory(plain, layout).activations + num_layers * more
+        assert memory.activations == step_memory(plain, layout).activations + num_layers * more

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from tests.layout.any_rules import any_layouts
 
-from meshwright.cost.memory import train_memory
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
+from meshwright.cost.step_memory import step_memory
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -37,7 +37,7 @@ def test_they_are_priced(layout: Layout) -> None:
 def test_memory_is_what_the_tables_store(layout: Layout) -> None:
     """A device holds its share of the weights at least, and at most the whole model."""
     graph = record_training(CONFIG, load("v5e:1"), layout, Shape.of_microbatch(BATCH, layout))
-    memory = train_memory(graph, layout)
+    memory = step_memory(graph, layout)
     whole = 4 * count_params(CONFIG).total
     assert whole / layout.mesh.num_devices <= memory.weights <= whole
     assert 2 * whole / layout.mesh.num_devices <= memory.optimizer <= 2 * whole

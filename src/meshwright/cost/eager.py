@@ -16,10 +16,6 @@ XLA plans the memory of a step as a whole (memory.py). Without such a plan
     blocks       freed by a layer's forward pass are too small for an array of the loss, and stay allocated
     buckets      of DistributedDataParallel are copies of the gradients in the type of the weights
 
-An allocator with free memory reports more (`reported_bytes`): it does not reuse the input of a reduce-scatter
-of activations until the stream that sends it is done, and the host launches up to a whole forward pass ahead
-of that. Without free memory the allocator waits, and flushes its blocks.
-
 Sources: PyTorch, torch/distributed/tensor/parallel/loss.py (the split loss), pytorch/pytorch#129721 (the
 memory of FSDP's streams), torch/distributed/fsdp (the root's weights are not resharded after the forward
 pass); PyTorch's notes on CUDA, "Memory management", `Tensor.record_stream` and DistributedDataParallel
@@ -27,20 +23,12 @@ pass); PyTorch's notes on CUDA, "Memory management", `Tensor.record_stream` and 
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from meshwright.cost.arrays import larger, largest, smaller
 from meshwright.cost.graph import Graph, Segment, kept_with, saved_values
-from meshwright.cost.memory import (
-    Memory,
-    gathered_weights_bytes,
-    held_bytes,
-    peak_of,
-    train_memory,
-)
-from meshwright.cost.pipeline.stages import SegmentRuns, Stage, stage_of, stages_of_kinds
-from meshwright.cost.state import StageState
+from meshwright.cost.memory import Memory, gathered_weights_bytes, held_bytes
+from meshwright.cost.pipeline.stages import SegmentRuns
 from meshwright.dtypes import dtype_bytes
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
@@ -49,82 +37,8 @@ from meshwright.units import whole
 
 # Arrays of the logits' size in addition to the logits, with a whole and with a split vocabulary.
 _WHOLE_LOSS, _SPLIT_LOSS = 3, 4
-# Layers that a host runs ahead of the device: CUDA queues 1,024 launches, and a layer's forward pass in
-# PyTorch is some 45 kernels, copies and events.
-_LAYERS_AHEAD = 23
 # Policies that never repeat a norm, activation or attention, so that the values of its steps are kept.
 _RUN_ONCE = ("none", "attention")
-
-
-def step_memory(graph: Graph, layout: Layout, software: TrainingProgram) -> Memory:
-    """The peak of a step of this software: of a planned program, or operation by operation."""
-    return eager_memory(graph, layout, software) if software.eager else train_memory(graph, layout)
-
-
-def eager_memory(graph: Graph, layout: Layout, software: TrainingProgram) -> Memory:
-    """The peak of a step with microbatch `graph`, on the stage with the most bytes."""
-    return peak_of(_stage_memory(graph, layout, software, stage) for stage in stages_of_kinds(graph, layout))
-
-
-def _stage_memory(graph: Graph, layout: Layout, software: TrainingProgram, stage: Stage) -> Memory:
-    state = StageState(graph, layout, stage.number)
-    states = state.device_bytes(reduced_at_once=False)
-    alive = whole_microbatches(stage.alive)
-    memory = peak_of(eager_phases(graph, stage.counts, states, alive, layout, software))
-    return replace(memory, host=memory.host + state.host_bytes)
-
-
-def reported_bytes(graph: Graph, layout: Layout, software: TrainingProgram, room: float) -> float:
-    """Bytes of a step that the software reports.
-
-    They are those of its reporting rank, with the blocks that its allocator holds. room: bytes that a program
-    may have; held blocks take at most the rest of them. In pipelines, half of the published runs hold some
-    blocks and the others none; none are counted.
-    """
-    if not software.eager:
-        return train_memory(graph, layout).total
-    needed = eager_memory(graph, layout, software).total
-    if software.reports_first_stage:
-        needed = _stage_memory(graph, layout, software, stage_of(graph, layout, 0)).total
-    held = _held_while_sent(graph, layout) if software.holds_sent and layout.pipe == 1 else 0.0
-    return max(needed, min(room, needed + held))
-
-
-def flushes(graph: Graph, layout: Layout, software: TrainingProgram, room: float) -> float:
-    """Times per step that an allocator of `room` bytes runs out.
-
-    It runs out if the needed bytes and the bytes still being sent exceed `room`. Before it would fail, it
-    waits for the device, frees all unused blocks and allocates again: once a microbatch or, if a pass is
-    longer than a host runs ahead, each time that the host is as far ahead again. Source: PyTorch,
-    c10/cuda/CUDACachingAllocator.cpp (`num_alloc_retries`).
-    """
-    if not software.eager:
-        return 0.0
-    taken = eager_memory(graph, layout, software).total
-    taken += _held_while_sent(graph, layout) if software.holds_sent else 0.0
-    times = max(1.0, _num_layers(graph) / layout.pipe / _LAYERS_AHEAD)
-    return layout.schedule.microbatches * times if taken > room else 0.0
-
-
-def _held_while_sent(graph: Graph, layout: Layout) -> float:
-    """Bytes of the inputs of reduce-scatters of activations in the layers that a host runs ahead.
-
-    At most a stage's layers of one forward pass count: before the next one the host waits for a message.
-    """
-    sent = sum(
-        segment.count * transfer.gathered_bytes
-        for segment in graph.segments
-        if segment.source
-        for node in segment.nodes
-        for transfer in node.forward_transfers
-        if transfer.op == "reduce_scatter" and transfer.critical
-    )
-    num_layers = _num_layers(graph)
-    return sent * min(_LAYERS_AHEAD, num_layers / layout.pipe) / num_layers
-
-
-def _num_layers(graph: Graph) -> float:
-    return sum(segment.count for segment in graph.segments if segment.source)
 
 
 def whole_microbatches(alive: Iterable[Alive]) -> Any:

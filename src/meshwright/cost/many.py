@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.cost.arrays import largest, weighted
-from meshwright.cost.eager import eager_phases, whole_microbatches
 from meshwright.cost.graph import Transfer
-from meshwright.cost.memory import HeldBytes, held_bytes, peak
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.pipeline.stages import alive_microbatches, depth_counts, different_stages, joins_passes
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import MeshSizes, Shape
 from meshwright.cost.state import StageState
+from meshwright.cost.step_memory import stage_phases, state_bytes
 from meshwright.cost.step_seconds import SegmentSeconds, StagePasses, Update, hop_transfer
 from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
 from meshwright.cost.transfer_prices import TransferPrices, at_step_rates
@@ -155,9 +154,8 @@ class Family:
             rows = self.rows[pipe]
             update = Update.of(states[0], self.microbatches[rows], self.dtypes, self.chip)
             sent = update.sent_seconds(self.prices_of_some(pipe))
-            at_once = layout.schedule.microbatches == 1 and not self.software.eager
             stages = {
-                stage: (state.device_bytes(reduced_at_once=at_once), state.host_bytes)
+                stage: (state_bytes(state, layout.schedule.microbatches, self.software), state.host_bytes)
                 for stage, state in states.items()
             }
             self._states[key] = _States(layout, stages, _at(rows, update.chip_seconds) + sent)
@@ -251,29 +249,22 @@ class Stages:
         """
         family, pipe, interleave = self.family, self.pipe, self.interleave
         rows, states = self.rows[places], family.states(schedule, pipe, interleave)
-        microbatches, totals, hosts = family.microbatches[rows], [], []
+        totals, hosts = [], []
         layout = states.layout.replace(**self.saving._asdict())
-        numbers, which = np.unique(microbatches, return_inverse=True)
+        numbers, which = np.unique(family.microbatches[rows], return_inverse=True)
         for stage, (parts, host) in states.stages.items():
             each = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
             most = max(map(len, each))
             padded = np.array([[*found, *found[:1] * (most - len(found))] for found in each])[which]
-            alive = [Alive(*padded[:, one].T) for one in range(most)]
-            if family.software.eager:
-                of_all = np.zeros(len(family.members))
-                of_all[rows] = whole_microbatches(alive)
-                counts, software = self._passes.counts[stage], family.software
-                phases = eager_phases(family.graph, counts, parts, of_all, layout, software)
-                totals += [_at(rows, np.asarray(phase.total)) for phase in phases]
-                hosts += [_at(rows, phase.host) for phase in phases]
-            else:
-                weights, gradients, optimizer = (_at(rows, part) for part in parts)
-                held = held_bytes(family.graph, self._passes.counts[stage], self.saving.remat)
-                held = HeldBytes(*[_at(rows, figure) for figure in held])
-                memory = peak((weights, gradients, optimizer), held, alive, microbatches, layout)
-                totals.append(memory.total)
-                hosts.append(memory.host)
-            hosts[-1] = hosts[-1] + _at(rows, host)
+            of_all = np.zeros((most, padded.shape[-1], len(family.members)))
+            of_all[..., rows] = np.moveaxis(padded, 0, -1)
+            alive = [Alive(*figures) for figures in of_all]
+            counts = self._passes.counts[stage]
+            phases = stage_phases(
+                family.graph, counts, parts, alive, family.microbatches, layout, family.software
+            )
+            totals += [_at(rows, phase.total) for phase in phases]
+            hosts += [_at(rows, phase.host + host) for phase in phases]
         return largest(totals), largest(hosts)
 
     def least_seconds(self, places: Sequence[int], schedule: str) -> Any:

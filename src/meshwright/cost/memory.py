@@ -20,14 +20,12 @@ The phases:
                  added at once, except under SPMD 1F1B
     embedding    the gradient of its table, as scattered and as reduced, and the head's
 
-For each set of stages with the same layers only the first is computed: it has the most microbatches alive.
-
 This is the memory of a program that XLA plans as a whole; eager.py has that of a program that runs operation
-by operation.
+by operation, and step_memory.py that of a step of either.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from meshwright.cost.arrays import larger, largest, smaller
@@ -40,8 +38,7 @@ from meshwright.cost.graph import (
     recomputed_nodes,
     saved_values,
 )
-from meshwright.cost.pipeline.stages import SegmentRuns, Stage, stages_of_kinds
-from meshwright.cost.state import StageState
+from meshwright.cost.pipeline.stages import SegmentRuns
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.units import whole
@@ -82,27 +79,6 @@ class Memory:
         if not self.host:
             del items["host"]
         return {**items, "total": self.total}
-
-
-def train_memory(graph: Graph, layout: Layout) -> Memory:
-    """The peak of a step with microbatch `graph`, on the stage with the most bytes."""
-    return peak_of(stage_memory(graph, layout, stage) for stage in stages_of_kinds(graph, layout))
-
-
-def peak_of(memories: Iterable[Memory]) -> Memory:
-    """The memory with the largest total, and the largest `host` of all."""
-    of_all = list(memories)
-    largest = max(of_all, key=lambda memory: memory.total)
-    return replace(largest, host=max(memory.host for memory in of_all))
-
-
-def stage_memory(graph: Graph, layout: Layout, stage: Stage) -> Memory:
-    """The peak of one stage."""
-    held = held_bytes(graph, stage.counts, layout.schedule.remat)
-    state = StageState(graph, layout, stage.number)
-    states = state.device_bytes(reduced_at_once=layout.schedule.microbatches == 1)
-    memory = peak(states, held, stage.alive, layout.schedule.microbatches, layout)
-    return replace(memory, host=memory.host + state.host_bytes)
 
 
 def peak(

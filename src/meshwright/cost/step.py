@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.cost.collectives import CollectivePrice
-from meshwright.cost.eager import flushes
 from meshwright.cost.graph import Direction, Graph, Transfer
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline import Hops, Times, hops
 from meshwright.cost.pipeline.stages import idle_runs, joins_passes, mean_runs
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.state import StageState
+from meshwright.cost.step_memory import flushes
 from meshwright.cost.step_seconds import (
     WITH_TRANSFERS_ONCE,
     Cut,

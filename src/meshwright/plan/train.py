@@ -13,11 +13,11 @@ from itertools import chain, islice
 from math import inf
 
 from meshwright.cost.collectives import forget_prices
-from meshwright.cost.eager import step_memory
 from meshwright.cost.graph import Graph
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
+from meshwright.cost.step_memory import step_memory
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout

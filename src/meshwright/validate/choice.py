@@ -11,11 +11,11 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import floor
 
-from meshwright.cost.eager import reported_bytes, step_memory
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
+from meshwright.cost.step_memory import reported_bytes, step_memory
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.plan.candidate import Candidate

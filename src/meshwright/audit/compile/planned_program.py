@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
-from meshwright.cost.memory import held_bytes, stage_memory
+from meshwright.cost.memory import held_bytes
 from meshwright.cost.pipeline.stages import mean_runs, stage_counts, stage_of
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.record import record_training
@@ -14,6 +14,7 @@ from meshwright.cost.recorder import Shape
 from meshwright.cost.serving_step import form_by_pages, inference_cost, record_inference, record_pass
 from meshwright.cost.state import StageState
 from meshwright.cost.step import StepPricer
+from meshwright.cost.step_memory import stage_memory
 from meshwright.dtypes import number_type
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
