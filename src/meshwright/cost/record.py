@@ -25,8 +25,9 @@ def record_loss(
 ) -> Graph:
     """The graph of one microbatch's loss; see SymbolicOps."""
     ops = SymbolicOps(config, layout, shape, lowering, many)
+    weights = symbolic_weights(config, ops)
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
-    transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, places)
+    transformer.loss(config, ops, weights, tokens, tokens, places)
     return ops.graph()
 
 

@@ -1,12 +1,12 @@
 """Stored parameters and the optimizer's work on one chip of a stage."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from meshwright.cost.arrays import ceiling
 from meshwright.cost.graph import Cargo, Graph, StoredWeights, Transfer, Work
-from meshwright.cost.pipeline.stages import stage_ends, stage_layers
+from meshwright.cost.pipeline.stages import stage_depths, stage_ends
 from meshwright.dtypes import dtype_bytes
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.depths import layers_of_depths, stage_routes
@@ -152,10 +152,9 @@ def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tupl
 
     A tied table is where the embedding is and where the head is.
     """
-    pipe, schedule = layout.pipe, layout.schedule.pipeline
-    layers = stage_layers(
-        len(graph.layers), schedule, pipe, layout.schedule.interleave, stage, graph.head_layers
-    )
+    pipe, schedule, interleave = layout.pipe, layout.schedule.pipeline, layout.schedule.interleave
+    by_depth = layers_of_depths(len(graph.layers), schedule, pipe, interleave, graph.head_layers)
+    layers = [layer for depth in stage_depths(schedule, pipe, interleave)[stage] for layer in by_depth[depth]]
     first, last = stage_ends(schedule, pipe, stage)
     ends = {"first": first, "last": last, "first and last": first or last}
     for part in graph.weights:
@@ -166,17 +165,17 @@ def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tupl
         else:
             share = ends[part.place]
         is_shared = layout.stage_programs
-        yield part, _shared(graph, layout, stage, part, share) if is_shared else _Share(share, share)
+        yield part, _shared(by_depth, layout, stage, part, share) if is_shared else _Share(share, share)
 
 
-def _shared(graph: Graph, layout: Layout, stage: int, part: StoredWeights, read: float) -> _Share:
+def _shared(
+    by_depth: Sequence[Sequence[int]], layout: Layout, stage: int, part: StoredWeights, read: float
+) -> _Share:
     """A stage's share of a part that chunks on several stages may read.
 
-    The part is sent to each of them once.
+    The part is sent to each of them once. by_depth: layers at each depth.
     """
-    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.schedule.interleave
-    routes = stage_routes(schedule, pipe, interleave)
-    by_depth = layers_of_depths(len(graph.layers), schedule, pipe, interleave, graph.head_layers)
+    routes = stage_routes(layout.schedule.pipeline, layout.pipe, layout.schedule.interleave)
     # (share of the part, depths that read it); the first of the depths updates it.
     if part.place == "layers":
         shares = [

@@ -20,7 +20,7 @@ the latency of a message.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from meshwright.cost.collectives import CollectivePrice
@@ -82,21 +82,6 @@ class StepCost:
     def seconds(self) -> float:
         return sum(term.seconds for term in self.terms)
 
-    def scaled(self, factor: float) -> "StepCost":
-        """All times multiplied by `factor`."""
-        if factor == 1:
-            return self
-        return replace(
-            self,
-            terms=tuple(replace(term, seconds=term.seconds * factor) for term in self.terms),
-            collectives=tuple(
-                replace(
-                    priced, seconds=priced.seconds * factor, exposed_seconds=priced.exposed_seconds * factor
-                )
-                for priced in self.collectives
-            ),
-        )
-
     @cached_property
     def bound(self) -> str:
         """The resource that takes the largest share of the step."""
@@ -115,8 +100,8 @@ class StepPricer:
     def __init__(
         self, graph: Graph, layout: Layout, hardware: Hardware, placement: Placement | None = None
     ) -> None:
-        self.graph, self.layout, self.chip = graph, layout, hardware.chip
-        self.dtypes, self.software = Dtypes.of(layout), hardware.software
+        self.graph, self.layout, self.dtypes = graph, layout, Dtypes.of(layout)
+        self.chip, self.software = hardware.chip, hardware.software
         self.placement = placement or at_step_rates(hardware).place(layout.mesh)
         self._prices = TransferPrices(layout, self.chip, self.placement)
         schedule = layout.schedule
@@ -131,7 +116,7 @@ class StepPricer:
         microbatches = self.layout.schedule.microbatches
         number = self._stages.busiest if stage is None else stage
         counts = self._stages.counts[number]
-        sums = _Sums(self._prices.price)
+        sums = _Sums(self._prices.price, self.chip.step.slowdown if self.graph.trains else 1.0)
         for segment, (count, directions) in enumerate(zip(counts, self._timed, strict=True)):
             for timed_pass in directions:
                 idle = idle_runs(self.graph, self.layout, segment)
@@ -144,15 +129,13 @@ class StepPricer:
         )
         if self.layout.pipe > 1:
             self._add_pipeline(sums, stage)
-        slowdown = 1.0
         if self.graph.trains:
             self._add_once(sums, number)
             self._add_update(sums, stage or 0)
-            slowdown = self.chip.step.slowdown
         elif launch := self.chip.step.launch_seconds:
             sums.add("launch", launch, "launch")
         runs = tuple(count * microbatches for count in counts)
-        return StepCost(tuple(sums.terms()), tuple(sums.collectives), flops, runs).scaled(slowdown)
+        return StepCost(tuple(sums.terms()), tuple(sums.collectives), flops, runs)
 
     @cached_property
     def _timed(self) -> list[list[TimedPass]]:
@@ -232,15 +215,15 @@ class StepPricer:
 
 
 class _Sums:
-    """Adds passes up into terms and collectives."""
+    """Adds passes up into terms and collectives, all times multiplied by `slowdown`."""
 
-    def __init__(self, price: Callable[[Transfer], CollectivePrice]) -> None:
+    def __init__(self, price: Callable[[Transfer], CollectivePrice], slowdown: float) -> None:
         self.collectives: list[PricedCollective] = []
-        self._price = price
+        self._price, self._slowdown = price, slowdown
         self._seconds: dict[tuple[str, str], float] = {}
 
     def add(self, name: str, seconds: float, bound: str) -> None:
-        self._seconds[name, bound] = self._seconds.get((name, bound), 0.0) + seconds
+        self._seconds[name, bound] = self._seconds.get((name, bound), 0.0) + seconds * self._slowdown
 
     def terms(self) -> list[Term]:
         terms = [Term(name, seconds, bound) for (name, bound), seconds in self._seconds.items() if seconds]
@@ -273,24 +256,21 @@ class _Sums:
         seconds: of its runs in a row; None if it is sent by itself.
         """
         price, runs = self._price(transfer), times * transfer.repeat
+        if not runs:
+            return
         one_run = price.seconds if seconds is None else seconds / transfer.repeat
-        self.add_collective(
-            PricedCollective(
-                transfer.what,
-                direction,
-                transfer.op,
-                transfer.axes,
-                transfer.tensor,
-                transfer.gathered_bytes,
-                transfer.dtype,
-                runs,
-                one_run,
-                one_run * runs * exposed,
-                price.resource,
-            )
+        priced = PricedCollective(
+            transfer.what,
+            direction,
+            transfer.op,
+            transfer.axes,
+            transfer.tensor,
+            transfer.gathered_bytes,
+            transfer.dtype,
+            runs,
+            one_run * self._slowdown,
+            one_run * runs * exposed * self._slowdown,
+            price.resource,
         )
-
-    def add_collective(self, priced: PricedCollective) -> None:
-        if priced.count:
-            self.collectives.append(priced)
-            self.add(priced.name, priced.exposed_seconds, priced.bound)
+        self.collectives.append(priced)
+        self.add(priced.name, one_run * runs * exposed, priced.bound)

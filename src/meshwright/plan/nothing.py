@@ -7,7 +7,6 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import COMPANY, DEGREES, MULTIPLIED, Layout
 from meshwright.layout.axes import RANKS, TENSOR2
 from meshwright.layout.fit import check_fits
-from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.given import Condition
@@ -24,15 +23,17 @@ def nothing_found(
     workload: Workload,
     spaces: Spaces,
     given: Sequence[Condition],
-    *,
-    runnable: bool,
+    why_not: Callable[[Considered], str | None] | None,
 ) -> PlanError:
-    """The error of a search that has no layout to rank. runnable: of layouts that run."""
+    """The error of a search that has no layout to rank.
+
+    why_not: why a layout does not run; None if layouts need not run.
+    """
     about = f"{config.name} on {hardware.spec}"
-    if runnable and (choice := _first(spaces, workload, given)):
-        why = why_not(config, choice.layout, hardware=hardware)
+    if why_not and (choice := _first(spaces, workload, given)):
         return PlanError(
-            f"{about}: nothing that meets what is asked runs yet ({why}); --any ranks what can be planned"
+            f"{about}: nothing that meets what is asked runs yet ({why_not(choice)}); "
+            "--any ranks what can be planned"
         )
 
     def is_found(conditions: Sequence[Condition]) -> bool:

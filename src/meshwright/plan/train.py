@@ -210,7 +210,8 @@ def search(
     scout = _Scout(config, hardware, weights_dtype, compute_dtypes, tuple(given), on_progress)
     pool, runs = scout.pool(workload, runnable, batch_within)
     if not pool:
-        raise nothing_found(config, hardware, workload, scout.spaces, given, runnable=bool(runnable))
+        reason = scout.why_not if runnable else None
+        raise nothing_found(config, hardware, workload, scout.spaces, given, reason)
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
     scout.narrow(pool, workload, planned, runs=runs)
     priced = _priced(_best(pool, num_ranked), config, hardware, planned)
@@ -219,9 +220,9 @@ def search(
         near = scout.nearest(workload, runs=runs)
         notices.append(planned_words(workload, planned, _why_another(pool, near, workload, hardware)))
     if not runs and runnable is None:
-        why = why_not(config, priced[0].layout, hardware=hardware)
+        why = scout.reason(priced[0].layout)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
-    faster = _faster(scout.not_run(workload, planned), priced, config, hardware, planned) if runs else None
+    faster = scout.faster(priced, workload, planned) if runs else None
     assumed = assumptions(config, planned, priced[0])
     forget_prices()
     forget_placements()
@@ -292,12 +293,20 @@ class _Scout:
         pool.keep(_takes(planned.num_sequences, few))
         pool.add(self._few)
 
-    def not_run(self, asked: Workload, planned: Workload) -> Fastest:
-        """The layouts for the planned batch that do not run; for after `narrow`."""
-        lacking = Fastest(self._pooled, wanted=lambda choice: self.why_not(choice) is not None)
-        lacking.keep(_takes(planned.num_sequences, _few_shards(asked, planned)))
-        lacking.add(chain(self._few, self._groups(planned, 0.0, runs=False)))
-        return lacking
+    def faster(self, candidates: Sequence[Candidate], asked: Workload, planned: Workload) -> Faster | None:
+        """The fastest layout that does not run, if it is faster than all candidates by more than a tie.
+
+        For after `narrow`.
+        """
+        others = Fastest(self._pooled, wanted=lambda choice: self.why_not(choice) is not None)
+        others.keep(_takes(planned.num_sequences, _few_shards(asked, planned)))
+        others.add(chain(self._few, self._groups(planned, 0.0, runs=False)))
+        least = min((one.step_seconds for one in candidates if one.fits), default=inf)
+        for _, choice in islice(others, 1):
+            candidate = well_placed(price(self._config, self._hardware, planned, choice.layout))
+            if (1 + TIE) * candidate.step_seconds < least:
+                return Faster(candidate, self.reason(candidate.layout) or "")
+        return None
 
     def _groups(
         self, workload: Workload, within: float, *, runs: bool | None, most_shards: float = inf
@@ -327,16 +336,17 @@ class _Scout:
         of_schedule = (id(mesh), choice.schedule, choice.remat, choice.offload)
         of_mesh = self._of_mesh(mesh)
         if of_mesh is None and of_schedule not in reasons:
-            reasons[of_schedule] = mesh, self._why_not(choice.layout)
+            reasons[of_schedule] = mesh, self.reason(choice.layout)
         return of_mesh or reasons[of_schedule][1]
 
     def _of_mesh(self, mesh: Layout) -> str | None:
         reasons, key = self._reasons, (id(mesh),)
         if key not in reasons:  # with the mesh itself, or another one may get its id
-            reasons[key] = mesh, self._why_not(mesh)
+            reasons[key] = mesh, self.reason(mesh)
         return reasons[key][1]
 
-    def _why_not(self, layout: Layout) -> str | None:
+    def reason(self, layout: Layout) -> str | None:
+        """Why a layout does not run on this machine; None if it does."""
         return why_not(self._config, layout, hardware=self._hardware)
 
 
@@ -409,16 +419,3 @@ def _why_another(pool: Fastest, near: Fastest, asked: Workload, hardware: Hardwa
         return "divide only over layouts that do not fit"
     longer = f"{best / least:.1f} times as long" if best >= 2 * least else f"{best / least - 1:.0%} longer"
     return f"divide only over layouts that take {longer}"
-
-
-def _faster(
-    others: Fastest, candidates: list[Candidate], config: ModelConfig, hardware: Hardware, workload: Workload
-) -> Faster | None:
-    """The fastest of `others`, if it is faster than all that was found by more than a tie."""
-    least = min((one.step_seconds for one in candidates if one.fits), default=float("inf"))
-    for _, choice in islice(others, 1):
-        candidate = well_placed(price(config, hardware, workload, choice.layout))
-        if (1 + TIE) * candidate.step_seconds < least:
-            why = why_not(config, candidate.layout, hardware=hardware)
-            return Faster(candidate, why or "")
-    return None

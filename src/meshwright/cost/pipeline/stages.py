@@ -40,19 +40,6 @@ def joins_passes(schedule: str, pipe: int, interleave: int) -> bool:
     return len(stage_routes(schedule, pipe, interleave)) > 1
 
 
-def stage_layers(
-    num_layers: int, schedule: str, pipe: int, interleave: int, stage: int, head_layers: float = 0.0
-) -> list[int]:
-    """The layers with weights on a stage; twice if both directions run them there.
-
-    >>> stage_layers(8, "interleaved", 4, 2, stage=0)
-    [0, 4]
-    """
-    by_depth = layers_of_depths(num_layers, schedule, pipe, interleave, head_layers)
-    depths = stage_depths(schedule, pipe, interleave)[stage]
-    return [layer for depth in depths for layer in by_depth[depth]]
-
-
 def depth_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[SegmentRuns, ...]:
     """Runs of each segment of the graph per microbatch, at every depth.
 
