@@ -10,7 +10,7 @@ from meshwright.cost.pipeline.stages import (
     depth_counts,
     different_stages,
     stage_counts,
-    stage_depths,
+    stage_layers,
 )
 from meshwright.cost.record import record_loss, record_training
 from meshwright.cost.recorder import Shape
@@ -40,8 +40,7 @@ def test_every_layer_lies_in_one_chunk(schedule: str, half: int, interleave: int
     sizes = [len(layers) for layers in by_depth]
     assert max(sizes) - min(sizes) <= 1
     copies = 2 if schedule == "dualpipe" else 1
-    depths_of_stages = stage_depths(schedule, pipe, interleave)
-    own = [[layer for depth in depths for layer in by_depth[depth]] for depths in depths_of_stages]
+    own = [stage_layers(by_depth, schedule, pipe, interleave, stage) for stage in range(pipe)]
     assert sorted(layer for layers in own for layer in layers) == sorted(copies * list(range(num_layers)))
     assert max(map(len, own)) - min(map(len, own)) <= copies
     if schedule != "zb-v" and len(sizes) > 2:  # whose first stage has both the embedding and the head

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from meshwright.cost.arrays import ceiling
 from meshwright.cost.graph import Cargo, Graph, StoredWeights, Transfer, Work
-from meshwright.cost.pipeline.stages import stage_depths, stage_ends
+from meshwright.cost.pipeline.stages import stage_ends, stage_layers
 from meshwright.dtypes import dtype_bytes
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.depths import layers_of_depths, stage_routes
@@ -154,7 +154,7 @@ def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tupl
     """
     pipe, schedule, interleave = layout.pipe, layout.schedule.pipeline, layout.schedule.interleave
     by_depth = layers_of_depths(len(graph.layers), schedule, pipe, interleave, graph.head_layers)
-    layers = [layer for depth in stage_depths(schedule, pipe, interleave)[stage] for layer in by_depth[depth]]
+    layers = stage_layers(by_depth, schedule, pipe, interleave, stage)
     first, last = stage_ends(schedule, pipe, stage)
     ends = {"first": first, "last": last, "first and last": first or last}
     for part in graph.weights:

@@ -345,7 +345,7 @@ def layer_kinds(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> list[
     >>> [(kind.mixer, kind.num_layers) for kind in layer_kinds(PRESETS["qwen3-next-80b-a3b"], 4096)]
     [('gated delta rule', 36), ('attention', 12)]
     """
-    sizes, kinds = dimensions(config), dict.fromkeys(layer.kind.mixer for layer in config.layers)
+    kinds = dict.fromkeys(layer.kind.mixer for layer in config.layers)
     own = {
         "attention": "latent attention" if config.mla else "attention",
         "state": config.state_mixer.title if config.state_mixer else "",
@@ -358,8 +358,8 @@ def layer_kinds(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> list[
         layers = [layer for layer in config.layers if layer.kind.mixer == mixer]
         stacks = {layer.kind.stack for layer in layers}
         params = sum(
-            prod(param.shape(sizes))
-            for path, param in parameters(config).items()
+            prod(shape)
+            for path, shape in shapes(config).items()
             if path.partition("/")[0] in stacks and component(path.rpartition("/")[2]) == "attention"
         )
         attends, has_state = layers[0].kind.attends, layers[0].kind.has_state

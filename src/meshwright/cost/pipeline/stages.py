@@ -5,7 +5,7 @@ A schedule cuts the model into depths: chunks of consecutive layers. Every stage
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,6 +38,20 @@ def joins_passes(schedule: str, pipe: int, interleave: int) -> bool:
     (True, False)
     """
     return len(stage_routes(schedule, pipe, interleave)) > 1
+
+
+def stage_layers(
+    by_depth: Sequence[Sequence[int]], schedule: str, pipe: int, interleave: int, stage: int
+) -> list[int]:
+    """The layers with weights on a stage; twice if both directions run them there.
+
+    by_depth: as from `layers_of_depths`.
+
+    >>> stage_layers(layers_of_depths(8, "interleaved", 4, 2), "interleaved", 4, 2, stage=0)
+    [0, 4]
+    """
+    depths = stage_depths(schedule, pipe, interleave)[stage]
+    return [layer for depth in depths for layer in by_depth[depth]]
 
 
 def depth_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[SegmentRuns, ...]:
