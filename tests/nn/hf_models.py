@@ -41,6 +41,8 @@ def make(kind: str, **more: Any) -> Any:
         for name, parameter in model.named_parameters():
             if "norm" in name or ".ln_" in name:
                 parameter.uniform_(0.5, 1.5)
+            elif name.endswith("A_log"):
+                parameter.uniform_(-1.0, 1.0)
             elif name.endswith(("bias", "sinks")):
                 parameter.uniform_(-0.5, 0.5)
             elif "experts." in name or ".gate.weight" in name or ".router.weight" in name:

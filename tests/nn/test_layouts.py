@@ -18,6 +18,7 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.attention import token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import MLA, ModelConfig, MoE
+from meshwright.models.mixers import GatedDelta, ShortConvolution, StateSpace
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import flatten, init_params, shardings
@@ -72,6 +73,31 @@ WITHOUT_GRADIENT = {("gpt", "layers/wk_bias")} | {
     (name, "layers/router_choice_bias") for name in ("mixture", "chosen_by_bias")
 }
 WITHOUT_GRADIENT |= {("parallel", "layers/k_norm_bias")}  # added after rotations
+# The gated delta rule and attention with a gate, in turns; and Mamba-2 blocks whose heads share B and C.
+DELTA = replace(
+    TINY,
+    name="delta",
+    num_layers=5,
+    attention_gate=True,
+    delta=GatedDelta(num_key_heads=4, num_value_heads=8, key_dim=6, value_dim=4),
+    mixers=("state", "attention"),
+)
+MAMBA = replace(
+    TINY,
+    name="mamba",
+    num_layers=4,
+    positions="none",
+    state_space=StateSpace(num_heads=8, head_dim=4, state_dim=6, proj_bias=True),
+    mixers=("state", "none", "attention", "both"),
+    feed_forwards=("none", "dense", "none", "dense"),
+)
+CONVOLUTION = replace(
+    TINY,
+    name="convolution",
+    num_layers=3,
+    short_convolution=ShortConvolution(3, bias=True),
+    mixers=("state", "state", "attention"),
+)
 # Experts chosen in groups, by a bias, beside shared ones and a dense layer; and alternating with dense ones.
 MIXTURE = replace(
     TINY,
@@ -367,6 +393,26 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
 )
 def test_experts_and_latents_agree(config: ModelConfig, text: str) -> None:
     assert_agrees(config, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (DELTA, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        (MAMBA, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=matmuls"),
+        (CONVOLUTION, "fsdp=2,tensor=4,sequence_parallel=true"),
+        pytest.param(DELTA, "data=2,tensor=4,remat=full", marks=pytest.mark.slow),
+        pytest.param(MAMBA, "fsdp=4,tensor=2", marks=pytest.mark.slow),
+        pytest.param(MAMBA, "tensor=4,kv_replicas=2,sequence_parallel=true", marks=pytest.mark.slow),
+    ],
+)
+def test_mixers_with_a_state_agree(config: ModelConfig, text: str) -> None:
+    """Each device has a share of the heads, or of the channels.
+
+    The gradient of a decay is a sum of terms that cancel: differences of up to 2e-4 of the largest are seen.
+    """
+    layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+    assert_agrees(config, layout, tolerance=5e-4)
 
 
 @pytest.mark.parametrize("weights_dtype", [pytest.param("f32", marks=pytest.mark.slow), "bf16"])

@@ -20,7 +20,11 @@ def why_not(
     """Why this model under this layout does not run in this phase on a machine, or any; None if it does."""
     of_machine = machine_lacks(layout, hardware) if hardware else None
     return (
-        model_lacks(config) or layout_lacks(layout, phase) or of_machine or _does_not_divide(config, layout)
+        model_lacks(config)
+        or _mixer_lacks(config, layout, phase)
+        or layout_lacks(layout, phase)
+        or of_machine
+        or _does_not_divide(config, layout)
     )
 
 
@@ -30,10 +34,22 @@ def model_lacks(config: ModelConfig) -> str | None:
     return config.planned_only or (mixer.title if mixer and not mixer.runs else None)
 
 
-def check_model_runs(config: ModelConfig) -> None:
-    """Raises ModelError naming the part of the model that does not run yet."""
-    if part := model_lacks(config):
+def check_model_runs(config: ModelConfig, layout: Layout) -> None:
+    """Raises ModelError naming the part of the model that does not run yet, perhaps only in this layout."""
+    if part := model_lacks(config) or _mixer_lacks(config, layout, layout.phase):
         raise ModelError(f"{config.name}: {part} can be planned, not yet run")
+
+
+def _mixer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | None:
+    """The use of a mixer with a state that nn/ does not run yet."""
+    mixer = config.state_mixer
+    if mixer is None:
+        return None
+    if phase != "train":
+        return f"{mixer.title} in inference"
+    if layout.table.position_axes:
+        return f"{mixer.title} with positions split over {'·'.join(layout.table.position_axes)}"
+    return f"{mixer.title} with pipe={layout.pipe}" if layout.pipe > 1 else None
 
 
 def check_runs(layout: Layout, phase: str = "train") -> None:

@@ -17,7 +17,8 @@ class Tiny:
     config: its class without "Config". changes: keys that differ from SHAPE. model: the class of the model,
     if not that name and "ForCausalLM". written: the class as which we export it; None if that is not tested.
     nightly: a variant of another case, tested every night. split: when its logits are compared on a mesh.
-    own_names: its config has its own names for SHAPE's keys.
+    own_names: its config has its own names for SHAPE's keys. tolerance: of logits, as a share of the
+    largest.
     """
 
     config: str
@@ -27,6 +28,9 @@ class Tiny:
     split: When | None = None
     model: str | None = None
     own_names: bool = False
+    # Float32 products in another order, layer upon layer, differ by up to 5e-6 of the largest logit. A window,
+    # cap, query scale or theta left out moves them by half of it or more, another gelu by 6e-5.
+    tolerance: float = 1e-5
 
     @property
     def model_class(self) -> str:
@@ -76,6 +80,15 @@ MLA = {
 }
 DENSE_MLA = {
     key: value for key, value in MLA.items() if key not in ("n_routed_experts", "first_k_dense_replace")
+}
+# A norm over 5 values that are as small as its eps magnifies what differs between orders of the delta rule.
+DELTA_TOLERANCE = 1e-4
+LINEAR = {
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+    "num_hidden_layers": 5,
 }
 YARN = {
     "rope_type": "yarn",

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.cost.graph import Node, Transfer, Value, Work
 from meshwright.cost.ops.products import ProductOps
-from meshwright.layout.moves.attention import shared_by_heads
+from meshwright.layout.moves.attention import all_positions, shared_by_heads
 from meshwright.models.config import LayerKind
 from meshwright.models.count import state_arrays
 from meshwright.models.mixers.mixer import CHUNK, WIDE_FUNCTIONS
@@ -48,8 +48,12 @@ class MixerOps(ProductOps):
             name, tuple(read), out, tuple(read) or (x,), forward_transfers=sums, backward_transfers=sums
         )
 
+    def all_positions(self, name: str, x: Value) -> Value:
+        whole = all_positions(self.layout, name, "".join(x.array.dims))
+        return self.reshard(name, "move", x, whole, x.dtype, critical=True)
+
     def for_heads(self, name: str, x: Value) -> Value:
-        """x[B, T, s], which all heads share, on the devices of the heads."""
+        """The cotangents of all heads are added."""
         shared = shared_by_heads(self.layout, name, "".join(x.array.dims), "u")
         return self.reshard(name, "move", x, shared, x.dtype, critical=True)
 

@@ -42,6 +42,7 @@ class _Width:
 LFM2_KEYS: dict[str, Rule] = {
     key: rule for key, rule in SIZES.items() if key not in ("rms_norm_eps", "hidden_act")
 } | {
+    "head_dim": Key("d_head"),
     "norm_eps": Key("norm_eps", 1e-5),
     "tie_word_embeddings": Key("tied_embeddings", True, also=("tie_embedding",)),
     "conv_L_cache": Key("short_convolution.width", 3),

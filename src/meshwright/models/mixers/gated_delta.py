@@ -27,6 +27,7 @@ class GatedDelta(StateMixer):
     """
 
     title: ClassVar[str] = "gated delta rule"
+    runs: ClassVar[bool] = True
 
     num_key_heads: int
     num_value_heads: int
@@ -129,6 +130,7 @@ class GatedDelta(StateMixer):
         beta = ops.apply("beta", "sigmoid", "BTgu->BTgu", beta)
         o, cache = ops.recurrence("delta_rule", q, k, v, decay, beta, places, cache, kind)
         function = "normed_by_sigmoid" if self.rank else "normed_by_silu"
-        o = ops.apply("state_norm", function, "BTgup,BTgup,p->BTgup", o, gate, w["state_norm"], eps=norm_eps)
+        spec = "BTgup,BTgup,p->BTgup"
+        o = ops.apply("state_norm", function, spec, o, gate, w["state_norm"], normed="p", eps=norm_eps)
         (y,) = ops.einsums(o, w, state_out="BTgup,gupD->BTD")
         return y, cache

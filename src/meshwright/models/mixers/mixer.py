@@ -36,7 +36,8 @@ class StateOps(Protocol):
     apply: an elementwise function (`nn/mixers/elementwise.py`) of activations and small weights; the spec
       has the letters of each operand and of the result, as in "BTgup,gu->BTgup". normed: the letters over
       which the function norms.
-    for_heads: x[B, T, s], which all heads share, on the devices of the heads.
+    all_positions: x[B, T, s], which all heads share, with all positions. for_heads: the same, so that every
+      device of the heads adds to its cotangent.
     convolution: causal along positions, channel by channel, with silu if `activated`; `memory` names the
       state's array of inputs.
     recurrence: o[B, T, g, u, p] of queries and keys [B, T, g, s], values and log-decays [B, T, g, u]. Per
@@ -48,6 +49,7 @@ class StateOps(Protocol):
     def bias(self, name: str, y: Any, b: Any) -> Any: ...
     def kept(self, name: str, x: Any) -> Any: ...
     def apply(self, name: str, function: str, spec: str, *operands: Any, **constants: Any) -> Any: ...
+    def all_positions(self, name: str, x: Any) -> Any: ...
     def for_heads(self, name: str, x: Any) -> Any: ...
     def convolution(
         self,

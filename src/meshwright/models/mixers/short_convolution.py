@@ -19,6 +19,7 @@ class ShortConvolution(StateMixer):
     """width (c): taps of the convolution over D channels (i). bias: of it and of the projections."""
 
     title: ClassVar[str] = "short convolution"
+    runs: ClassVar[bool] = True
 
     width: int = 3
     bias: bool = False

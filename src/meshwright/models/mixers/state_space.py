@@ -28,6 +28,7 @@ class StateSpace(StateMixer):
     """
 
     title: ClassVar[str] = "state space (Mamba-2)"
+    runs: ClassVar[bool] = True
 
     num_heads: int
     head_dim: int
@@ -124,7 +125,7 @@ class StateSpace(StateMixer):
         products = ops.einsums(h, w, **{name: f"BTD,D{out}->BT{out}" for name, out in into.items()})
         gate, x, b, c, step = (biased(ops, w, name, y) for name, y in zip(into, products, strict=True))
         if not g:
-            b, c = ops.for_heads("state_b", b), ops.for_heads("state_c", c)
+            b, c = ops.all_positions("state_b", b), ops.all_positions("state_c", c)
 
         def convolved(name: str, x: Any, cache: Any) -> tuple[Any, Any]:
             bias = w.get(f"{name}_bias")
@@ -133,6 +134,8 @@ class StateSpace(StateMixer):
         x, cache = convolved("conv_x", x, cache)
         b, cache = convolved("conv_b", b, cache)
         c, cache = convolved("conv_c", c, cache)
+        if not g:
+            b, c = ops.for_heads("heads_b", b), ops.for_heads("heads_c", c)
         per_head = f"BT{heads},{heads}->BT{heads}"
         step = ops.apply("step", "step", per_head, step, w["step_bias"], least=self.min_step)
         decay = ops.apply("decay", "decayed_step", per_head, step, w["decay_log"])

@@ -153,6 +153,7 @@ def given(tensor: Tensor, block: np.ndarray, sizes: Mapping[str, int]) -> np.nda
 
 def joined(parts: Sequence[tuple[Tensor, np.ndarray]], sizes: Mapping[str, int]) -> np.ndarray:
     """The tensor that these parameters, as `given`, share; a parameter with its own tensor is that tensor."""
+    parts = sorted(parts, key=lambda part: part[0].index)
     tensor, first = parts[0]
     if len(parts) == 1:
         return first

@@ -48,7 +48,7 @@ class ProductOps:
     """Embeddings, products and biases of `models/transformer.py`. Call under `jax.set_mesh`."""
 
     def __init__(self, config: ModelConfig, layout: Layout) -> None:
-        check_model_runs(config)
+        check_model_runs(config, layout)
         check_runs(layout, layout.phase)
         self.config, self.layout = config, layout
         self.dtype = jax_dtype(layout.precision.compute_dtype)

@@ -1,6 +1,6 @@
 from typing import Any
 
-from tests.models.families.case import Tiny
+from tests.models.families.case import MOE, Tiny
 
 HUB: dict[str, dict[str, Any]] = {
     "nemotron-3-nano-30b-a3b": {
@@ -58,4 +58,20 @@ HUB: dict[str, dict[str, Any]] = {
         "vocab_size": 131072,
     },
 }
-TINY: dict[str, Tiny] = {}
+TINY: dict[str, Tiny] = {
+    "nemotron_h": Tiny(
+        "NemotronH",
+        MOE
+        | {
+            "hybrid_override_pattern": "M*-ME",
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 6,
+            "n_groups": 4,
+            "n_routed_experts": 8,
+            "moe_shared_expert_intermediate_size": 20,
+        },
+        written="NemotronHForCausalLM",
+        split="daily",
+    )
+}

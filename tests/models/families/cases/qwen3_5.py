@@ -1,6 +1,6 @@
 from typing import Any
 
-from tests.models.families.case import Tiny
+from tests.models.families.case import DELTA_TOLERANCE, LINEAR, Tiny
 
 THREE_OF_FOUR = ["linear_attention"] * 3 + ["full_attention"]
 HUB: dict[str, dict[str, Any]] = {
@@ -50,4 +50,12 @@ HUB: dict[str, dict[str, Any]] = {
         "vision_start_token_id": 248053,
     },
 }
-TINY: dict[str, Tiny] = {}
+TINY: dict[str, Tiny] = {
+    "qwen3_5": Tiny(
+        "Qwen3_5Text",
+        LINEAR | {"head_dim": 8},
+        model="Qwen3_5ForCausalLM",
+        nightly=True,
+        tolerance=DELTA_TOLERANCE,
+    )
+}

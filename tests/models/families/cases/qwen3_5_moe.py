@@ -1,6 +1,6 @@
 from typing import Any
 
-from tests.models.families.case import Tiny
+from tests.models.families.case import DELTA_TOLERANCE, LINEAR, MOE, Tiny
 
 THREE_OF_FOUR = ["linear_attention"] * 3 + ["full_attention"]
 HUB: dict[str, dict[str, Any]] = {
@@ -152,4 +152,12 @@ HUB: dict[str, dict[str, Any]] = {
         "vision_start_token_id": 248053,
     },
 }
-TINY: dict[str, Tiny] = {}
+TINY: dict[str, Tiny] = {
+    "qwen3_5_moe": Tiny(
+        "Qwen3_5MoeText",
+        MOE | LINEAR | {"num_experts": 8, "shared_expert_intermediate_size": 20, "head_dim": 8},
+        model="Qwen3_5MoeForCausalLM",
+        nightly=True,
+        tolerance=DELTA_TOLERANCE,
+    )
+}

@@ -1,6 +1,6 @@
 from typing import Any
 
-from tests.models.families.case import Tiny
+from tests.models.families.case import DELTA_TOLERANCE, LINEAR, MOE, Tiny
 
 HUB: dict[str, dict[str, Any]] = {
     "qwen3-next-80b-a3b": {
@@ -40,4 +40,12 @@ HUB: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
     },
 }
-TINY: dict[str, Tiny] = {}
+TINY: dict[str, Tiny] = {
+    "qwen3_next": Tiny(
+        "Qwen3Next",
+        MOE | LINEAR | {"num_experts": 8, "shared_expert_intermediate_size": 20, "head_dim": 8},
+        written="Qwen3NextForCausalLM",
+        split="daily",
+        tolerance=DELTA_TOLERANCE,
+    )
+}

@@ -1,0 +1,1 @@
+"""Mixers with a state in JAX: the operations that `models/mixers/` calls."""

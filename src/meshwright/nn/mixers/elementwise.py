@@ -1,0 +1,73 @@
+"""Elementwise functions between a mixer's products and its recurrence, on arrays of one shape.
+
+Exponents and norms are float32. axes: the dimensions over which a function norms.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+# Of the squares' sum of queries and keys, as in the kernels of flash-linear-attention.
+_UNIT_EPS = 1e-6
+
+
+def _unit(x: Array, *, scale: float, axes: Sequence[int]) -> Array:
+    """x by its length over the last dimension, times `scale`."""
+    wide = x.astype(jnp.float32)
+    inverse = lax.rsqrt(jnp.sum(wide * wide, axis=-1, keepdims=True) + _UNIT_EPS)
+    return (wide * inverse * scale).astype(x.dtype)
+
+
+def _decay(x: Array, log: Array, bias: Array, *, axes: Sequence[int]) -> Array:
+    """-exp(log) softplus(x + bias): the logarithm of a decay."""
+    wide, log, bias = (each.astype(jnp.float32) for each in (x, log, bias))
+    return -jnp.exp(log) * jax.nn.softplus(wide + bias)
+
+
+def _step(x: Array, bias: Array, *, least: float | None, axes: Sequence[int]) -> Array:
+    step = jax.nn.softplus(x.astype(jnp.float32) + bias.astype(jnp.float32))
+    return step if least is None else jnp.maximum(step, least)
+
+
+def _inverse_size(wide: Array, axes: Sequence[int], eps: float) -> Array:
+    return lax.rsqrt(jnp.mean(wide * wide, axis=tuple(axes), keepdims=True) + eps)
+
+
+def _normed_and_gated(
+    y: Array, gate: Array, scale: Array, *, eps: float, axes: Sequence[int], shape: Callable = jax.nn.silu
+) -> Array:
+    wide = y.astype(jnp.float32)
+    normed = (wide * _inverse_size(wide, axes, eps)).astype(y.dtype) * scale.astype(y.dtype)
+    return (normed.astype(jnp.float32) * shape(gate.astype(jnp.float32))).astype(y.dtype)
+
+
+def _gated_and_normed(y: Array, gate: Array, scale: Array, *, eps: float, axes: Sequence[int]) -> Array:
+    wide = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
+    return (wide * _inverse_size(wide, axes, eps)).astype(y.dtype) * scale.astype(y.dtype)
+
+
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "unit": _unit,
+    "decay": _decay,
+    "step": _step,
+    "decayed_step": lambda step, log, axes: -jnp.exp(log.astype(jnp.float32)) * step,
+    "sigmoid": lambda x, axes: jax.nn.sigmoid(x.astype(jnp.float32)),
+    "times": lambda x, y, axes: (x * y).astype(x.dtype) if x.dtype == y.dtype else _times(x, y),
+    "skipped": lambda y, x, skip, axes: y + x * skip.astype(x.dtype),
+    "gated": lambda y, gate, axes: y * jax.nn.silu(gate.astype(jnp.float32)).astype(y.dtype),
+    "normed_by_silu": _normed_and_gated,
+    "normed_and_gated": _normed_and_gated,
+    "gated_and_normed": _gated_and_normed,
+}
+
+
+def _times(x: Array, wide: Array) -> Array:
+    return (x.astype(jnp.float32) * wide).astype(x.dtype)
+
+
+def apply(function: str, *arrays: Array, **constants: Any) -> Array:
+    """The function of this name; `axes` and its own constants are passed on."""
+    return FUNCTIONS[function](*arrays, **constants)

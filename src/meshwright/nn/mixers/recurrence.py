@@ -1,0 +1,112 @@
+"""Linear recurrences with a state for each head, chunk by chunk.
+
+    S = exp(decay) S + k v^T      o = q S                       (state space, linear attention)
+    S = exp(decay) S + k (beta (v - k exp(decay) S))^T          (gated delta rule)
+
+Within a chunk of C positions, with cumulative decays c_i and the state S before it, the new values v' are
+those given, or of the delta rule the solution of a unit triangular system (Yang et al., 2024):
+
+    v'_i = beta_i (v_i - exp(c_i) k_i S - sum over j < i of exp(c_i - c_j) (k_i . k_j) v'_j)
+    o_i  = exp(c_i) q_i S + sum over j <= i of exp(c_i - c_j) (q_i . k_j) v'_j
+    S    = exp(c_C) S + sum over j of exp(c_C - c_j) k_j v'_j^T
+
+All of it is float32. The backward pass computes each chunk again from the state before it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from meshwright.models.mixers.mixer import CHUNK
+from meshwright.nn.each_device import spec_of, with_gradient
+
+
+class Inputs(NamedTuple):
+    """q, k [B, T, (g), s], v [B, T, (g), u, p], decay and beta [B, T, (g), u]; no beta: no delta rule."""
+
+    q: Array
+    k: Array
+    v: Array
+    decay: Array
+    beta: Array | None
+
+
+def recurrence(inputs: Inputs, segments: Array | None) -> Array:
+    """o like v, on each device's sequences and heads. segments: i32[B, T]; a new one begins without state."""
+    given = [array for array in inputs if array is not None]
+    has_beta = inputs.beta is not None
+
+    def local(*blocks: Array) -> Array:
+        own = [*blocks[: len(given)]]
+        beta = own[4] if has_beta else None
+        places = blocks[len(given)] if segments is not None else None
+        out, _ = chunked(Inputs(own[0], own[1], own[2], own[3], beta), places)
+        return out
+
+    specs = [spec_of(array) for array in given]
+    arguments = list(given)
+    if segments is not None:
+        arguments.append(segments)
+        specs.append(PartitionSpec(specs[2].partitions[0], None))
+    out_spec = PartitionSpec(*specs[2].partitions)
+    return with_gradient(jax.checkpoint(local), specs, out_spec, len(given))(*arguments)
+
+
+def chunked(inputs: Inputs, segments: Array | None = None, state: Array | None = None) -> tuple[Array, Array]:
+    """(o like v, the state[B, g, u, s, p] after all positions) on one device."""
+    q, k, v, decay, beta = inputs
+    grouped = v.ndim == 5
+    if not grouped:
+        q, k, v, decay = q[:, :, None], k[:, :, None], v[:, :, None], decay[:, :, None]
+        beta = None if beta is None else beta[:, :, None]
+    batch, length = v.shape[:2]
+    size = min(CHUNK, length)
+    rest = -length % size
+    wide = [_in_chunks(x.astype(jnp.float32), size, rest) for x in (q, k, v, decay)]
+    weights = None if beta is None else _in_chunks(beta.astype(jnp.float32), size, rest)
+    if segments is None:
+        segments = jnp.zeros((batch, length), jnp.int32)
+    places = _in_chunks(segments, size, rest, last=True)
+    first = jnp.zeros((batch, *v.shape[2:4], k.shape[-1], v.shape[-1]), jnp.float32)
+    start = (first if state is None else state, segments[:, 0])
+    (after, _), out = lax.scan(jax.checkpoint(_chunk), start, (*wide, weights, places))
+    out = jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :length].astype(v.dtype)
+    return (out if grouped else out[:, :, 0]), after
+
+
+def _in_chunks(x: Array, size: int, rest: int, *, last: bool = False) -> Array:
+    """x[B, T, ...] as [T / size, B, size, ...], filled up with zeros, or with its last position."""
+    pads = [(0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)]
+    x = jnp.pad(x, pads, mode="edge" if last else "constant")
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
+
+
+def _chunk(
+    carry: tuple[Array, Array], chunk: tuple[Array, Array, Array, Array, Array | None, Array]
+) -> tuple[tuple[Array, Array], Array]:
+    """The state and the last segment after a chunk, and its results[B, C, g, u, p]."""
+    (state, before), (q, k, v, decay, beta, places) = carry, chunk
+    size = v.shape[1]
+    total = jnp.cumsum(decay, axis=1)
+    seen = jnp.tril(jnp.ones((1, size, size), bool)) & (places[:, :, None] == places[:, None, :])
+    gaps = total[:, :, None] - total[:, None, :]
+    within = jnp.where(seen[..., None, None], jnp.exp(jnp.where(seen[..., None, None], gaps, 0.0)), 0.0)
+    entered = jnp.exp(total) * (places == before[:, None])[..., None, None]
+    last = places[:, -1]
+    left = jnp.exp(total[:, -1:] - total) * (places == last[:, None])[..., None, None]
+    kept = jnp.exp(total[:, -1]) * (last == before)[:, None, None]
+    if beta is not None:
+        keys = jnp.einsum("bigs,bjgs->bijg", k, k)[..., None] * within * beta[:, :, None]
+        system = jnp.moveaxis(jnp.tril(jnp.moveaxis(keys, (1, 2), (3, 4)), -1), (3, 4), (-2, -1))
+        known = jnp.einsum("bigs,bgusp->bigup", k, state) * entered[..., None]
+        wanted = jnp.moveaxis(beta[..., None] * (v - known), 1, -2)
+        solved = jax.scipy.linalg.solve_triangular(system, wanted, lower=True, unit_diagonal=True)
+        v = jnp.moveaxis(solved, -2, 1)
+    scores = jnp.einsum("bigs,bjgs->bijg", q, k)[..., None] * within
+    out = jnp.einsum("bijgu,bjgup->bigup", scores, v)
+    out += jnp.einsum("bigs,bgusp->bigup", q, state) * entered[..., None]
+    added = jnp.einsum("bjgs,bjgup->bgusp", k, left[..., None] * v)
+    return (kept[..., None, None] * state + added, last), out

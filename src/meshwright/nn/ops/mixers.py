@@ -1,0 +1,98 @@
+"""Mixers with a state in JAX: elementwise functions, convolutions and recurrences."""
+
+from typing import Any
+
+import jax
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout.moves.attention import all_positions, shared_by_heads, token_sharding
+from meshwright.models.transformer import Places
+from meshwright.nn.mixers.convolution import convolved
+from meshwright.nn.mixers.elementwise import apply
+from meshwright.nn.mixers.recurrence import Inputs, recurrence
+from meshwright.nn.norms import along
+from meshwright.nn.ops.products import ProductOps
+from meshwright.nn.products.execute import apply_reshard
+from meshwright.nn.remat import MATMUL, OPERATION
+from meshwright.nn.stack import KindInLoop
+from meshwright.nn.start.device_mesh import partition_spec
+
+
+class MixerOps(ProductOps):
+    """The operations of `models/mixers/`. Call under `jax.set_mesh`."""
+
+    def apply(
+        self, name: str, function: str, spec: str, *operands: Array, normed: str = "", **constants: Any
+    ) -> Array:
+        given, _, letters = spec.partition("->")
+        axes = tuple(letters.index(letter) for letter in normed)
+        first = operands[0]
+
+        def whole(operand: Array, own: str) -> Array:
+            if own == letters:
+                return operand
+            dims = tuple(letters.index(letter) for letter in own)
+            vector = operand if own.startswith("BT") else self._split_as(first, dims, operand)
+            return along(first, vector, dims)
+
+        with jax.named_scope(name):
+            arrays = [whole(*pair) for pair in zip(operands, given.split(","), strict=True)]
+            return checkpoint_name(apply(function, *arrays, axes=axes, **constants), OPERATION)
+
+    def all_positions(self, name: str, x: Array) -> Array:
+        with jax.named_scope(name):
+            there = all_positions(self.layout, name, "BTs")
+            return checkpoint_name(apply_reshard(there, x), MATMUL if there.forward else OPERATION)
+
+    def for_heads(self, name: str, x: Array) -> Array:
+        with jax.named_scope(name):
+            return apply_reshard(shared_by_heads(self.layout, name, "BTs", "u"), x)
+
+    def convolution(
+        self,
+        name: str,
+        x: Array,
+        taps: Array,
+        bias: Array | None,
+        places: Places,
+        cache: Any,
+        kind: KindInLoop,
+        *,
+        memory: str,
+        activated: bool = True,
+    ) -> tuple[Array, Any]:
+        dims = tuple(range(2, x.ndim))
+        with jax.named_scope(name):
+            split = [jax.typeof(x).sharding.spec.partitions[dim] for dim in dims]
+            reduced = jax.typeof(taps).sharding.spec.reduced
+            taps = reshard(taps.astype(x.dtype), PartitionSpec(*split, None, reduced=reduced))
+            y = convolved(x, taps, self._segments(places))
+        if bias is not None:
+            y = self.bias(f"{name}_bias", y, bias)
+        with jax.named_scope(name):
+            return checkpoint_name(jax.nn.silu(y) if activated else y, OPERATION), None
+
+    def recurrence(
+        self,
+        name: str,
+        q: Array,
+        k: Array,
+        v: Array,
+        decay: Array,
+        beta: Array | None,
+        places: Places,
+        cache: Any,
+        kind: KindInLoop,
+    ) -> tuple[Array, Any]:
+        with jax.named_scope(name):
+            out = recurrence(Inputs(q, k, v, decay, beta), self._segments(places))
+            return checkpoint_name(out, OPERATION), None
+
+    def _segments(self, places: Places) -> Array | None:
+        """The segments of a device's sequences, all positions."""
+        if places.segments is None:
+            return None
+        spec = partition_spec(token_sharding(self.layout, "tokens").replace(axes={"T": ()}))
+        return reshard(places.segments, spec)
