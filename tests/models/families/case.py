@@ -28,8 +28,8 @@ class Tiny:
     split: When | None = None
     model: str | None = None
     own_names: bool = False
-    # Float32 products in another order, layer upon layer, differ by up to 5e-6 of the largest logit. A window,
-    # cap, query scale or theta left out moves them by half of it or more, another gelu by 6e-5.
+    # Float32 products in another order, layer upon layer, differ by up to 5e-6 of the largest logit. A
+    # window, cap, query scale or theta left out moves them by half of it or more, another gelu by 6e-5.
     tolerance: float = 1e-5
 
     @property
