@@ -255,7 +255,7 @@ class Stages:
         for stage, (parts, host) in states.stages.items():
             each = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
             most = max(map(len, each))
-            padded = np.array([[*found, *found[:1] * (most - len(found))] for found in each])[which]
+            padded = np.array([[*peaks, *peaks[:1] * (most - len(peaks))] for peaks in each])[which]
             of_all = np.zeros((most, padded.shape[-1], len(family.members)))
             of_all[..., rows] = np.moveaxis(padded, 0, -1)
             alive = [Alive(*figures) for figures in of_all]

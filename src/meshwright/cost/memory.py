@@ -20,8 +20,8 @@ The phases:
                  added at once, except under SPMD 1F1B
     embedding    the gradient of its table, as scattered and as reduced, and the head's
 
-This is the memory of a program that XLA plans as a whole; eager.py has that of a program that runs operation
-by operation, and step_memory.py that of a step of either.
+These are programs that XLA plans as a whole. eager.py has the same for programs that run operation by
+operation, and step_memory.py chooses between them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

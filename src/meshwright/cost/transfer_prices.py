@@ -53,13 +53,13 @@ class TransferPrices:
         return self._of_each(lost_between_stages, transfer) if self._chip.step.host_stage_seconds else 0.0
 
     def _added(self, transfer: Transfer) -> Any:
-        """Seconds beyond those of the links."""
+        """Seconds in addition to the links' time."""
         step = self._chip.step
         waits = self._of_each(lost_at_nodes, transfer) if step.host_node_seconds else 0.0
         return waits + self._of_each(_launch, transfer) if step.collective_seconds else waits
 
     def _of_each(self, seconds: Callable[[Transfer, Placement, Chip], float], transfer: Transfer) -> Any:
-        """Seconds on the placement, or an array of those on each."""
+        """Seconds on the placement, or an array with the seconds on each."""
         if self._one is not None:
             return seconds(transfer, self._one, self._chip)
         import numpy as np  # a tenth of a second, which the price of a single layout need not take

@@ -126,7 +126,7 @@ class ExpertOps(ProductOps):
 
     @contextmanager
     def _capacity(self, rows: Any, even: Any = None) -> Iterator[None]:
-        """A context in which C is `rows`, of which `even` are sent.
+        """Set C to `rows`, and the number of sent rows to `even`, within a context.
 
         even: None for the rows of experts by even load.
         """

@@ -110,12 +110,12 @@ class ProductOps:
                 made[name] = self._einsum(name, plan, moved, weights[name])
         return tuple(made[name] for name in specs)
 
-    def _moved(self, x: Array | Kept, here: Array, move: Reshard) -> Array | Kept:
+    def _moved(self, x: Array | Kept, sent: Array, move: Reshard) -> Array | Kept:
         """An input where its products are; if it is kept narrow, they save the moved array narrow, too.
 
-        here: x as it is sent, under the name of its reader.
+        sent: x as it is sent, under the name of its reader.
         """
-        moved = apply_reshard(move, here, is_named=True)
+        moved = apply_reshard(move, sent, is_named=True)
         if not isinstance(x, Kept) or self._saved_in is None:
             return moved
         return x if moved is x.wide else kept(moved, self._saved_in, self._scales)
