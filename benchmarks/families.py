@@ -24,6 +24,15 @@ from meshwright.models.count import count_params
 from meshwright.models.hf import from_hf
 
 
+# Sizes that the defaults of a class lack, as published.
+_SIZES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
+    "minimax": {"head_dim": 128},
+}
+
+
 class Row(NamedTuple):
     """One configuration. ours: parameters; theirs: transformers' count, None if it cannot build the model."""
 
@@ -46,7 +55,7 @@ def causal_lms() -> Iterator[tuple[str, dict[str, Any]]]:
         except Exception as error:  # a class whose defaults contradict each other
             print(f"{model_type}: its class has no valid defaults: {str(error).splitlines()[0]}")
             written = {"model_type": model_type}
-        yield model_type, written | {"architectures": [name]}
+        yield model_type, written | _SIZES.get(model_type, {}) | {"architectures": [name]}
 
 
 def scored(name: str, config: Mapping[str, Any], *, counts: bool) -> Row:
