@@ -116,6 +116,7 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
     return {
         "name": config.name,
         "params": {"total": params.total, **asdict(params)},
+        "mtp_params": counted.mtp_params(config),
         "seq_len": seq_len,
         "train_flops_per_token": 3 * flops.total,
         "forward_flops_per_token": flops.total,
@@ -214,6 +215,9 @@ def _totals(document: dict) -> object:
     table.add_row("\nparameters", "\n" + format_count(params["total"]), f"\n{params['total']:,}")
     if params["active"] != params["total"]:
         table.add_row("  active per token", format_count(params["active"]), f"{params['active']:,}")
+    if more := document["mtp_params"]:
+        about = f"{more:,} more to predict further tokens; not in the other figures"
+        table.add_row("  multi-token prediction", format_count(more), about)
     at = f"at {seq_len}; causal attention counts half"
     table.add_row("forward FLOPs per token", format_count(document["forward_flops_per_token"]), at)
     table.add_row("training FLOPs per token", format_count(document["train_flops_per_token"]), at)

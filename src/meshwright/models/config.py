@@ -296,6 +296,7 @@ class ModelConfig:
     and counts know and `nn` does not compute; such a model does not run.
     lora_rank: the weights are frozen and only adapters of this rank are trained (LoRA, Hu et al. 2021):
     x W + s (x A) B with s = lora_alpha / lora_rank, or 1 if lora_alpha is None.
+    mtp_layers: modules that predict further tokens, each with a layer like the last (DeepSeek-V3).
     family: the model family whose files describe it; LLaMA's or another that computes the same if None.
     """
 
@@ -367,6 +368,8 @@ class ModelConfig:
     planned_only: str | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
+    # Modules for further tokens are counted, and not run.
+    mtp_layers: int = field(default=0, compare=False)
     # Models of two families may compute the same, and are then equal.
     family: str | None = field(default=None, compare=False)
 

@@ -49,6 +49,21 @@ def count_params(config: ModelConfig) -> ParamCount:
     return ParamCount(**counts, active=sum(counts.values()) - unused)
 
 
+def mtp_params(config: ModelConfig) -> int:
+    """Parameters of the modules that predict further tokens, which no other count includes.
+
+    Each has a layer like the last, a matrix [2D, D] for the state and the next token's embedding, and three
+    norms [D]. Embedding and output projection are the model's. Source: DeepSeek-V3, arXiv:2412.19437, 2.2.
+    """
+    sizes, last = dimensions(config), config.layers[-1].kind.stack
+    layer = sum(
+        prod(param.shape(sizes)) // sizes[param.letters[0]]
+        for path, param in parameters(config).items()
+        if path.startswith(f"{last}/")
+    )
+    return config.mtp_layers * (layer + 2 * config.d_model**2 + 3 * config.d_model)
+
+
 def component(name: str) -> str:
     """The part of the model that the parameter `name` belongs to.
 

@@ -8,7 +8,14 @@ from meshwright.errors import ModelError
 
 # Far above any model: layers are looped over, and products of sizes must fit 64 bits.
 _MOST_LAYERS, _MOST_SIZE = 10_000, 2**31
-_MAY_BE_ZERO = ("global_every", "nope_every", "position_offset", "num_shared_experts", "num_dense_layers")
+_MAY_BE_ZERO = (
+    "global_every",
+    "nope_every",
+    "position_offset",
+    "mtp_layers",
+    "num_shared_experts",
+    "num_dense_layers",
+)
 
 
 def check_fields(config: Any, where: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.models.families.table import FILES
 
 from meshwright.models import families
-from meshwright.models.count import count_params
+from meshwright.models.count import count_params, mtp_params
 from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS
 
@@ -77,6 +77,14 @@ def test_published_parameters(name: str) -> None:
         assert round(count.total / _UNITS[preset.params[-1]], digits) == float(preset.params[:-1])
     if preset.active is not None:
         assert count.active == pytest.approx(float(preset.active[:-1]) * _UNITS[preset.active[-1]], rel=0.03)
+
+
+def test_the_modules_for_further_tokens_are_counted_apart() -> None:
+    """DeepSeek-V3's files hold 684.5 billion, with copies of the embedding and the output projection."""
+    config = from_hf(FILES["deepseek-v3"], "deepseek-v3")
+    more = mtp_params(config) + 2 * config.vocab_size * config.d_model
+    assert round((count_params(config).total + more) / 1e9, 1) == 684.5
+    assert mtp_params(PRESETS["llama-3-8b"]) == 0
 
 
 @pytest.mark.parametrize(("name", "billions", "more"), [("glm-4.5", 355, 1), ("glm-4.5-air", 106, 0)])

@@ -4,6 +4,7 @@ from meshwright.models.families.common import (
     LATENT_TENSORS,
     LAYER,
     LLAMA_TENSORS,
+    MTP,
     SIZES,
     experts,
     norm,
@@ -26,7 +27,7 @@ FAMILY = Family(
         "routed_scaling_factor": Key("moe.scaling", 2.5),
     }
     | fixed(attention_bias=False, scoring_func="sigmoid", rope_interleave=True)
-    | ignored("of the module that predicts a second token", "num_nextn_predict_layers")
+    | MTP
     | ignored("as its class computes it", "topk_method"),
     sets={"moe.score": "sigmoid", "moe.choice_bias": True, "moe.post_norm": True},
     groups=(ExpertLayers(), Rope()),

@@ -112,6 +112,10 @@ NUM_EXPERTS: dict[str, Rule] = {key: rule for key, rule in EXPERTS.items() if ke
 NO_LOCAL_LAYERS = fixed(use_sliding_window=False) | ignored(
     "counts only with use_sliding_window", "sliding_window", "max_window_layers"
 )
+# The modules that predict further tokens, which are counted apart. Files that we write have none.
+MTP: dict[str, Rule] = {
+    "num_nextn_predict_layers": Key("mtp_layers", 0, form=Form(write=lambda value, model: 0))
+}
 LATENT: dict[str, Rule] = {
     "q_lora_rank": Key("mla.q_rank"),
     "kv_lora_rank": needed("mla.kv_rank"),

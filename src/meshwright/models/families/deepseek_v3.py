@@ -3,6 +3,7 @@ from meshwright.models.families.common import (
     LATENT,
     LATENT_TENSORS,
     LLAMA_TENSORS,
+    MTP,
     SIZES,
     experts,
 )
@@ -41,7 +42,7 @@ FAMILY = Family(
     }
     | fixed(attention_bias=False, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
     | ignored("its class has no such biases", "mlp_bias")
-    | ignored("of the module that predicts a second token", "num_nextn_predict_layers"),
+    | MTP,
     sets={"moe.score": "sigmoid", "moe.choice_bias": True},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
@@ -51,7 +52,7 @@ FAMILY = Family(
             # Without the module that predicts a second token: 14 billion parameters of its files.
             "DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437; config.json of deepseek-ai/DeepSeek-V3, R1",
             {"deepseek-v3": V3_PRESET, "deepseek-r1": V3_PRESET},
-            shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS},
+            shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS, "mtp_layers": 1},
         ),
         Release(
             "Kimi Team 2025, https://arxiv.org/abs/2507.20534; moonshotai/Kimi-K2-Base, Kimi-K2.5",

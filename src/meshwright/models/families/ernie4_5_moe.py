@@ -3,6 +3,7 @@ from meshwright.models.families.common import (
     LAYER,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    MTP,
     ROUTER,
     experts,
     in_pairs,
@@ -41,7 +42,7 @@ FAMILY = Family(
     | ignored("the last layer in every release", "moe_layer_end_index")
     | ignored("keeps a sum from zero", "moe_norm_min")
     | ignored("training only", "moe_capacity")
-    | ignored("of the module that predicts a second token", "num_nextn_predict_layers"),
+    | MTP,
     sets={"moe.choice_bias": True},
     groups=(Rope(theta=500_000.0),),
     tensors=LLAMA_TENSORS

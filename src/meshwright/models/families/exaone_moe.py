@@ -4,6 +4,7 @@ from meshwright.models.families.common import (
     LAYER,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    MTP,
     experts,
 )
 from meshwright.models.families.family import (
@@ -36,7 +37,7 @@ FAMILY = Family(
         "routed_scaling_factor": Key("moe.scaling", 2.5),
     }
     | fixed(scoring_func="sigmoid", topk_method="noaux_tc")
-    | ignored("of the module that predicts a second token", "num_nextn_predict_layers")
+    | MTP
     | ignored("its list of layers counts", "sliding_window_pattern", "is_moe_layer"),
     sets={"qk_norm": True, "moe.score": "sigmoid", "moe.choice_bias": True},
     groups=(LocalLayers(window=4096, global_every=4, unturned=True), ExpertLayers(), Rope()),
@@ -50,6 +51,7 @@ FAMILY = Family(
             {
                 "k-exaone-236b-a23b": preset(
                     L=48,
+                    mtp_layers=1,
                     D=6144,
                     F=18_432,
                     N=64,

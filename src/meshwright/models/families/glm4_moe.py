@@ -3,6 +3,7 @@ from meshwright.models.families.common import (
     EPS_1E_5,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    MTP,
     experts,
 )
 from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
@@ -33,7 +34,8 @@ FAMILY = Family(
         "first_k_dense_replace": Key("moe.num_dense_layers", 1),
     }
     | fixed(scoring_func="sigmoid", topk_method="noaux_tc")
-    | ignored("of the module that predicts a second token", "num_nextn_predict_layers", "num_mtp_layers"),
+    | MTP
+    | ignored("num_nextn_predict_layers counts", "num_mtp_layers"),
     sets={"moe.score": "sigmoid", "moe.choice_bias": True},
     groups=(Rope(share=0.5),),
     tensors=LLAMA_TENSORS | experts(),
@@ -63,6 +65,7 @@ FAMILY = Family(
                 "rope_theta": 1e6,
                 "rotary_dim": 64,
                 "qkv_bias": True,
+                "mtp_layers": 1,
             },
         ),
     ),

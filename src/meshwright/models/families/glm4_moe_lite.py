@@ -4,10 +4,11 @@ from meshwright.models.families.common import (
     LATENT,
     LATENT_TENSORS,
     LLAMA_TENSORS,
+    MTP,
     SIZES,
     experts,
 )
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
+from meshwright.models.families.family import Family, Key, Release, fixed, mixture, preset
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.families.rope import Rope
 
@@ -26,7 +27,7 @@ FAMILY = Family(
     }
     | fixed(attention_bias=False, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
     | fixed(partial_rotary_factor=1.0)
-    | ignored("of the module that predicts a second token", "num_nextn_predict_layers"),
+    | MTP,
     sets={"moe.score": "sigmoid", "moe.choice_bias": True},
     groups=(ExpertLayers(), Rope()),
     tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
@@ -37,6 +38,7 @@ FAMILY = Family(
             {
                 "glm-4.7-flash": preset(
                     L=47,
+                    mtp_layers=1,
                     D=2048,
                     F=10_240,
                     N=20,

@@ -1,4 +1,4 @@
-from meshwright.models.families.common import HERMES, LLAMA_KEYS, LLAMA_TENSORS, NO_LOCAL_LAYERS
+from meshwright.models.families.common import HERMES, LLAMA_KEYS, LLAMA_TENSORS, MTP, NO_LOCAL_LAYERS
 from meshwright.models.families.family import Family, Release, fixed, ignored, preset
 from meshwright.models.families.rope import Rope
 
@@ -14,7 +14,7 @@ FAMILY = Family(
     | NO_LOCAL_LAYERS
     | fixed(attention_bias=True)
     | ignored("of models that also see", "use_mrope")
-    | ignored("of the module that predicts a second token", "num_nextn_predict_layers"),
+    | MTP,
     sets={"qkv_bias": True},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
