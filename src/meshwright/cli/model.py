@@ -216,7 +216,7 @@ def _totals(document: dict) -> object:
     if params["active"] != params["total"]:
         table.add_row("  active per token", format_count(params["active"]), f"{params['active']:,}")
     if more := document["mtp_params"]:
-        about = f"{more:,} more to predict further tokens; not in the other figures"
+        about = f"{more:,} more, for further tokens; in no other figure"
         table.add_row("  multi-token prediction", format_count(more), about)
     at = f"at {seq_len}; causal attention counts half"
     table.add_row("forward FLOPs per token", format_count(document["forward_flops_per_token"]), at)
