@@ -77,6 +77,7 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         f"dispatch={schedule.dispatch} without expert_nodes": schedule.dispatch == "once"
         and bool(row_routing(layout).exchanged)
         and not row_routing(layout).nodes,
+        "expert over context": "context" in layout.table.axes_of("E"),
         "offload=true": schedule.offload and is_inference,
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype

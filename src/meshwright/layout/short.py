@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
-from meshwright.layout.axes import AXES, DATA, DEGREES, EXPERT, OPTIONS, PIPE, Composition, ShortForm
-from meshwright.layout.axes.expert import expert_owner
+from meshwright.layout.axes import AXES, DATA, DEGREES, OPTIONS, PIPE, Composition, ShortForm
+from meshwright.layout.axes.expert import expert_owner, experts_over
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import Schedule, check_positive
@@ -149,7 +149,7 @@ def whole_form(words: Mapping[str, object]) -> ShortForm:
 
 def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
     """The mesh and the rules of a whole form under a schedule."""
-    owner, cut = expert_owner(form)
+    owner, _ = expert_owner(form)
     sizes: dict[str, int] = {}
     for axis in AXES:
         axis.place(form, sizes)
@@ -159,7 +159,7 @@ def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
     mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1 or axis in always})
     # The rules depend on the set of axes, not on their numbers of devices.
     facts = {name: min(form[name], 2) for name in DEGREES} | {name: form[name] for name in OPTIONS}
-    facts |= {"expert_owner": owner, "expert_over_tensor": form[EXPERT.name] > cut}
+    facts |= {"expert_owner": owner, "experts_over": experts_over(form)}
     facts |= {"spmd_stages": schedule.is_spmd}
     present = tuple(axis for axis, size in sizes.items() if size > 1)
     return mesh, _composed(tuple(facts.items()), present)

@@ -52,6 +52,7 @@ class TrainingProgram(Record):
     (`Schedule.dispatch`); 0: never.
     static_rows: whether shapes do not depend on data: the rows of experts then have a fixed capacity.
     wide_sums: whether gradients of whole weights are summed in float32, even if little memory is left.
+    narrow_sums: whether gradients of sharded weights are summed in the type of products.
     is_ours: whether its programs are this project's: attention has the platform's kernels. Others are taken
     to have a kernel for every model.
     """
@@ -66,6 +67,7 @@ class TrainingProgram(Record):
     host_flush_seconds: float = 0.0
     whole_sums: bool = False
     wide_sums: bool = False
+    narrow_sums: bool = False
     gathers_first: bool = False
     unfused_norms: bool = False
     eager: bool = False

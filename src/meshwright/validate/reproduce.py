@@ -20,13 +20,14 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import different_remats
-from meshwright.programs.program import PROGRAMS
+from meshwright.programs.program import PROGRAMS, TrainingProgram
 from meshwright.validate.published import AnyRow, PublishedRow
 from meshwright.validate.shape_guess import model_of
 
 # The parameters' states, the largest first: with f32 moments (mixed precision, Micikevicius et al., 2018) f32
 # weights, or bf16 weights with an f32 copy; then only bf16 weights; then bf16 for all.
 _SHARDED_F32: dict[str, object] = {"weights_dtype": "f32", "gradients_dtype": "f32"}
+_NARROW_SUMS: dict[str, object] = {"weights_dtype": "f32", "gradients_dtype": "bf16"}
 _MASTER_COPY: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "f32", "master_weights": True}
 _BF16_WEIGHTS: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "bf16"}
 _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
@@ -97,10 +98,15 @@ def machine_of_row(row: AnyRow) -> Hardware:
     flash = True
     if isinstance(row, PublishedRow) and row.software is not None:
         named = PROGRAMS.of_table(row.source)
-        is_same_root = named and PROGRAMS.root(named.name) == PROGRAMS.root(row.software)
-        machine = machine.running(named.name if named and is_same_root else row.software)
+        machine = machine.running(named.name if named and _is_of(named, row.software) else row.software)
         flash = row.year is None or row.year >= machine.software.flash_since
     return replace(machine, software=replace(machine.software, is_ours=False, flash=flash))
+
+
+def _is_of(program: TrainingProgram, software: str) -> bool:
+    """Whether a table may call a program `software`. Modules of Transformer Engine are launched one by one."""
+    roots = (PROGRAMS.root(program.name), PROGRAMS.root(software))
+    return roots[0] == roots[1] or roots == ("te", "eager")
 
 
 def _preferences(
@@ -114,13 +120,13 @@ def _preferences(
     if remats is None:
         known = ", ".join((*_REMATS, "selective"))
         raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {known}, each with +offload")
-    mixed, narrow = _states(row, wide_sums=hardware.software.wide_sums)
+    mixed, narrow = _states(row, hardware.software)
     for some in (mixed, narrow):
         yield from product(remats, some)
 
 
 def _states(
-    row: PublishedRow, *, wide_sums: bool
+    row: PublishedRow, software: TrainingProgram
 ) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]]]:
     """Possible dtypes of the parameters' states, the largest first: (with a float32 copy, without).
 
@@ -138,10 +144,10 @@ def _states(
     if named(row.dtype) == "f16":
         return [_SCALED_LOSS], []
     if not sharded:
-        narrower = [] if wide_sums else [_MASTER_COPY | {"gradients_dtype": "bf16"}]
+        narrower = [] if software.wide_sums else [_MASTER_COPY | {"gradients_dtype": "bf16"}]
         return [_MASTER_COPY, *narrower], []
     kept = [_MASTER_COPY | {"zero": 1}] if (row.pipe or 1) > 1 else []
-    return [*kept, _SHARDED_F32], narrow
+    return [*kept, _NARROW_SUMS if software.narrow_sums else _SHARDED_F32], narrow
 
 
 def _layouts(

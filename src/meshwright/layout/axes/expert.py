@@ -1,7 +1,7 @@
 """Expert parallelism: devices have different experts of a mixture, and tokens travel to them."""
 
-from collections.abc import Iterator, MutableMapping
-from math import gcd
+from collections.abc import Iterable, Iterator, MutableMapping
+from math import gcd, prod
 from typing import Any
 
 from meshwright.errors import LayoutError
@@ -13,13 +13,16 @@ from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
 from meshwright.notation.mesh import Mesh
 
+# Axes that E takes besides data ranks, first the one that is tried first.
+_WIDER: tuple[tuple[str, ...], ...] = ((), ("tensor",), ("context",), ("tensor", "context"))
 _LARGEST = 5  # degrees that a search tries, above 1
 
 
 class Expert(Axis):
     """E_expert, an axis cut out of the data ranks: out of `fsdp`, or out of `data` if fsdp is 1.
 
-    If an expert group has more devices than there are data ranks, E takes `tensor` too.
+    If an expert group has more devices than there are data ranks, E takes `tensor` or `context` too, or both
+    (Megatron-Core's parallel folding, Liu et al., 2025).
     """
 
     def place(self, form: ShortForm, sizes: MutableMapping[str, int]) -> None:
@@ -30,8 +33,8 @@ class Expert(Axis):
     def compose(self, tables: Composition) -> None:
         tables.add("activations", "BC", "expert")
         tables.add(EVERYWHERE, "E", "expert")
-        if tables.form["expert_over_tensor"]:
-            tables.add(EVERYWHERE, "E", "tensor")
+        for axis in tables.form["experts_over"]:
+            tables.add(EVERYWHERE, "E", axis)
 
     def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
         cut = form["expert"] * form["expert_nodes"]
@@ -39,7 +42,7 @@ class Expert(Axis):
         # Experts cut out of the ranks that shard states shard them too.
         is_sharing = not {"expert", "expert_nodes"}.isdisjoint(sharding)
         owner = "fsdp" if is_sharing and "data" not in sharding else "data"
-        over = form["tensor"] if "tensor" in rules.stored.axes_of("E") else 1
+        over = prod(form[axis] for axis in _WIDER[-1] if axis in rules.stored.axes_of("E"))
         return {"expert": cut * over, owner: form[owner] * cut}
 
     def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
@@ -52,7 +55,7 @@ class Expert(Axis):
         num_experts = moe.num_experts if moe else 1
         degrees = divisors(num_experts) if form["tensor2"] == 1 else [1]
         for expert in dict.fromkeys([degrees[0], *degrees[-_LARGEST:]]):
-            if cut := _cut(expert, form):
+            if cut := _cut(expert, form, _WIDER[:2]):
                 for nodes in _nodes(*cut, form, ask):
                     yield {"expert": expert, "expert_nodes": nodes}
                 far = moe and expert > moe.experts_per_token
@@ -170,7 +173,7 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
 
     Raises LayoutError if no data axis divides over them.
     """
-    cut = _cut(form["expert"], form)
+    cut = _cut(form["expert"], form, _WIDER)
     if cut is None:
         ranks = form["data"] * form["fsdp"]
         fits = ", ".join(map(str, dividing_degrees(ranks, ranks)))
@@ -181,11 +184,17 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
     return cut
 
 
-def _cut(expert: int, form: ShortForm) -> tuple[str, int] | None:
-    for cut in (expert, expert // form["tensor"] if expert % form["tensor"] == 0 else 0):
+def experts_over(form: ShortForm) -> tuple[str, ...]:
+    """The axes that E takes besides those cut out of the data ranks."""
+    _, cut = expert_owner(form)
+    return next(axes for axes in _WIDER if cut * prod(form[axis] for axis in axes) == form["expert"])
+
+
+def _cut(expert: int, form: ShortForm, wider: Iterable[tuple[str, ...]]) -> tuple[str, int] | None:
+    for over in (prod(form[axis] for axis in axes) for axes in wider):
         for owner in ("fsdp", "data"):
-            if cut and form[owner] % cut == 0:
-                return owner, cut
+            if expert % over == 0 and form[owner] % (expert // over) == 0:
+                return owner, expert // over
     return None
 
 
