@@ -151,6 +151,8 @@ def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> WorkSecon
 
 def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, float]:
     """Seconds of the FLOPs and of the bytes."""
+    if kind == "cast" and chip.platform.fuses_casts:
+        return 0.0, 0.0
     moved = work.hbm_bytes + (work.unfused_bytes if chip.step.unfused_norms else 0.0)
     hbm = moved / chip.memory_bytes_per_second(dtypes.compute)
     if kind not in (*_STREAMED, "softmax"):  # softmax counts each pass over memory

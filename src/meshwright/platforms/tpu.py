@@ -50,6 +50,7 @@ TPU = Platform(
     ray_resources=lambda num_devices: {"num_cpus": 0, "resources": {"TPU": num_devices}},
     flash=Kernel("splash", _splash, documents=True, whole_blocks=True, head_tile=LANES),
     paged=Kernel("ragged", _ragged, joined_heads=True),
+    fuses_casts=True,  # XLA:TPU fuses elementwise producers into the convolutions that products become
     head_waits=False,  # XLA computes the gradient of the head's weight first
     hides_offload=True,  # as in published runs
     # XLA's loops use different layouts for the ring of saved activations, and XLA moves the whole ring to the
