@@ -4,12 +4,13 @@
     ... --leave-out    besides, every source and every panel predicted with figures fitted on the others
     ... --write        writes the [step] tables of hardware/chips/*.toml and the factors of programs/*.toml
 
-A figure of a family of chips under a software is that of its kind (GPU or TPU), plus a deviation of the
-family and one of the software, all in logits (seconds: in logarithms), each with a prior: what the rows of a
-chip or software do not tell it takes from the others. What a host takes to launch is the software's alone.
-Minimised by least squares over rows of
+A figure of a family of chips under a program is that of its kind (GPU or TPU), plus deviations of the family,
+of the generic program and of a program with a source of its own, all in logits (seconds: in logarithms), each
+with a prior: a chip or program without rows takes its figures from the others. Every source also has an
+offset of its own, in log seconds, so that rows of one source do not count as independent of each other; no
+prediction has it. Minimised by least squares over rows of
 
-    soft_l1(log(predicted / published) / SCALE) . weight  +  priors
+    soft_l1((log(predicted / published) - offset) / SCALE) . weight  +  priors
 
 weight: a source of many rows counts as SOURCE_ROWS of them. Layouts are chosen by memory alone, so they are
 recorded once and priced again, for all steps of a derivative at once: what a chip has as a figure is an array
@@ -70,7 +71,7 @@ OUT_OF_SAMPLE = HERE.parent / "src/meshwright/plan/out_of_sample.csv"
 FAMILIES = {
     "a100": ("a100-80gb", "a100-40gb", "a800"),
     "h100": ("h100", "h200", "h800", "h100-pcie"),
-    "blackwell": ("b200", "b300", "gb200-nvl72", "gb300-nvl72"),
+    "blackwell": ("gb200-nvl72", "b200", "b300", "gb300-nvl72"),
 }
 
 
@@ -111,9 +112,6 @@ FIGURES: dict[str, dict[str, Prior]] = {
         "fp4": Prior(0.75, 0.4, 0.2, 0.0, "of fp8's share: scales and casts take more of a shorter product"),
         "links.nvlink": Prior(0.75, 0.4, 0.2, 0.0, "nccl-tests: 330 to 370 of 450 GB/s"),
         "links.network": Prior(0.80, 0.5, 0.3, 0.0, "nccl-tests over InfiniBand: 75 to 95% of the line rate"),
-        "network_falloff": Prior(
-            0.15, 0.7, 0.3, 0.5, "0 where bisection is full; 0.8 with EFA (nccl-h100-efa)"
-        ),
         "network_latency": Prior(
             1.5, 0.7, 0.0, 0.0, "of NCCL's tuning table; EFA's steps take several times it"
         ),
@@ -144,14 +142,10 @@ KNOWN = {
 }
 # Figures of a software alone: (guess, spread), where it launches operations one by one.
 HOST = {
-    "pytorch-eager": {
-        "host_seconds": (6e-5, 0.4),
-        "host_collective_seconds": (1.5e-4, 0.4),
-        "host_node_seconds": (1e-4, 0.7),
-    },
+    "pytorch-eager": {"host_seconds": (6e-5, 0.4), "host_collective_seconds": (1.5e-4, 0.4)},
     "pytorch-compiled": {"host_seconds": (3e-5, 0.4), "host_collective_seconds": (1e-4, 0.4)},
     "megatron": {"host_seconds": (3e-5, 0.4), "host_collective_seconds": (7e-5, 0.4)},
-    "megatron-te": {"host_seconds": (3e-5, 0.4), "host_collective_seconds": (7e-5, 0.4)},
+    "megatron-te": {"host_seconds": (2e-5, 0.05), "host_collective_seconds": (7e-5, 0.4)},
     "deepspeed": {"host_seconds": (6e-5, 0.4), "host_collective_seconds": (1.5e-4, 0.4)},
 }
 # Keys of half: FlashAttention-2, figure 6 (A100, head 128, causal): 45% of its best rate at 512 tokens, 65%
@@ -162,14 +156,23 @@ KNOWN_OF_SOFTWARE = (
     "whole_sums",
     "gathers_first",
     "unfused_norms",
+    "host_node_seconds",
     "host_stage_seconds",
     "host_flush_seconds",
 )
+# Programs with deviations of their own from the generic program that they are records under.
+OWN_PROGRAMS = ("nanotron",)
+OWN_SPREAD = 0.15
+# Spread of a source's offset, in log seconds.
+OFFSET = 0.1
+# Logits of the matmul share by log(watts), within a family: dense products draw all power, and the clock
+# follows it (`Chip.clock_share`).
+_BY_POWER = 0.4 / 0.3
 # Figures of a network's record, by the names that they are fitted under.
-OF_NETWORKS = {"share": "links.network", "falloff": "network_falloff", "step_latency": "network_latency"}
+OF_NETWORKS = {"share": "links.network", "step_latency": "network_latency"}
 SCALE = 0.08  # residuals below about this count squared, those above by their size
 SMALL_REGRET = 0.05
-SOURCE_ROWS = 24  # so many rows count a source of more
+SOURCE_ROWS = 12  # so many rows count a source of more
 _STEP_SIZE = 1e-3
 # Shares of a step that are tried, and what a step must gain of the cost (some 1,000) for another.
 _SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -199,7 +202,7 @@ def family_of(chip: str) -> str:
 
 # The most that a figure can be; shares are below 1, others have no such bound.
 LARGEST = {"kernel_seconds": 1e-5}
-_POSITIVE = ("network_falloff", "network_latency", "matmul_half_outputs")
+_POSITIVE = ("network_latency", "matmul_half_outputs")
 
 
 def _is_share(name: str) -> bool:
@@ -221,8 +224,21 @@ def _figure(name: str, value: Any) -> Any:
     return most / (1 + np.exp(-value)) if most else np.exp(value)
 
 
-def efficiency(figures: Mapping[str, Any], kind: str, runs: TrainingProgram | None = None) -> StepEfficiency:
-    """What figures named as in FIGURES and HOST describe, numbers or arrays, and what is known of `runs`."""
+def power_shift(chip: str) -> float:
+    """Logits of the matmul share of a chip above that of the first of its family, by its power."""
+    own, first = catalog.chip(chip), catalog.chip(FAMILIES.get(family_of(chip), (chip,))[0])
+    if not own.power_watts or not first.power_watts:
+        return 0.0
+    return _BY_POWER * math.log(own.power_watts / own.flops("bf16") / first.power_watts * first.flops("bf16"))
+
+
+def efficiency(
+    figures: Mapping[str, Any], kind: str, runs: TrainingProgram | None = None, falloff: float = 0.0
+) -> StepEfficiency:
+    """What figures named as in FIGURES and HOST describe, numbers or arrays, and what is known of `runs`.
+
+    falloff: of the network.
+    """
     links = {n.removeprefix("links."): v for n, v in figures.items() if n.startswith("links.")}
     bf16 = figures["matmul.bf16"]
     matmul = {"bf16": bf16, "f16": bf16, "f32": bf16, "int8": bf16}
@@ -235,7 +251,7 @@ def efficiency(figures: Mapping[str, Any], kind: str, runs: TrainingProgram | No
     arrays = isinstance(bf16, np.ndarray)
     made = ManyEfficiencies if arrays else StepEfficiency
     known = {name: getattr(runs, name) for name in KNOWN_OF_SOFTWARE} if runs else {}
-    return made(matmul=matmul, links=links, attention_half_keys=half, **known, **single)
+    return made(matmul=matmul, links=links, attention_half_keys=half, network_falloff=falloff, **known, **single)
 
 
 def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: float = 0.0) -> Any:
@@ -320,7 +336,18 @@ class Row:
 
     @property
     def software(self) -> str:
-        return self.published.software or DEFAULT
+        """The program that has the constants of the row's."""
+        return self.case.hardware.software.fitted_on
+
+    @property
+    def program(self) -> str | None:
+        """The row's program, if it has deviations of its own."""
+        name = self.case.hardware.software.name
+        return name if name in OWN_PROGRAMS else None
+
+    @property
+    def source(self) -> str:
+        return self.published.source
 
     def log_errors(self, step: StepEfficiency) -> Any:
         """log(predicted step time / published), for each entry of the figures."""
@@ -364,10 +391,18 @@ class Model:
                     take(f"software {software}", name, 0.0, prior.software)
             for name, (guess, spread) in HOST.get(software, {}).items():
                 take(f"software {software}", name, math.log(guess), spread)
+        for program in sorted({row.program for row in rows if row.program}):
+            for name, prior in FIGURES["gpu"].items():
+                if prior.software:
+                    take(f"program {program}", name, 0.0, OWN_SPREAD)
+            for name in HOST[PROGRAMS[program].fitted_on]:
+                take(f"program {program}", name, 0.0, OWN_SPREAD)
+        for source in sorted({row.source for row in rows}):
+            take(f"source {source}", "offset", 0.0, OFFSET)
         self.start, self.sigma = np.array(start), np.array(sigma)
 
     def owners(self, row: Row) -> tuple[str, ...]:
-        return (row.kind, row.family, f"software {row.software}")
+        return (row.kind, row.family, f"software {row.software}", f"program {row.program}")
 
     def names(self, kind: str, software: str) -> list[str]:
         return [*FIGURES[kind], *(HOST.get(software, {}) if kind == "gpu" else ())]
@@ -375,9 +410,10 @@ class Model:
     def free(self, x: np.ndarray, owners: Sequence[str], name: str) -> float:
         return sum(float(x[self.places[one, name]]) for one in owners if (one, name) in self.places)
 
-    def figures(self, x: np.ndarray, kind: str, family: str, software: str) -> dict[str, float]:
+    def figures(self, x: np.ndarray, kind: str, family: str, software: str, chip: str = "") -> dict[str, float]:
         owners = (kind, family, f"software {software}")
-        found = {n: float(_figure(n, self.free(x, owners, n))) for n in self.names(kind, software)}
+        shift = {"matmul.bf16": power_shift(chip)} if chip else {}
+        found = {n: float(_figure(n, self.free(x, owners, n) + shift.get(n, 0.0))) for n in self.names(kind, software)}
         known = {} if family in self.families else KNOWN.get(family, {})
         return found | {name: figure for name, (figure, _) in known.items()}
 
@@ -385,12 +421,14 @@ class Model:
         """(log error, its derivative by each figure on its free axis)."""
         names, owners = self.names(row.kind, row.software), self.owners(row)
         values = {name: self.free(x, owners, name) for name in names}
+        values["matmul.bf16"] += power_shift(row.published.chip)
         moved = names if slopes else []
         arrays = {
             name: _figure(name, _array([v, *(v + _STEP_SIZE * (name == other) for other in moved)]))
             for name, v in values.items()
         }
-        step = efficiency(arrays, row.kind, row.case.hardware.software)
+        machine = row.case.hardware
+        step = efficiency(arrays, row.kind, machine.software, machine.chip.step.network_falloff)
         found = np.broadcast_to(row.log_errors(step), 1 + len(moved))
         pairs = zip(moved, found[1:], strict=True)
         return float(found[0]), {name: float(one - found[0]) / _STEP_SIZE for name, one in pairs}
@@ -403,6 +441,8 @@ class Model:
         matrix, errors = np.zeros((len(rows), len(x))), np.zeros(len(rows))
         for place, row in enumerate(rows):
             errors[place], slopes = self.evaluate(row, x, slopes=True)
+            errors[place] += x[self.places[f"source {row.source}", "offset"]]
+            matrix[place, self.places[f"source {row.source}", "offset"]] = 1.0
             for name, slope in slopes.items():
                 for owner in self.owners(row):
                     if (owner, name) in self.places:
@@ -588,7 +628,7 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         count = sum(row.family == family for row in rows)
         own = f"{count} published rows of this family" if count else "the published rows of other families"
         note = f"benchmarks/fit_published.py on {own}, shrunk towards those of all {chip.kind.upper()}s"
-        figures = model.figures(x, chip.kind, family, DEFAULT)
+        figures = model.figures(x, chip.kind, family, DEFAULT, chip.name)
         text = file.read_text(encoding="utf-8")
         kept = [line for line in text.splitlines() if line.startswith("scatter_passes")]
         known = {} if count else KNOWN.get(family, {})
@@ -604,8 +644,9 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         file.write_text(f"{head}{table}\n\n{after}{tail}", encoding="utf-8")
         if isinstance(chip.network, Switch) and chip.network.between:
             write_network(chip.network.between, figures, note)
-    for name in {row.software for row in rows if row.kind == "gpu"} - {DEFAULT}:
-        count = sum(row.software == name and row.kind == "gpu" for row in rows)
+    owners = [row.program or row.software for row in rows if row.kind == "gpu"]
+    for name in {*owners} - {DEFAULT}:
+        count = owners.count(name)
         file = PROGRAM_FILES / f"{stating(PROGRAMS, PROGRAM_FILES, name, 'odds')}.toml"
         file.write_text(software_text(model, x, name, count, file.read_text()), encoding="utf-8")
 
@@ -632,19 +673,20 @@ def write_network(name: str, figures: Mapping[str, float], note: str) -> None:
 def software_text(model: Model, x: np.ndarray, name: str, count: int, text: str) -> str:
     """The file of a software: its head as it is, and factors over XLA's figures."""
     head = text.split("\n\n")[0]
-    head = "\n".join(line for line in head.splitlines() if line.partition(" ")[0] not in HOST.get(name, {}))
-    own, xla = f"software {name}", f"software {DEFAULT}"
+    head = "\n".join(line for line in head.splitlines() if line.partition(" ")[0] not in HOST.get(shared, {}))
+    shared = PROGRAMS[name].fitted_on
+    own, xla = (f"software {shared}", f"program {name}"), f"software {DEFAULT}"
     odds, seconds = ["[odds]"], ["[seconds]"]
     for figure, prior in FIGURES["gpu"].items():
         if not prior.software or figure in ("fp8", "fp4"):
             continue
-        factor = math.exp(x[model.places[own, figure]] - x[model.places[xla, figure]])
+        factor = math.exp(model.free(x, own, figure) - x[model.places[xla, figure]])
         short = figure.partition(".")[0]
         (odds if _is_share(figure) else seconds).append(f"{short} = {factor:.3g}")
-    host = [f"{figure} = {math.exp(x[model.places[own, figure]]):.3g}" for figure in HOST.get(name, {})]
+    host = [f"{figure} = {math.exp(model.free(x, own, figure)):.3g}" for figure in HOST.get(shared, {})]
     note = f"benchmarks/fit_published.py on {count} published rows of this software, beside those of others"
     known = text.partition("[sources]\n")[2].splitlines()
-    keys = ["odds", "seconds", *HOST.get(name, {})]
+    keys = ["odds", "seconds", *HOST.get(shared, {})]
     kept = [line for line in known if line.partition(" ")[0] not in keys]
     sources = ["[sources]", *(f'{key} = "{note}"' for key in keys), *kept]
     return "\n".join([head, *host, "", *odds, "", *seconds, "", *sources]) + "\n"
