@@ -6,11 +6,10 @@
 
 A figure of a family of chips under a program is that of its kind (GPU or TPU), plus deviations of the family,
 of the generic program and of a program with a source of its own, all in logits (seconds: in logarithms), each
-with a prior: a chip or program without rows takes its figures from the others. Every source also has an
-offset of its own, in log seconds, so that rows of one source do not count as independent of each other; no
-prediction has it. Minimised by least squares over rows of
+with a prior: a chip or program without rows takes its figures from the others. Minimised by least squares
+over rows of
 
-    soft_l1((log(predicted / published) - offset) / SCALE) . weight  +  priors
+    soft_l1(log(predicted / published) / SCALE) . weight  +  priors
 
 weight: a source of many rows counts as SOURCE_ROWS of them. Layouts are chosen by memory alone, so they are
 recorded once and priced again, for all steps of a derivative at once: what a chip has as a figure is an array
@@ -58,8 +57,15 @@ from meshwright.programs.program import DEFAULT, PROGRAMS, TrainingProgram
 from meshwright.records import Folder
 from meshwright.validate.choice import Mix, mixes
 from meshwright.validate.published import MEMORY, STEP, PublishedRow, read_rows
-from meshwright.validate.reproduce import Case, reproduce
-from meshwright.validate.score import Prediction, heldable, panel_of, rankings
+from meshwright.validate.reproduce import Case, machine_of_row, reproduce
+from meshwright.validate.score import (
+    Prediction,
+    heldable,
+    memory_predictions,
+    panel_of,
+    predict,
+    rankings,
+)
 
 HERE = Path(__file__).parent
 TABLES = (HERE / "published/training.csv", HERE / "published/nanotron.csv")
@@ -163,8 +169,8 @@ KNOWN_OF_SOFTWARE = (
 # Programs with deviations of their own from the generic program that they are records under.
 OWN_PROGRAMS = ("nanotron",)
 OWN_SPREAD = 0.15
-# Spread of a source's offset, in log seconds.
-OFFSET = 0.1
+# Factor on the spreads of priors, with which the evidence of rows is weighed.
+EVIDENCE = 1.0
 # Logits of the matmul share by log(watts), within a family: dense products draw all power, and the clock
 # follows it (`Chip.clock_share`).
 _BY_POWER = 0.4 / 0.3
@@ -174,6 +180,7 @@ SCALE = 0.08  # residuals below about this count squared, those above by their s
 SMALL_REGRET = 0.05
 SOURCE_ROWS = 12  # so many rows count a source of more
 _STEP_SIZE = 1e-3
+_FARTHEST = 1.5  # that a figure moves in a step, in logits
 # Shares of a step that are tried, and what a step must gain of the cost (some 1,000) for another.
 _SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 _LEAST_GAIN = 0.3
@@ -251,7 +258,9 @@ def efficiency(
     arrays = isinstance(bf16, np.ndarray)
     made = ManyEfficiencies if arrays else StepEfficiency
     known = {name: getattr(runs, name) for name in KNOWN_OF_SOFTWARE} if runs else {}
-    return made(matmul=matmul, links=links, attention_half_keys=half, network_falloff=falloff, **known, **single)
+    return made(
+        matmul=matmul, links=links, attention_half_keys=half, network_falloff=falloff, **known, **single
+    )
 
 
 def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: float = 0.0) -> Any:
@@ -397,9 +406,7 @@ class Model:
                     take(f"program {program}", name, 0.0, OWN_SPREAD)
             for name in HOST[PROGRAMS[program].fitted_on]:
                 take(f"program {program}", name, 0.0, OWN_SPREAD)
-        for source in sorted({row.source for row in rows}):
-            take(f"source {source}", "offset", 0.0, OFFSET)
-        self.start, self.sigma = np.array(start), np.array(sigma)
+        self.start, self.sigma = np.array(start), EVIDENCE * np.array(sigma)
 
     def owners(self, row: Row) -> tuple[str, ...]:
         return (row.kind, row.family, f"software {row.software}", f"program {row.program}")
@@ -410,10 +417,15 @@ class Model:
     def free(self, x: np.ndarray, owners: Sequence[str], name: str) -> float:
         return sum(float(x[self.places[one, name]]) for one in owners if (one, name) in self.places)
 
-    def figures(self, x: np.ndarray, kind: str, family: str, software: str, chip: str = "") -> dict[str, float]:
+    def figures(
+        self, x: np.ndarray, kind: str, family: str, software: str, chip: str = ""
+    ) -> dict[str, float]:
         owners = (kind, family, f"software {software}")
         shift = {"matmul.bf16": power_shift(chip)} if chip else {}
-        found = {n: float(_figure(n, self.free(x, owners, n) + shift.get(n, 0.0))) for n in self.names(kind, software)}
+        found = {
+            n: float(_figure(n, self.free(x, owners, n) + shift.get(n, 0.0)))
+            for n in self.names(kind, software)
+        }
         known = {} if family in self.families else KNOWN.get(family, {})
         return found | {name: figure for name, (figure, _) in known.items()}
 
@@ -441,8 +453,6 @@ class Model:
         matrix, errors = np.zeros((len(rows), len(x))), np.zeros(len(rows))
         for place, row in enumerate(rows):
             errors[place], slopes = self.evaluate(row, x, slopes=True)
-            errors[place] += x[self.places[f"source {row.source}", "offset"]]
-            matrix[place, self.places[f"source {row.source}", "offset"]] = 1.0
             for name, slope in slopes.items():
                 for owner in self.owners(row):
                     if (owner, name) in self.places:
@@ -458,13 +468,12 @@ class Model:
         """
         weights = np.array([row.weight for row in rows])
         slopes, x = matrix / SCALE, x0
-        far = np.minimum(self.sigma, 0.7)
         for _ in range(12):
             r = errors / SCALE + slopes @ (x - x0)
             held = weights / np.sqrt(1 + r**2)
             told = slopes.T @ (slopes * held[:, None]) + np.diag(1 / self.sigma**2)
             wanted = slopes.T @ (held * (slopes @ x - r)) + self.start / self.sigma**2
-            x = np.clip(np.linalg.solve(told, wanted), x0 - far, x0 + far)
+            x = np.clip(np.linalg.solve(told, wanted), x0 - _FARTHEST, x0 + _FARTHEST)
         return x
 
     def fit(self, rows: Sequence[Row], start: np.ndarray, steps: int) -> np.ndarray:
@@ -538,7 +547,7 @@ def by(rows: Sequence[Row], errors: Sequence[float], key: Callable[[Row], str]) 
 
 
 def leave_out(model: Model, rows: Sequence[Row], x: np.ndarray, group_of: Callable[[Row], Any]) -> np.ndarray:
-    """The log error of every row with figures fitted on the rows of other groups.
+    """The log error of every row with figures fitted on other groups, and without its source's records.
 
     The fit without a group starts at that with it, from its derivatives, and is made once more from there.
     """
@@ -551,8 +560,19 @@ def leave_out(model: Model, rows: Sequence[Row], x: np.ndarray, group_of: Callab
         without = model.solve(others, x, errors[kept], matrix[kept])
         for place, (row, keep) in enumerate(zip(rows, kept, strict=True)):
             if not keep:
-                found[place], _ = model.evaluate(row, without, slopes=False)
+                found[place], _ = model.evaluate(_unnamed(row), without, slopes=False)
     return found
+
+
+def _unnamed(row: Row) -> Row:
+    """The row without the records that its source names: under the parents of program and network.
+
+    The sweep, of which other panels stay, keeps its own.
+    """
+    named = PROGRAMS.of_table(row.source), NETWORKS.of_table(row.source)
+    if row.program or not any(named):
+        return row
+    return Row.of(replace(row.published, source=""))
 
 
 def rank_unseen(model: Model, rows: Sequence[Row], unheld: Sequence[Row], x: np.ndarray) -> list[dict]:
@@ -630,6 +650,8 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         note = f"benchmarks/fit_published.py on {own}, shrunk towards those of all {chip.kind.upper()}s"
         figures = model.figures(x, chip.kind, family, DEFAULT, chip.name)
         text = file.read_text(encoding="utf-8")
+        if "[step]\n" not in text:  # it takes another chip's
+            continue
         kept = [line for line in text.splitlines() if line.startswith("scatter_passes")]
         known = {} if count else KNOWN.get(family, {})
         notes = {name.partition(".")[0]: source for name, (_, source) in known.items()}
@@ -647,7 +669,8 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
     owners = [row.program or row.software for row in rows if row.kind == "gpu"]
     for name in {*owners} - {DEFAULT}:
         count = owners.count(name)
-        file = PROGRAM_FILES / f"{stating(PROGRAMS, PROGRAM_FILES, name, 'odds')}.toml"
+        owner = name if name in OWN_PROGRAMS else stating(PROGRAMS, PROGRAM_FILES, name, "odds")
+        file = PROGRAM_FILES / f"{owner}.toml"
         file.write_text(software_text(model, x, name, count, file.read_text()), encoding="utf-8")
 
 
@@ -672,9 +695,9 @@ def write_network(name: str, figures: Mapping[str, float], note: str) -> None:
 
 def software_text(model: Model, x: np.ndarray, name: str, count: int, text: str) -> str:
     """The file of a software: its head as it is, and factors over XLA's figures."""
+    shared = PROGRAMS[name].fitted_on
     head = text.split("\n\n")[0]
     head = "\n".join(line for line in head.splitlines() if line.partition(" ")[0] not in HOST.get(shared, {}))
-    shared = PROGRAMS[name].fitted_on
     own, xla = (f"software {shared}", f"program {name}"), f"software {DEFAULT}"
     odds, seconds = ["[odds]"], ["[seconds]"]
     for figure, prior in FIGURES["gpu"].items():
@@ -692,21 +715,50 @@ def software_text(model: Model, x: np.ndarray, name: str, count: int, text: str)
     return "\n".join([head, *host, "", *odds, "", *seconds, "", *sources]) + "\n"
 
 
-def write_out_of_sample(rows: Sequence[Row], document: Mapping[str, Any]) -> None:
-    """The errors that `mw validate` and `mw plan` tell of: each row's with figures fitted without its
-    source (of the sweep, which is a source of its own, without its panel).
+def write_out_of_sample(
+    rows: Sequence[Row], document: Mapping[str, Any], memory: Sequence[Prediction]
+) -> None:
+    """The errors that `mw validate` and ranges have: each row's with figures fitted without its source.
+
+    The sweep, a source of its own, leaves out panels. No constant is fitted on memory.
     """
     sources = document["leave_one_source_out"]["log_errors"]
     panels = document["leave_one_panel_out"]["log_errors"]
+    places: dict[Any, int] = {}
     with OUT_OF_SAMPLE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("id", "value", "kind", "software", "chips", "tensor", "pipe", "log_error"))
+        names = (
+            "id",
+            "value",
+            "source",
+            "figure",
+            "kind",
+            "software",
+            "chip",
+            "experts",
+            "panel",
+            "log_error",
+        )
+        writer.writerow(names)
+
+        def write(one: PublishedRow, figure: str, kind: str, software: str, error: float) -> None:
+            panel = places.setdefault(panel_of(one), len(places))
+            experts = int(one.experts is not None)
+            line = (one.id, one.value, one.source, figure, kind, software, one.chip, experts, panel)
+            writer.writerow((*line, round(error, 4)))
+
         for row in rows:
-            one = row.published
-            swept = "Ultra-Scale" in one.source
-            error = (panels if swept else sources)[one.id]
-            degrees = (one.chips, one.tensor or 1, one.pipe or 1)
-            writer.writerow((one.id, one.value, row.kind, row.software, *degrees, error))
+            error = (panels if row.program else sources)[row.published.id]
+            write(row.published, "time", row.kind, row.software, error)
+        for one in memory:
+            assert isinstance(one.row, PublishedRow) and one.predicted
+            machine = machine_of_row(one.row)
+            error = math.log(one.predicted / one.row.value)
+            write(one.row, "memory", machine.chip.kind, machine.software.fitted_on, error)
+
+
+def _is_memory(row: object) -> bool:
+    return isinstance(row, PublishedRow) and row.metric == MEMORY
 
 
 def main() -> None:
@@ -774,7 +826,8 @@ def main() -> None:
             "panels": panels,
         }
         if options.write:
-            write_out_of_sample(rows, document)
+            memory = predict([row for file in options.files for row in read_rows(file) if _is_memory(row)])
+            write_out_of_sample(rows, document, memory_predictions(memory))
     print(json.dumps(document, indent=1))
 
 

@@ -20,6 +20,7 @@ from meshwright.plan.assumptions import spread_of
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import Smallest
+from meshwright.plan.spread import between_layouts
 from meshwright.plan.train import Search
 from meshwright.plan_file import Plan, save_plan, written_shardings
 from meshwright.units import format_count
@@ -28,14 +29,16 @@ _PACKAGES = ("jax", "jaxlib", "libtpu")
 
 
 def _interval(candidate: Candidate, least: float) -> dict:
-    """The interval of its step time, and whether it may be as fast as the best, with `least` seconds."""
-    known = spread_of(candidate)
-    if known is None:
-        return {"step_seconds_interval": None, "as_fast_within_interval": None}
-    seconds, factor = candidate.step_seconds, 1 + known.within
+    """The intervals of its step time and memory, and whether it may be as fast as the best.
+
+    least: seconds of the best.
+    """
+    known, memory = spread_of(candidate), spread_of(candidate, "memory")
+    seconds, total = candidate.step_seconds, candidate.memory.total
     return {
-        "step_seconds_interval": [seconds / factor, seconds * factor],
-        "as_fast_within_interval": seconds / factor <= least,
+        "step_seconds_interval": None if known is None else list(known.interval(seconds)),
+        "bytes_per_chip_interval": None if memory is None else list(map(round, memory.interval(total))),
+        "as_fast_within_interval": None if known is None else seconds <= least * between_layouts(),
     }
 
 

@@ -13,6 +13,8 @@ from meshwright.cli.parameters import command
 from meshwright.errors import PlanError
 from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR
 from meshwright.options import option
+from meshwright.validate.ledger import FirstLook, covered, summary
+from meshwright.validate.ledger import ledger as ledger_of
 from meshwright.validate.load_test_row import LoadTestRow
 from meshwright.validate.out_of_sample import out_of_sample
 from meshwright.validate.published import TableRow, UnreadRow, read_rows
@@ -43,8 +45,10 @@ _FREE, _ANCHORED, _SERVED = (0.07, 0.25), (0.05, 0.20), (0.12, 0.35)
 @command(app)
 def validate(
     files: Annotated[
-        list[Path], typer.Argument(help="Tables of published results, scored together.", metavar="FILE.csv")
-    ],
+        list[Path] | None,
+        typer.Argument(help="Tables of published results, scored together.", metavar="FILE.csv"),
+    ] = None,
+    ledger: bool = option(False, help="Print the errors at the first look at each source, and today's."),
     anchor: bool = option(False, help="Correct each source, chip and dtype by its first row."),
     trust: float = option(
         TRUST, least=0, most=1, help="With --anchor: share of the first row's (log) error to correct."
@@ -73,7 +77,9 @@ def validate(
     \b
     mw validate benchmarks/published/training.csv --anchor
     """
-    table = [row for file in files for row in read_rows(file)]
+    if not files and not ledger:
+        raise PlanError("mw validate takes a table of published results, or --ledger")
+    table = [row for file in files or () for row in read_rows(file)]
     if any(isinstance(row, LoadTestRow) for row in table):
         _validate_load_tests(table, median_bar, p90_bar, rows, as_json)
         return
@@ -82,6 +88,10 @@ def validate(
             [row for row in table if not isinstance(row, LoadTestRow)],
             lambda share: update("pricing rows", share),
         )
+    if ledger:
+        lines = ledger_of(predictions)
+        found = {**summary(lines), "ledger": [asdict(line) for line in lines]}
+        return emit(found) if as_json else show(_ledger_table(lines), _ledger_line(found))
     if anchor:
         predictions = anchored_by_source(predictions, trust)
     bars = _SERVED if inference_rows(predictions) else _ANCHORED if anchor else _FREE
@@ -128,6 +138,36 @@ def _validate_load_tests(
         raise typer.Exit(_MISSES)
 
 
+def _ledger_table(lines: list[FirstLook]) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2))
+    for heading in (
+        "source",
+        "figure",
+        "rows",
+        "first: median",
+        "p90",
+        "today: median",
+        "p90",
+        "in range",
+        "met",
+    ):
+        table.add_column(heading, justify="left" if heading in ("source", "figure", "met") else "right")
+    for line in lines:
+        first = (line.first_median, line.first_p90)
+        figures = map(_percent, (*first, line.today_median, line.today_p90, line.covered))
+        table.add_row(line.source, line.figure, str(line.rows), *figures, line.met)
+    return table
+
+
+def _ledger_line(found: dict) -> str:
+    return (
+        f"first looks at step times of {found['sources']} sources, {found['rows']} rows: median "
+        f"{_percent(found['first_median'])}, p90 {_percent(found['first_p90'])} (medians over sources)"
+    )
+
+
 def validation_document(predictions: list[Prediction], anchor: bool) -> dict:
     """The keys of `mw validate` in docs/reference/json.md, then scores by source, of memory and of regret."""
     steps = step_rows(predictions) or inference_rows(predictions)
@@ -135,6 +175,7 @@ def validation_document(predictions: list[Prediction], anchor: bool) -> dict:
     return {
         **asdict(score_predictions(steps)),
         "anchored": anchor,
+        "covered": None if anchor else covered(predictions),
         "out_of_sample": asdict(score_predictions(out_of_sample(steps))),
         "sources": _by(steps, lambda p: p.row.source),
         "chips": _by(steps, lambda p: p.row.chip),
@@ -215,6 +256,7 @@ def _show(document: dict, list_rows: bool) -> None:
         *([_rows_table(document)] if list_rows else []),
         f"within 10%: {_percent(document['within_10_percent'])}, "
         f"within 20%: {_percent(document['within_20_percent'])}",
+        *_covered_lines(document["covered"]),
         *_memory_lines(document["memory"], document["verdicts"]),
         *([_ranking_line(document["ranking"])] if document["ranking"] else []),
         *(f"{row['id']}: skipped: {row['skipped']}" for row in document["rows"] if row["skipped"]),
@@ -232,6 +274,10 @@ def _outside_lines(outside: dict) -> list[str]:
         return [line]
     both = outside["baseline_median_abs_error"], outside["baseline_p90_abs_error"]
     return [f"{line}; one MFU of the other sources: {', '.join(map(_percent, both))}"]
+
+
+def _covered_lines(share: float | None) -> list[str]:
+    return [] if share is None else [f"inside the stated ranges (8 of 10 rows of a new source): {share:.1%}"]
 
 
 def _memory_lines(memory: dict, verdicts: dict) -> list[str]:

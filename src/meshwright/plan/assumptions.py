@@ -14,6 +14,7 @@ from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
 from meshwright.hardware.links import LINK_FIELDS, Interconnect, link_rates
+from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.attention import lacks_flash
 from meshwright.layout.moves.experts import has_fixed_rows
@@ -86,11 +87,20 @@ def assumptions(config: ModelConfig, workload: Workload, best: Candidate) -> tup
     return section.paragraphs
 
 
-def spread_of(candidate: Candidate) -> Spread | None:
-    """The errors of published layouts similar to this one; None if no published row has such chips."""
-    hardware, layout = candidate.hardware, candidate.layout
-    chips, rows = hardware.num_chips, hardware.software.fitted_on
-    return spread(hardware.chip.kind, rows, chips, layout.tensor, layout.pipe)
+def spread_of(candidate: Candidate, figure: str = "time") -> Spread | None:
+    """The errors of published sources similar to a layout; None if no published row has such chips."""
+    has_experts = any(work.routed for _, node in candidate.graph.nodes() for work in node.forward)
+    return spread_on(candidate.hardware, has_experts=has_experts, figure=figure)
+
+
+def spread_on(
+    hardware: Hardware, *, has_experts: bool, figure: str = "time", without: str | None = None
+) -> Spread | None:
+    """The spread of a figure (time or memory) on a machine. without: a published source to leave out."""
+    chip = hardware.chip
+    between = chip.network.between if isinstance(chip.network, Switch) else None
+    network = between if hardware.num_chips > hardware.chips_per_node else None
+    return spread(chip.kind, hardware.software.fitted_on, chip.name, has_experts, network, figure, without)
 
 
 def shares(best: Candidate) -> list[tuple[float, Constant]]:

@@ -1,48 +1,75 @@
-"""Errors of prices out of sample: published rows, with constants fitted without their source.
+"""Ranges of predictions: errors of published rows without their source, conformal over sources.
 
-The file is written by benchmarks/fit_published.py, with the constants of the catalog.
+A user's run is a new source, so sources count and not rows: each has weight 1, divided over its rows, and the
+new one has weight 1 beyond all errors. The range of a step time is
+
+    [predicted / (1 + w), predicted (1 + w)],  1 + w = exp(q)
+
+    q: the smallest |log(predicted / measured)| with a weight of INSIDE (S + 1) of S sources below it
+
+over the sources with the same kind of chip, training program, and experts or none, or a wider group that
+has LEAST_SOURCES. The range is STRETCH times as wide (in logarithms) for a chip or a network without rows.
+Vovk et al. (2005), Algorithmic Learning in a Random World. The file is written by benchmarks/fit_published.py.
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from math import expm1, log2
+from math import exp
 
-# The spread holds the share INSIDE of the most similar rows, up to this number of rows.
-_SIMILAR = 40
 INSIDE = 0.8
+LEAST_SOURCES = 6
+STRETCH = 1.5
+# The first chip of a design, by the others of it.
+# Networks between nodes that rows have.
+_NETWORKS = ("infiniband", "infiniband-a100", "infiniband-b200", "infiniband-h100", "efa", "tcpx")
+_GENERATION = {
+    "a800": "a100",
+    "h200": "h100",
+    "h800": "h100",
+    "b300": "b200",
+    "gb200": "b200",
+    "gb300": "b200",
+}
 
 
 @dataclass(frozen=True)
 class Outside:
-    """A row predicted without its source. log_error: log(predicted / measured step time)."""
+    """A row predicted without its source.
+
+    figure: time or memory. software: the program that has the constants. network: between nodes, if given.
+    experts: whether the model has some. panel: rows of a model, machine and batch have the same.
+    log_error: log(predicted / measured) of the step time, or of the memory of a chip.
+    """
 
     id: str
     value: float
+    source: str
+    figure: str
     kind: str
     software: str
-    chips: int
-    tensor: int
-    pipe: int
+    chip: str
+    experts: bool
+    panel: int
     log_error: float
 
 
 @cache
 def outside_rows() -> tuple[Outside, ...]:
-    """All rows of the fit of the constants."""
+    """All rows that ranges are made of."""
     text = (resources.files("meshwright.plan") / "out_of_sample.csv").read_text(encoding="utf-8")
     return tuple(
         Outside(
-            cells["id"],
-            float(cells["value"]),
-            cells["kind"],
-            cells["software"],
-            int(cells["chips"]),
-            int(cells["tensor"]),
-            int(cells["pipe"]),
-            float(cells["log_error"]),
+            **{
+                **cells,
+                "value": float(cells["value"]),
+                "experts": cells["experts"] == "1",
+                "panel": int(cells["panel"]),
+                "log_error": float(cells["log_error"]),
+            }
         )
         for cells in csv.DictReader(text.splitlines())
     )
@@ -50,43 +77,108 @@ def outside_rows() -> tuple[Outside, ...]:
 
 @dataclass(frozen=True)
 class Spread:
-    """The errors of similar rows: the share INSIDE of `num_rows` rows is off by at most `within`."""
+    """The errors of a group of published sources. group: in words. unknown: what no source has, in words."""
 
     within: float
-    num_rows: int
+    num_sources: int
+    group: str
+    unknown: str = ""
 
     def __str__(self) -> str:
         """
-        >>> str(Spread(0.123, 40))
-        'at most 12% in 80% of the 40 most similar published cases'
+        >>> str(Spread(0.123, 9, "megatron-te on gpu"))
+        'at most 12% for 8 of 10 new sources (by 9 published ones: megatron-te on gpu)'
         """
+        wide = f"; {self.unknown}, so this is wide" if self.unknown else ""
         return (
-            f"at most {self.within:.0%} in {INSIDE:.0%} of the {self.num_rows} most similar published cases"
+            f"at most {self.within:.0%} for {10 * INSIDE:.0f} of 10 new sources (by {self.num_sources} "
+            f"published ones: {self.group}{wide})"
         )
 
+    def interval(self, predicted: float) -> tuple[float, float]:
+        """The range of a figure with this prediction."""
+        return predicted / (1 + self.within), predicted * (1 + self.within)
 
-def spread(kind: str, software: str, chips: int, tensor: int, pipe: int) -> Spread | None:
-    """The spread of the rows most similar to a layout; None if no row has this kind of chip.
 
-    Similar rows have the same kind of chip, the same software if there are enough, and the fewest doublings
-    between their chips, tensor ranks and stages.
+@cache
+def spread(
+    kind: str,
+    software: str,
+    chip: str,
+    experts: bool,
+    network: str | None = None,
+    figure: str = "time",
+    without: str | None = None,
+) -> Spread | None:
+    """The spread for a layout of a model, or None if no row has this kind of chip.
+
+    network: between nodes, None on a single node. without: a source to leave out.
     """
-    alike = [row for row in outside_rows() if row.kind == kind]
-    same_software = [row for row in alike if row.software == software]
-    if len(same_software) >= _SIMILAR:
-        alike = same_software
+    known = [row for row in outside_rows() if row.figure == figure and row.source != without]
+    known = [row for row in known if row.kind == kind]
+    groups = {
+        f"{software} on {kind}, {'experts' if experts else 'dense'}": [
+            row for row in known if row.software == software and row.experts == experts
+        ],
+        f"{kind}, {'experts' if experts else 'dense'}": [row for row in known if row.experts == experts],
+        f"{software} on {kind}": [row for row in known if row.software == software],
+        kind: known,
+    }
+    if not known:
+        return None
+    group, rows = next(
+        ((name, rows) for name, rows in groups.items() if num_sources(rows) >= LEAST_SOURCES), (kind, known)
+    )
+    lacks = [] if any(generation(row.chip) == generation(chip) for row in known) else [f"none has {chip}"]
+    lacks += [f"none has {network}"] if network and network not in _NETWORKS else []
+    reach = _reach(rows) * STRETCH ** len(lacks)
+    return Spread(exp(reach) - 1, num_sources(rows), group, " and ".join(lacks))
 
-    def distance(row: Outside) -> float:
-        pairs = ((chips, row.chips), (tensor, row.tensor), (pipe, row.pipe))
-        return sum(abs(log2(one / other)) for one, other in pairs) + 2 * (row.software != software)
 
-    return _spread(sorted(alike, key=distance)[:_SIMILAR])
+def num_sources(rows: Sequence[Outside]) -> int:
+    """The number of sources of rows."""
+    return len({row.source for row in rows})
 
 
-def _spread(rows: Iterable[Outside]) -> Spread | None:
-    errors = sorted(expm1(abs(row.log_error)) for row in rows)
-    within = quantile(errors, INSIDE)
-    return None if within is None else Spread(within, len(errors))
+def generation(chip: str) -> str:
+    """The chips of one design, by the name of the first.
+
+    >>> generation("h200"), generation("gb300-nvl72"), generation("v5e")
+    ('h100', 'b200', 'v5e')
+    """
+    first = chip.partition("-")[0]
+    return _GENERATION.get(first, first)
+
+
+def _reach(rows: Sequence[Outside]) -> float:
+    """The |log error| that holds the share INSIDE of a new source's rows."""
+    counts = Counter(row.source for row in rows)
+    wanted = min(INSIDE * (len(counts) + 1), 0.999 * len(counts))
+    total = 0.0
+    for size, weight in sorted((abs(row.log_error), 1 / counts[row.source]) for row in rows):
+        total += weight
+        if total >= wanted:
+            return size
+    return max(abs(row.log_error) for row in rows)
+
+
+@cache
+def between_layouts() -> float:
+    """The factor by which two layouts must differ for their order to hold in most sources (INSIDE).
+
+    Layouts of one model on one machine share a part of their errors, which does not affect their order.
+    """
+    panels: dict[int, list[Outside]] = {}
+    for row in outside_rows():
+        if row.figure == "time":
+            panels.setdefault(row.panel, []).append(row)
+    pairs = [
+        Outside(**{**vars(one), "log_error": one.log_error - other.log_error})
+        for rows in panels.values()
+        for place, one in enumerate(rows)
+        for other in rows[place + 1 :]
+    ]
+    return exp(_reach(pairs)) if pairs else 1.0
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:

@@ -15,7 +15,10 @@ OF_SERVING = "serving_out_of_sample.csv"
 
 def out_of_sample(predictions: Iterable[Prediction]) -> list[Prediction]:
     """The predictions, out of sample for rows whose source the constants were fitted to."""
-    known = {**{(row.id, row.value): row.log_error for row in outside_rows()}, **_of_serving()}
+    known = {
+        **{(row.id, row.value): row.log_error for row in outside_rows() if row.figure == "time"},
+        **_of_serving(),
+    }
     scored = []
     for prediction in predictions:
         row = prediction.row

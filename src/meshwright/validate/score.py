@@ -22,7 +22,9 @@ from typing import TypeVar, cast
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.count import train_flops_per_token
+from meshwright.plan.assumptions import spread_on
 from meshwright.plan.spread import quantile
+from meshwright.programs.program import PROGRAMS
 from meshwright.validate.choice import choose
 from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow, UnreadRow
 from meshwright.validate.reproduce import Case, reproduce
@@ -39,6 +41,7 @@ class Prediction:
     """A row and its prediction, in the row's unit.
 
     baseline: the prediction by one MFU. fits: whether the planner predicts that the layout fits the memory.
+    range: of the figure, for 8 of 10 new sources, by other sources than the row's.
     """
 
     row: AnyRow
@@ -49,6 +52,7 @@ class Prediction:
     baseline: float | None = None
     is_anchor: bool = False
     fits: bool | None = None
+    range: tuple[float, float] | None = None
 
     @property
     def error(self) -> float | None:
@@ -70,6 +74,7 @@ class Prediction:
             "baseline_error": self.baseline_error,
             "layout": self.layout,
             "fits": self.fits,
+            "range": None if self.range is None else list(self.range),
             "anchor": self.is_anchor,
         }
 
@@ -124,7 +129,14 @@ def _predict(row: AnyRow | UnreadRow) -> Prediction:
         return Prediction(row, skipped=f"cannot be priced: {type(error).__name__}: {error}")
     predicted = chosen.reported_bytes if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
     fits = chosen.bytes_per_chip <= case.hardware.chip.program_bytes
-    return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case), fits=fits)
+    known = spread_on(
+        chosen.mix.hardware,
+        has_experts=case.config.moe is not None,
+        figure="memory" if row.metric == MEMORY else "time",
+        without=row.source,
+    )
+    low_high = None if known is None else known.interval(predicted)
+    return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case), fits=fits, range=low_high)
 
 
 def anchored_by_source(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Prediction]:
@@ -375,18 +387,19 @@ def panel_of(row: AnyRow) -> Hashable:
     return (row.source, model, row.hardware, figures, row.dtype, row.seq_len, row.num_tokens)
 
 
-# On more nodes than these, or with stages over several nodes, times of eager programs show other problems.
+# On more nodes than these, or with stages over several nodes, times of nanotron's sweep show other problems.
 _NODES_HELD = 32
 
 
 def heldable(row: PublishedRow) -> bool:
     """Whether the time of a row depends mainly on its layout.
 
-    A third of eager programs with stages over several nodes stall for a second per microbatch, and most with
+    A third of nanotron's runs with stages over several nodes stall for a second per microbatch, and most with
     one stage on 64 nodes take 5 to 20 times longer than their work (Ultra-Scale Playbook, 2025).
     """
+    program = PROGRAMS.of_table(row.source)
     num_nodes = max(1, row.chips // 8)
-    if row.software != "pytorch-eager" or row.zero == 3 or num_nodes == 1:
+    if program is None or program.name != "nanotron" or row.zero == 3 or num_nodes == 1:
         return True
     return (row.pipe or 1) == 1 and num_nodes <= _NODES_HELD
 

@@ -1,0 +1,99 @@
+"""The ledger of first looks: how far predictions were off when a source was met, before anything was changed.
+
+Every line is a source's figure (time or memory) with the version that met it first. A new table is scored, and
+its lines go to benchmarks/ledger.csv, before anything is changed; a line's first errors never change.
+Sources without first errors were met while constants were fitted on them.
+
+    error = predicted / measured - 1, of step time or memory
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from statistics import median
+
+from meshwright.plan.spread import quantile
+from meshwright.validate.published import MEMORY, PublishedRow
+from meshwright.validate.score import Prediction
+
+_IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "ledger.csv"
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """A line of the ledger. signed: of time or memory, positive if the prediction is too slow or too large.
+
+    first_*, met: errors at the first look, None if none was recorded, and the version and date. today_*: now.
+    """
+
+    source: str
+    figure: str
+    rows: int
+    met: str
+    first_median: float | None = None
+    first_p90: float | None = None
+    first_signed: float | None = None
+    today_median: float | None = None
+    today_p90: float | None = None
+    covered: float | None = None
+
+
+def first_looks() -> list[FirstLook]:
+    """The recorded lines (ledger.csv), without today's errors."""
+    packaged = resources.files("meshwright.validate") / "ledger.csv"
+    text = (packaged if packaged.is_file() else _IN_CHECKOUT).read_text(encoding="utf-8")
+    return [
+        FirstLook(
+            cells["source"],
+            cells["figure"],
+            int(cells["rows"]),
+            cells["met"],
+            *(float(cells[key]) if cells[key] else None for key in ("median", "p90", "signed")),
+        )
+        for cells in csv.DictReader(text.splitlines())
+    ]
+
+
+def ledger(predictions: Sequence[Prediction]) -> list[FirstLook]:
+    """The lines with today's errors of these rows, by source; sources without a line come last."""
+    groups: dict[tuple[str, str], list[Prediction]] = {}
+    for one in predictions:
+        if one.predicted is not None and isinstance(one.row, PublishedRow) and not one.row.ran_out:
+            figure = "memory" if one.row.metric == MEMORY else "time"
+            groups.setdefault((one.row.source, figure), []).append(one)
+    recorded = {(line.source, line.figure): line for line in first_looks()}
+    lines = [*recorded, *(key for key in groups if key not in recorded)]
+    return [_line(key, recorded.get(key), groups.get(key, [])) for key in lines]
+
+
+def _line(key: tuple[str, str], recorded: FirstLook | None, group: Sequence[Prediction]) -> FirstLook:
+    line = recorded or FirstLook(*key, len(group), "not recorded")
+    errors = sorted(map(_error, group))
+    today = quantile(errors, 0.5), quantile(errors, 0.9)
+    return replace(line, today_median=today[0], today_p90=today[1], covered=covered(group))
+
+
+def _error(one: Prediction) -> float:
+    assert isinstance(one.row, PublishedRow) and one.predicted is not None
+    if one.row.metric == MEMORY:
+        return abs(one.predicted / one.row.value - 1)
+    return abs(one.row.seconds(one.predicted) / one.row.seconds() - 1)
+
+
+def covered(predictions: Iterable[Prediction]) -> float | None:
+    """The share of rows inside their ranges; None if none has a range."""
+    inside = [one.range[0] <= one.row.value <= one.range[1] for one in predictions if one.range]
+    return sum(inside) / len(inside) if inside else None
+
+
+def summary(lines: Iterable[FirstLook]) -> dict[str, float | int | None]:
+    """Medians over sources of the recorded first looks at times."""
+    known = [line for line in lines if line.figure == "time" and line.first_median is not None]
+    return {
+        "sources": len(known),
+        "rows": sum(line.rows for line in known),
+        "first_median": median(line.first_median or 0 for line in known) if known else None,
+        "first_p90": median(line.first_p90 or 0 for line in known) if known else None,
+    }
