@@ -373,6 +373,17 @@ class Row:
         return math.expm1(log_error if self.published.metric == STEP else -log_error)
 
 
+def _deviations(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """(owner, figure) of the deviations of programs with a source of their own."""
+    programs = sorted({row.program for row in rows if row.program})
+    shared = [name for name, prior in FIGURES["gpu"].items() if prior.software]
+    return [
+        (f"program {program}", name)
+        for program in programs
+        for name in (*shared, *HOST[PROGRAMS[program].fitted_on])
+    ]
+
+
 class Model:
     """The figures as one vector: those of a kind, deviations of families and software, and those of hosts."""
 
@@ -400,12 +411,8 @@ class Model:
                     take(f"software {software}", name, 0.0, prior.software)
             for name, (guess, spread) in HOST.get(software, {}).items():
                 take(f"software {software}", name, math.log(guess), spread)
-        for program in sorted({row.program for row in rows if row.program}):
-            for name, prior in FIGURES["gpu"].items():
-                if prior.software:
-                    take(f"program {program}", name, 0.0, OWN_SPREAD)
-            for name in HOST[PROGRAMS[program].fitted_on]:
-                take(f"program {program}", name, 0.0, OWN_SPREAD)
+        for name, figure in _deviations(rows):
+            take(name, figure, 0.0, OWN_SPREAD)
         self.start, self.sigma = np.array(start), EVIDENCE * np.array(sigma)
 
     def owners(self, row: Row) -> tuple[str, ...]:

@@ -64,7 +64,10 @@ def test_a_file_of_an_earlier_release_keeps_its_figures(tmp_path: Path) -> None:
     assert "between" not in text.partition("[sources]")[0]
     path.write_text(text.replace("network_falloff = 0.0", "network_falloff = 0.5"))
     again = load(str(path)).chip
-    assert again.step.network_falloff == 0.5 and again.step.network_latency == NETWORKS["infiniband"].step_latency
+    assert (
+        again.step.network_falloff == 0.5
+        and again.step.network_latency == NETWORKS["infiniband"].step_latency
+    )
     assert isinstance(again.network, Switch) and again.network.between is None
     ideal = tmp_path / "ideal.toml"
     ideal.write_text(dump_toml(load("h100:2x8").ideal()))
@@ -87,7 +90,10 @@ def test_another_network(tmp_path: Path) -> None:
     assert mine.step.sources["network_falloff"] == NETWORKS["efa"].sources["falloff"]
     assert mine.step.links == {"nvlink": chip("h100").step.links["nvlink"], "network": NETWORKS["efa"].share}
     stated = load(_mine(tmp_path, "[step]\n", "[step]\nnetwork_falloff = 0.25\n")).chip
-    assert (stated.step.network_falloff, stated.step.network_latency) == (0.25, NETWORKS["infiniband"].step_latency)
+    assert (stated.step.network_falloff, stated.step.network_latency) == (
+        0.25,
+        NETWORKS["infiniband"].step_latency,
+    )
 
 
 def test_a_machine_on_another_network() -> None:

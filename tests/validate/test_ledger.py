@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.validate.test_score import LLAMA
 
 from meshwright.cli.main import main
 from meshwright.validate.ledger import covered, first_looks, ledger, summary
 from meshwright.validate.published import MEMORY
 from meshwright.validate.score import Prediction
-from tests.validate.test_score import LLAMA
 
 
 def test_the_first_errors_are_kept() -> None:

@@ -7,9 +7,9 @@ new one has weight 1 beyond all errors. The range of a step time is
 
     q: the smallest |log(predicted / measured)| with a weight of INSIDE (S + 1) of S sources below it
 
-over the sources with the same kind of chip, training program, and experts or none, or a wider group that
-has LEAST_SOURCES. The range is STRETCH times as wide (in logarithms) for a chip or a network without rows.
-Vovk et al. (2005), Algorithmic Learning in a Random World. The file is written by benchmarks/fit_published.py.
+over the sources with the same kind of chip, training program, and experts or none, or a wider group with
+LEAST_SOURCES. The range is STRETCH times as wide (in logarithms) for a chip or a network without rows.
+Vovk et al. (2005), Algorithmic Learning in a Random World. Written by benchmarks/fit_published.py.
 """
 
 import csv

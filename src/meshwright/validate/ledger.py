@@ -1,7 +1,7 @@
 """The ledger of first looks: how far predictions were off when a source was met, before anything was changed.
 
-Every line is a source's figure (time or memory) with the version that met it first. A new table is scored, and
-its lines go to benchmarks/ledger.csv, before anything is changed; a line's first errors never change.
+Every line is a source's figure (time or memory) with the version that met it first. A new table is scored,
+and its lines go to benchmarks/ledger.csv, before anything is changed; a line's first errors never change.
 Sources without first errors were met while constants were fitted on them.
 
     error = predicted / measured - 1, of step time or memory

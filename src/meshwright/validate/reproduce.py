@@ -104,7 +104,7 @@ def machine_of_row(row: AnyRow) -> Hardware:
 
 
 def _is_of(program: TrainingProgram, software: str) -> bool:
-    """Whether a table may call a program `software`. Modules of Transformer Engine are launched one by one."""
+    """Whether a table may call a program `software`. Transformer Engine's modules are launched one by one."""
     roots = (PROGRAMS.root(program.name), PROGRAMS.root(software))
     return roots[0] == roots[1] or roots == ("te", "eager")
 
