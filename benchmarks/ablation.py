@@ -24,8 +24,8 @@ TABLE = ROOT / "benchmarks/published/training.csv"
 class Rule:
     """A rule and its reverse.
 
-    file: the record, under src/meshwright. pattern, text: of its lines, as re.sub takes them; the result is the
-    record with the rule as it was, or without it. suggested: words of the sources that suggested it.
+    file: the record. pattern, text: of its lines, as re.sub takes them; the result has the
+    rule as it was, or lacks it. suggested: words of the sources that suggested it.
     """
 
     name: str
