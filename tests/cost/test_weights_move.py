@@ -78,7 +78,7 @@ def test_32b_from_fsdp_to_replicas_by_hand() -> None:
         (
             Layout.of(fsdp=8),
             Layout.of(data=2, tensor=2),
-            "has 8 devices and .* has 4; fits: the same number in both",
+            "has 8 devices and .* has 4; fits: equal numbers",
         ),
         (Layout.of(fsdp=2, tensor=3), Layout.of(fsdp=3, tensor=2), "axes end at 2 and at 3 devices"),
     ],

@@ -88,8 +88,7 @@ def shared_mesh(before: Layout, after: Layout) -> SharedMesh:
     counts = [prod(one.values()) for one in sizes]
     if counts[0] != counts[1]:
         raise LayoutError(
-            f"layout {before} has {counts[0]} devices and {after} has {counts[1]}; "
-            "fits: the same number in both"
+            f"layout {before} has {counts[0]} devices and {after} has {counts[1]}; fits: equal numbers"
         )
     # Numbers of devices inside the end of each axis, counted from the innermost.
     ends = sorted({end for one in sizes for end in _ends(one)} | {1})

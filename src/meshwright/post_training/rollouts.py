@@ -89,7 +89,9 @@ def generators(
             smallest = min(smallest, machine.num_chips)
             rated.append((waves * point.step_seconds, Generator(layout, free, replicas, slots)))
     if not rated:
-        raise PlanError(f"{config.name}: no server fits {pool.spec} with {held_bytes / 1e9:.1f} GB a chip")
+        raise PlanError(
+            f"{config.name}: no server fits {pool.spec} with {held_bytes / 1e9:.1f} GB a chip taken"
+        )
     rated.sort(key=lambda one: one[0])
     return [generator for _, generator in rated[:_LAYOUTS]]
 
