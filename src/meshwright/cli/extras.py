@@ -67,6 +67,7 @@ EXTRAS = (
     Extra("otel", ("opentelemetry.exporter.otlp.proto.http", "opentelemetry"), "traces of served requests"),
     Extra("hf", ("transformers",), "comparing with Hugging Face"),
     Extra("parquet", ("pyarrow",), "training on .parquet files"),
+    Extra("mcp", ("mcp",), "mw mcp"),
     Extra("demo", ("openai",), "the last stage of mw demo"),
 )
 

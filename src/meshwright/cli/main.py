@@ -77,6 +77,7 @@ COMMANDS = {
     "collective": "Price one collective on a machine.",
     "calibrate": "Measure this machine, so that plans can use it.",
     "bench": "Benchmark collectives, matmuls, servers and the planner.",
+    "mcp": "Serve plans and audits as tools for agents.",
     "doctor": "Check the installation and say how to fix it.",
 }
 

@@ -1,0 +1,182 @@
+"""mw mcp: the planner and the audit as tools of the Model Context Protocol, for agents and editors.
+
+A tool runs one command with --json in a process of its own, so that a bad argument cannot end the server, and
+JAX starts only for an audit. Answers are cut to what fits a context: the best layouts, the largest findings.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import typer
+
+from meshwright import __version__
+from meshwright.cli.extras import require
+from meshwright.cli.parameters import command
+from meshwright.options import option
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_TIMEOUT_SECONDS = 600
+# Items of a list in an answer, and characters of a text.
+_MOST_ITEMS, _MOST_CHARACTERS = 8, 2000
+
+SKILL = """\
+meshwright plans how to shard a Transformer over TPUs or GPUs and checks compiled programs, without the chips.
+- "Which layout for training MODEL on MACHINE?": plan_training.
+- "What does this layout cost?": plan_training with layout.
+- "Does it fit my card?": fit.
+- "Which chips serve it at this time per token?": plan_serving.
+- "Why is my JAX step slow? Which collectives does it have?": compile it, write compiled.as_text() to a file,
+  and call audit_hlo. Each finding names a source line and the change to make; edit, compile, call it again.
+- "What does moving weights between two layouts cost?": reshard.
+Models are presets (llama-3-70b), Hugging Face names or paths of a config.json. Machines are v5p:16x20x28,
+v5e:4x4, h100:8x8, rtx4090:1 or a .toml; list_hardware names the chips. An error says what would fit.
+"""
+
+
+@command(app)
+def mcp(
+    transport: Literal["stdio", "http"] = option("stdio", help="stdio, or http on this machine's loopback."),
+    port: int = option(8765, least=1, most=65535, help="With --transport http: the port."),
+) -> None:
+    """Serve plans, prices, audits and hardware as tools of the Model Context Protocol.
+
+    \b
+    mw mcp
+    mw mcp --transport http --port 8765
+    """
+    require("mcp")
+    tools = server()
+    if transport == "stdio":
+        tools.run("stdio")
+    else:
+        tools.run("streamable-http", host="127.0.0.1", port=port)
+
+
+def server() -> Any:
+    """The server with its tools."""
+    from mcp.server.mcpserver import MCPServer  # pyright: ignore[reportMissingImports]
+
+    tools = MCPServer("meshwright", version=__version__, instructions=SKILL)
+    for function in (plan_training, plan_serving, fit, audit_hlo, reshard, model, list_hardware, hardware):
+        tools.tool()(function)
+    return tools
+
+
+def plan_training(
+    model: str,
+    hardware: str,
+    batch_tokens: str,
+    seq_len: str,
+    layout: str | None = None,
+    given: str | None = None,
+    software: str | None = None,
+) -> dict[str, Any]:
+    """Rank layouts for training by predicted step time, with MFU, memory and why; or price one layout.
+
+    batch_tokens: 4M or 4Mi. seq_len: 8k. layout: fsdp=64,tensor=8. given: conditions, tensor=8,pipe<=4.
+    software: the training program to price, such as megatron-core or torchtitan.
+    """
+    options = {"--layout": layout, "--given": given, "--software": software}
+    work = ["--batch-tokens", batch_tokens, "--seq-len", seq_len]
+    return _answer(["plan", "train", "--model", model, "--hardware", hardware, *work], options)
+
+
+def plan_serving(
+    model: str,
+    hardware: str,
+    prompt_tokens: str,
+    output_tokens: str,
+    tpot: float | None = None,
+    ttft: float | None = None,
+    weights_dtype: str | None = None,
+) -> dict[str, Any]:
+    """Rank chips, slice sizes, layouts and batches for serving; tpot, ttft: targets in seconds.
+
+    hardware: chips or machines, v5e,h100:8. weights_dtype: bf16, fp8, int8, int4.
+    """
+    options = {"--tpot": tpot, "--ttft": ttft, "--weights-dtype": weights_dtype}
+    work = ["--prompt-tokens", prompt_tokens, "--output-tokens", output_tokens]
+    return _answer(["plan", "serve", "--model", model, "--hardware", hardware, *work], options)
+
+
+def fit(model: str, hardware: str | None = None, seq_len: str | None = None) -> dict[str, Any]:
+    """Ways to train and serve a model that fit a machine, with batch, context and speed of each."""
+    return _answer(["fit", model], {"--hardware": hardware, "--seq-len": seq_len})
+
+
+def audit_hlo(path: str, hardware: str | None = None, mesh: str | None = None) -> dict[str, Any]:
+    """Findings in the optimised HLO text of any XLA program: accidental collectives, lines, remedies.
+
+    mesh: the axes of the devices, data=16,tensor=4.
+    """
+    return _answer(["audit", "--hlo", path], {"--hardware": hardware, "--mesh": mesh})
+
+
+def reshard(before: str, after: str, model: str, hardware: str) -> dict[str, Any]:
+    """Collectives, bytes and seconds of moving a model's weights from one layout to another."""
+    return _answer(["reshard", before, after, "--model", model, "--hardware", hardware], {})
+
+
+def model(name: str, seq_len: str | None = None) -> dict[str, Any]:
+    """Parameters, FLOPs per token and cache of a model."""
+    return _answer(["model", name], {"--seq-len": seq_len})
+
+
+def list_hardware() -> dict[str, Any]:
+    """The names of the known chips, with peak FLOP/s, memory and bandwidth."""
+    found = run(["hardware"])
+    if "error" in found:
+        return found
+    figures = ("name", "kind", "hbm_bytes", "hbm_bytes_per_second")
+    chips = [
+        {key: chip[key] for key in figures} | {"bf16_flops": chip["flops_per_second"].get("bf16")}
+        for chip in found["hardware"]
+    ]
+    return {"hardware": chips}
+
+
+def hardware(name: str) -> dict[str, Any]:
+    """Every figure of one chip with its source."""
+    return run(["hardware", name])
+
+
+def _answer(arguments: Sequence[str], options: Mapping[str, object]) -> dict[str, Any]:
+    given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
+    return shortened(run([*arguments, *given]))
+
+
+def run(arguments: Sequence[str]) -> dict[str, Any]:
+    """The document of a command, with its notes; or {"error": its line}."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "meshwright", *arguments, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"mw {arguments[0]} took over {_TIMEOUT_SECONDS} s"}
+    notes = [line.removeprefix("mw: ") for line in done.stderr.splitlines() if line.startswith("mw: ")]
+    try:
+        document = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        return {"error": notes[-1] if notes else f"mw {arguments[0]} ended with code {done.returncode}"}
+    return document | ({"notes": notes} if notes else {})
+
+
+def shortened(value: Any) -> Any:
+    """A document with the first items of each list, and the number that is left out."""
+    if isinstance(value, dict):
+        return {key: shortened(inner) for key, inner in value.items() if key not in ("environment", "search")}
+    if isinstance(value, list):
+        kept = [shortened(inner) for inner in value[:_MOST_ITEMS]]
+        more = len(value) - len(kept)
+        return [*kept, f"and {more} more"] if more else kept
+    if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
+        return value[:_MOST_CHARACTERS] + " ..."
+    return value
