@@ -23,7 +23,6 @@ from meshwright.errors import ModelError
 from meshwright.models.count import count_params
 from meshwright.models.hf import from_hf
 
-
 # Sizes that the defaults of a class lack, as published.
 _SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},

@@ -18,11 +18,11 @@ from dataclasses import replace
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.load import traffic
-from meshwright.load.drive import Load
 from meshwright.load.padded import PaddedSteps
 from meshwright.load.planned_server import simulated_figures
 from meshwright.load.settings import LatencyTargets
 from meshwright.load.simulator import Planned, simulate_server
+from meshwright.load.traffic import Load
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.serve.engine.limits import Limits

@@ -12,7 +12,8 @@ from tests.serve.http.process import server_process
 from meshwright.cli.main import main
 from meshwright.errors import DataError, RequestError
 from meshwright.load import traffic
-from meshwright.load.client import Answer, Client
+from meshwright.load.answer import Answer
+from meshwright.load.client import Client
 from meshwright.load.drive import fit_words
 from meshwright.load.percentiles import percentiles, summary
 from meshwright.load.planned import planned_step_seconds

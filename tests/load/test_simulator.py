@@ -11,10 +11,9 @@ from meshwright.cost.serving_step import pass_cost
 from meshwright.errors import RequestError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.load.drive import Load
 from meshwright.load.padded import PaddedSteps
 from meshwright.load.simulator import Planned, StepPrices, simulate_server
-from meshwright.load.traffic import Chat, Turn, poisson
+from meshwright.load.traffic import Chat, Load, Turn, poisson
 from meshwright.models.config import Window
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds, end_of_one

@@ -16,7 +16,7 @@ from meshwright.units import format_number_of
 
 if TYPE_CHECKING:
     from meshwright.load.client import Client
-    from meshwright.load.drive import Load
+    from meshwright.load.traffic import Load
 
 PROBLEM = 1
 
@@ -65,7 +65,7 @@ def serve(
         if not servers.num_drafts:
             refuse_with({"--acceptance": servers.acceptance > 0}, "without --drafts there are none to accept")
     chats = traffic.chats()
-    from meshwright.load.drive import Load
+    from meshwright.load.traffic import Load
 
     load = Load(chats, traffic.closed, traffic.prefix_tokens, traffic.chat, traffic.seed)
     with progress() as report:
@@ -103,7 +103,7 @@ async def _measure(
 ) -> dict[str, Any]:
     from dataclasses import replace
 
-    from meshwright.load.client import Answer
+    from meshwright.load.answer import Answer
     from meshwright.load.drive import drive, fit_words
     from meshwright.load.percentiles import summary
     from meshwright.load.planned import planned_step_seconds

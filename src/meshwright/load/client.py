@@ -4,37 +4,15 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from meshwright.errors import DeviceError, RequestError
+from meshwright.load.answer import Answer
 
 TextOrChat = str | Sequence[Mapping[str, str]]
 """A text for completions, or the messages of a chat."""
-
-
-@dataclass(slots=True)
-class Answer:
-    """The answer to one request, with times in seconds since the start of the test.
-
-    piece_seconds: arrivals of pieces of text, a list or an array.
-    num_tokens: the server's count of tokens, or the number of pieces if it has none.
-    error: the reason for an incomplete answer, or None.
-    """
-
-    start_seconds: float
-    piece_seconds: Any = field(default_factory=list)
-    end_seconds: float = 0.0
-    prompt_tokens: int | None = None
-    num_tokens: int = 0
-    text: str = ""
-    error: str | None = None
-
-    @property
-    def ttft_seconds(self) -> float | None:
-        return float(self.piece_seconds[0]) - self.start_seconds if len(self.piece_seconds) else None
 
 
 class Client(AbstractAsyncContextManager):

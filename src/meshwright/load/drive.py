@@ -2,30 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from meshwright.errors import RequestError
-from meshwright.load.client import Answer, Client, TextOrChat
-from meshwright.load.traffic import Chat, Turn
+from meshwright.load.answer import Answer
+from meshwright.load.client import Client, TextOrChat
+from meshwright.load.traffic import Chat, Load, Turn
 from meshwright.load.words import Words
 
 # Words of the two requests by which a server's tokens are counted; the second of what its context takes.
 _FEW_WORDS, _MORE_WORDS = 16, (144, 64, 32)
-
-
-@dataclass(frozen=True)
-class Load:
-    """The requests of a load test.
-
-    concurrency: maximum number of concurrent chats, None for no limit (open loop). prefix_tokens: length of
-    the text at the start of every chat. chat: send requests to /v1/chat/completions.
-    """
-
-    chats: Sequence[Chat]
-    concurrency: int | None
-    prefix_tokens: int = 0
-    chat: bool = False
-    seed: int = 0
 
 
 async def fit_words(client: Client, *, chat: bool) -> Words:

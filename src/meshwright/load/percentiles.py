@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.load.client import Answer
+from meshwright.load.answer import Answer
 from meshwright.load.settings import LatencyTargets
 
 _PERCENTILES = (50, 95, 99)

@@ -10,13 +10,12 @@ from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.fit import check_one_cache
 from meshwright.layout.paged import DEFAULT_PAGE
-from meshwright.load.drive import Load
 from meshwright.load.engine_server import transfer_seconds_of
 from meshwright.load.padded import PaddedSteps
 from meshwright.load.percentiles import summary
 from meshwright.load.settings import LatencyTargets, SimulatedServers
 from meshwright.load.simulator import Planned, Used, collector_paused, simulate_server
-from meshwright.load.traffic import num_cut, within
+from meshwright.load.traffic import Load, num_cut, within
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.policy import DISAGGREGATED, Mode, mode_of

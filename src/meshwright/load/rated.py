@@ -17,10 +17,9 @@ from meshwright.engines.engine import Engine
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.load.drive import Load
 from meshwright.load.engine_server import EngineServer, transfer_seconds_of
 from meshwright.load.simulator import Planned, simulate_server
-from meshwright.load.traffic import Chat, Turn, poisson
+from meshwright.load.traffic import Chat, Load, Turn, poisson
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.launch_line import launch_line, runs_on
 from meshwright.plan.serve.layouts import serving_layouts

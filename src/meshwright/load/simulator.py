@@ -26,9 +26,9 @@ from typing import Protocol
 import numpy as np
 
 from meshwright.errors import RequestError
-from meshwright.load.client import Answer
+from meshwright.load.answer import Answer
 from meshwright.load.counted import CountedRunning, CountedText, counted_tokens
-from meshwright.load.drive import Load
+from meshwright.load.traffic import Load
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import IdleSeconds, Limits
 from meshwright.serve.engine.policy import Mode, Policy, policy_of

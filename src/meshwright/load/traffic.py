@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -29,6 +29,21 @@ class Chat(NamedTuple):
 
     arrival_seconds: float
     turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Load:
+    """The requests of a load test.
+
+    concurrency: maximum number of concurrent chats, None for no limit (open loop). prefix_tokens: length of
+    the text at the start of every chat. chat: send requests to /v1/chat/completions.
+    """
+
+    chats: Sequence[Chat]
+    concurrency: int | None
+    prefix_tokens: int = 0
+    chat: bool = False
+    seed: int = 0
 
 
 @dataclass(frozen=True)

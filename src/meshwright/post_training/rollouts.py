@@ -10,9 +10,8 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.workload import Workload
-from meshwright.load.drive import Load
 from meshwright.load.simulator import Planned, simulate_server
-from meshwright.load.traffic import Chat
+from meshwright.load.traffic import Chat, Load
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.phase import max_batch, price_phase

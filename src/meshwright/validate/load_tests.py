@@ -26,10 +26,9 @@ from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_fits
-from meshwright.load.drive import Load
 from meshwright.load.engine_server import EngineServer, transfer_seconds_of
 from meshwright.load.simulator import Planned, simulate_server
-from meshwright.load.traffic import Chat, Turn
+from meshwright.load.traffic import Chat, Load, Turn
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.with_engine import running
