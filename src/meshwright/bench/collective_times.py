@@ -13,9 +13,9 @@ from jax import Array, lax
 from meshwright.bench.all_devices import Bench, Operand
 from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.hardware.chip import COLLECTIVES
+from meshwright.nn.start.device_mesh import default_platform
 from meshwright.notation.array import Axes
 from meshwright.notation.mesh import Mesh
-from meshwright.platforms import default_platform
 
 _LOOP_BYTES = 33_554_432  # a loop moves about this much, so that it takes longer than its launch
 _LOOPS = (2, 32)  # minimum and maximum; several, so that allocations of a program hardly count

@@ -22,9 +22,8 @@ from meshwright.native import kernels
 from meshwright.native.processor import multiplies_bf16
 from meshwright.nn.products.quantised import as_read
 from meshwright.nn.start.compiled_cache import keep_compiled
-from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.nn.start.device_mesh import default_platform, device_mesh
 from meshwright.plan_file import Plan
-from meshwright.platforms import default_platform
 from meshwright.progress import Progress
 from meshwright.serve.device.loading import ModelFolder, load_model_folder
 from meshwright.serve.device.runner import JaxRunner, check_serves

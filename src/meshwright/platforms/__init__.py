@@ -1,8 +1,8 @@
 """Platforms: one record each for everything that depends on the kind of device that a program runs on.
 
 Other rooms ask the record of a chip (`chip.platform`), of a mesh (`platform_of`) or of this process
-(`default_platform`) for the property that they depend on, not for its name. A new platform is a file here, a
-file in `audit/compile/platforms/`, and the chips of its kind in `hardware/chips/`.
+(`nn.start.device_mesh.default_platform`) for the property that they depend on, not for its name. A new
+platform is a file here, a file in `audit/compile/platforms/`, and the chips of its kind in `hardware/chips/`.
 """
 
 from typing import Any
@@ -24,16 +24,8 @@ __all__ = [
     "Compiler",
     "Kernel",
     "Platform",
-    "default_platform",
     "platform_of",
 ]
-
-
-def default_platform() -> Platform:
-    """The platform of JAX's default backend."""
-    import jax
-
-    return PLATFORMS[jax.default_backend()]
 
 
 def platform_of(mesh: Any) -> Platform:

@@ -20,7 +20,7 @@ import numpy as np
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
 from meshwright.nn.files import checkpoint, checkpoint_files
 from meshwright.nn.files.checkpoint_files import CHECKPOINTS
-from meshwright.platforms import default_platform
+from meshwright.nn.start.device_mesh import default_platform
 from meshwright.train import profiling
 from meshwright.train.corpus import VALIDATION, Batches, Corpus, evaluation_split
 from meshwright.train.metrics_log import Line, Reporter, read_lines, truncate

@@ -58,6 +58,11 @@ def device_grid(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
     return mesh_utils.create_hybrid_device_mesh(inner, outer, devices=devices, allow_split_physical_axes=True)
 
 
+def default_platform() -> Platform:
+    """The platform of JAX's default backend."""
+    return PLATFORMS[jax.default_backend()]
+
+
 def platform() -> Platform:
     """The platform's record for the current mesh; CPU if the mesh has no devices."""
     device = jax.sharding.get_abstract_mesh().abstract_device
