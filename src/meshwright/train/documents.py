@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from meshwright.errors import DataError
 from meshwright.files import parse_json
@@ -35,6 +35,8 @@ _OF_DATA_SETS = frozenset(
 # A longer text is cut at line ends into documents of at most this number of characters.
 _LONGEST = 1 << 18
 _PART_BYTES = 1 << 20
+# The longest line of a .jsonl in bytes, and the keys that are remembered for a warning.
+_LONGEST_LINE, _MOST_UNREAD = 1 << 26, 1000
 
 # Installed packages, tests, and folders that are mostly tables or copies of other text.
 _STDLIB_SKIPPED = frozenset(
@@ -136,6 +138,8 @@ def check_source(source: str) -> None:
     path = Path(source)
     if source != STDLIB and not path.exists():
         raise DataError(f"corpus {source}: no such file or folder; give {_KINDS}")
+    if source != STDLIB and not path.is_file() and not path.is_dir():  # a pipe would never end
+        raise DataError(f"corpus {source}: is not a regular file; give {_KINDS}")
     if path.is_dir() and not any(_walk(path, frozenset({"__pycache__"}))):
         raise DataError(
             f"corpus {source}: the folder is empty; put UTF-8 text, .jsonl or .parquet files in it"
@@ -282,11 +286,13 @@ def _read_text(path: Path, name: str) -> Iterator[Document]:
 
 def _read_jsonl(path: Path, name: str, bad_data: BadData, chat: ChatTemplate) -> Iterator[Document]:
     unread: dict[str, None] = {}
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+    with path.open("rb") as file:
+        for number, line in enumerate(_lines(file), start=1):
             if line.strip():
                 where = f"corpus {path} line {number}"
                 try:
+                    if len(line) > _LONGEST_LINE:
+                        raise DataError(f"{where}: has more than {_LONGEST_LINE:,} bytes")
                     document = _of_record(line, f"{name}:{number}", where, chat, unread)
                 except DataError as error:
                     _leave_out(error, bad_data)
@@ -294,6 +300,14 @@ def _read_jsonl(path: Path, name: str, bad_data: BadData, chat: ChatTemplate) ->
                     yield document
     if named := [key for key in unread if key not in _OF_DATA_SETS]:
         warnings.warn(f"corpus {path}: keys that are not read: {', '.join(named[:8])}", stacklevel=2)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; only the beginning of one that is too long, by a byte or more."""
+    while line := file.readline(_LONGEST_LINE + 1):
+        yield line
+        while len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST_LINE + 1)
 
 
 def _of_record(line: bytes, name: str, where: str, chat: ChatTemplate, unread: dict[str, None]) -> Document:
@@ -316,7 +330,8 @@ def _of_record(line: bytes, name: str, where: str, chat: ChatTemplate, unread: d
         code = f"U+{ord(text[error.start]):04X}"
         raise DataError(f"{where}: {code} at character {error.start} is half a surrogate pair") from None
     for key in unread_keys(record):
-        unread.setdefault(key, None)
+        if len(unread) < _MOST_UNREAD:
+            unread.setdefault(key, None)
     return Document(name, text, answers)
 
 
@@ -328,7 +343,10 @@ def _read_parquet(path: Path, name: str) -> Iterator[Document]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=["text"]):
+            kind = str(file.schema_arrow.field("text").type)
+            if "string" not in kind:
+                raise TypeError(f"it has the type {kind}")
+            for batch in file.iter_batches(batch_size=1024, columns=["text"]):
                 for text in batch.column("text").to_pylist():
                     if isinstance(text, str):
                         yield Document(f"{name}:{number}", text)
