@@ -1,11 +1,13 @@
 """A file is written whole or not at all."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from meshwright.errors import OutputError
-from meshwright.files import write_whole
+from meshwright.files import held, write_whole
 
 
 def _names(folder: Path) -> list[str]:
@@ -55,3 +57,22 @@ def test_what_cannot_be_a_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"cannot be written: (Not a directory|File exists)$"):
         write_whole(tmp_path / "file" / "inside", "x")
     assert _names(tmp_path) == ["file", "taken"]
+
+
+def test_a_folder_is_held_by_one_process(tmp_path: Path):
+    folder = tmp_path / "run"
+    program = "import sys, time; from pathlib import Path; from meshwright.files import held\n"
+    program += "with held(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with (
+            pytest.raises(OutputError, match=rf"run: is in use by process {other.pid} on .*; wait"),
+            held(folder),
+        ):
+            pass
+        other.kill()
+        other.wait()
+    with held(folder):  # a process that is killed holds nothing
+        pass

@@ -1,11 +1,14 @@
 """Files: checked reading of text, atomic writing, and checksums."""
 
+import fcntl
 import hashlib
 import json
 import os
+import socket
 import stat
 import tomllib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,29 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("lists or tables are nested too deeply") from None
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process until the block ends, by a lock on its file `.lock`.
+
+    Raises OutputError with the process that holds it. A file system without locks holds nothing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(200).strip() or "another process"
+            raise OutputError(f"{folder}: is in use by {holder}; wait for its end, or name another") from None
+        except OSError:
+            yield
+            return
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
 
 
 def check_writable(path: Path) -> None:

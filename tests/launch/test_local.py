@@ -12,6 +12,7 @@ from tests.train.processes import Runs, exact_lines
 
 from meshwright.cli.main import main
 from meshwright.errors import DeviceError
+from meshwright.launch import local
 from meshwright.launch.local import launch_local
 from meshwright.nn.files.checkpoint_files import steps
 
@@ -44,6 +45,24 @@ def test_one_that_dies_is_named_and_ends_the_others(act: str, how: str):
         launched(f"(time.sleep(0.3), {act}) if me == 2 else time.sleep(60)")
     assert str(error.value) == f"process 2 of 3 {how}; the others were ended"
     assert time.monotonic() - began < 20
+
+
+def test_one_that_is_stopped_is_named_and_ends_the_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "_STOPPED_SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises(DeviceError) as error:
+        launched("(time.sleep(0.3), os.kill(os.getpid(), 19)) if me == 1 else time.sleep(60)")
+    message = "process 1 of 3 was stopped, by SIGSTOP or the like, for 0.5 s; the others were ended"
+    assert str(error.value) == message and time.monotonic() - began < 20
+
+
+def test_one_that_goes_on_after_a_stop_has_not_failed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "_STOPPED_SECONDS", 1.0)
+    program = (
+        "import subprocess; subprocess.Popen(['sh', '-c', f'sleep 0.4; kill -CONT {os.getpid()}']);"
+        "os.kill(os.getpid(), 19); time.sleep(1)"
+    )
+    assert launched(program, count=1) == (0, [])
 
 
 def test_the_one_that_was_killed_is_named_not_those_that_lost_it(tmp_path: Path):

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,10 +19,10 @@ from meshwright.cli.common import (
 )
 from meshwright.cli.parameters import OptionsOf, command
 from meshwright.errors import DeviceError
-from meshwright.files import check_writable
+from meshwright.files import check_writable, held
 from meshwright.hardware import catalog
 from meshwright.nn.start.devices import use_devices_of
-from meshwright.nn.start.processes import num_processes
+from meshwright.nn.start.processes import is_first, num_processes
 from meshwright.plan_file import load_plan
 from meshwright.train.job import RunOptions, TrainingJob, prepare_job
 from meshwright.train.settings import Settings
@@ -62,7 +62,8 @@ def train(
     check_writable(job.run / "settings.json")
     for sentence in job.notes:
         note(f"mw: {sentence}")
-    with _own_stdout():
+    # Processes of one run share its folder.
+    with _own_stdout(), held(job.run) if is_first() else nullcontext():
         result, speaks = _carry_out(job)
     rows = _operations(job) if speaks and job.profile is not None else []
     if speaks and as_json:

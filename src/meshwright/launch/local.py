@@ -19,6 +19,8 @@ from meshwright.nn.start.processes import COORDINATOR, JOIN_SECONDS, NUM_PROCESS
 _POLL_SECONDS = 0.05
 # Time for processes to save and end after SIGTERM, and to end after the failure of a peer.
 _GRACE_SECONDS, _LAST_SECONDS = 30.0, 2.0
+# A process that is stopped (SIGSTOP) for this long has failed.
+_STOPPED_SECONDS = 30.0
 _DONE, _BAD_INPUT, _INTERRUPTED = 0, 2, 130
 # Signals from outside: the last output of the process does not explain them.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -69,9 +71,11 @@ class Failure:
     last_words: str
 
     def __str__(self) -> str:
-        how = (
-            f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with {self.code}"
-        )
+        how = f"ended with {self.code}"
+        if self.code == -signal.SIGSTOP:
+            how = f"was stopped, by SIGSTOP or the like, for {_STOPPED_SECONDS:g} s"
+        elif self.code < 0:
+            how = f"was killed by {signal.Signals(-self.code).name}"
         words = f": {self.last_words}" if self.last_words else ""
         return f"process {self.number} of {self.num_processes} {how}{words}"
 
@@ -84,6 +88,7 @@ class _Group:
     ) -> None:
         self._logs = [folder / f"{number}.log" for number in range(count)]
         self._stopped = threading.Event()
+        self._stopped_since: dict[int, float] = {}
         self._processes = [
             self._start(command, number, count, address, join_seconds) for number in range(count)
         ]
@@ -132,7 +137,27 @@ class _Group:
                     return Failure(first, len(codes), code, words)
                 if all(code == _DONE for code in codes):
                     return None
+                if (stopped := self._stopped_for_long()) is not None:
+                    self._end(0.0)
+                    return Failure(stopped, len(codes), -signal.SIGSTOP, "")
                 time.sleep(_POLL_SECONDS)
+
+    def _stopped_for_long(self) -> int | None:
+        """The number of a process that is stopped and has been for long; None if there is none."""
+        if not hasattr(os, "waitid"):  # Python for macOS before 3.13
+            return None
+        now = time.monotonic()
+        for number, process in enumerate(self._processes):
+            is_stopped = False
+            if process.poll() is None:
+                # Not waited for: the state stays as it is.
+                state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+                is_stopped = state is not None and state.si_code == os.CLD_STOPPED
+            if not is_stopped:
+                self._stopped_since.pop(number, None)
+            elif now - self._stopped_since.setdefault(number, now) > _STOPPED_SECONDS:
+                return number
+        return None
 
     def _signal(self) -> None:
         self._stopped.set()

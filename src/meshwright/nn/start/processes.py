@@ -72,6 +72,12 @@ def num_processes(environment: Mapping[str, str] = os.environ) -> int:
     return here.num_processes if here else 1
 
 
+def is_first(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is the first of its run; False if only JAX can say."""
+    here = place(environment)
+    return here.process_id == 0 if here else not _detected_by_jax(environment)
+
+
 def join(platform: Platform) -> None:
     """Joins this process with the others of its run, if any. platform: of the devices.
 
