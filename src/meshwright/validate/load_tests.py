@@ -42,7 +42,7 @@ _NUM_WAVES = 10
 # Waves of requests that are simulated: the first, which begins at once, some that stand for the middle ones,
 # and the last, which ends with fewer and fewer sequences.
 _SIMULATED_WAVES = 3
-_LEAST_REQUESTS = 24
+_LEAST_REQUESTS, _MOST_REQUESTS = 24, 2048
 # Groups of devices of a pool are simulated one for several beyond this number of concurrent requests.
 _MOST_CONCURRENT = 512
 # Share of its time that a pool of prefill computes, if it is large enough for its pool of decode.
@@ -166,6 +166,7 @@ class LoadTestCase:
     def _turns(self) -> list[Turn]:
         row, limit = self.row, self.scaled_concurrency
         count = max(_SIMULATED_WAVES * limit, min(_LEAST_REQUESTS, _NUM_WAVES * limit))
+        count = min(count, max(limit, _MOST_REQUESTS))
         if not row.draws_lengths:
             return [Turn(row.prompt_len, row.output_len)] * count
         rng = np.random.default_rng(0)
@@ -222,10 +223,32 @@ def load_test_case(row: LoadTestRow) -> LoadTestCase:
     if concurrency is None:
         raise PlanError("concurrency is empty, and no decode_batch says how many requests run at once")
     servers = tuple(_server(row, config, engine, degrees) for _, degrees in pools)
+    servers = (*servers[:-1], _holding(row, servers[-1], config, *pools[-1], concurrency))
     workers = tuple(workers for workers, _ in pools)
     if row.mode == "apart" and row.prefill_workers is None:
         workers = (_balanced(row, servers, concurrency), *workers[1:])
     return LoadTestCase(row, servers, workers, concurrency)
+
+
+def _holding(
+    row: LoadTestRow,
+    server: EngineServer,
+    config: ModelConfig,
+    workers: int,
+    degrees: Degrees,
+    concurrency: int,
+) -> EngineServer:
+    """`server`, or one whose devices have sequences of their own if only that holds all requests at once.
+
+    Devices that split heads each keep all latents. Sources count the devices of both layouts as `tensor`.
+    """
+    if config.mla is None or degrees.tensor == 1:
+        return server
+    positions = concurrency / workers * (row.prompt_len + row.output_len / 2)
+    if server.num_positions(row.prompt_len + row.output_len) * degrees.data >= positions:
+        return server
+    chips = degrees.chips
+    return _server(row, config, server.engine, Degrees(1, chips, 1, chips))
 
 
 def _balanced(row: LoadTestRow, servers: Sequence[EngineServer], concurrency: int) -> int:
