@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +23,7 @@ from meshwright.files import write_whole
 from meshwright.layout.short import DEGREES
 from meshwright.models.files import config_json
 from meshwright.models.presets import load_model
+from meshwright.validate.load_test_row import LoadTestRow
 
 RECORDED = Path(__file__).with_name("recorded.json")
 _STEP = "--model tiny --hardware cpu:8 --batch-tokens 8192 --seq-len 128"
@@ -31,6 +33,8 @@ PLANNING = {
     "mw plan train": "plan train --model llama-2-13b --hardware v5p:2x2x2 --batch-tokens 1M --seq-len 4096 "
     "--top 2 --explain --tokens 1T",
     "mw plan serve": f"plan serve {_SERVED} --prompt-tokens 2048 --output-tokens 256",
+    "mw plan serve --rate": "plan serve --model llama-3.1-8b --hardware h100:1x1 --prompt-tokens 1k "
+    "--output-tokens 128 --engine vllm --rate 8 --ttft-p95 1 --tpot-p95 0.03",
     "mw plan serve --phase": f"plan serve {_SERVED} --phase generate --batch 8 --context 4096",
     "mw compare": "compare {plan}",
     "mw model": "model llama-2-13b",
@@ -46,6 +50,23 @@ PLANNING = {
     "mw shard": 'shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096',
     "mw collective": 'collective "AllGather_X([B_X, D])" --mesh X=4 --dims B=64,D=64 --hardware v4p:4x1x1',
     "mw validate": "validate {rows}",
+    "mw validate, load tests": "validate {tests}",
+}
+_TEST = {
+    "id": "1",
+    "source": "a run",
+    "engine": "vllm",
+    "model": "llama-3.1-8b",
+    "system": "h100",
+    "hardware": "h100:1x1",
+    "chips": "1",
+    "weight_dtype": "bf16",
+    "mode": "together",
+    "concurrency": "8",
+    "prompt_len": "1000",
+    "output_len": "100",
+    "ttft_seconds": "0.1",
+    "tpot_seconds": "0.01",
 }
 RUNNING = {
     "mw train": "train {plan} --data {corpus} --run {run} --steps 4",
@@ -74,10 +95,14 @@ def planning_keys() -> dict[str, dict[str, str]]:
         _document(f"{PLANNING['mw plan train']} -o {plan}")
         rows = folder / "rows.csv"
         rows.write_text("\n".join(_published().splitlines()[:3]) + "\n")
+        tests = folder / "tests.csv"
+        names = [field.name for field in fields(LoadTestRow)]
+        lines = [names, [_TEST.get(name, "") for name in names]]
+        tests.write_text("".join(",".join(cells) + "\n" for cells in lines))
         config = folder / "config.json"
         config.write_text(json.dumps(config_json(load_model("llama-2-13b"))))
         return {
-            command: keys_of(_document(text.format(plan=plan, rows=rows, config=config)))
+            command: keys_of(_document(text.format(plan=plan, rows=rows, tests=tests, config=config)))
             for command, text in PLANNING.items()
         }
 
@@ -115,7 +140,10 @@ def keys_of(document: object) -> dict[str, str]:
 
 # Keys under which each name is a chip, an axis, a source: not the name of a key.
 _TABLES = frozenset(
-    ("by_chip chips degrees mesh placement softwares sources weights_dtype " + " ".join(DEGREES)).split()
+    (
+        "by_chip chips degrees engines mesh models modes placement softwares sources systems weights_dtype "
+        + " ".join(DEGREES)
+    ).split()
 )
 _KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 
