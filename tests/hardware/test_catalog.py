@@ -149,7 +149,7 @@ def test_every_figure_has_a_source(name: str) -> None:
         figures |= {
             key
             for key in vars(described.network)
-            if key not in ("efficiency", "by_nodes", "scatter_passes", "falloff")
+            if key not in ("efficiency", "by_nodes", "scatter_passes", "falloff", "direct_seconds")
             and not key.startswith("wraparound")
         }
     assert figures <= set(described.sources)
