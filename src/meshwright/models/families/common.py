@@ -308,15 +308,15 @@ def gate_up(module: str, arranged: Arrangement = "after") -> dict[str, Tensor]:
 
 
 def fused_experts(
-    module: str, into: str, out: str, letter: str = "M", prefix: str = "expert"
+    module: str, into: str, out: str, letter: str = "M", prefix: str = "expert", suffix: str = ".weight"
 ) -> dict[str, Tensor]:
     """Gate and in as rows of one tensor, and out, of all experts or of one feed-forward."""
     experts = ("E",) if prefix == "expert" else ()
     dims = (*experts, letter, "D")
     return {
-        f"{prefix}_{name}": Tensor(f"{module}.{into}.weight", dims, len(experts), (letter, letter), index)
+        f"{prefix}_{name}": Tensor(f"{module}.{into}{suffix}", dims, len(experts), (letter, letter), index)
         for index, name in enumerate(("gate", "in"))
-    } | {f"{prefix}_out": Tensor(f"{module}.{out}.weight", (*experts, "D", letter))}
+    } | {f"{prefix}_out": Tensor(f"{module}.{out}{suffix}", (*experts, "D", letter))}
 
 
 def in_pairs(tensors: Mapping[str, Tensor], *parameters: str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-from meshwright.models.families.common import LAYER, LLAMA_TENSORS
+from meshwright.models.families.common import LAYER, LLAMA_TENSORS, fused_experts
 from meshwright.models.families.family import Family, Tensor, fixed
 from meshwright.models.families.granite_swa import LAYER_THETAS, SINKS
 from meshwright.models.families.granitemoe import GRANITE_MOE_KEYS
@@ -6,7 +6,6 @@ from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
 
 _MOE = f"{LAYER}.block_sparse_moe"
-_GATE_UP = f"{_MOE}.experts.gate_up_proj"
 
 FAMILY = Family(
     "granitemoe_swa",
@@ -19,8 +18,6 @@ FAMILY = Family(
     | SINKS
     | {
         "router": Tensor(f"{_MOE}.router.weight", ("E", "D")),
-        "expert_gate": Tensor(_GATE_UP, ("E", "M", "D"), 1, ("M", "M"), 0),
-        "expert_in": Tensor(_GATE_UP, ("E", "M", "D"), 1, ("M", "M"), 1),
-        "expert_out": Tensor(f"{_MOE}.experts.down_proj", ("E", "D", "M")),
+        **fused_experts(f"{_MOE}.experts", "gate_up_proj", "down_proj", suffix=""),
     },
 )

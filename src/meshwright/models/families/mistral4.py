@@ -2,10 +2,12 @@ from meshwright.models.families.common import (
     DEEPSEEK_EXPERTS,
     LATENT,
     LATENT_TENSORS,
+    LAYER,
     LLAMA_TENSORS,
     MISTRAL_CALLS,
     SIZES,
     experts,
+    fused_experts,
 )
 from meshwright.models.families.family import Family, Key, fixed
 from meshwright.models.families.rope import Rope
@@ -20,6 +22,9 @@ FAMILY = Family(
     | {"norm_topk_prob": Key("moe.normalized", True)}
     | fixed(attention_bias=False, mlp_bias=False, rope_interleave=True, n_group=1, topk_group=1),
     groups=(Rope(temperature=True),),
-    tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
+    tensors=LLAMA_TENSORS
+    | LATENT_TENSORS
+    | experts()
+    | fused_experts(f"{LAYER}.mlp.experts", "gate_up_proj", "down_proj", suffix=""),
     tool_calls=MISTRAL_CALLS,
 )

@@ -9,6 +9,7 @@ TINY = {
         MOE
         | {key: value for key, value in MLA.items() if key != "head_dim"}
         | {
+            "head_dim": 10,
             "q_lora_rank": 16,
             "n_group": 1,
             "rope_parameters": YARN
@@ -19,7 +20,7 @@ TINY = {
                 "mscale_all_dim": 0.7,
             },
         },
-        written="Mistral4ForCausalLM",
+        model="Mistral4ForCausalLM",
         nightly=True,
     ),
 }
