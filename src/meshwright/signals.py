@@ -1,4 +1,4 @@
-"""The end of a process that serves until it is told to stop."""
+"""The end of a process that serves until a signal stops it."""
 
 import os
 import signal

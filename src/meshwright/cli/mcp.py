@@ -127,13 +127,13 @@ def model(name: str, seq_len: str | None = None) -> dict[str, Any]:
 
 def list_hardware() -> dict[str, Any]:
     """The names of the known chips, with peak FLOP/s, memory and bandwidth."""
-    found = run(["hardware"])
-    if "error" in found:
-        return found
+    machines = run(["hardware"])
+    if "error" in machines:
+        return machines
     figures = ("name", "kind", "hbm_bytes", "hbm_bytes_per_second")
     chips = [
         {key: chip[key] for key in figures} | {"bf16_flops": chip["flops_per_second"].get("bf16")}
-        for chip in found["hardware"]
+        for chip in machines["hardware"]
     ]
     return {"hardware": chips}
 

@@ -110,14 +110,14 @@ def reshard_document(
         "peak_bytes": ways,
         "moves": [
             {
-                "parameter": one.path,
-                "before": str(one.array),
-                "after": str(one.target),
-                "steps": [str(step) for step in one.reshard.steps],
-                "seconds": one.reshard.seconds,
-                "sent_bytes": round(one.reshard.sent_bytes),
+                "parameter": moved.path,
+                "before": str(moved.array),
+                "after": str(moved.target),
+                "steps": [str(step) for step in moved.reshard.steps],
+                "seconds": moved.reshard.seconds,
+                "sent_bytes": round(moved.reshard.sent_bytes),
             }
-            for one in move.moves
+            for moved in move.moves
         ],
     }
 
@@ -149,12 +149,12 @@ def _table(document: dict[str, Any]) -> object:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for name in ("parameter", "before", "after", "steps", "time", "sent"):
         table.add_column(name, justify="right" if name in ("time", "sent") else "left")
-    for one in document["moves"]:
-        name = one["parameter"].rpartition("/")[2]
-        steps = "; ".join(step.partition(" ")[0] for step in one["steps"])
-        sent = format_bytes(one["sent_bytes"]) if one["steps"] else ""
-        time = seconds_text(one["seconds"]) if one["steps"] else ""
-        table.add_row(name, one["before"], one["after"], steps or "stays", time, sent)
+    for moved in document["moves"]:
+        name = moved["parameter"].rpartition("/")[2]
+        steps = "; ".join(step.partition(" ")[0] for step in moved["steps"])
+        sent = format_bytes(moved["sent_bytes"]) if moved["steps"] else ""
+        time = seconds_text(moved["seconds"]) if moved["steps"] else ""
+        table.add_row(name, moved["before"], moved["after"], steps or "stays", time, sent)
     return table
 
 
@@ -166,11 +166,11 @@ def _run(config: ModelConfig, move: WeightsMove) -> list[dict[str, Any]]:
         raise PlanError(f"--run has {MAX_DEVICES} virtual devices at most, and the layouts {number}")
     use_devices_of(catalog.load(f"cpu:{number}"))
     sizes, ran = dict(dimensions(config)), []
-    for one in move.moves:
-        if one.reshard.steps:
-            found = run_reshard(one.reshard.steps, move.shared.mesh, sizes, "f32")
-            differs = found["max_abs_error"] != 0 or any(p["status"] == "differs" for p in found["pairs"])
-            ran.append({"parameter": one.path, "differs": differs, **found})
+    for moved in move.moves:
+        if moved.reshard.steps:
+            result = run_reshard(moved.reshard.steps, move.shared.mesh, sizes, "f32")
+            differs = result["max_abs_error"] != 0 or any(p["status"] == "differs" for p in result["pairs"])
+            ran.append({"parameter": moved.path, "differs": differs, **result})
     return ran
 
 

@@ -90,8 +90,12 @@ def validate(
         )
     if ledger:
         lines = ledger_of(predictions)
-        found = {**summary(lines), "ledger": [asdict(line) for line in lines]}
-        return emit(found) if as_json else show(_ledger_table(lines), _ledger_line(found))
+        document_of_ledger = {**summary(lines), "ledger": [asdict(line) for line in lines]}
+        return (
+            emit(document_of_ledger)
+            if as_json
+            else show(_ledger_table(lines), _ledger_line(document_of_ledger))
+        )
     if anchor:
         predictions = anchored_by_source(predictions, trust)
     bars = _SERVED if inference_rows(predictions) else _ANCHORED if anchor else _FREE
@@ -161,10 +165,10 @@ def _ledger_table(lines: list[FirstLook]) -> object:
     return table
 
 
-def _ledger_line(found: dict) -> str:
+def _ledger_line(scored: dict) -> str:
     return (
-        f"first looks at step times of {found['sources']} sources, {found['rows']} rows: median "
-        f"{_percent(found['first_median'])}, p90 {_percent(found['first_p90'])} (medians over sources)"
+        f"first looks at step times of {scored['sources']} sources, {scored['rows']} rows: median "
+        f"{_percent(scored['first_median'])}, p90 {_percent(scored['first_p90'])} (medians over sources)"
     )
 
 

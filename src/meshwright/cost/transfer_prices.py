@@ -22,13 +22,13 @@ class TransferPrices:
 
     def __init__(self, layout: Layout, chip: Chip, placement: Placement | Sequence[Placement]) -> None:
         self._layout, self._chip = layout, chip
-        self._one = placement if isinstance(placement, Placement) else None
+        self._single = placement if isinstance(placement, Placement) else None
         self._placements = [placement] if isinstance(placement, Placement) else placement
         self._prices: dict[tuple, Any] = {}
 
     def seconds(self, transfer: Transfer) -> Any:
         """Seconds of one run."""
-        if self._one is not None:
+        if self._single is not None:
             return self.price(transfer).seconds
         transfer = as_sent(transfer, self._layout, self._chip)
         key = (transfer.op, transfer.axes, transfer.copies)
@@ -39,12 +39,12 @@ class TransferPrices:
 
     def price(self, transfer: Transfer) -> CollectivePrice:
         """Seconds of one run and their cause, for a single placement."""
-        assert self._one is not None, "only a price on one placement has one cause"
+        assert self._single is not None, "only a price on one placement has one cause"
         transfer = as_sent(transfer, self._layout, self._chip)
         key = (transfer.op, transfer.gathered_bytes, transfer.axes, transfer.copies, transfer.critical)
         if key not in self._prices:
             op, gathered_bytes, axes, copies, _ = key
-            price = collective_seconds(op, gathered_bytes, axes, self._one, copies=copies)
+            price = collective_seconds(op, gathered_bytes, axes, self._single, copies=copies)
             self._prices[key] = price._replace(seconds=price.seconds + self._added(transfer))
         return self._prices[key]
 
@@ -60,8 +60,8 @@ class TransferPrices:
 
     def _of_each(self, seconds: Callable[[Transfer, Placement, Chip], float], transfer: Transfer) -> Any:
         """Seconds on the placement, or an array with the seconds on each."""
-        if self._one is not None:
-            return seconds(transfer, self._one, self._chip)
+        if self._single is not None:
+            return seconds(transfer, self._single, self._chip)
         import numpy as np  # a tenth of a second, which the price of a single layout need not take
 
         return np.array([seconds(transfer, at, self._chip) for at in self._placements])

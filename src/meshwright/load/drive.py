@@ -9,7 +9,7 @@ from meshwright.load.client import Client, TextOrChat
 from meshwright.load.traffic import Chat, Load, Turn
 from meshwright.load.words import Words
 
-# Words of the two requests by which a server's tokens are counted; the second of what its context takes.
+# Words of two requests whose usage counts a server's tokens; the second is the longest that fits the context.
 _FEW_WORDS, _MORE_WORDS = 16, (144, 64, 32)
 
 

@@ -26,14 +26,14 @@ from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.with_engine import running
 from meshwright.units import format_number_of, format_seconds
 
-# Requests of a simulation: those of this many seconds, within these bounds.
+# Requests of a simulation: the arrivals of this many seconds, within these bounds.
 _SECONDS, _LEAST, _MOST = 60, 300, 3000
 # Layouts whose bounds are this many times the best found are not simulated; nor more layouts than this.
 _MOST_SIMULATED = 40
 _NUM_APART = 3
 # Servers are added up to this many times the bound, then the layout counts as unable.
 _MOST_TIMES = 3
-# Sequences of a server at once for which a layout is planned.
+# A layout is planned for this number of sequences at once.
 _SEQUENCES = 256
 _PERCENTILE = 95
 

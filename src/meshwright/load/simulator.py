@@ -308,7 +308,7 @@ class _Replica:
         self._heard: deque[_Asked] = deque()  # not yet queued; the host is receiving the first
         self._lost = 0.0  # seconds that the running step loses to the host
         self._asked: dict[TokenSequence, _Asked] = {}
-        self._ends = array("d")  # times at which steps ended
+        self._ends = array("d")  # end times of steps
         self.prompt_tokens = self.cached_tokens = self.preempted = 0
         self.busy_seconds = 0.0
 
@@ -373,7 +373,10 @@ class _Replica:
     def _admit_coming(self) -> None:
         """Allocate the whole pages of prefilled prompts; the rest of a prompt is computed here."""
         while self._coming:
-            replica = max(self._scheduler.replicas, key=lambda one: (len(one.free_slots), one.pool.num_free))
+            replica = max(
+                self._scheduler.replicas,
+                key=lambda candidate: (len(candidate.free_slots), candidate.pool.num_free),
+            )
             if replica.keep_copied(self._coming[0].prompt) is None:
                 break
             self.add(self._coming.popleft())

@@ -361,12 +361,12 @@ def layer_kinds(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> list[
     [('gated delta rule', 36), ('attention', 12)]
     """
     kinds = dict.fromkeys(layer.kind.mixer for layer in config.layers)
-    own = {
+    by_name = {
         "attention": "latent attention" if config.mla else "attention",
         "state": config.state_mixer.title if config.state_mixer else "",
         "none": "",
     }
-    own["both"] = f"{own['attention']} and {own['state']}"
+    by_name["both"] = f"{by_name['attention']} and {by_name['state']}"
     num_caches, num_with_state = config.num_attention_layers, num_states(config)
     counts = []
     for mixer in (mixer for mixer in kinds if mixer != "none"):
@@ -382,7 +382,7 @@ def layer_kinds(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> list[
         kept = len(layers) / num_with_state if has_state else 0
         counts.append(
             LayerKindCount(
-                own[mixer],
+                by_name[mixer],
                 len(layers),
                 params,
                 int(cached * kv_bytes_per_token(config, dtype)),

@@ -74,8 +74,8 @@ def recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, 
         if not candidates:
             raise _unsupported(name, f"model_type {wrapper!r}")
         tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
-        own = {key: value for key, value in text.items() if value is not None and key != "architectures"}
-        config = {"model_type": candidates[0].model_types[0]} | tied | own
+        known = {key: value for key, value in text.items() if value is not None and key != "architectures"}
+        config = {"model_type": candidates[0].model_types[0]} | tied | known
     family = _family(config, name)
     given = dict(config)
     for table in {key.partition(".")[0] for key in family.keys if "." in key}:

@@ -173,9 +173,9 @@ def between_layouts() -> float:
         if row.figure == "time":
             panels.setdefault(row.panel, []).append(row)
     pairs = [
-        Outside(**{**vars(one), "log_error": one.log_error - other.log_error})
+        Outside(**{**vars(row), "log_error": row.log_error - other.log_error})
         for rows in panels.values()
-        for place, one in enumerate(rows)
+        for place, row in enumerate(rows)
         for other in rows[place + 1 :]
     ]
     return exp(_reach(pairs)) if pairs else 1.0

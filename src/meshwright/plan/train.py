@@ -41,8 +41,8 @@ from meshwright.units import format_seconds
 NUM_RANKED = 20
 # Number of the first, and of the fastest, candidates with prices for every placement of axes on links.
 NUM_PLACED = 5
-# The share by which the planned batch may differ from the one asked for; where nothing divides so near, the
-# second, within which lies a multiple of everything that is not larger.
+# The planned batch may differ from the requested one by the first share. If no batch within it divides, by
+# the second, which always includes a multiple of every smaller number.
 BATCH_WITHIN = (0.1, 0.5)
 
 

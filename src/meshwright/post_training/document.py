@@ -65,8 +65,13 @@ def _form(step: Step) -> dict[str, Any]:
         },
         "bytes_per_chip": {pool: round(needed) for pool, needed in step.needed_bytes.items()},
         "phases": [
-            {"pool": one.pool, "what": one.what, "start_seconds": one.start_seconds, "seconds": one.seconds}
-            for one in step.phases
+            {
+                "pool": phase.pool,
+                "what": phase.what,
+                "start_seconds": phase.start_seconds,
+                "seconds": phase.seconds,
+            }
+            for phase in step.phases
         ],
     }
 
@@ -75,7 +80,7 @@ def why(steps: Sequence[Step]) -> list[str]:
     """The best form in words, and the losses of the others."""
     best = steps[0]
     longest = max(best.phases, key=lambda phase: phase.seconds)
-    said = [
+    lines = [
         f"{best.form} takes {format_seconds(best.seconds)} a step; {longest.what} takes "
         f"{longest.seconds / best.seconds:.0%} of it, and chips are idle for {best.idle_share:.0%}"
     ]
@@ -87,8 +92,8 @@ def why(steps: Sequence[Step]) -> list[str]:
             else f"states {'wait in the host' if other.is_offloaded else 'take memory of the cache'}: a chip "
             f"has {format_bytes(other.needed_bytes['roll out'])} of weights and states in rollouts"
         )
-        said.append(f"{other.form} takes {more:.1%} more: {reason}")
-    return said
+        lines.append(f"{other.form} takes {more:.1%} more: {reason}")
+    return lines
 
 
 def plans_of(asked: Question, step: Step) -> tuple[Plan, Plan]:

@@ -91,7 +91,7 @@ def generators(
         raise PlanError(
             f"{config.name}: no server fits {pool.spec} with {held_bytes / 1e9:.1f} GB a chip taken"
         )
-    rated.sort(key=lambda one: one[0])
+    rated.sort(key=lambda candidate: candidate[0])
     return [generator for _, generator in rated[:_LAYOUTS]]
 
 
@@ -99,11 +99,11 @@ def best_rollouts(
     config: ModelConfig, pool: Hardware, work: PostTraining, held_bytes: float, weights_dtype: str
 ) -> Rollouts:
     """The rollouts of the layout that ends them first, by simulation."""
-    found = [
+    candidates = [
         simulated(config, generator, work)
         for generator in generators(config, pool, work, held_bytes, weights_dtype)
     ]
-    return min(found, key=lambda one: one.seconds)
+    return min(candidates, key=lambda candidate: candidate.seconds)
 
 
 def simulated(config: ModelConfig, generator: Generator, work: PostTraining) -> Rollouts:

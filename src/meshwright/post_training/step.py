@@ -203,7 +203,7 @@ def best_trainer(asked: Question, machine: Hardware) -> tuple[Candidate, Workloa
     seq_len = min(_MOST_SEQ_LEN, asked.config.max_seq_len, 1 << (work.context - 1).bit_length())
     tokens = work.num_tokens / work.num_updates
     workload = Workload(max(1, ceil(tokens / seq_len)), seq_len)
-    found = search(
+    searched = search(
         asked.config,
         machine,
         workload,
@@ -211,13 +211,13 @@ def best_trainer(asked: Question, machine: Hardware) -> tuple[Candidate, Workloa
         compute_dtypes=asked.compute_dtypes,
         num_ranked=3,
     )
-    if not found.best.fits:
-        lack = found.best.shortage
+    if not searched.best.fits:
+        lack = searched.best.shortage
         raise PlanError(
-            f"{asked.config.name} on {machine.spec}: the nearest layout to train with, {found.best.layout}, "
-            f"needs {lack.over_bytes / 1e9:.1f} GB {lack.where} more than available"
+            f"{asked.config.name} on {machine.spec}: the nearest layout to train with, "
+            f"{searched.best.layout}, needs {lack.over_bytes / 1e9:.1f} GB {lack.where} more than available"
         )
-    return found.best, found.workload
+    return searched.best, searched.workload
 
 
 def score_seconds(asked: Question, generator: Generator) -> float:
@@ -297,7 +297,7 @@ def _between(machine: Hardware) -> float:
     return getattr(network, "nic_bytes_per_second", machine.chip.link_bytes_per_second)
 
 
-def crossover(asked: Question, one: Step, other: Step, scales: tuple[float, ...]) -> list[dict[str, float]]:
+def crossover(asked: Question, first: Step, other: Step, scales: tuple[float, ...]) -> list[dict[str, float]]:
     """Seconds of two steps in their layouts, with lengths of rollouts multiplied by each of `scales`.
 
     Training and scoring grow with the tokens; rollouts are simulated again.
@@ -311,7 +311,7 @@ def crossover(asked: Question, one: Step, other: Step, scales: tuple[float, ...]
         )
         growth = work.num_tokens / asked.work.num_tokens
         seconds = {}
-        for step in (one, other):
+        for step in (first, other):
             again = simulated(asked.config, step.rollouts.generator, work).seconds
             parts = {phase.what: phase.seconds for phase in step.phases}
             learning = growth * (parts.get("train", 0.0) + parts.get("score", 0.0))

@@ -59,10 +59,14 @@ def first_looks() -> list[FirstLook]:
 def ledger(predictions: Sequence[Prediction]) -> list[FirstLook]:
     """The lines with today's errors of these rows, by source; sources without a line come last."""
     groups: dict[tuple[str, str], list[Prediction]] = {}
-    for one in predictions:
-        if one.predicted is not None and isinstance(one.row, PublishedRow) and not one.row.ran_out:
-            figure = "memory" if one.row.metric == MEMORY else "time"
-            groups.setdefault((one.row.source, figure), []).append(one)
+    for prediction in predictions:
+        if (
+            prediction.predicted is not None
+            and isinstance(prediction.row, PublishedRow)
+            and not prediction.row.ran_out
+        ):
+            figure = "memory" if prediction.row.metric == MEMORY else "time"
+            groups.setdefault((prediction.row.source, figure), []).append(prediction)
     recorded = {(line.source, line.figure): line for line in first_looks()}
     lines = [*recorded, *(key for key in groups if key not in recorded)]
     return [_line(key, recorded.get(key), groups.get(key, [])) for key in lines]
@@ -75,11 +79,11 @@ def _line(key: tuple[str, str], recorded: FirstLook | None, group: Sequence[Pred
     return replace(line, today_median=today[0], today_p90=today[1], covered=covered(group))
 
 
-def _error(one: Prediction) -> float:
-    assert isinstance(one.row, PublishedRow) and one.predicted is not None
-    if one.row.metric == MEMORY:
-        return abs(one.predicted / one.row.value - 1)
-    return abs(one.row.seconds(one.predicted) / one.row.seconds() - 1)
+def _error(prediction: Prediction) -> float:
+    assert isinstance(prediction.row, PublishedRow) and prediction.predicted is not None
+    if prediction.row.metric == MEMORY:
+        return abs(prediction.predicted / prediction.row.value - 1)
+    return abs(prediction.row.seconds(prediction.predicted) / prediction.row.seconds() - 1)
 
 
 def covered(predictions: Iterable[Prediction]) -> float | None:

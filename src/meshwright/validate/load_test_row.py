@@ -102,8 +102,8 @@ class LoadTestRow:
     def pools(self) -> list[tuple[int, Degrees]]:
         """(workers, degrees) of the one pool, or of the pools of prefill and of decode."""
         if self.mode == "together":
-            one = _degrees(self.tensor, self.data, self.expert_tensor, self.expert)
-            return [(max(1, self.chips // one.chips) if not self.expert_over_counted else 1, one)]
+            degrees = _degrees(self.tensor, self.data, self.expert_tensor, self.expert)
+            return [(max(1, self.chips // degrees.chips) if not self.expert_over_counted else 1, degrees)]
         prefill = _degrees(
             self.prefill_tensor, self.prefill_data, self.prefill_expert_tensor, self.prefill_expert
         )

@@ -67,14 +67,14 @@ def _test(given: LoadTestPrediction) -> LoadTestRow:
 def _ranks(predictions: Sequence[LoadTestPrediction], name: str) -> dict[str, Any] | None:
     """Spearman's rank correlation of a figure within panels; None without a large enough panel."""
     panels = grouped(predictions, lambda p: _test(p).panel).values()
-    found = [
+    scores = [
         _spearman([p.predicted[name] for p in panel if p.predicted], [_test(p).figures[name] for p in panel])
         for panel in panels
         if len(panel) >= _LEAST_IN_PANEL
     ]
-    if not found:
+    if not scores:
         return None
-    return {"num_panels": len(found), "median": median(found), "p10": quantile(sorted(found), 0.1)}
+    return {"num_panels": len(scores), "median": median(scores), "p10": quantile(sorted(scores), 0.1)}
 
 
 def _spearman(first: Sequence[float], second: Sequence[float]) -> float:

@@ -39,7 +39,7 @@ from meshwright.validate.static_batches import dtype_of_source
 
 # Requests of a load test for each concurrent one (InferenceX).
 _NUM_WAVES = 10
-# Waves of requests that are simulated: the first, which begins at once, some that stand for the middle ones,
+# Simulated waves of requests: the first, which begins at once, some that represent the middle ones,
 # and the last, which ends with fewer and fewer sequences.
 _SIMULATED_WAVES = 3
 _LEAST_REQUESTS, _MOST_REQUESTS = 24, 2048
@@ -49,7 +49,7 @@ _MOST_CONCURRENT = 512
 _BUSY = 0.8
 # Bits of weights that checkpoints of mixtures of experts have for all of their products.
 _LEAST_FOR_ALL = 8
-# Rows from which several processes are faster than one.
+# Several processes are faster than one from this number of rows on.
 _LEAST_FOR_PROCESSES = 100
 
 

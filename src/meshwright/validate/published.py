@@ -23,7 +23,7 @@ INFERENCE_METRICS = ("tpot_s", "ttft_s", "request_latency_s", "tokens_per_s")
 PER_CHIP = "tokens/s per chip"
 # A table with this column measures serving.
 _INFERENCE_COLUMN = "prompt_len"
-# Of those, a table with this column has load tests.
+# An inference table with this column has load tests.
 _LOAD_TEST_COLUMN = "ttft_seconds"
 # Missing columns that a message names.
 _MOST_NAMED = 5

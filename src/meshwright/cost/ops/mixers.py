@@ -30,8 +30,8 @@ class MixerOps(ProductOps):
         dtype = "f32" if function in WIDE_FUNCTIONS else self.layout.precision.compute_dtype
         array = self.layout.activation(name, letters)
         read = []
-        for operand, own in zip(operands, given.split(","), strict=True):
-            if own.startswith("BT"):
+        for operand, letters_of in zip(operands, given.split(","), strict=True):
+            if letters_of.startswith("BT"):
                 read.append(operand)
             else:
                 operation = placed((array, operand.array), array, wanted=True)

@@ -139,8 +139,8 @@ def _kept_by_yarn(base: np.ndarray, scaling: RopeScaling, config: ModelConfig) -
 def _magnitude_of(config: ModelConfig, kind: KindInLoop) -> Array | float:
     """The factor of cosines and sines: 1 in local layers with their own theta, which are not stretched."""
     magnitude = _magnitude(config.rope_scaling)
-    own = config.rope_theta_local is not None
-    factors = [1.0 if own and window is not None else magnitude for window in kind.windows]
+    has_local = config.rope_theta_local is not None
+    factors = [1.0 if has_local and window is not None else magnitude for window in kind.windows]
     if len(set(factors)) == 1:
         return factors[0]
     return kind.choose([jnp.float32(factor) for factor in factors])

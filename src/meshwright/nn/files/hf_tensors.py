@@ -131,8 +131,8 @@ def taken(
     first = {dim[0] for dim in tensor.dims if dim}
     block = np.reshape(block, [len(spans[one]) if one in first else sizes[one] for one in letters])
     whole = slice(None)
-    own = [whole if one in first else slice(spans[one].start, spans[one].stop) for one in letters]
-    block = block[tuple(own)]
+    slices = [whole if one in first else slice(spans[one].start, spans[one].stop) for one in letters]
+    block = block[tuple(slices)]
     if tensor.pairs:
         block = np.take(block, _halves_of(tensor, sizes), axis=letters.index(tensor.pairs))
     if tensor.swapped:

@@ -16,9 +16,9 @@ def convolved(x: Array, taps: Array, segments: Array | None) -> Array:
     width, of_x = taps.shape[-1], jax.typeof(x).sharding.spec.partitions
 
     def along(taps: Array, j: int) -> Array:
-        own = lax.index_in_dim(taps, j, axis=-1, keepdims=False)
+        tap = lax.index_in_dim(taps, j, axis=-1, keepdims=False)
         split = PartitionSpec(*of_x)
-        return jnp.broadcast_to(own[None, None], x.shape, out_sharding=split).astype(x.dtype)
+        return jnp.broadcast_to(tap[None, None], x.shape, out_sharding=split).astype(x.dtype)
 
     def shifted(x: Array, count: int) -> Array:
         """x of `count` positions before, or after if that is negative; zeros of other segments."""

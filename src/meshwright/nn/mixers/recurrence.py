@@ -40,10 +40,12 @@ def recurrence(inputs: Inputs, segments: Array | None) -> Array:
     has_beta = inputs.beta is not None
 
     def local(*blocks: Array) -> Array:
-        own = [*blocks[: len(given)]]
-        beta = own[4] if has_beta else None
+        blocks_given = [*blocks[: len(given)]]
+        beta = blocks_given[4] if has_beta else None
         places = blocks[len(given)] if segments is not None else None
-        out, _ = chunked(Inputs(own[0], own[1], own[2], own[3], beta), places)
+        out, _ = chunked(
+            Inputs(blocks_given[0], blocks_given[1], blocks_given[2], blocks_given[3], beta), places
+        )
         return out
 
     specs = [spec_of(array) for array in given]

@@ -30,11 +30,11 @@ class MixerOps(ProductOps):
         axes = tuple(letters.index(letter) for letter in normed)
         first = operands[0]
 
-        def whole(operand: Array, own: str) -> Array:
-            if own == letters:
+        def whole(operand: Array, of_operand: str) -> Array:
+            if of_operand == letters:
                 return operand
-            dims = tuple(letters.index(letter) for letter in own)
-            vector = operand if own.startswith("BT") else self._split_as(first, dims, operand)
+            dims = tuple(letters.index(letter) for letter in of_operand)
+            vector = operand if of_operand.startswith("BT") else self._split_as(first, dims, operand)
             return along(first, vector, dims)
 
         with jax.named_scope(name):
@@ -43,8 +43,8 @@ class MixerOps(ProductOps):
 
     def all_positions(self, name: str, x: Array) -> Array:
         with jax.named_scope(name):
-            there = all_positions(self.layout, name, "BTs")
-            return checkpoint_name(apply_reshard(there, x), MATMUL if there.forward else OPERATION)
+            gathered = all_positions(self.layout, name, "BTs")
+            return checkpoint_name(apply_reshard(gathered, x), MATMUL if gathered.forward else OPERATION)
 
     def for_heads(self, name: str, x: Array) -> Array:
         with jax.named_scope(name):

@@ -20,7 +20,7 @@ from meshwright.plan.words import TRAINING, sentence
 # Context and tensor are doubled, and the batch is halved, at most this often.
 _DOUBLINGS = 2
 _HALVINGS = 6
-# Settings with ever less optimizer state, in the order in which they are tried.
+# Settings with ever less optimizer state, tried in this order.
 _LESS_STATE = ({"optimizer_dtype": "bf16"}, {"optimizer_dtype": "int8"}, {"optimizer": "adafactor"})
 _LORA_RANK = 16
 

@@ -21,7 +21,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 
-# Positions of a context for which attention takes no time.
+# A context of this many positions, whose attention takes no time.
 _NEXT_TO_NONE = 2
 # Tokens of the prompts in `short`, and queries of the long chunk whose pairs are timed.
 _SHORT, _CHUNK = 256, 1024
@@ -146,8 +146,8 @@ class EngineSteps:
 
 def _steps(least: int, most: int, factor: float) -> list[int]:
     """Whole numbers from `least` to `most`, each about `factor` times the one before."""
-    found, last = [least], float(least)
+    contexts, last = [least], float(least)
     while last * factor < most:
         last *= factor
-        found.append(round(last))
-    return sorted({*found, max(least, most)})
+        contexts.append(round(last))
+    return sorted({*contexts, max(least, most)})

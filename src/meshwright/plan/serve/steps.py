@@ -39,7 +39,7 @@ class StepSeconds:
         self._config, self._layout, self._hardware = config, layout, hardware
         self._most_tokens = most_tokens
         self._shards = layout.at("generate").num_batch_shards
-        # A whole prompt is prefilled by all devices that have parts of it, a part behind others by one.
+        # A whole prompt is prefilled by all devices that have parts of it, a later part by one.
         self._whole = layout.replace(cache="copies") if layout.form else layout
         apart = replace(self._whole.rules, activations=self._whole.at("generate").table, by_phase=())
         self._behind = replace(self._whole, rules=apart) if layout.rules.prompt_axes else self._whole
@@ -47,7 +47,7 @@ class StepSeconds:
         self._batches = np.unique(np.round(2 ** np.arange(0, np.log2(max(2, most_tokens)) + 0.5, 0.5)))
         rows = [self._generate(length) for length in self._contexts]
         everywhere = np.arange(most_tokens + 1)
-        # By context and number of sequences; of none nothing is said.
+        # By context and number of sequences, from one on.
         generating = np.array([np.interp(everywhere, self._batches, row) for row in rows])
         self._generating, self._by_number = generating.tolist(), generating.T.copy()
         self._chunks = _lengths(most_tokens, _SHORTEST_PROMPT)
