@@ -135,6 +135,9 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._control.close()
+        for worker in self._idle:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its transports with it
+                worker.close()
         try:
             self._process.wait(1)
         except subprocess.TimeoutExpired:
