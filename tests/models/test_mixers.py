@@ -43,8 +43,8 @@ def test_states_do_not_grow_with_the_length() -> None:
 
 
 def test_flops_of_a_recurrence_are_those_of_its_chunks() -> None:
-    """5 C s + 3 C p + 6 s p for each value head and token; scores only in attention."""
-    of_a_layer = 4 * (5 * 64 * 8 + 3 * 64 * 6 + 6 * 8 * 6)
+    """4 C s for each key head, 2 C p + 6 s p for each value head and token; scores only in attention."""
+    of_a_layer = 2 * 4 * 64 * 8 + 4 * (2 * 64 * 6 + 6 * 8 * 6)
     of_attention = 2 * (64 / 2) * 4 * (8 + 8)
     assert forward_flops(HYBRID, 64).scores == 4 * of_a_layer + 2 * of_attention
 

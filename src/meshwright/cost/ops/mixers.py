@@ -90,7 +90,7 @@ class MixerOps(ProductOps):
     ) -> tuple[Value, object]:
         """The work of `chunk_flops` or `step_flops`; a state in float32 passes between chunks through memory.
 
-        The backward pass computes the chunks again, and two products for each of theirs.
+        The backward pass computes the states and parts of each chunk again (`backward_flops`).
         """
         mixer, d_model = self.config.state_mixer, self.config.d_model
         assert mixer is not None, "a recurrence is of a mixer with a state"
@@ -109,7 +109,7 @@ class MixerOps(ProductOps):
         states = Value(v.array.replace(name="chunk_states"), "f32", whole(of_state))
         flops = mixer.chunk_flops(d_model) * tokens
         forward = Work(flops, moved + 2 * of_state, shape=shape)
-        backward = Work(3 * flops, 2 * moved + 4 * of_state, shape=shape)
+        backward = Work(mixer.backward_flops(d_model) * tokens, 2 * moved + 4 * of_state, shape=shape)
         handed_on = self._handed_on(name, v, with_keys=beta is not None)
         node = Node(name, "attention", inputs, (out, states), (*inputs, states), (forward,), (backward,))
         return self.add(replace(node, forward_transfers=handed_on, backward_transfers=handed_on)), cache

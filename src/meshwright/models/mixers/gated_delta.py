@@ -81,13 +81,21 @@ class GatedDelta(StateMixer):
         }
 
     def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
-        """Per value head and token, with chunks of C positions:
+        """Per token, with chunks of C positions; the triangular system is solved without products:
 
-        4 C s   keys with keys and with queries        C (s + p)   the triangular system of the chunk
-        6 s p   the state read twice and written       2 C p       values of the chunk
+        4 C s   of each key head: keys with keys and with queries
+        6 s p   of each value head: the state read twice and written
+        2 C p   of each value head: values of the chunk
         """
         s, p = self.key_dim, self.value_dim
-        return self.num_value_heads * (5 * chunk * s + 3 * chunk * p + 6 * s * p)
+        of_values = self.num_value_heads * (2 * chunk * p + 6 * s * p)
+        return self.num_key_heads * 4 * chunk * s + of_values
+
+    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """Two products for each, one for the system, and those that the states and systems take again."""
+        s, p = self.key_dim, self.value_dim
+        again = self.num_key_heads * 6 * chunk * s + self.num_value_heads * (6 * s * p + 2 * chunk * p)
+        return 2 * self.chunk_flops(d_model, chunk) + again
 
     def step_flops(self, d_model: int) -> float:
         """7 s p for each value head: the state is decayed, read for k and q, and written."""

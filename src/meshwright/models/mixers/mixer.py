@@ -104,6 +104,10 @@ class StateMixer:
         """FLOPs of a token in the chunked form (training, prefill), without weights and convolutions."""
         raise NotImplementedError
 
+    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """FLOPs of a token's backward pass: each chunk again, and two products for each of its own."""
+        return 3 * self.chunk_flops(d_model, chunk)
+
     def step_flops(self, d_model: int) -> float:
         """The same in the recurrent form (a step of generation)."""
         raise NotImplementedError

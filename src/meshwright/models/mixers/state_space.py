@@ -103,6 +103,12 @@ class StateSpace(StateMixer):
         of_heads = self.num_heads * (2 * chunk * p + 4 * s * p)
         return self.num_groups * 2 * chunk * s + of_heads
 
+    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """Two products for each; the states and C . B are computed again."""
+        s, p = self.state_dim, self.head_dim
+        again = self.num_groups * 2 * chunk * s + self.num_heads * 2 * s * p
+        return 2 * self.chunk_flops(d_model, chunk) + again
+
     def step_flops(self, d_model: int) -> float:
         """5 s p for each head: the state is decayed, written and read."""
         return 5 * self.num_heads * self.state_dim * self.head_dim
