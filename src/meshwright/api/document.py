@@ -72,7 +72,8 @@ def plan_document(
         **(explanation.to_dict() if explanation else {}),
         **({"smallest": sizing.to_dict()} if sizing else {}),
         **({"audit": [opinion.to_dict() for opinion in opinions]} if opinions else {}),
-        "model": asdict(config) | {"params": count_params(config).total},
+        # As it is read back: tuples become lists.
+        "model": json.loads(json.dumps(asdict(config))) | {"params": count_params(config).total},
         "hardware": {
             "spec": hardware.spec,
             "chip": hardware.chip.name,

@@ -57,7 +57,7 @@ def mcp(
 
 def server() -> Any:
     """The server with its tools."""
-    from mcp.server.mcpserver import MCPServer  # pyright: ignore[reportMissingImports]
+    from mcp.server.mcpserver import MCPServer
 
     tools = MCPServer("meshwright", version=__version__, instructions=SKILL)
     for function in (plan_training, plan_serving, fit, audit_hlo, reshard, model, list_hardware, hardware):
