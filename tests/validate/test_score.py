@@ -139,7 +139,7 @@ def test_a_table_never_stops_at_one_row(tmp_path: Path):
         cells(id="A5", hardware="h100", chips="8", data="1"),
         cells(),
     ]
-    found = predict(read_rows(write(tmp_path / "rows.csv", *rows)))
+    found = predict(read_rows(write(tmp_path / "rows.csv", *rows)))  # pyright: ignore[reportArgumentType]
     assert [p.row.id for p in found] == ["A2", "A3", "A4", "A5", "A1"]
     assert [p.predicted is None for p in found] == [True, True, True, False, False]
     assert "line 2 (A2): micro_batch = 'max' is not a number" in str(found[0].skipped)

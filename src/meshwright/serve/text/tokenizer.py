@@ -176,7 +176,7 @@ def _eos_ids(folder: Path, tokenizer: tokenizers.Tokenizer, special: Mapping[str
 
 def _checked_ids(path: Path, value: object) -> frozenset[int]:
     """The tokens of `eos_token_id`: one or a list. Raises CheckpointError for others."""
-    ids = value if isinstance(value, list) else [value]
+    ids: list[Any] = value if isinstance(value, list) else [value]
     wrong = next((each for each in ids if type(each) is not int or not 0 <= each < 2**31), None)
     if wrong is not None:
         raise CheckpointError(f"{path}: eos_token_id has {brief(wrong)}, which is no token")
