@@ -13,7 +13,7 @@ from meshwright.nn.start.compiled_cache import keep_compiled
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    before = jax.config.read("jax_compilation_cache_dir")
+    before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     yield tmp_path / "meshwright"
@@ -30,7 +30,7 @@ def test_a_folder_that_others_may_write_is_closed(cache: Path):
     cache.chmod(0o777)
     keep_compiled()
     assert (mode(cache), mode(cache / "xla")) == (0o755, 0o700)
-    assert jax.config.read("jax_compilation_cache_dir") == str(cache / "xla")
+    assert jax.config.jax_compilation_cache_dir == str(cache / "xla")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_new_folder_is_closed(cache: Path):
@@ -45,7 +45,7 @@ def test_a_folder_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.M
         os.chown(cache / "xla", 12345, -1)
     with pytest.warns(UserWarning, match="belongs to another user; compiled programs are not kept"):
         keep_compiled()
-    assert jax.config.read("jax_compilation_cache_dir") is None
+    assert jax.config.jax_compilation_cache_dir is None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_link_to_nowhere_is_not_used(cache: Path):
