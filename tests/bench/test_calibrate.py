@@ -165,7 +165,12 @@ def test_what_steps_of_a_server_reach_is_found_again(
         config, layout, launch, 0.0, 0.0, 0.0, 0.0, 0.0, multiplies_padding=padded
     )
     prompt = 264 if padded else 256
-    points = {"one": (1, 1, 16), "prompt": (1, prompt, prompt), "many": (8, 1, 16), "long": (8, 1, 448)}
+    points = {
+        "one_sequence": (1, 1, 16),
+        "prompt": (1, prompt, prompt),
+        "many": (8, 1, 16),
+        "long": (8, 1, 448),
+    }
     deep = replace(asked, config=serving_steps.deep_model())
     little = 72 if padded else 64
     asked = replace(asked, deep=deep.price(true, 1, 1, 16), deep_prompt=deep.price(true, 1, little, little))

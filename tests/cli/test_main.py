@@ -17,7 +17,7 @@ from meshwright.cli import main as front_door
 from meshwright.cli.main import COMMANDS, main
 
 GROUPS = {
-    "plan": ["serve", "train"],
+    "plan": ["rl", "serve", "train"],
     "bench": ["collectives", "matmul", "plan", "serve"],
     "launch": ["k8s", "local", "slurm"],
 }
@@ -49,7 +49,7 @@ def test_every_command_has_an_example(call: list[str], capsys):
     assert main([*call, "--help"]) == 0
     text = capsys.readouterr().out
     assert re.search(rf"^  mw {' '.join(call)}\b", text, re.MULTILINE)
-    assert "--json" in text or call[0] == "launch"  # which prints what the command that it starts does
+    assert "--json" in text or call[0] in ("launch", "mcp")  # which print what another program asks for
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -70,7 +70,7 @@ def test_version(capsys):
         (["plan", "trian"], "mw: No such command 'trian'. Did you mean 'train'?"),
         (["model", "tiny", "--seqlen", "8"], "mw: No such option: --seqlen (Possible options: --seq-len"),
         (["shard"], "mw: mw shard needs EXPRESSION, --mesh, --dims; such as"),
-        (["plan"], "mw: name a command of mw plan: serve, train"),
+        (["plan"], "mw: name a command of mw plan: serve, rl, train"),
         (["launch"], "mw: name a command of mw launch: local, slurm, k8s"),
         (
             ["model", "tiny", "--seq-len", "8x"],

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from meshwright.layout.axes import DEGREES, EXPERT, EXPERT_NODES, FSDP
 from meshwright.layout.fit import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
+from meshwright.models.mixers import MIXERS, StateMixer
 from meshwright.plan_file import PLAN_FILE, Plan, load_plan, save_plan
 
 # Relative to a tensor's largest entry. Sums of some hundred terms differ by about ten roundings of 1.2e-7.
@@ -129,6 +130,7 @@ def tiny_model(config: ModelConfig) -> ModelConfig:
         temperature_floor=config.temperature_floor and _LOCAL,
         moe=config.moe and _tiny_experts(config.moe),
         mla=mla,
+        **_tiny_mixer(config),
         rope_scaling=config.rope_scaling
         and _first_factors(config.rope_scaling, (rotary_dim or (_ROPE_DIM if mla else _D_HEAD)) // 2),
     )
@@ -139,7 +141,31 @@ def _fewest_layers(config: ModelConfig) -> int:
     of_experts = min(1, config.moe.num_dense_layers) + 2 * config.moe.every if config.moe else 2
     each = config.layers_per_cache
     periods = (config.global_every + 1, config.nope_every + 1, 2 * each if each > 1 else 2)
-    return min(config.num_layers, -(-max(of_experts, *periods) // each) * each)
+    fewest = max(of_experts, *periods, _first_of_all_kinds(config) if config.mixers else 1)
+    return min(config.num_layers, -(-fewest // each) * each)
+
+
+def _first_of_all_kinds(config: ModelConfig) -> int:
+    """The fewest first layers with every kind of mixer and feed-forward."""
+    kinds = {layer.kind for layer in config.layers}
+    found: set[object] = set()
+    for number, layer in enumerate(config.layers, 1):
+        found.add(layer.kind)
+        if found == kinds:
+            return number
+    return config.num_layers
+
+
+def _tiny_mixer(config: ModelConfig) -> dict[str, StateMixer]:
+    """The field of a model's mixer with a state, with few heads of few dimensions."""
+    mixer = config.state_mixer
+    if mixer is None:
+        return {}
+    few = {"num_key_heads": 2, "num_value_heads": 4, "num_heads": 4, "num_groups": 2}
+    few |= dict.fromkeys(("key_dim", "value_dim", "head_dim", "state_dim", "rank"), 8)
+    sizes = {one.name: few[one.name] for one in fields(mixer) if one.name in few}
+    kept = {name: min(size, getattr(mixer, name)) for name, size in sizes.items() if getattr(mixer, name)}
+    return {name: replace(mixer, **kept) for name in MIXERS if getattr(config, name) is mixer}
 
 
 def _tiny_experts(moe: MoE) -> MoE:
