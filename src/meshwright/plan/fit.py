@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from meshwright.errors import LayoutError, ModelError, PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.plan.bisection import first_false
 from meshwright.plan.candidate import Candidate
+from meshwright.plan.serve.layouts import most_heads
 from meshwright.plan.serve.phase import PhasePoint, price_phase
 from meshwright.plan.train import price
 from meshwright.units import format_bytes
@@ -63,9 +65,10 @@ def verdicts(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iterator[
             yield _training(replace(config, **changes), hardware, seq_len, way, layout)
         except (ModelError, PlanError, LayoutError) as error:
             yield _impossible(way, layout, str(error))
+    served = most_heads(config, hardware.num_chips)
     for dtype in SERVING:
         way = f"serve in {dtype}"
-        layout = _served(config, hardware).replace(weights_dtype=dtype)
+        layout = served.replace(weights_dtype=dtype)
         try:
             yield _serving(config, hardware, seq_len, way, layout)
         except (PlanError, LayoutError) as error:
@@ -79,6 +82,7 @@ def _impossible(way: str, layout: Layout, why: str) -> Verdict:
 def _training(config: ModelConfig, hardware: Hardware, seq_len: int, way: str, layout: Layout) -> Verdict:
     chips = hardware.num_chips
 
+    @cache
     def candidate(remat: str, each: int, length: int) -> Candidate:
         return price(config, hardware, Workload(each * chips, length), layout.replace(remat=remat))
 
@@ -132,19 +136,6 @@ def _serving(config: ModelConfig, hardware: Hardware, seq_len: int, way: str, la
     )
 
 
-def _served(config: ModelConfig, hardware: Hardware) -> Layout:
-    """The layout with the most chips along the heads, and replicas on the rest."""
-    chips = hardware.num_chips
-    for tensor in (degree for degree in range(chips, 0, -1) if chips % degree == 0):
-        layout = Layout.of(tensor=tensor, data=chips // tensor)
-        try:
-            check_fits(layout, config, None, config.max_seq_len, padded=True)
-        except LayoutError:
-            continue
-        return layout
-    raise PlanError(f"{config.name}: no layout of {chips} chips divides its heads")
-
-
 def _too_large(way: str, layout: Layout, hardware: Hardware, needed: float) -> Verdict:
     usable = hardware.chip.program_bytes
     why = f"needs {format_bytes(needed)} a chip, {format_bytes(needed - usable)} more than it has"
@@ -161,10 +152,7 @@ def _largest(least: int, fits: Callable[[int], bool]) -> int:
     """The largest number that fits, from `least` on; 0 if that does not."""
     if not fits(least):
         return 0
-    low, high = least, 2 * least
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    above = 2 * least
+    while fits(above):
+        above *= 2
+    return first_false(fits, above // 2, above) - 1

@@ -4,6 +4,7 @@ together    all chips roll out, score and train in turn; weights move between tw
 apart       one pool rolls out while the other trains on the rollouts before; weights cross the network
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
@@ -17,6 +18,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
+from meshwright.plan.serve.layouts import most_heads
 from meshwright.plan.serve.phase import price_phase
 from meshwright.plan.smallest import sizes
 from meshwright.plan.train import search
@@ -227,18 +229,12 @@ def score_seconds(asked: Question, generator: Generator) -> float:
     each = -(-asked.work.num_rollouts // generator.replicas)
     shards = generator.layout.num_batch_shards
     total = 0.0
-    for model in models:
-        layout = generator.layout if model == asked.config else _judging(model, generator)
+    for model, passes in Counter(models).items():
+        is_policy = model == asked.config
+        layout = generator.layout if is_policy else most_heads(model, generator.machine.num_chips)
         point = price_phase(model, generator.machine, Workload(shards, mean, "prefill"), [layout])
-        total += point.step_seconds * each / shards
+        total += passes * point.step_seconds * each / shards
     return total
-
-
-def _judging(model: ModelConfig, generator: Generator) -> Layout:
-    """A judge's layout on the chips of a server: its heads over the largest divisor of the chips."""
-    chips = generator.machine.num_chips
-    tensor = next(n for n in range(chips, 0, -1) if chips % n == 0 and model.num_kv_heads % n == 0)
-    return Layout.of(tensor=tensor, data=chips // tensor, weights_dtype="bf16")
 
 
 def _share(near: Step | None) -> float:
@@ -252,25 +248,19 @@ def _share(near: Step | None) -> float:
 
 def _pools(machine: Hardware, share: float) -> Iterator[tuple[Hardware, Hardware]]:
     """(trainer's, generator's) parts of a machine, with shares of its chips around `share` that roll out."""
-    name = machine.spec.partition(":")[0]
     parts = [part for part in sizes(machine.spec) if part.num_chips < machine.num_chips]
     by_chips = {part.num_chips: part for part in parts}
-    seen = set()
-    for around in _AROUND:
-        wanted = min(max(share * around, 0.0), 1.0) * machine.num_chips
-        choices = [chips for chips in by_chips if _other(machine, chips, by_chips)]
-        if not choices:
-            return
-        rolls = min(choices, key=lambda chips: (abs(chips - wanted), chips))
-        if rolls in seen:
-            continue
-        seen.add(rolls)
-        trains = _other(machine, rolls, by_chips)
-        if trains:
-            yield (
-                replace(trains, chip=machine.chip),
-                replace(catalog.load(by_chips[rolls].spec or name), chip=machine.chip),
-            )
+    pairs = {chips: rest for chips in by_chips if (rest := _other(machine, chips, by_chips))}
+    if not pairs:
+        return
+
+    def nearest(wanted: float) -> int:
+        return min(pairs, key=lambda chips: (abs(chips - wanted), chips))
+
+    shares = (min(share * around, 1.0) for around in _AROUND)
+    for rolls in dict.fromkeys(nearest(part * machine.num_chips) for part in shares):
+        trains, generates = (replace(part, chip=machine.chip) for part in (pairs[rolls], by_chips[rolls]))
+        yield trains, generates
 
 
 def _other(machine: Hardware, chips: int, by_chips: dict[int, Hardware]) -> Hardware | None:

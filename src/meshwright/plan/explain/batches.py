@@ -9,6 +9,7 @@ from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.plan.bisection import first_false
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.train import price
 
@@ -73,7 +74,7 @@ def _first(holds: Callable[[int], bool], start: int) -> int | None:
     """The least positive number that makes `holds` true; None if none does."""
     for above in (start * 2**n for n in range(_MOST_DOUBLINGS)):
         if holds(above):
-            return _bisect(lambda number: not holds(number), 0, above)
+            return first_false(lambda number: not holds(number), 0, above)
     return None
 
 
@@ -83,16 +84,8 @@ def _last(holds: Callable[[int], bool], start: int) -> int | None:
         return 0
     for above in (start * 2**n for n in range(1, _MOST_DOUBLINGS + 1)):
         if not holds(above):
-            return _bisect(holds, above // 2, above) - 1
+            return first_false(holds, above // 2, above) - 1
     return None
-
-
-def _bisect(holds: Callable[[int], bool], below: int, above: int) -> int:
-    """The least number in (below, above] that makes `holds` false; `above` does."""
-    while above - below > 1:
-        middle = (below + above) // 2
-        below, above = (middle, above) if holds(middle) else (below, middle)
-    return above
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Source: How to Scale Your Model, "Inference"; Pope et al., "Efficiently Scaling 
 
 from collections.abc import Iterator, Mapping
 
-from meshwright.errors import LayoutError
+from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -44,6 +44,18 @@ def serving_layouts(
             continue
         layouts.append(layout)
     return layouts
+
+
+def most_heads(config: ModelConfig, num_chips: int) -> Layout:
+    """The layout with the most chips along the heads, and replicas on the rest."""
+    for tensor in (degree for degree in range(num_chips, 0, -1) if num_chips % degree == 0):
+        layout = Layout.of(tensor=tensor, data=num_chips // tensor)
+        try:
+            check_fits(layout, config, None, config.max_seq_len, padded=True)
+        except LayoutError:
+            continue
+        return layout
+    raise PlanError(f"{config.name}: no layout of {num_chips} chips divides its heads")
 
 
 def one_replica(config: ModelConfig, num_chips: int) -> Iterator[ShortForm]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshwright.cost.serving_step import InferenceMemory, cache_bytes, pass_cost
 from meshwright.cost.step import StepCost
@@ -14,6 +15,7 @@ from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token
+from meshwright.plan.bisection import first_false
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,17 @@ class PhasePoint:
     workload: Workload
     cost: StepCost
     memory: InferenceMemory
-    max_batch: int
+
+    @cached_property
+    def max_batch(self) -> int:
+        """The most sequences that fit."""
+        at = self.layout.at(self.workload.phase)
+        return max_batch(self.config, self.hardware, at, self.queries, self.workload.seq_len)
+
+    @property
+    def queries(self) -> int:
+        """Tokens of each sequence that the step computes."""
+        return 1 if self.workload.phase == "generate" else self.workload.seq_len
 
     @property
     def step_seconds(self) -> float:
@@ -34,8 +46,7 @@ class PhasePoint:
 
     @property
     def num_tokens(self) -> int:
-        generates = self.workload.phase == "generate"
-        return self.workload.num_sequences * (1 if generates else self.workload.seq_len)
+        return self.workload.num_sequences * self.queries
 
     @property
     def fits(self) -> bool:
@@ -113,8 +124,7 @@ def _point(config: ModelConfig, hardware: Hardware, workload: Workload, layout: 
     at, context = layout.at(workload.phase), workload.seq_len
     queries = 1 if workload.phase == "generate" else context
     cost, memory = pass_cost(config, at, hardware, workload.num_sequences, queries, context)
-    most = max_batch(config, hardware, at, queries, context)
-    return PhasePoint(config, hardware, layout, workload, cost, memory, most)
+    return PhasePoint(config, hardware, layout, workload, cost, memory)
 
 
 def max_batch(config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, context: int) -> int:
@@ -126,8 +136,5 @@ def max_batch(config: ModelConfig, hardware: Hardware, layout: Layout, queries: 
         return memory.total <= hardware.chip.program_bytes
 
     each = cache_bytes(config, layout, float(shards), context)
-    low, high = 0, 1 + int(hardware.chip.program_bytes // max(each, 1))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low * shards
+    most = 1 + int(hardware.chip.program_bytes // max(each, 1))
+    return (first_false(fits, 0, most + 1) - 1) * shards
