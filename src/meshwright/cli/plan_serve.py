@@ -24,7 +24,6 @@ from meshwright.cli.common import (
     warn_of_long_context,
 )
 from meshwright.cli.parameters import OptionsOf
-from meshwright.cli.plan_load import RatedLoad, launch_lines, plan_for_load
 from meshwright.engines.engine import ENGINES, Engine
 from meshwright.errors import PlanError
 from meshwright.hardware.prices import Prices
@@ -148,6 +147,8 @@ def serve(
         chunk_of(only, work.requests.context, work.chunk)
     if software and rate:
         turns = sample or [(work.requests.prompt_tokens, work.requests.output_tokens)]
+        from meshwright.cli.plan_load import RatedLoad, plan_for_load
+
         load = RatedLoad(rate, turns, ttft_p95 or inf, tpot_p95 or inf)
         plan_for_load(config, machines, software, load, precisions, only, as_json)
         return
@@ -313,6 +314,8 @@ def _search(
     else:
         _show(document, result.seconds, explanation if explain else None)
         if line:
+            from meshwright.cli.plan_load import launch_lines
+
             show(*launch_lines(line.to_dict()))
 
 
