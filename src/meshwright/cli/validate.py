@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -102,15 +102,7 @@ def validate(
     bars = (bars[0] if median_bar is None else median_bar, bars[1] if p90_bar is None else p90_bar)
     document = validation_document(predictions, anchor)
     missed = _missed(document, bars, memory_bar, regret_bar)
-    document["missed"] = missed
-    if as_json:
-        emit(document)
-    else:
-        _show(document, rows)
-    for line in missed:
-        note(f"mw: {line}")
-    if missed:
-        raise typer.Exit(_MISSES)
+    _finish(document, missed, lambda: _show(document, rows), as_json=as_json)
 
 
 def _validate_load_tests(
@@ -131,11 +123,19 @@ def _validate_load_tests(
     with progress() as update:
         predictions = predict_load_tests(tests, lambda share: update("simulating load tests", share))
     document = load_test_document(predictions)
-    document["missed"] = missed = missed_bars(document, median_bar, p90_bar)
+    missed = missed_bars(document, median_bar, p90_bar)
+    _finish(document, missed, lambda: show_load_tests(document, list_rows), as_json=as_json)
+
+
+def _finish(
+    document: dict[str, Any], missed: list[str], tables: Callable[[], None], *, as_json: bool
+) -> None:
+    """Print scores, as JSON or by `tables`. Exits 1 if they miss a bar."""
+    document["missed"] = missed
     if as_json:
         emit(document)
     else:
-        show_load_tests(document, list_rows)
+        tables()
     for line in missed:
         note(f"mw: {line}")
     if missed:

@@ -114,7 +114,7 @@ def _conversation(
     An answer is the text that its message adds to the prompt before it.
     """
     if not isinstance(messages, list):
-        raise DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")
+        raise _no_messages(where)
     read = [_message(message, where) for message in messages]
     if tools and not chat.reads_tools:
         raise DataError(f"{where}: has 'tools', which the chat template does not read; leave them out")
@@ -141,17 +141,21 @@ def _conversation(
     return text, tuple(spans)
 
 
+def _no_messages(where: str) -> DataError:
+    return DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")
+
+
 def _message(message: object, where: str) -> dict[str, Any]:
     """A message as templates read it: with a text, and without its weight."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")
+        raise _no_messages(where)
     content = message.get("content")
     if isinstance(content, list):
         content = _text_of(content, where)
     elif content is None and message.get("tool_calls"):
         content = ""
     if not isinstance(content, str):
-        raise DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")
+        raise _no_messages(where)
     return {**{key: value for key, value in message.items() if key != "weight"}, "content": content}
 
 

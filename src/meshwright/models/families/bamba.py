@@ -12,6 +12,13 @@ from meshwright.models.families.family import Family, Key, Release, ignored, pre
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS, StateLayers, mamba_tensors
 
+BAMBA_TENSORS = (
+    LLAMA_TENSORS
+    | norm("mlp_norm", f"{LAYER}.pre_ff_layernorm")
+    | norm("final_norm", "model.final_layernorm")
+    | feed_forward("w", f"{LAYER}.feed_forward", "F", PROJECTIONS)
+    | mamba_tensors(f"{LAYER}.mamba")
+)
 FAMILY = Family(
     "bamba",
     "Bamba",
@@ -31,11 +38,7 @@ FAMILY = Family(
         StateLayers(key="layers_block_type", numbers="attn_layer_indices"),
         Rope(share=0.5),
     ),
-    tensors=LLAMA_TENSORS
-    | norm("mlp_norm", f"{LAYER}.pre_ff_layernorm")
-    | norm("final_norm", "model.final_layernorm")
-    | feed_forward("w", f"{LAYER}.feed_forward", "F", PROJECTIONS)
-    | mamba_tensors(f"{LAYER}.mamba"),
+    tensors=BAMBA_TENSORS,
     releases=(
         Release(
             "config.json of ibm-ai-platform/Bamba-9B",

@@ -2,19 +2,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.config import ModelConfig
+from meshwright.models.families.bamba import BAMBA_TENSORS
 from meshwright.models.families.common import (
     ATTENTION_BIAS,
     EPS_1E_5,
-    LAYER,
     LLAMA_KEYS,
-    LLAMA_TENSORS,
-    PROJECTIONS,
-    feed_forward,
-    norm,
 )
 from meshwright.models.families.family import Family, Fixed, Key, Part, Release, Rule, ignored, preset
 from meshwright.models.families.rope import Rope
-from meshwright.models.families.state_layers import MAMBA_KEYS, mamba_tensors
+from meshwright.models.families.state_layers import MAMBA_KEYS
 
 
 class _GatedNorm:
@@ -72,11 +68,7 @@ FAMILY = Family(
     ),
     sets={"mixers": ("both",), "planned_only": "the multipliers of Falcon-H1"},
     groups=(_GatedNorm(), Rope(theta=10_000.0)),
-    tensors=LLAMA_TENSORS
-    | norm("mlp_norm", f"{LAYER}.pre_ff_layernorm")
-    | norm("final_norm", "model.final_layernorm")
-    | feed_forward("w", f"{LAYER}.feed_forward", "F", PROJECTIONS)
-    | mamba_tensors(f"{LAYER}.mamba"),
+    tensors=BAMBA_TENSORS,
     releases=(
         Release(
             "config.json of tiiuae/Falcon-H1-34B-Base",
