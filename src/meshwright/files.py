@@ -64,23 +64,41 @@ def parse_toml(text: str) -> dict[str, Any]:
 def held(folder: Path) -> Iterator[None]:
     """Hold a folder for this process until the block ends, by a lock on its file `.lock`.
 
-    Raises OutputError with the process that holds it. A file system without locks holds nothing.
+    The file goes with the block, and so does a folder that was made for it and is still empty. Raises
+    OutputError with the process that holds it. A file system without locks holds nothing.
     """
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read(200).strip() or "another process"
-            raise OutputError(f"{folder}: is in use by {holder}; wait for its end, or name another") from None
-        except OSError:
-            yield
-            return
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
+    path = folder / ".lock"
+    try:
+        with path.open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise _is_held(folder, file.read(200).strip()) from None
+            except OSError:
+                yield
+                return
+            # The last holder may have removed the file between our opening and locking it.
+            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                raise _is_held(folder, "a process that has just ended")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+    finally:
+        if is_new:
+            with suppress(OSError):  # it is not empty: it holds a run
+                folder.rmdir()
+
+
+def _is_held(folder: Path, holder: str) -> OutputError:
+    holder = holder or "another process"
+    return OutputError(f"{folder}: is in use by {holder}; wait for its end, or name another")
 
 
 def check_writable(path: Path) -> None:
