@@ -239,6 +239,103 @@ def test_tokens_and_back():
     assert back == {"prompt": "né"}
 
 
+def test_the_end_of_a_long_prompt_is_kept():
+    for truncation, num_kept in ((20, 20), (-1, 62)):
+        runner = MockRunner(says("ok"))
+        body = complete(
+            runner, prompt="word " * 12_000 + "end", truncate_prompt_tokens=truncation, max_tokens=2
+        )
+        assert body["usage"]["prompt_tokens"] == num_kept == len(runner.prefilled[-1])
+        assert TOKENIZER.decode(runner.prefilled[-1]).endswith("word end")
+    runner, said = MockRunner(says("ok")), [{"role": "user", "content": "x" * 1_000_000}]
+    assert chat(runner, messages=said, truncate_prompt_tokens=9)["usage"]["prompt_tokens"] == 9
+    refused = post(
+        MockRunner(), "/v1/completions", {"model": MODEL, "prompt": "x", "truncate_prompt_tokens": -2}
+    )
+    assert "must be -1, or an integer of at least 1" in refused.json()["error"]["message"]
+
+
+def test_the_last_message_is_continued():
+    runner = MockRunner(says("ok"))
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Once upon"}]
+    chat(runner, messages=messages, continue_final_message=True, add_generation_prompt=False)
+    assert TOKENIZER.decode(runner.prefilled[-1]).endswith("assistant: Once upon")
+    chat(runner, messages=messages, add_generation_prompt=False)
+    assert TOKENIZER.decode(runner.prefilled[-1]).endswith("assistant: Once upon\n\n")
+    both = {"model": MODEL, "messages": messages, "continue_final_message": True}
+    refused = post(MockRunner(), "/v1/chat/completions", both).json()["error"]
+    assert "send add_generation_prompt = false" in refused["message"]
+
+
+def test_words_that_an_answer_may_not_have():
+    answers = [
+        complete(MockRunner(says("abcab")), temperature=0, bad_words=words, max_tokens=5)["choices"][0][
+            "text"
+        ]
+        for words in (["c"], ["bc"], ["abc", "b"])
+    ]
+    assert answers[0][:2] == answers[1][:2] == "ab" and answers[0][2] != "c" and answers[1][2] != "c"
+    assert "b" not in answers[2]
+
+
+def test_log_probabilities_of_the_prompt():
+    told = complete(MockRunner(count_up), prompt="abd", prompt_logprobs=1, temperature=0, max_tokens=1)
+    scores = told["choices"][0]["prompt_logprobs"]
+    b, c, d = ids("bcd")
+    assert scores[0] is None and scores[1][str(b)]["rank"] == 1 and scores[1][str(b)]["logprob"] > -0.01
+    assert [scores[2][str(token)]["rank"] for token in (c, d)] == [1, None]
+    assert scores[2][str(c)]["decoded_token"] == "c" and scores[2][str(d)]["logprob"] < -19
+    assert told["choices"][0]["logprobs"] is None
+    assert len(chat(MockRunner(says("a")), prompt_logprobs=0)["prompt_logprobs"]) > 9
+    streamed = {"model": MODEL, "prompt": "x", "prompt_logprobs": 1, "stream": True}
+    refused = post(MockRunner(), "/v1/completions", streamed).json()["error"]
+    assert refused["message"] == "prompt_logprobs cannot be streamed"
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_blanks_in_json_are_bounded(disabled):
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"n": {"const": 7}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    body = complete(
+        MockRunner(lambda *_: ids("\n")[0], context=400),
+        temperature=0,
+        max_tokens=200,
+        structured_outputs={"json": schema, "disable_any_whitespace": disabled},
+    )
+    [choice] = body["choices"]
+    assert json.loads(choice["text"]) == {"n": 7} and choice["finish_reason"] == "stop"
+    assert choice["text"].count("\n") == (0 if disabled else 4)
+
+
+def test_an_answer_cut_within_a_character_ends_in_one_replacement():
+    for text, limit, right in (("👋🏽é", 5, "👋�"), ("aé", 2, "a�"), ("👋", 3, "�")):
+        [choice] = complete(MockRunner(says(text)), temperature=0, max_tokens=limit)["choices"]
+        assert choice["text"] == right
+
+
+@pytest.mark.parametrize(("num_tokens", "arguments"), [(4, None), (30, '{"n'), (12, "")])
+def test_a_required_call_that_is_cut(num_tokens, arguments):
+    pytest.importorskip("llguidance")
+    runner = MockRunner(says('{"name": "f", "arguments": {"n": 7}}'), context=400)
+    for body in with_tools(runner, tool_choice="required", max_tokens=num_tokens, temperature=0):
+        [choice] = body["choices"]
+        assert choice["finish_reason"] == "length" and not choice["message"]["content"]
+        calls = choice["message"].get("tool_calls", [])
+        assert [call["function"]["arguments"] for call in calls] == ([] if arguments is None else [arguments])
+
+
+@pytest.mark.parametrize("name", ["audio", "prediction", "reasoning_effort", "web_search_options"])
+def test_fields_of_openai_that_are_lacking_are_known(name):
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], name: {"x": 1}}
+    error = post(MockRunner(), "/v1/chat/completions", body).json()["error"]
+    assert error["code"] == "unsupported_parameter" and f"{name} is not supported" in error["message"]
+
+
 def test_a_long_text_is_refused_before_it_is_tokenised(monkeypatch):
     def never(self, *_, **__):
         raise AssertionError("tokenised")

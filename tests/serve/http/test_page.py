@@ -18,7 +18,7 @@ def test_the_page_is_one_file_that_asks_this_server_alone():
     assert "connect-src 'self'" in response.headers["content-security-policy"]
     assert re.findall(r"https?://", response.text) == []
     asked = set(re.findall(r'fetch\("([^"]+)"', response.text))
-    assert asked == {"/v1/models", "/metrics", "/v1/chat/completions"}
+    assert asked == {"/v1/models", "/metrics", "/tokenize", "/v1/chat/completions"}
 
 
 @pytest.fixture
@@ -86,6 +86,17 @@ def test_the_page_stops_an_answer_keeps_what_came_and_begins_anew(page):
 
 
 @pytest.mark.slow
+def test_the_first_message_fits_a_short_context(browser):
+    with server_process(96) as (_, url):
+        page = browser.new_page()
+        page.goto(url)
+        until(lambda: page.inner_text("#model") == "tiny")
+        assert [say(page, text) for text in ("hi", "hello", "again")] == ["naïve 😀 answer"] * 3
+        assert page.query_selector(".error") is None
+        page.close()
+
+
+@pytest.mark.slow
 def test_the_page_asks_with_its_settings_and_shows_a_refusal(page):
     asked = []
     page.on("request", lambda one: one.method == "POST" and asked.append(one))
@@ -93,7 +104,8 @@ def test_the_page_asks_with_its_settings_and_shows_a_refusal(page):
     for setting, value in {"temperature": "0", "most": "3", "key": "secret", "system": "be brief"}.items():
         page.fill(f"#{setting}", value)
     assert say(page, "hi") == "na\N{REPLACEMENT CHARACTER}"  # the third token is half a character
-    [request] = asked
+    counting, request = asked
+    assert counting.url.endswith("/tokenize")
     body = request.post_data_json
     assert (body["temperature"], body["max_tokens"]) == (0, 3)
     said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]

@@ -68,6 +68,14 @@ def test_fallback_bytes_arrive_as_whole_characters():
     assert pieces(decoder, tokens) == ["hello", "", "", "", "😀", "", "é", "ab", ""]
 
 
+def test_a_cut_character_of_fallback_bytes_is_replaced_once():
+    decoder = byte_fallback_decoder()
+    for text, right in (("😀é", "😀�"), ("👋", "�")):
+        cut = [4 + byte for byte in text.encode()[:-1]]
+        emitted = Detokenizer(decoder, (), lambda token: bytes([token - 4]))
+        assert "".join(map(emitted.push, cut)) + emitted.finish() == right
+
+
 def test_a_long_run_of_fallback_bytes_arrives_character_by_character():
     text = "日本語の文章です" * 20
     emitted = pieces(byte_fallback_decoder(), [4 + byte for byte in text.encode()])

@@ -177,11 +177,12 @@ class _Api:
             echoes = [Echo(*pair) for pair in zip(prompts, read.texts, strict=True)]
         form = CompletionForm(
             Head.new("cmpl", self.model_name),
-            TokenNames(self.tokenizer, asked.return_tokens_as_token_ids),
+            TokenNames(self.tokenizer, asked.return_tokens_as_token_ids, asked.num_top),
             [echo for echo in echoes for _ in range(asked.num_sampled)],
             num_sampled=asked.num_sampled,
             num_choices=asked.n,
             logprobs=asked.logprobs is not None,
+            prompt_top=asked.prompt_logprobs,
         )
         return await self._answer(request, read, prompts, form)
 
@@ -189,10 +190,11 @@ class _Api:
         read: Read[ChatRequest] = await self._read(request, "chat")
         form = ChatForm(
             Head.new("chatcmpl", self.model_name),
-            TokenNames(self.tokenizer, read.asked.return_tokens_as_token_ids),
+            TokenNames(self.tokenizer, read.asked.return_tokens_as_token_ids, read.asked.num_top),
             logprobs=read.asked.logprobs,
             tools=read.tools,
             forced_tool=read.is_forced,
+            prompt_top=read.asked.prompt_logprobs,
         )
         return await self._answer(request, read, [tuple(prompt) for prompt in read.prompts], form)
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.request import Request, SamplingParams
 from meshwright.serve.http.reading import Asked, Read
+from meshwright.serve.text.bad_words import without_words
 from meshwright.serve.text.grammar import Grammars
 from meshwright.serve.text.tokenizer import Tokenizer
 
@@ -31,7 +32,10 @@ class Asking:
         constraint = None
         if read.grammar is not None:
             constraint = await asyncio.to_thread(self._grammars.constraint, read.grammar)
-        scores_prompt = read.texts is not None and asked.num_top is not None
+        if read.bad_words:
+            constraint = without_words(read.bad_words, self.engine.vocab_size, constraint)
+        echoes_scores = read.texts is not None and asked.num_top is not None
+        scores_prompt = echoes_scores or asked.prompt_logprobs is not None
         if scores_prompt:
             await asyncio.to_thread(self.engine.prepare_reads)
         seed = secrets.randbits(32) if asked.seed is None else asked.seed
@@ -71,5 +75,5 @@ def _sampling(asked: Asked, seed: int) -> SamplingParams:
         logit_bias=asked.biases(),
         allowed_ids=tuple(asked.allowed_token_ids) if asked.allowed_token_ids else None,
         min_tokens=asked.min_tokens,
-        top_logprobs=asked.num_top or 0,
+        top_logprobs=asked.num_scored,
     )

@@ -14,7 +14,7 @@ from meshwright.serve.engine.limits import check_length
 from meshwright.serve.engine.request import Request
 from meshwright.serve.engine.sequence import Lifetime
 from meshwright.serve.http.forms import Json
-from meshwright.serve.http.protocol import Prompt, RequestObject, prompts_of
+from meshwright.serve.http.protocol import Prompt, RequestObject, Truncation, prompts_of
 from meshwright.serve.text.generation import timed_out
 
 MAX_INPUTS = 2048  # of one request, as in OpenAI's API
@@ -29,7 +29,7 @@ class EmbeddingsRequest(RequestObject):
     dimensions: int | None = Field(None, ge=1)
 
     add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    truncate_prompt_tokens: Truncation = None
     priority: int = Field(0, ge=-(2**31), lt=2**31)
 
     @property

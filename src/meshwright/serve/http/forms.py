@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from meshwright.models.families.family import ToolFormat
 from meshwright.serve.engine.request import TokenScore
-from meshwright.serve.http.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from meshwright.serve.http.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from meshwright.serve.text.generation import AnswerToken, Delta
 from meshwright.serve.text.tools import Call, ToolText
 
@@ -90,6 +90,7 @@ class CompletionForm:
 
     echoes: the prompt of each answer if the request has echo, otherwise None. num_sampled: answers sampled
     for each prompt. num_choices: answers returned, the likeliest first. logprobs: whether to return them.
+    prompt_top: alternatives to list with each token of the prompt; None: without the prompt's logprobs.
     """
 
     head: Head
@@ -98,6 +99,7 @@ class CompletionForm:
     num_sampled: int = 1
     num_choices: int = 1
     logprobs: bool = False
+    prompt_top: int | None = None
     ends_with_done: ClassVar[bool] = True
     _begun: set[int] = field(default_factory=set)
 
@@ -139,19 +141,22 @@ class CompletionForm:
                 choice.tokens,
                 len(echo.text) if echo else 0,
             )
-        return {
+        written: Json = {
             "index": number,
             "text": (choices_sent.text if choices_sent else "") + choice.text,
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
         }
+        if self.prompt_top is not None:
+            written["prompt_logprobs"] = prompt_logprobs(self.names, self.prompt_top, choice.prompt)
+        return written
 
 
 @dataclass(frozen=True)
 class ChatForm:
     """`/v1/chat/completions`. tools: the format of calls in the text; None without tools.
 
-    forced_tool: whether the answer must be one tool call.
+    forced_tool: whether the answer must be one tool call. prompt_top: as in CompletionForm.
     """
 
     head: Head
@@ -159,6 +164,7 @@ class ChatForm:
     logprobs: bool = False
     tools: ToolFormat | None = None
     forced_tool: bool = False
+    prompt_top: int | None = None
     ends_with_done: ClassVar[bool] = True
     _texts: dict[int, ToolText] = field(default_factory=dict)
 
@@ -172,7 +178,7 @@ class ChatForm:
         content: Json = {"content": text} if text else {}
         if calls:
             content["tool_calls"] = [{"index": number} | _call(call) for number, call in enumerate(calls)]
-            reason = "tool_calls"
+            reason = _reason(reason)
         if not content and not reason and not (self.logprobs and delta.tokens):
             return []
         logprobs = chat_logprobs(self.names, delta.tokens) if self.logprobs else None
@@ -191,7 +197,11 @@ class ChatForm:
 
     def body(self, choices: Sequence[Choice], usage: Json) -> Json:
         choices_sent = [self._choice(*entry) for entry in enumerate(choices)]
-        return self.head.write("chat.completion", choices_sent) | {"usage": usage}
+        written = self.head.write("chat.completion", choices_sent) | {"usage": usage}
+        if self.prompt_top is not None:
+            scores = choices[0].prompt if choices else ()
+            written["prompt_logprobs"] = prompt_logprobs(self.names, self.prompt_top, scores)
+        return written
 
     def _choice(self, index: int, choice: Choice) -> Json:
         text, calls = choice.text, ()
@@ -204,7 +214,7 @@ class ChatForm:
             "index": index,
             "message": message,
             "logprobs": chat_logprobs(self.names, choice.tokens) if self.logprobs else None,
-            "finish_reason": "tool_calls" if calls else choice.finish_reason,
+            "finish_reason": _reason(choice.finish_reason) if calls else choice.finish_reason,
         }
 
     def _chunk(
@@ -212,6 +222,11 @@ class ChatForm:
     ) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return self.head.write("chat.completion.chunk", [choice])
+
+
+def _reason(reason: str | None) -> str:
+    """The finish reason of an answer with calls: `length` if the last one is cut."""
+    return "length" if reason == "length" else "tool_calls"
 
 
 def _call(call: Call) -> Json:

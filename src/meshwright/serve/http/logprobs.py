@@ -16,10 +16,14 @@ _LEAST = -9999.0
 
 @dataclass(frozen=True)
 class TokenNames:
-    """Tokens as text, or as `token_id:5` where as_ids."""
+    """Tokens as text, or as `token_id:5` if as_ids.
+
+    num_top: maximum alternatives listed with a token of the answer; None: all that were reported.
+    """
 
     tokenizer: Tokenizer
     as_ids: bool = False
+    num_top: int | None = None
 
     def name(self, token: int) -> str:
         return f"token_id:{token}" if self.as_ids else self.text(token)
@@ -60,7 +64,7 @@ def _unscored(names: TokenNames, token: int) -> tuple[str, None, None]:
 def _entry_of(names: TokenNames, score: TokenScore) -> tuple[str, float, Json]:
     # The token itself is listed even if it is not among the likeliest.
     top: Json = {}
-    for token, logprob in (*score.top, (score.token, score.logprob)):
+    for token, logprob in (*score.top[: names.num_top], (score.token, score.logprob)):
         top.setdefault(names.name(token), _finite(logprob))
     return names.name(score.token), _finite(score.logprob), top
 
@@ -69,9 +73,34 @@ def chat_logprobs(names: TokenNames, tokens: Sequence[AnswerToken]) -> Json:
     """The `logprobs` object of a chat completion."""
     content = []
     for token in tokens:
-        top = [_entry(names, other, logprob) for other, logprob in token.score.top]
+        top = [_entry(names, other, logprob) for other, logprob in token.score.top[: names.num_top]]
         content.append(_entry(names, token.score.token, token.score.logprob) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(
+    names: TokenNames, num_top: int | None, scores: Sequence[TokenScore]
+) -> list[Json | None] | None:
+    """vLLM's `prompt_logprobs`: None for the first token, then an object by token id; None if not asked for.
+
+    A token that is not among the reported alternatives has no rank.
+    """
+    if num_top is None:
+        return None
+    return [None, *(_ranked(names, score, num_top) for score in scores)]
+
+
+def _ranked(names: TokenNames, score: TokenScore, num_top: int) -> Json:
+    ranks = {token: rank for rank, (token, _) in enumerate(score.top, start=1)}
+    entries = {score.token: score.logprob} | dict(score.top[:num_top])
+    return {
+        str(token): {
+            "logprob": _finite(logprob),
+            "rank": ranks.get(token),
+            "decoded_token": names.text(token),
+        }
+        for token, logprob in entries.items()
+    }
 
 
 def _entry(names: TokenNames, token: int, logprob: float) -> Json:

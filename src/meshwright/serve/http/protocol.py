@@ -24,7 +24,30 @@ from meshwright.serve.engine.request import NUM_TOP
 from meshwright.serve.text.grammar import GrammarKind
 
 # Fields that change no answer.
-_HARMLESS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+_HARMLESS = frozenset(
+    (
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "cache_salt",
+        "guided_decoding_backend",
+    )
+)
+# Fields of vLLM's generation that this server lacks, with the values that change nothing.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "guided_whitespace_pattern": (),
+    "guided_json_object": (False,),
+    "logits_processors": ([],),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+}
 
 
 def _described(expected: str) -> WrapValidator:
@@ -124,12 +147,26 @@ class ResponseFormat(RequestObject):
 
 
 class StructuredOutputs(RequestObject):
-    """vLLM's `structured_outputs`: exactly one field is set."""
+    """vLLM's `structured_outputs`: one form, and whether JSON has blanks between its parts."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = Field(None, min_length=1)
     grammar: str | None = None
+    json_object: bool = False
+    disable_any_whitespace: bool = False
+    off = {
+        "disable_fallback": (False, True),
+        "disable_additional_properties": (False,),
+        "whitespace_pattern": (),
+        "structural_tag": (),
+    }
+
+
+# Tokens of a prompt to keep, its last; -1 keeps those that the context has room for.
+Truncation = Annotated[
+    Literal[-1] | Annotated[int, Field(ge=1)] | None, _described("-1, or an integer of at least 1")
+]
 
 
 class _Generation(RequestObject):
@@ -160,7 +197,9 @@ class _Generation(RequestObject):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    bad_words: list[Annotated[str, Field(min_length=1)]] = Field([], max_length=1000)
+    truncate_prompt_tokens: Truncation = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=NUM_TOP)
     return_tokens_as_token_ids: bool = False
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -172,6 +211,12 @@ class _Generation(RequestObject):
     def _stream_options_need_stream(self) -> "_Generation":
         if self.stream_options and not self.stream:
             raise RequestError("stream_options is only for stream = true", param="stream_options")
+        return self
+
+    @model_validator(mode="after")
+    def _prompt_logprobs_come_whole(self) -> "_Generation":
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
         return self
 
     @model_validator(mode="after")
@@ -221,7 +266,7 @@ class _Generation(RequestObject):
             ("guided_{}", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar),
             (
                 "structured_outputs.{}",
-                structured.json_,
+                {"type": "object"} if structured.json_object else structured.json_,
                 structured.regex,
                 structured.choice,
                 structured.grammar,
@@ -239,6 +284,16 @@ class _Generation(RequestObject):
             if grammar is not None:
                 grammars.append((prefix.format("grammar"), "lark", grammar))
         return grammars
+
+    @property
+    def has_blanks(self) -> bool:
+        """Whether JSON answers may have blanks between their parts."""
+        return not (self.structured_outputs and self.structured_outputs.disable_any_whitespace)
+
+    @property
+    def num_scored(self) -> int:
+        """Alternatives that sampling reports: the most that the answer or the prompt is to show."""
+        return max(self.num_top or 0, self.prompt_logprobs or 0)
 
     @property
     def stops(self) -> list[str]:
@@ -283,7 +338,7 @@ class CompletionRequest(_Generation):
     logprobs: int | None = Field(None, ge=0, le=NUM_TOP)
     best_of: int | None = Field(None, ge=1, le=128)
     add_special_tokens: bool = True
-    off = {"suffix": ("",), "use_beam_search": (False,)}
+    off = _OFF | {"suffix": ("",), "prompt_embeds": ()}
 
     @model_validator(mode="after")
     def _sensible(self) -> "CompletionRequest":
@@ -405,13 +460,37 @@ class ChatRequest(_Generation):
     ] = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
-    off = {
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    off = _OFF | {
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "store": (False,),
         "service_tier": ("auto", "default"),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        "moderation": (),
+        "include_reasoning": (True,),
+        "echo": (False,),
+        "add_special_tokens": (False,),
+        "chat_template": (),
+        "documents": ([],),
+        "mm_processor_kwargs": ({},),
     }
+
+    @model_validator(mode="after")
+    def _continues_or_answers(self) -> "ChatRequest":
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message continues the last message, and add_generation_prompt begins another;"
+                " send add_generation_prompt = false",
+                param="continue_final_message",
+            )
+        return self
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> "ChatRequest":

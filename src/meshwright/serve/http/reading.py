@@ -29,6 +29,7 @@ from meshwright.serve.http.protocol import (
     parse,
 )
 from meshwright.serve.http.responses import ResponsesRequest
+from meshwright.serve.text.bad_words import tokens_of_words
 from meshwright.serve.text.grammar import Grammars
 from meshwright.serve.text.tokenizer import Tokenizer
 from meshwright.serve.text.tools import format_of_template
@@ -43,8 +44,8 @@ class Read(Generic[A]):
     """A request without its texts, which are now tokens.
 
     prompts: int32 tokens of each. texts: the prompts as text, if the request has echo. grammar: the compiled
-    form of the answer's grammar. tools: the format of tool calls; None without tools. response: the request
-    as /v1/responses has it.
+    form of the answer's grammar. tools: the format of tool calls; None without tools. bad_words: tokens of
+    the words that the answer may not have. response: the request as /v1/responses has it.
     """
 
     asked: A
@@ -53,6 +54,7 @@ class Read(Generic[A]):
     grammar: str | None = None
     tools: ToolFormat | None = None
     is_forced: bool = False
+    bad_words: tuple[tuple[int, ...], ...] = ()
     response: ResponsesRequest | None = None
 
 
@@ -86,11 +88,17 @@ class Reader:
                 f"{self.max_answers}",
                 param="n",
             )
-        prompts = self._prompts(asked, texts, "prompt")
+        prompts = self._prompts(asked, texts, "prompt", asked.limit or 0)
         self._check_lists(asked)
         grammar = self._grammar(asked)
         echoed = [text if isinstance(text, str) else self.tokenizer.decode(text) for text in texts]
-        return Read(_small(asked, prompt=""), prompts, echoed if asked.echo else None, grammar)
+        return Read(
+            _small(asked, prompt="", bad_words=[]),
+            prompts,
+            echoed if asked.echo else None,
+            grammar,
+            bad_words=tokens_of_words(asked.bad_words, self.tokenizer),
+        )
 
     def chat(self, body: bytes) -> Read[ChatRequest]:
         return self._chat(self._parse(ChatRequest, body))
@@ -146,19 +154,39 @@ class Reader:
         return asked
 
     def _prompts(
-        self, asked: CompletionRequest | EmbeddingsRequest, texts: Sequence[str | list[int]], param: str
+        self,
+        asked: CompletionRequest | EmbeddingsRequest,
+        texts: Sequence[str | list[int]],
+        param: str,
+        num_answered: int = 0,
     ) -> list["array[int]"]:
-        """The prompts' tokens. Raises RequestError for one that is too long or has an unknown token."""
+        """The prompts' tokens. Raises RequestError for one that is too long or has an unknown token.
+
+        num_answered: maximum tokens of the answer.
+        """
+        num_kept = self._num_kept(asked.truncate_prompt_tokens, num_answered)
         prompts = []
         for text in texts:
             if isinstance(text, str):
-                self._check_length(len(text), param)
-                tokens = self.tokenizer.encode(text, add_special_tokens=asked.add_special_tokens)
+                text_read = self._shortened(text, num_kept, param)
+                tokens = self.tokenizer.encode(text_read, add_special_tokens=asked.add_special_tokens)
             else:
                 self._check_ids(param, text)
                 tokens = text
-            prompts.append(_truncated(tokens, asked.truncate_prompt_tokens))
+            prompts.append(array("i", tokens if num_kept is None else tokens[-num_kept:]))
         return prompts
+
+    def _num_kept(self, truncation: int | None, num_answered: int) -> int | None:
+        """Tokens of a prompt to keep, its last, as vLLM's truncate_prompt_tokens has them; None: all."""
+        return max(self.context - max(num_answered, 1), 1) if truncation == -1 else truncation
+
+    def _shortened(self, text: str, num_kept: int | None, param: str) -> str:
+        """`text`, or enough of its end for `num_kept` tokens; RequestError if it is too long to read."""
+        if num_kept is None:
+            self._check_length(len(text), param)
+            return text
+        # Some tokens more, since the first one of the rest may be cut.
+        return text[-(num_kept + 16) * self.tokenizer.longest_token_chars :]
 
     def _chat(self, asked: ChatRequest) -> Read[ChatRequest]:
         tools = asked.offered_tools
@@ -168,27 +196,48 @@ class Reader:
                 " (understood: Hermes and Qwen, Mistral, Llama 3)",
                 param="tools",
             )
-        tokens = self._conversation(asked.messages, tools, asked.chat_template_kwargs)
+        num_kept = self._num_kept(asked.truncate_prompt_tokens, asked.limit or 0)
+        tokens = self._conversation(
+            asked.messages,
+            tools,
+            {"add_generation_prompt": asked.add_generation_prompt} | asked.chat_template_kwargs,
+            num_kept=num_kept,
+            continues=asked.continue_final_message,
+        )
         self._check_lists(asked)
         return Read(
-            _small(asked, messages=[], tools=[], chat_template_kwargs={}),
-            [_truncated(tokens, asked.truncate_prompt_tokens)],
+            _small(asked, messages=[], tools=[], chat_template_kwargs={}, bad_words=[]),
+            [array("i", tokens if num_kept is None else tokens[-num_kept:])],
             grammar=self._grammar(asked),
             tools=self.tool_format if tools else None,
             is_forced=_is_forced(asked),
+            bad_words=tokens_of_words(asked.bad_words, self.tokenizer),
         )
 
     def _conversation(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), context: dict[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        context: dict[str, Any] | None = None,
+        *,
+        num_kept: int | None = None,
+        continues: bool = False,
     ) -> Sequence[int]:
-        """The tokens that ask for the next message."""
+        """The tokens that ask for the next message, or with `continues` for the rest of the last.
+
+        num_kept: tokens at the end that are used; None: all.
+        """
         num_parts = sum(len(each.content) if isinstance(each.content, list) else 1 for each in messages)
         if num_parts > self.context:  # each is a token at least
             raise _too_many("messages", num_parts, self.context)
         read = [message.as_template_reads() for message in messages]
-        self._check_length(sum(len(message["content"]) for message in read), "messages")
+        if num_kept is None:
+            self._check_length(sum(len(message["content"]) for message in read), "messages")
         names = (context or {}) | ({"tools": [tool.as_template_reads() for tool in tools]} if tools else {})
-        return self.tokenizer.encode_chat(read, **names)
+        text = self.tokenizer.chat_text(read, continues=continues, **names)
+        return self.tokenizer.encode_chat_text(
+            text if num_kept is None else self._shortened(text, num_kept, "messages")
+        )
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:
@@ -209,7 +258,7 @@ class Reader:
         if asked.ignore_eos:
             raise RequestError(f"{forms[0][0]} ends the answer, which ignore_eos forbids", param="ignore_eos")
         [(param, kind, source)] = forms
-        return self._grammars.checked(kind, source, param)
+        return self._grammars.checked(kind, source, param, has_blanks=asked.has_blanks)
 
     @cached_property
     def _grammars(self) -> Grammars:
@@ -302,8 +351,3 @@ def _small(asked: R, **empty: Any) -> R:
     forms = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
     grammars = {name: None for name in (*forms, "guided_grammar") if name in type(asked).model_fields}
     return asked.model_copy(update=grammars | empty)
-
-
-def _truncated(tokens: Sequence[int], num_kept: int | None) -> "array[int]":
-    """The last `num_kept` tokens, as vLLM's truncate_prompt_tokens keeps them."""
-    return array("i", tokens if num_kept is None else tokens[-num_kept:])

@@ -1,6 +1,6 @@
 """Tokens to text, a token at a time: no half characters, no leaked stop strings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -17,10 +17,15 @@ _CONTEXT_TOKENS = 8
 
 
 class Detokenizer:
-    """Text of a growing list of tokens, whose pieces join to the decoded whole."""
+    """Text of a growing list of tokens, whose pieces join to the decoded whole.
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int]) -> None:
-        self._decoder = decoder
+    token_bytes: the bytes of a token, which show a cut character as one.
+    """
+
+    def __init__(
+        self, decoder: Decoder, prompt: Sequence[int], token_bytes: Callable[[int], bytes] | None = None
+    ) -> None:
+        self._decoder, self._token_bytes = decoder, token_bytes
         self._window = list(prompt[-_CONTEXT_TOKENS:])
         self._emitted = ""
         self._take()
@@ -34,7 +39,16 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The remaining text at the end of the tokens."""
-        return self._decoder.decode(self._window)[len(self._emitted) :]
+        text = self._decoder.decode(self._window)
+        if text.startswith(self._emitted):
+            return self._cut_once(text[len(self._emitted) :])
+        return _REPLACEMENT  # byte fallback: the last character is cut
+
+    def _cut_once(self, rest: str) -> str:
+        # Byte fallback writes U+FFFD for each byte of a cut character, instead of one for all.
+        if self._token_bytes is None or not rest or set(rest) != {_REPLACEMENT}:
+            return rest
+        return b"".join(map(self._token_bytes, self._window[-len(rest) :])).decode("utf-8", "replace")
 
     def _take(self) -> str:
         text = self._decoder.decode(self._window)
@@ -104,9 +118,15 @@ class TextStream:
     """
 
     def __init__(
-        self, decoder: Decoder, prompt: Sequence[int], stops: Sequence[str], *, keeps_stop: bool = False
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        *,
+        keeps_stop: bool = False,
+        token_bytes: Callable[[int], bytes] | None = None,
     ) -> None:
-        self._detokenizer = Detokenizer(decoder, prompt)
+        self._detokenizer = Detokenizer(decoder, prompt, token_bytes)
         self._stops = StopStrings(stops, keeps=keeps_stop)
         self.num_decoded = self.num_shown = 0
 

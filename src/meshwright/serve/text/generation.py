@@ -95,7 +95,15 @@ class Generation:
         on_closed: Callable[[Sequence[Lifetime]], None] | None = None,
     ) -> None:
         self._answers = [
-            _Answer(TextStream(tokenizer, request.prompt, stops, keeps_stop=keeps_stop))
+            _Answer(
+                TextStream(
+                    tokenizer,
+                    request.prompt,
+                    stops,
+                    keeps_stop=keeps_stop,
+                    token_bytes=tokenizer.token_bytes,
+                )
+            )
             for request in requests
         ]
         self._limit_seconds, self._on_closed = limit_seconds, on_closed

@@ -46,8 +46,18 @@ class Tokenizer:
 
         context: further names that the template may read, such as tools.
         """
+        return self.encode_chat_text(self.chat_text(messages, **context))
+
+    def chat_text(
+        self, messages: Sequence[Mapping[str, Any]], *, continues: bool = False, **context: Any
+    ) -> str:
+        """The text of a conversation. continues: end it with the last message's content."""
         enter("the chat template", _TEMPLATE_SECONDS)
         text = self.chat.render(messages, **context)
+        return _until_content(text, messages[-1]["content"]) if continues else text
+
+    def encode_chat_text(self, text: str) -> tuple[int, ...]:
+        """Tokens of the text of a conversation."""
         enter("the tokenizer", _TOKENIZER_SECONDS)
         return self._or_start(self.ids(text, add_special_tokens=False))
 
@@ -101,6 +111,21 @@ class Tokenizer:
         if self.start_id is None:
             raise RequestError("the prompt is empty; send at least one token", param="prompt")
         return (self.start_id,)
+
+
+def _until_content(text: str, content: str) -> str:
+    """The text of a conversation as far as its last message, as transformers cuts it to be continued."""
+    stripped = content.strip()
+    start = text.rfind(stripped)
+    if start < 0:
+        raise RequestError(
+            "continue_final_message: the chat template changes the last message, so that its text has no end "
+            "to continue from",
+            param="continue_final_message",
+        )
+    # A template that keeps the blanks after a message has them in the prompt too.
+    kept = content.lstrip() if text[start:].startswith(content.lstrip()) else stripped
+    return text[:start] + kept
 
 
 class _WithSpecial(Tokenizer):

@@ -66,6 +66,13 @@ def _skip(text: str, position: int) -> int:
     return match.end() if match else position
 
 
+def _cut_call(text: str, form: ToolFormat) -> list[Call]:
+    """The call that the start of its JSON has, with as much of the arguments; none before its name ends."""
+    keys = "|".join(map(re.escape, form.argument_keys))
+    match = re.match(rf'\s*\{{\s*"name"\s*:\s*"([^"]*)"(?:\s*,\s*"(?:{keys})"\s*:\s*(.*))?', text, re.DOTALL)
+    return [Call(match[1], match[2] or "")] if match else []
+
+
 class ToolText:
     """Separates an answer's text from its calls of tools, as pieces of it arrive.
 
@@ -77,7 +84,7 @@ class ToolText:
         self._before_calls = StopStrings(form.markers)
         self._text = ""
         self._num_returned = self._num_pushed = 0
-        self._is_call = forced
+        self._is_call = self._is_forced = forced
 
     def push(self, piece: str) -> str:
         """The text so far that is no call and was not returned before."""
@@ -93,7 +100,9 @@ class ToolText:
         return answer
 
     def finish(self) -> tuple[str, Sequence[Call]]:
-        """The rest of the text, and the calls. A broken call is text."""
+        """The rest of the text, and the calls. A broken call is text, but for a forced one that is cut."""
         rest = self._text[self._num_returned :]
         calls = calls_in(rest, self._form) if self._is_call else None
+        if self._is_forced and not calls:
+            return "", _cut_call(rest, self._form)
         return ("", calls) if calls else (rest, ())

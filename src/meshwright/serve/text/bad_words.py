@@ -1,0 +1,65 @@
+"""Words that an answer may not have, as vLLM's `bad_words` forbids them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.errors import RequestError
+from meshwright.serve.engine.request import Constraint, NewConstraint
+from meshwright.serve.text.tokenizer import Tokenizer
+
+Tokens = tuple[int, ...]
+
+
+def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens, ...]:
+    """The tokens of each word, as they begin a text and, if as many, as they follow a blank.
+
+    Raises RequestError for a word without tokens.
+    """
+    found: list[Tokens] = []
+    for word in words:
+        first, after_blank = (
+            tuple(tokenizer.ids(text, add_special_tokens=False)) for text in (word, " " + word.lstrip())
+        )
+        if not first:
+            raise RequestError(f"bad_words: {word!r} has no tokens", param="bad_words")
+        found.append(first)
+        if len(after_blank) == len(first) and after_blank[0] != first[0]:
+            found.append(after_blank)
+    return tuple(found)
+
+
+def without_words(
+    words: Sequence[Tokens], vocab_size: int, also: NewConstraint | None = None
+) -> NewConstraint:
+    """Makes constraints that forbid the last token of each word after its others.
+
+    also: a further constraint. If no token meets both, it decides.
+    """
+    return lambda: _WithoutWords(words, vocab_size, also() if also else None)
+
+
+class _WithoutWords:
+    """A Constraint."""
+
+    def __init__(self, words: Sequence[Tokens], vocab_size: int, also: Constraint | None) -> None:
+        self._words, self._vocab_size, self._also = words, vocab_size, also
+        self._length = max(map(len, words)) - 1
+        self._last: Tokens = ()
+
+    def allowed(self) -> np.ndarray:
+        free = np.ones(self._vocab_size, bool) if self._also is None else self._also.allowed()
+        forbidden = [
+            word[-1]
+            for word in self._words
+            if self._last[len(self._last) - len(word) + 1 :] == word[:-1] and len(word) - 1 <= len(self._last)
+        ]
+        kept = free.copy()
+        kept[forbidden] = False
+        return kept if kept.any() else free
+
+    def accept(self, token: int) -> None:
+        if self._length:
+            self._last = (*self._last, token)[-self._length :]
+        if self._also is not None:
+            self._also.accept(token)
