@@ -249,5 +249,8 @@ def test_one_array_is_counted(capsys):
         "each of 8 devices holds a block [128, 4096], 2.1 MB; 1 device holds each block"
         in capsys.readouterr().out
     )
+    assert main(["shard", "A[I_XY, J]", *where, "--hardware", "h100:1x8", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["seconds_read"] == pytest.approx(document["bytes_per_device"] / 3.35e12)
     assert main(["shard", "A[I_XY, J]", *where, "--backward"]) == 2
     assert "takes a product or a reshard, not one array" in capsys.readouterr().err

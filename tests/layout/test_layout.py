@@ -276,6 +276,11 @@ class TestWideLayouts:
                 "layout: expert = 3 does not divide the data ranks data·fsdp = 4·1 = 4; "
                 "fits: expert in {1, 2, 4}",
             ),
+            (
+                "tensor=8,expert=16",
+                "layout: expert = 16 does not divide the data ranks data·fsdp = 1·1 = 1; "
+                "fits: expert in {1}, or data=16,expert=16",
+            ),
             ("schedule=1f1", "layout: schedule = '1f1'; did you mean 1f1b?"),
         ],
     )

@@ -40,7 +40,7 @@ from meshwright.report.terminal.board import (
     reshard_lines,
     run_lines,
 )
-from meshwright.units import format_bytes, format_number_of, parse_count
+from meshwright.units import format_bytes, format_number_of, format_seconds, parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -104,7 +104,7 @@ def shard(
     if len(operands) == 1 and out is None:
         given = {"--svg": svg, "--run": run, "--backward": backward}
         _refuse(given, "takes a product or a reshard, not one array")
-        _array(operands[0], parsed_mesh, sizes, dtype, as_json=as_json)
+        _array(operands[0], parsed_mesh, sizes, dtype, machine, as_json=as_json)
         return
     if len(operands) == 1 and out is not None:
         if backward:
@@ -140,8 +140,16 @@ def _refuse(given: Mapping[str, object], words: str) -> None:
             raise typer.BadParameter(words, param_hint=option_name)
 
 
-def _array(array: ShardedArray, mesh: Mesh, sizes: Mapping[str, int], dtype: str, *, as_json: bool) -> None:
-    """Print the block of an array that each device holds, and its bytes."""
+def _array(
+    array: ShardedArray,
+    mesh: Mesh,
+    sizes: Mapping[str, int],
+    dtype: str,
+    machine: Hardware,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the block of an array that each device holds, its bytes, and the time to read it."""
     block = array.local_shape(mesh, sizes)
     each, copies = array.bytes_per_device(mesh, sizes, dtype), array.replicas(mesh)
     document = {
@@ -153,6 +161,8 @@ def _array(array: ShardedArray, mesh: Mesh, sizes: Mapping[str, int], dtype: str
         "bytes_per_device": each,
         "copies": copies,
         "bytes_of_all_devices": each * mesh.num_devices,
+        "hardware": machine.spec,
+        "seconds_read": each / machine.chip.memory_bytes_per_second(dtype),
     }
     if as_json:
         emit(document)
@@ -163,6 +173,7 @@ def _array(array: ShardedArray, mesh: Mesh, sizes: Mapping[str, int], dtype: str
         f"each of {format_number_of(mesh.num_devices, 'device')} holds a block {list(block)}, "
         f"{format_bytes(each)}; {held} {'holds' if copies == 1 else 'hold'} each block",
         f"all devices together hold {format_bytes(document['bytes_of_all_devices'])}",
+        f"a device of {machine.spec} reads its block in {format_seconds(document['seconds_read'])}",
         sep="\n",
     )
 

@@ -177,9 +177,10 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
     if cut is None:
         ranks = form["data"] * form["fsdp"]
         fits = ", ".join(map(str, dividing_degrees(ranks, ranks)))
+        owners = "" if ranks > 1 else f", or data={form['expert']},expert={form['expert']}"
         raise LayoutError(
             f"layout: expert = {form['expert']} does not divide the data ranks data·fsdp = {form['data']}·"
-            f"{form['fsdp']} = {ranks}; fits: expert in {{{fits}}}"
+            f"{form['fsdp']} = {ranks}; fits: expert in {{{fits}}}{owners}"
         )
     return cut
 

@@ -14,7 +14,7 @@ model, D and F as in the model, M_X and M_Y the mesh axes that each uses.
 Source: How to Scale Your Model, "Training"; tests count the same bytes from the derived algorithm.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import log, prod, sqrt
 
@@ -23,6 +23,7 @@ from meshwright.hardware.chip import Switch, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import divisors
+from meshwright.layout.axes.tensor import tensor_degrees
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
@@ -203,7 +204,16 @@ def nearest_divisor(number: int, wanted: float) -> int:
     >>> nearest_divisor(4096, 1333), nearest_divisor(64, 13.7)
     (1024, 16)
     """
-    return min(divisors(number), key=lambda d: abs(log(d / wanted)))
+    return _nearest(divisors(number), wanted)
+
+
+def nearest_tensor_degree(config: ModelConfig, num_chips: int, wanted: float) -> int:
+    """The tensor degree nearest to `wanted` by ratio that splits `num_chips` and the heads of the model."""
+    return _nearest(tensor_degrees(config, num_chips), wanted)
+
+
+def _nearest(degrees: Iterable[int], wanted: float) -> int:
+    return min(degrees, key=lambda d: abs(log(d / wanted)))
 
 
 def _communication(
@@ -220,7 +230,7 @@ def _communication(
     yield _form("tensor_degree", "Y < M_Y F / alpha", limit, degree, "chips", holds, reach=reach)
     best = mixed_batch_shards(tokens, round(d_ff * copies), chips, ideal.axes_ratio)
     shards = layout.num_batch_shards * layout.context
-    figures = {"chips": chips, "tensor": nearest_divisor(min(chips, reach), chips / best)}
+    figures = {"chips": chips, "tensor": nearest_tensor_degree(config, min(chips, reach), chips / best)}
     formula = f"X = sqrt(B / {'F' if copies == 1 else '(F E / k)'} * M_X / M_Y * N)"
     yield _form("fsdp_with_tensor_degree", formula, best, shards, "shards of the batch", None, **figures)
     for overlapped in (True, False):
