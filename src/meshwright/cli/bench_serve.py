@@ -44,6 +44,7 @@ def serve(
     mw bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4 --ttft 0.5 --tpot 0.05
     mw bench serve --url http://127.0.0.1:8000 --chat --turns 10 --prefix-tokens 500 -o serve.json
     mw bench serve --plan plan.toml --rate 20 --requests 2000 --ttft 1 --tpot 0.03 --replicas 0
+    mw bench serve --plan plan.toml --rate 4 --mode all
     mw report serve.json -o serve.html
     """
     if (url is None) == (plan is None):
@@ -58,7 +59,9 @@ def serve(
         )
     else:
         refuse_with({"--chat": traffic.chat, "--api-key": api_key, "--model": model}, "--plan asks no server")
-        if servers.mode != "disaggregated":
+        if servers.mode == "all":
+            refuse_with({"--output": output, "--plot": plot}, "--mode all prints a table")
+        elif servers.mode != "disaggregated":
             refuse_with(
                 {"--prefill-replicas": servers.prefill_replicas}, "only --mode disaggregated has them"
             )
@@ -79,10 +82,13 @@ def serve(
             client = Client(url, model=model, api_key=key, options=fields, timeout_seconds=timeout)
             measured = asyncio.run(_measure(client, load, targets, report))
         else:
-            from meshwright.load.planned_server import NotEnoughError, simulated
+            from meshwright.load.planned_server import ALL_MODES, NotEnoughError, simulated, simulated_modes
 
             assert plan is not None, "one of the two is given"
             try:
+                if servers.mode == ALL_MODES:
+                    _tell_modes(simulated_modes(plan, servers, load, targets, report), as_json=as_json)
+                    return
                 measured = simulated(plan, servers, load, targets, report)
             except NotEnoughError as error:
                 note(f"mw: {error}")
@@ -146,6 +152,17 @@ def _tell(document: dict[str, Any], output: Path | None, *, plot: bool, as_json:
         from meshwright.report.pages.load import terminal_histograms
 
         note(terminal_histograms(document))
+
+
+def _tell_modes(documents: dict[str, dict[str, Any]], *, as_json: bool) -> None:
+    """The engines side by side."""
+    if as_json:
+        emit({"modes": documents})
+        return
+    from meshwright.report.pages.load import modes_table
+    from meshwright.report.terminal.tables import rich_table
+
+    show(rich_table(modes_table(documents)))
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -21,7 +21,8 @@ from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.policy import DISAGGREGATED, Mode, mode_of
 from meshwright.units import format_number_of, format_seconds
 
-_MODES = (*get_args(Mode), DISAGGREGATED)
+MODES = (*get_args(Mode), DISAGGREGATED)
+ALL_MODES = "all"
 # Maximum number of servers to try.
 _MOST_REPLICAS = 4096
 # Share of the answers that must meet the targets.
@@ -43,8 +44,8 @@ def simulated(
     plan = load_plan(path)
     if plan.workload.phase == "train":
         raise PlanError(f"{path} trains; mw plan serve -o {path} writes a plan that serves")
-    if servers.mode not in _MODES:
-        raise PlanError(f"--mode {servers.mode!r} is unknown; {nearest(servers.mode, list(_MODES))}")
+    if servers.mode not in MODES:
+        raise PlanError(f"--mode {servers.mode!r} is unknown; {nearest(servers.mode, [*MODES, ALL_MODES])}")
     if servers.mode == DISAGGREGATED and not servers.prefix_cache:
         raise PlanError(f"--mode {DISAGGREGATED} hands over cached pages; leave out --no-prefix-cache")
     if not servers.replicas and targets == LatencyTargets():
@@ -69,8 +70,17 @@ def simulated(
     return head | document | {"cut": num_cut(asked, chats), "results": [row]}
 
 
+def simulated_modes(
+    path: Path, servers: SimulatedServers, load: Load, targets: LatencyTargets, report: Any
+) -> dict[str, dict[str, Any]]:
+    """The documents of `simulated` by mode."""
+    return {mode: simulated(path, replace(servers, mode=mode), load, targets, report) for mode in MODES}
+
+
 def _server(plan: Plan, servers: SimulatedServers) -> Planned:
     hardware = catalog.load(plan.hardware)
+    if servers.ideal:
+        hardware = replace(hardware, chip=hardware.chip.roofline())
     context = plan.workload.seq_len
     limits = Limits.of_layout(
         plan.model,

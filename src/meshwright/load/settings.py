@@ -93,7 +93,10 @@ class SimulatedServers:
     replicas: 0 for the smallest number that meets the targets in 95% of the answers.
     """
 
-    mode: str = option("interleaved", help="With --plan: interleaved, batched or disaggregated prefill.")
+    mode: str = option(
+        "interleaved", help="With --plan: interleaved, batched or disaggregated prefill; all compares them."
+    )
+    ideal: bool = option(False, help="With --plan: price a pure roofline.")
     replicas: int = option(1, least=0, help="With --plan: servers; 0 finds the fewest that meet the targets.")
     prefill_replicas: int | None = option(
         None, least=1, help="With --mode disaggregated: servers that only prefill.", unset="1"

@@ -1,6 +1,6 @@
 """A load test of a server: its facts in lines, its times as a table, and a page of charts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from meshwright.errors import DataError
@@ -46,6 +46,23 @@ def times_table(document: JsonDocument, title: str = "") -> Table:
     keys = ("mean", "p50", "p95", "p99", "max")
     rows = [(words, *(seconds_text(document[row][key]) for key in keys)) for row, words in _ROWS.items()]
     return Table.of(title, ("", *(f"{key}|number" for key in keys)), rows)
+
+
+def modes_table(documents: Mapping[str, JsonDocument]) -> Table:
+    """The engines of `mw bench serve --mode all`, a row each."""
+    rows = [
+        (
+            mode,
+            *(seconds_text(document["ttft_seconds"][key]) for key in ("mean", "p95")),
+            *(seconds_text(document["itl_seconds"][key]) for key in ("mean", "max")),
+            f"{document['new_tokens_per_second']:,.0f}",
+            f"{document['simulated']['busy_share']:.0%}",
+            str(document["simulated"]["chips"]),
+        )
+        for mode, document in documents.items()
+    ]
+    columns = ("first token, mean", "p95", "between tokens, mean", "longest", "tokens/s", "busy", "chips")
+    return Table.of("Engines", ("engine", *(f"{column}|number" for column in columns)), rows)
 
 
 def facts(document: JsonDocument) -> list[str]:
