@@ -49,6 +49,7 @@ PLANNING = {
     "mw hardware": "hardware v5e:4x4",
     "mw shard": 'shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096',
     "mw collective": 'collective "AllGather_X([B_X, D])" --mesh X=4 --dims B=64,D=64 --hardware v4p:4x1x1',
+    "mw plot": "plot lookahead",
     "mw validate": "validate {rows}",
     "mw validate, load tests": "validate {tests}",
 }

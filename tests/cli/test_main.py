@@ -19,6 +19,7 @@ from meshwright.cli.main import COMMANDS, main
 GROUPS = {
     "plan": ["rl", "serve", "train"],
     "bench": ["collectives", "matmul", "plan", "serve"],
+    "plot": ["attention", "bandwidth", "decode", "fsdp", "latency", "lookahead", "strategies"],
     "launch": ["k8s", "local", "slurm"],
 }
 CALLS = [[name] for name in COMMANDS if name not in GROUPS]

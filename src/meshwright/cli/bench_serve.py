@@ -53,20 +53,9 @@ def serve(
         raise typer.BadParameter("--concurrency, --rate and --trace cannot be combined")
     if traffic.burst > 1 and traffic.rate is None:
         raise typer.BadParameter("--burst needs --rate")
-    if plan is None:
-        refuse_with(
-            changed_options(SimulatedServers, vars(servers)), "the server at --url decides that itself"
-        )
-    else:
-        refuse_with({"--chat": traffic.chat, "--api-key": api_key, "--model": model}, "--plan asks no server")
-        if servers.mode == "all":
-            refuse_with({"--output": output, "--plot": plot}, "--mode all prints a table")
-        elif servers.mode != "disaggregated":
-            refuse_with(
-                {"--prefill-replicas": servers.prefill_replicas}, "only --mode disaggregated has them"
-            )
-        if not servers.num_drafts:
-            refuse_with({"--acceptance": servers.acceptance > 0}, "without --drafts there are none to accept")
+    _refuse_unread(
+        plan, servers, {"--chat": traffic.chat, "--api-key": api_key, "--model": model}, output, plot=plot
+    )
     chats = traffic.chats()
     from meshwright.load.traffic import Load
 
@@ -102,6 +91,29 @@ def serve(
     _tell(measured, output, plot=plot, as_json=as_json)
     if measured["errors"]:
         raise typer.Exit(PROBLEM)
+
+
+def _refuse_unread(
+    plan: Path | None,
+    servers: SimulatedServers,
+    of_server: dict[str, object],
+    output: Path | None,
+    *,
+    plot: bool,
+) -> None:
+    """Refuse options that nothing reads. of_server: those of a server that is called."""
+    if plan is None:
+        refuse_with(
+            changed_options(SimulatedServers, vars(servers)), "the server at --url decides that itself"
+        )
+        return
+    refuse_with(of_server, "--plan asks no server")
+    if servers.mode == "all":
+        refuse_with({"--output": output, "--plot": plot}, "--mode all prints a table")
+    elif servers.mode != "disaggregated":
+        refuse_with({"--prefill-replicas": servers.prefill_replicas}, "only --mode disaggregated has them")
+    if not servers.num_drafts:
+        refuse_with({"--acceptance": servers.acceptance > 0}, "without --drafts there are none to accept")
 
 
 async def _measure(

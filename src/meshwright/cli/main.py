@@ -75,6 +75,7 @@ COMMANDS = {
     "shard": "Derive and price sharded matmuls and reshards.",
     "reshard": "Price moving a model's weights to another layout.",
     "collective": "Price one collective on a machine.",
+    "plot": "Plot the textbook's curves for any model and machine.",
     "calibrate": "Measure this machine, so that plans can use it.",
     "bench": "Benchmark collectives, matmuls, servers and the planner.",
     "mcp": "Serve plans and audits as tools for agents.",

@@ -47,7 +47,7 @@ def tensor_limit(alpha: float, d_ff: int, num_axes: float = 1.0) -> float:
     return num_axes * d_ff / alpha
 
 
-def mixed_batch_shards(batch_tokens: float, d_ff: int, num_chips: int, axes_ratio: float) -> float:
+def mixed_batch_shards(batch_tokens: float, d_ff: int, num_chips: float, axes_ratio: float) -> float:
     """X that moves the fewest bytes under FSDP with TP: sqrt(B/F M_X/M_Y N).
 
     FSDP moves 4DF/(Y M_X W) and TP 4BD/(X M_Y W) seconds; with Y = N/X they are equal there.

@@ -1,0 +1,203 @@
+"""mw plot: curves of the textbook, as a table, an SVG or a page with a slider."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.cli.common import CHANGES, HARDWARE, JSON, emit, load_model_with, note, show
+from meshwright.cli.parameters import command
+from meshwright.errors import LayoutError
+from meshwright.files import check_writable, write_whole
+from meshwright.hardware import catalog
+from meshwright.options import REQUIRED, option, parse_dtype
+from meshwright.units import parse_count, parse_length
+
+if TYPE_CHECKING:
+    from meshwright.plan.curves import Plot
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_MODEL = option(REQUIRED, help="A preset, a config.json, a checkpoint folder or a TOML.")
+_OUTPUT = option(
+    None, flag="-o --output", help="Write the figure here: .svg, or .html with a slider if it has one."
+)
+
+
+@app.callback()
+def plot() -> None:
+    """Plot the textbook's curves for any model and machine.
+
+    Every figure is also a table in the terminal; `-o` writes a picture.
+    """
+
+
+@command(app)
+def bandwidth(hardware: str = HARDWARE, output: Path | None = _OUTPUT, as_json: bool = JSON) -> None:
+    """Plot the bandwidth of collectives over the size of the array.
+
+    \b
+    mw plot bandwidth --hardware v5e:16x16 -o bandwidth.svg
+    """
+    from meshwright.plan import curves
+
+    _tell(curves.bandwidth(catalog.load(hardware)), output, as_json=as_json)
+
+
+@command(app)
+def latency(
+    chip: Annotated[str, typer.Argument(help="A chip of the catalog: h100, v5p.")],
+    num_bytes: int = option(1024, flag="--bytes", parser=parse_count, least=1, help="Bytes of the array."),
+    most: int = option(1024, least=2, help="Most devices."),
+    output: Path | None = _OUTPUT,
+    as_json: bool = JSON,
+) -> None:
+    """Plot the time of a collective over the number of devices.
+
+    \b
+    mw plot latency h100 --bytes 1Ki
+    """
+    from meshwright.plan import curves
+
+    _tell(curves.ring_latency(chip, num_bytes, most), output, as_json=as_json)
+
+
+@command(app)
+def attention(
+    model: str = _MODEL, changes: str | None = CHANGES, output: Path | None = _OUTPUT, as_json: bool = JSON
+) -> None:
+    """Plot FLOPs of attention and of feed-forward layers over the context.
+
+    \b
+    mw plot attention --model llama-3-8b -o attention.svg
+    """
+    from meshwright.plan import curves
+
+    _tell(curves.attention_share(load_model_with(model, changes)), output, as_json=as_json)
+
+
+@command(app)
+def fsdp(
+    model: str = _MODEL,
+    hardware: str = HARDWARE,
+    batch_tokens: int = option(
+        REQUIRED, parser=parse_count, least=1, help="Tokens of a step, in the middle."
+    ),
+    changes: str | None = CHANGES,
+    output: Path | None = _OUTPUT,
+    as_json: bool = JSON,
+) -> None:
+    """Plot step time over the FSDP degree at fixed chips, with a slider over the batch.
+
+    \b
+    mw plot fsdp --model llama-2-13b --hardware v5p:16x16x16 --batch-tokens 3M -o fsdp.html
+    """
+    from meshwright.plan import curves
+
+    config, machine = load_model_with(model, changes), catalog.load(hardware)
+    _tell(curves.fsdp_degree(config, machine, batch_tokens), output, as_json=as_json)
+
+
+@command(app)
+def strategies(
+    model: str = _MODEL,
+    hardware: str = HARDWARE,
+    changes: str | None = CHANGES,
+    output: Path | None = _OUTPUT,
+    as_json: bool = JSON,
+) -> None:
+    """Plot compute and transfers of FSDP, TP and both over the batch, with a slider over chips.
+
+    \b
+    mw plot strategies --model llama-2-13b --hardware v5p:4x4x4 -o strategies.html
+    """
+    from meshwright.plan import curves
+
+    config, machine = load_model_with(model, changes), catalog.load(hardware)
+    _tell(curves.strategies_over_batch(config, machine), output, as_json=as_json)
+
+
+@command(app)
+def decode(
+    model: str = _MODEL,
+    hardware: str = HARDWARE,
+    context: int = option(REQUIRED, parser=parse_length, least=1, help="Positions of each sequence's cache."),
+    layout: str | None = option(None, help="Layout, for example tensor=8.", unset="tensor over all chips"),
+    batches: str = option("1,8,16,32,64,240", help="Numbers of sequences."),
+    weights_dtype: str = option("bf16", parser=parse_dtype, help="Dtype of the weights."),
+    kv_dtype: str = option("bf16", parser=parse_dtype, help="Dtype of the cache."),
+    changes: str | None = CHANGES,
+    output: Path | None = _OUTPUT,
+    as_json: bool = JSON,
+) -> None:
+    """Plot step time and tokens per second of generation over the batch.
+
+    \b
+    mw plot decode --model llama-2-13b --hardware v5e:8 --context 8192
+    """
+    from meshwright.layout import Layout
+    from meshwright.plan import curves
+
+    config, machine = load_model_with(model, changes), catalog.load(hardware)
+    chosen = Layout.parse(layout or f"tensor={machine.num_chips}")
+    if chosen.mesh.num_devices != machine.num_chips:
+        raise LayoutError(
+            f"layout: {layout} has {chosen.mesh.num_devices} devices and {machine.spec} has "
+            f"{machine.num_chips} chips"
+        )
+    precision = replace(chosen.precision, weights_dtype=weights_dtype, kv_dtype=kv_dtype)
+    counts = [parse_count(text) for text in batches.split(",")]
+    chosen = replace(chosen, precision=precision)
+    _tell(curves.decode_batch(config, machine, context, chosen, counts), output, as_json=as_json)
+
+
+@command(app)
+def lookahead(
+    acceptance: str = option("0.6,0.8,0.9", help="Probabilities that a draft token is accepted."),
+    draft_cost: float = option(0.05, least=0, most=1, help="Time of a draft as a share of a step's."),
+    most: int = option(10, least=1, most=64, help="Most drafts per step."),
+    output: Path | None = _OUTPUT,
+    as_json: bool = JSON,
+) -> None:
+    """Plot speculative decoding over the number of drafts.
+
+    \b
+    mw plot lookahead --acceptance 0.6,0.8,0.9 --draft-cost 0.06
+    """
+    from meshwright.plan import curves
+
+    shares = [_share(text) for text in acceptance.split(",")]
+    _tell(curves.look_ahead(shares, draft_cost, most), output, as_json=as_json)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise typer.BadParameter(f"{text!r} is no probability; fits: 0 to 1", param_hint="--acceptance")
+    return share
+
+
+def _tell(plot: "Plot", output: Path | None, *, as_json: bool) -> None:
+    """Print the values and write the picture."""
+    from meshwright.report.pictures.curves import curves_figure, curves_tables
+    from meshwright.report.terminal.tables import rich_table
+
+    if output:
+        check_writable(output)
+        figure = curves_figure(plot)
+        if output.suffix == ".svg" and figure.is_interactive:
+            figure = replace(figure, frames=(figure.frames[figure.first],), first=0, slider="")
+        write_whole(output, figure.standalone())
+        note(f"wrote {output}")
+    if as_json:
+        emit(plot.to_dict())
+        return
+    show(plot.title)
+    show(plot.caption)
+    for table in curves_tables(plot):
+        show(rich_table(table))
+    for remark in plot.remarks:
+        show(remark)

@@ -1,0 +1,90 @@
+"""Curves of the closed forms: figures of the chapters, and limits that they approach."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.errors import HardwareError
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan import curves
+
+
+def values(
+    plot: curves.Plot, panel: int = 0, frame: int | None = None
+) -> dict[str, dict[float, float | None]]:
+    shown = plot.frames[plot.first if frame is None else frame].panels[panel]
+    return {name: dict(zip(plot.x, curve, strict=True)) for name, curve in shown.curves.items()}
+
+
+def test_bandwidth_rises_to_that_of_both_directions():
+    """8 hops of 1 us for a small array; 9e10 bytes/s for a large one, and four times that for AllToAll."""
+    found = values(curves.bandwidth(load("v5e:16x16")))
+    assert found["AllGather"][1024] == pytest.approx(1024 / 8e-6)
+    assert found["AllGather"][2**30] == pytest.approx(9e10)
+    assert found["AllReduce"][2**30] == pytest.approx(4.5e10)
+    assert found["AllToAll"][2**30] == pytest.approx(4 * 9e10)
+    with pytest.raises(HardwareError, match="one chip and no links"):
+        curves.bandwidth(load("v5e:1"))
+
+
+def test_a_ring_waits_for_its_devices_and_a_tree_for_their_logarithm():
+    found = values(curves.ring_latency("h100", 1024))
+    gather, reduce = found["AllGather"], found["AllReduce"]
+    assert gather[1024] > 10 * gather[64]  # pyright: ignore[reportOperatorIssue, reportOptionalOperand]
+    assert reduce[1024] < 2 * reduce[64]  # pyright: ignore[reportOperatorIssue, reportOptionalOperand]
+    lines = values(curves.ring_latency("v5p", 1024))["AllGather"]
+    assert lines[8] == pytest.approx(7e-6) and lines[28] == pytest.approx(27e-6)
+
+
+def test_scores_cost_as_much_as_projections_at_four_widths():
+    """The chapter has T = 2 D without, and so T = 4 D with a causal mask."""
+    config = load_model("llama-2-13b")
+    found = values(curves.attention_share(config, low=config.d_model))
+    assert found["scores, values"][4 * config.d_model] == pytest.approx(
+        found["projections"][4 * config.d_model]
+    )
+
+
+def test_the_best_fsdp_degree_of_question_3():
+    """X = 1,333, so 1,024 x 4: compute-bound, and FSDP over all chips is not."""
+    plot = curves.fsdp_degree(load_model("llama-2-13b"), load("v5p:16x16x16"), 3_000_000)
+    assert plot.remarks == ("At 3,000,000 tokens X = 1,333 moves the fewest bytes.",)
+    found = values(plot)
+    assert found["step"][1024] == found["compute"][1024]
+    assert found["step"][4096] == found["FSDP"][4096] and found["TP"][4096] is None
+    least = min(found["step"].values())  # pyright: ignore[reportArgumentType]
+    assert found["step"][1024] == least
+    assert [frame.label for frame in plot.frames][plot.first] == "3,000,000 tokens"
+
+
+def test_strategies_cross_where_the_closed_forms_say():
+    """B / N > 850 for FSDP on three axes; with TP alpha^2 / (2 F); F = 30,000 on 16^3 about 4e5 tokens."""
+    config = replace(load_model("llama-2-13b"), d_ff=30_000)
+    plot = curves.strategies_over_batch(config, load("v5p:16x16x16"))
+    assert "FSDP is compute-bound from 3,481,600 tokens, FSDP with TP from 443,904" in plot.remarks[0]
+    ratio = values(plot, panel=1)["FSDP and TP"]
+    assert ratio[2**18] < 1 < ratio[2**19]  # pyright: ignore[reportOptionalOperand, reportOperatorIssue]
+
+
+def test_generation_over_the_batch():
+    """The table of LLaMA-2 13B: 4.98 to 249 ms of 8.2e11 bytes/s, here of 8.1e11."""
+    config = replace(load_model("llama-2-13b"), max_seq_len=8192)
+    plot = curves.decode_batch(config, load("v5e:8"), 8192, Layout.of(tensor=8), [1, 8, 16, 32, 64, 240])
+    book = dict(zip(plot.x, [4.98, 12.13, 20.30, 36.65, 69.33, 249.09], strict=True))
+    for name, curve in values(plot).items():
+        for batch, seconds in curve.items():
+            assert seconds is not None and seconds * 1e3 == pytest.approx(book[batch], rel=0.05), (
+                name,
+                batch,
+            )
+    assert plot.remarks == ("At most 16 sequences fit.",)
+
+
+def test_look_ahead():
+    """Tokens of a step: 1 + a + a^2 + ...; drafts that cost nothing always pay, dear ones never."""
+    plot = curves.look_ahead([0.5, 1.0], 0.0, most=3)
+    assert values(plot)["acceptance 0.5"] == {0: 1, 1: 1.5, 2: 1.75, 3: 1.875}
+    assert plot.remarks[1] == "acceptance 1: best with k = 3, 4.00 times as fast."
+    assert "drafts do not pay" in curves.look_ahead([0.1], 0.5).remarks[0]
