@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
-from meshwright.units import format_bytes, format_count, format_seconds, parse_count
+from meshwright.units import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    parse_count,
+    parse_seconds,
+    parse_seconds_per_token,
+    parse_seconds_to_first_token,
+)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +106,24 @@ def test_formats(text: str, expected: str) -> None:
 )
 def test_a_value_that_rounds_to_the_next_unit_takes_it(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30ms", 0.03), ("0.03", 0.03), (".5", 0.5), ("2 s", 2), ("1.5min", 90), ("1e-2", 0.01)],
+)
+def test_times(text, seconds):
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "30 msec", "ms", ""])
+def test_texts_that_are_no_times(text):
+    with pytest.raises(MeshwrightError, match="is not a time; write 0.03"):
+        parse_seconds(text)
+
+
+def test_a_large_number_per_token_needs_a_unit():
+    assert parse_seconds_per_token("30s") == 30
+    with pytest.raises(MeshwrightError, match="30 has no unit and would be seconds; write 30ms, or 30s"):
+        parse_seconds_per_token("30")
+    assert parse_seconds_to_first_token("30") == 30

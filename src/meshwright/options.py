@@ -19,7 +19,13 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_h
 
 from meshwright.dtypes import KNOWN, named, unknown_dtype
 from meshwright.errors import MeshwrightError
-from meshwright.units import parse_count, parse_length
+from meshwright.units import (
+    parse_count,
+    parse_length,
+    parse_seconds,
+    parse_seconds_per_token,
+    parse_seconds_to_first_token,
+)
 
 T = TypeVar("T")
 # The default of an option that must be given.
@@ -34,7 +40,16 @@ def parse_dtype(text: str) -> str:
     return name
 
 
-_METAVARS = {parse_count: "N", parse_length: "T", parse_dtype: "DTYPE", int: "N", float: "X"}
+_METAVARS = {
+    parse_count: "N",
+    parse_length: "T",
+    parse_dtype: "DTYPE",
+    parse_seconds: "TIME",
+    parse_seconds_per_token: "TIME",
+    parse_seconds_to_first_token: "TIME",
+    int: "N",
+    float: "X",
+}
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,43 @@ def parse_share(text: str | float) -> float:
     return share
 
 
+_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+# A number without a unit that is larger than this was meant in milliseconds, or is a mistake.
+_MOST_PER_TOKEN, _MOST_TO_FIRST = 1.0, 60.0
+
+
+def parse_seconds(text: str | float) -> float:
+    """Seconds: `0.03` and `30ms` are the same.
+
+    >>> parse_seconds("30ms"), parse_seconds("0.5"), parse_seconds("1.5s"), parse_seconds("2min")
+    (0.03, 0.5, 1.5, 120.0)
+    """
+    match = re.fullmatch(
+        r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)(?:e(-?[0-9]{1,3}))?\s*([a-zµ]*)\s*", str(text).lower()
+    )
+    factor = match and _TIMES.get(match[3] or "s")
+    if not match or not factor:
+        raise MeshwrightError(f"{text!r} is not a time; write 0.03 (seconds), 30ms or 2s")
+    return float(f"{match[1]}e{match[2] or 0}") * factor
+
+
+def parse_seconds_per_token(text: str | float) -> float:
+    """Seconds for each token. Raises MeshwrightError for a number above 1 without a unit."""
+    return _with_a_unit_above(_MOST_PER_TOKEN, text)
+
+
+def parse_seconds_to_first_token(text: str | float) -> float:
+    """Seconds to the first token. Raises MeshwrightError for a number above 60 without a unit."""
+    return _with_a_unit_above(_MOST_TO_FIRST, text)
+
+
+def _with_a_unit_above(most: float, text: str | float) -> float:
+    seconds, number = parse_seconds(text), str(text).strip()
+    if seconds > most and number[-1].isdigit():
+        raise MeshwrightError(f"{number} has no unit and would be seconds; write {number}ms, or {number}s")
+    return seconds
+
+
 def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
     match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,4})?)\s*([a-z]*)\s*", str(text).lower())
     factor = match and (suffixes | _BINARY).get(match[2])

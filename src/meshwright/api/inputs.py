@@ -14,7 +14,14 @@ from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, changed_options, check_options, option, parse_dtype
 from meshwright.programs.program import DEFAULT as XLA
 from meshwright.programs.program import PROGRAMS
-from meshwright.units import parse_count, parse_length, parse_share
+from meshwright.units import (
+    parse_count,
+    parse_length,
+    parse_seconds,
+    parse_seconds_per_token,
+    parse_seconds_to_first_token,
+    parse_share,
+)
 
 if TYPE_CHECKING:
     from meshwright.plan.serve.requests import Requests, Targets
@@ -126,7 +133,7 @@ class SizeOptions:
 
     smallest: bool = option(False, help="Find the fewest chips that suffice; --hardware v5p names the chip.")
     max_seconds: float | None = option(
-        None, metavar="SECONDS", least=0, help="With --smallest: the longest step allowed."
+        None, parser=parse_seconds, help="With --smallest: the longest step allowed: 2.5, 500ms."
     )
     days: float | None = option(
         None, metavar="DAYS", least=0, help="With --smallest and --tokens: the longest run allowed."
@@ -152,9 +159,14 @@ class Serve:
     )
     output_tokens: int = option(_UNSET, parser=parse_length, help="Tokens per answer.")
     ttft: float | None = option(
-        None, metavar="S", help="Longest allowed time to first token, in seconds.", after="trace"
+        None,
+        parser=parse_seconds_to_first_token,
+        help="Longest allowed time to first token: 0.5, 500ms.",
+        after="trace",
     )
-    tpot: float | None = option(None, metavar="S", help="Longest allowed time per output token, in seconds.")
+    tpot: float | None = option(
+        None, parser=parse_seconds_per_token, help="Longest allowed time per output token: 0.03, 30ms."
+    )
     max_price_per_hour: float | None = option(
         None, metavar="PRICE", help="Highest allowed price per hour of all chips.", repr=False
     )

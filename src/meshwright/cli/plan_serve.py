@@ -35,7 +35,14 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, changed_options, option
 from meshwright.plan.serve.launch_line import launch_line, runs_on
-from meshwright.units import format_bytes, format_number_of, format_seconds, parse_length
+from meshwright.units import (
+    format_bytes,
+    format_number_of,
+    format_seconds,
+    parse_length,
+    parse_seconds_per_token,
+    parse_seconds_to_first_token,
+)
 
 if TYPE_CHECKING:
     from meshwright.plan.serve.explain import ServeExplanation
@@ -84,10 +91,16 @@ def serve(
         None, least=1e-3, help="With --engine: requests per second; finds the cheapest servers by simulation."
     ),
     ttft_p95: float | None = option(
-        None, flag="--ttft-p95", least=0, metavar="S", help="With --rate: 95% of first tokens come in time."
+        None,
+        flag="--ttft-p95",
+        parser=parse_seconds_to_first_token,
+        help="With --rate: 95% of first tokens come in this time: 1s.",
     ),
     tpot_p95: float | None = option(
-        None, flag="--tpot-p95", least=0, metavar="S", help="With --rate: 95% of answers are this fast."
+        None,
+        flag="--tpot-p95",
+        parser=parse_seconds_per_token,
+        help="With --rate: 95% of answers take this time a token: 30ms.",
     ),
     prices: Prices,
     ideal: bool = option(False, help="Price a pure roofline: rated peaks, and links without latency."),

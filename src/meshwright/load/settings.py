@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.load import traffic
 from meshwright.options import option
-from meshwright.units import parse_count
+from meshwright.units import parse_count, parse_seconds_per_token, parse_seconds_to_first_token
 
 _CLOSED_LOOP = 8
 
@@ -70,10 +70,18 @@ class LatencyTargets:
     """The maximum latencies of a good answer; None for no target."""
 
     ttft_seconds: float | None = option(
-        None, flag="--ttft", least=0, help="Goodput target: time to first token, seconds."
+        None,
+        flag="--ttft",
+        least=0,
+        parser=parse_seconds_to_first_token,
+        help="Goodput target: time to first token: 0.5, 500ms.",
     )
     tpot_seconds: float | None = option(
-        None, flag="--tpot", least=0, help="Goodput target: time per output token, seconds."
+        None,
+        flag="--tpot",
+        least=0,
+        parser=parse_seconds_per_token,
+        help="Goodput target: time per output token: 0.03, 30ms.",
     )
 
     def num_met(self, ttft_seconds: np.ndarray, tpot_seconds: np.ndarray) -> int:
