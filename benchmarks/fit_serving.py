@@ -47,7 +47,7 @@ _NAMES = (*_SHARES, *_SECONDS)
 _FITTED = ("vllm", "sglang", "tensorrt-llm")
 _PRIOR, _STEP, _MOST = 0.5, 0.3, 0.8
 # Of a row: the weight and the scale of the log error of each figure.
-_FIGURES = (("tpot", 1.0, 0.12), ("ttft", 0.6, 0.3))
+_FIGURES = (("tpot_seconds", 1.0, 0.12), ("ttft_seconds", 0.6, 0.3))
 _TOGETHER = 0.2
 
 

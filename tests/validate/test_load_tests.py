@@ -66,15 +66,15 @@ def test_an_expert_group_that_is_counted_twice_is_counted_once(tmp_path):
 
 def test_more_requests_at_once_wait_longer_for_each_token(tmp_path):
     few, many = (predicted(tmp_path, concurrency=number) for number in ("4", "64"))
-    assert few["tpot"] < many["tpot"] and few["ttft"] < many["ttft"]
-    assert few["request"] == pytest.approx(few["ttft"] + 99 * few["tpot"])
+    assert few["tpot_seconds"] < many["tpot_seconds"] and few["ttft_seconds"] < many["ttft_seconds"]
+    assert few["e2e_seconds"] == pytest.approx(few["ttft_seconds"] + 99 * few["tpot_seconds"])
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_engines_answer_within_a_few_weights_reads(tmp_path, engine: str):
     """16 GB of weights at 3.35 TB/s take 4.8 ms a token; eight sequences add little."""
     figures = predicted(tmp_path, engine=engine)
-    assert 0.0048 < figures["tpot"] < 0.012
+    assert 0.0048 < figures["tpot_seconds"] < 0.012
 
 
 def test_pools_apart_do_not_wait_for_prompts(tmp_path):
@@ -82,7 +82,7 @@ def test_pools_apart_do_not_wait_for_prompts(tmp_path):
     pools = {"prefill_workers": "1", "prefill_tensor": "1", "decode_workers": "1", "decode_tensor": "1"}
     apart = predicted(tmp_path, mode="apart", chips="2", hardware="h100:1x2", prompt_len="8000", **pools)
     together = predicted(tmp_path, prompt_len="8000")
-    assert apart["tpot"] < together["tpot"]
+    assert apart["tpot_seconds"] < together["tpot_seconds"]
 
 
 def test_ranks_that_do_not_divide_the_heads_share_redundant_experts(tmp_path):

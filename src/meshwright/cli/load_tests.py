@@ -4,15 +4,17 @@ from meshwright.cli.common import show
 from meshwright.validate.load_test_row import FIGURES
 
 # (median, 90th percentile) that pass, and the rank correlation within panels.
-BARS = {"tpot": (0.12, 0.35), "ttft": (0.25, 0.70), "request": (0.12, None)}
+BARS = {"tpot_seconds": (0.12, 0.35), "ttft_seconds": (0.25, 0.70), "e2e_seconds": (0.12, None)}
 RANK_BAR = 0.85
-_HEADINGS = {"tpot": "time per token", "ttft": "first token", "request": "request"}
+_HEADINGS = {"tpot_seconds": "time per token", "ttft_seconds": "first token", "e2e_seconds": "request"}
 
 
 def missed_bars(document: dict, median_bar: float | None, p90_bar: float | None) -> list[str]:
     """One line for each bar that is missed. median_bar, p90_bar: of the time per token, if given."""
-    bars = BARS | {"tpot": (median_bar or BARS["tpot"][0], p90_bar or BARS["tpot"][1])}
-    if not document["figures"]["tpot"]["num_rows"]:
+    bars = BARS | {
+        "tpot_seconds": (median_bar or BARS["tpot_seconds"][0], p90_bar or BARS["tpot_seconds"][1])
+    }
+    if not document["figures"]["tpot_seconds"]["num_rows"]:
         reason = next((row["skipped"] for row in document["rows"] if row["skipped"]), "the file has no rows")
         return [f"no row could be priced; {reason}"]
     lines = []
@@ -22,7 +24,7 @@ def missed_bars(document: dict, median_bar: float | None, p90_bar: float | None)
             value = document["figures"][name][key]
             if bar is not None and value > bar:
                 lines.append(f"{_HEADINGS[name]}: {what} is {value:.1%}, above {bar:.1%}")
-    ranks = document["ranks"]["tpot"]
+    ranks = document["ranks"]["tpot_seconds"]
     if ranks and ranks["median"] < RANK_BAR:
         lines.append(f"rank correlation within panels is {ranks['median']:.2f}, below {RANK_BAR}")
     return lines
@@ -38,8 +40,8 @@ def show_load_tests(document: dict, list_rows: bool) -> None:
         table.add_column(heading, justify="right")
     groups = [document[key].items() for key in ("modes", "engines", "systems", "models")]
     for name, scores in (*(pair for group in groups for pair in group), ("all", document["figures"])):
-        table.add_row(name, str(scores["tpot"]["num_rows"]), *_figures(scores))
-    ranks, regret = document["ranks"]["tpot"], document["regret"]
+        table.add_row(name, str(scores["tpot_seconds"]["num_rows"]), *_figures(scores))
+    ranks, regret = document["ranks"]["tpot_seconds"], document["regret"]
     show(
         table,
         *([_rows(document)] if list_rows else []),

@@ -38,6 +38,8 @@ class Engine(Record):
     request. step_seconds: of the host for each step, while devices wait. grouped_experts: one kernel
     multiplies all experts of a device. direct_seconds: of its small all-reduce (`Switch.direct_seconds`).
     prompt_layer_seconds: of the host for each layer of a step with prompts, which has no CUDA graph.
+    balances_prompts: groups of devices with sequences of their own wait to compute prompts together. apart:
+    the record of its pools apart.
 
     command: starts the server, with {model}. flags, file: how the command line or its file of settings sets
     each of FLAGS, with {} for its value. cache_names: its names of types of caches. defaults: settings that a
@@ -57,6 +59,8 @@ class Engine(Record):
     grouped_experts: bool = False
     direct_seconds: float = 0.0
     prompt_layer_seconds: float = 0.0
+    balances_prompts: bool = False
+    apart: str = ""
     command: str = ""
     flags: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"keys": FLAGS})
     file: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"keys": FLAGS})

@@ -11,6 +11,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import forward_flops
 from meshwright.plan.serve.engine_steps import EngineSteps, EngineTable
 from meshwright.plan.serve.steps import StepBytes
 from meshwright.serve.engine.limits import Limits
@@ -26,6 +27,7 @@ class EngineServer:
 
     stands_for: groups of devices with sequences of their own for each simulated group. Groups are equally
     loaded, so that few of them show how all do. receives: its prompts come computed, from other servers.
+    gain: tokens of a sequence in a step.
     """
 
     config: ModelConfig
@@ -34,6 +36,7 @@ class EngineServer:
     engine: Engine
     stands_for: int = 1
     receives: bool = False
+    gain: float = 1.0
 
     @property
     def data(self) -> int:
@@ -92,7 +95,18 @@ class EngineServer:
             receives=self.receives,
             step_seconds=self.engine.step_seconds,
             least_seconds=self.engine.prompt_layer_seconds * self.config.num_layers,
+            balances_prompts=self.engine.balances_prompts,
+            shared_share=self._shared_share,
+            gain=self.gain,
         )
+
+    @property
+    def _shared_share(self) -> float:
+        """Share of a token's products that groups of devices divide: those of experts, if over all groups."""
+        if self.config.moe is None or self.layout.mesh.sizes.get("expert", 1) < self.data:
+            return 0.0
+        flops = forward_flops(self.config, 1)
+        return flops.mlp / flops.total
 
 
 def _table_size(size: int, least: int) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-FIGURES = ("tpot", "ttft", "request")
+FIGURES = ("tpot_seconds", "ttft_seconds", "e2e_seconds")
 MODES = ("together", "apart")
 # InferenceX draws lengths from 0.8 to 1 times these (prompt, answer).
 _DRAWN = ((1024, 1024), (8192, 1024), (1024, 8192))
@@ -71,9 +71,9 @@ class LoadTestRow:
         return self.with_request(self.ttft_seconds, self.tpot_seconds)
 
     def with_request(self, ttft_seconds: float, tpot_seconds: float) -> dict[str, float]:
-        """The two means, and the mean time of a request that follows."""
-        request = ttft_seconds + (self.output_tokens - 1) * tpot_seconds
-        return {"tpot": tpot_seconds, "ttft": ttft_seconds, "request": request}
+        """The two means, and the mean time of a whole request that follows."""
+        e2e = ttft_seconds + (self.output_tokens - 1) * tpot_seconds
+        return {"tpot_seconds": tpot_seconds, "ttft_seconds": ttft_seconds, "e2e_seconds": e2e}
 
     @property
     def output_tokens(self) -> float:
@@ -102,31 +102,29 @@ class LoadTestRow:
     def pools(self) -> list[tuple[int, Degrees]]:
         """(workers, degrees) of the one pool, or of the pools of prefill and of decode."""
         if self.mode == "together":
-            degrees = _degrees(self.tensor, self.data, self.expert_tensor, self.expert)
-            return [(max(1, self.chips // degrees.chips) if not self.expert_over_counted else 1, degrees)]
+            stated = (self.tensor or 1, self.data or 1, self.expert_tensor or 1, self.expert or 1)
+            if _is_squared(*stated):
+                expert = stated[-1]
+                is_data = stated[1] > stated[0]
+                return [(1, Degrees(1, expert, 1, expert) if is_data else Degrees(expert, 1, 1, expert))]
+            degrees = Degrees(*stated)
+            return [(max(1, self.chips // degrees.chips), degrees)]
         prefill = _degrees(
             self.prefill_tensor, self.prefill_data, self.prefill_expert_tensor, self.prefill_expert
         )
         decode = _degrees(self.decode_tensor, self.decode_data, self.decode_expert_tensor, self.decode_expert)
         return [(self.prefill_workers or 1, prefill), (self.decode_workers or 1, decode)]
 
-    @property
-    def expert_over_counted(self) -> bool:
-        return _squared(self.tensor or 1, self.data or 1, self.expert_tensor or 1, self.expert or 1)
 
-
-def _squared(tensor: int, data: int, expert_tensor: int, expert: int) -> bool:
+def _is_squared(tensor: int, data: int, expert_tensor: int, expert: int) -> bool:
     """Whether n devices of an expert group are counted as n * n devices.
 
     A record with tensor = expert = n says that experts are divided over the n devices of tensor parallelism.
     Collections that take expert_tensor for tensor then find n * n devices: the same runs are listed with n
-    and with n * n devices, and equal times.
+    and with n * n devices, and equal times. Workers of pools apart are counted right.
     """
     return expert > 1 and expert_tensor == expert and tensor * data == expert * expert
 
 
-def _degrees(tensor: int | None, data: int | None, expert_tensor: int | None, expert: int | None) -> Degrees:
-    tensor, data, expert_tensor, expert = tensor or 1, data or 1, expert_tensor or 1, expert or 1
-    if _squared(tensor, data, expert_tensor, expert):
-        return Degrees(1, expert, 1, expert) if data > tensor else Degrees(expert, 1, 1, expert)
-    return Degrees(tensor, data, expert_tensor, expert)
+def _degrees(*stated: int | None) -> Degrees:
+    return Degrees(*(degree or 1 for degree in stated))

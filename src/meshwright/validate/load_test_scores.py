@@ -98,9 +98,9 @@ def _regret(predictions: Sequence[LoadTestPrediction]) -> dict[str, Any] | None:
     for panel in grouped(predictions, question).values():
         if len({(p.layout, _test(p).engine, _test(p).engine_version) for p in panel}) < 2:
             continue
-        chosen = min(panel, key=lambda p: (p.predicted or {})["request"] * _test(p).chips)
-        costs = [_test(p).figures["request"] * _test(p).chips for p in panel]
-        lost.append(_test(chosen).figures["request"] * _test(chosen).chips / min(costs) - 1)
+        chosen = min(panel, key=lambda p: (p.predicted or {})["e2e_seconds"] * _test(p).chips)
+        costs = [_test(p).figures["e2e_seconds"] * _test(p).chips for p in panel]
+        lost.append(_test(chosen).figures["e2e_seconds"] * _test(chosen).chips / min(costs) - 1)
     if not lost:
         return None
     return {"num_panels": len(lost), "mean": mean(lost), "p80": quantile(sorted(lost), 0.8)}

@@ -33,6 +33,16 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.with_engine import running
 from meshwright.validate.load_test_row import FIGURES, SHORTEST_DRAWN, Degrees, LoadTestRow
+from meshwright.validate.load_test_settings import (
+    FULL,
+    MOST_SPLIT,
+    MOST_WORKERS,
+    SPLIT_WORKERS,
+    expected_gain,
+    is_unstated,
+    splits_heads,
+    streamed_tokens,
+)
 from meshwright.validate.published import UnreadRow
 from meshwright.validate.score import grouped
 from meshwright.validate.static_batches import dtype_of_source
@@ -146,8 +156,13 @@ class LoadTestCase:
         last = np.array([answer.piece_seconds[-1] for answer in answers])
         start = np.array([answer.start_seconds for answer in answers])
         tokens = np.array([answer.num_tokens for answer in answers])
+        each = (last - first) / np.maximum(tokens - 1, 1)
+        tpot = float(np.average(each, weights=weights))
         ttft = float(np.average(first - start, weights=weights)) + self.servers[0].engine.request_seconds
-        tpot = float(np.average((last - first) / np.maximum(tokens - 1, 1), weights=weights))
+        waited = streamed_tokens(row) - 1
+        # The first message holds several tokens, and the last one ends as before.
+        ttft += waited * tpot
+        tpot *= max(0.0, 1 - waited / max(1.0, row.output_tokens - 1))
         return row.with_request(ttft, tpot)
 
     @cached_property
@@ -215,6 +230,8 @@ def _weights(count: int, concurrency: int) -> np.ndarray:
 def load_test_case(row: LoadTestRow) -> LoadTestCase:
     """The case of a row. Raises MeshwrightError if the row cannot be expressed."""
     engine, config = ENGINES[row.engine], model_of_load_test(row)
+    if row.mode == "apart" and engine.apart:
+        engine = ENGINES[engine.apart]
     pools = row.pools()
     concurrency = row.concurrency
     if concurrency is None and row.decode_batch:
@@ -222,12 +239,38 @@ def load_test_case(row: LoadTestRow) -> LoadTestCase:
         concurrency = row.decode_batch * workers * decode.data
     if concurrency is None:
         raise PlanError("concurrency is empty, and no decode_batch says how many requests run at once")
+    if is_unstated(row, config):
+        return _unstated(row, config, engine, concurrency)
     servers = tuple(_server(row, config, engine, degrees) for _, degrees in pools)
     servers = (*servers[:-1], _holding(row, servers[-1], config, *pools[-1], concurrency))
     workers = tuple(workers for workers, _ in pools)
     if row.mode == "apart" and row.prefill_workers is None:
-        workers = (_balanced(row, servers, concurrency), *workers[1:])
+        workers = (max(1, ceil(_balanced(row, servers, concurrency))), *workers[1:])
     return LoadTestCase(row, servers, workers, concurrency)
+
+
+def _unstated(row: LoadTestRow, config: ModelConfig, engine: Engine, concurrency: int) -> LoadTestCase:
+    """The case of pools apart if the row leaves out their workers, as `load_test_settings` has them."""
+    (_, prefill), (_, decode) = row.pools()
+    before = _server(row, config, engine, _with_sequences(prefill))
+    splits = splits_heads(row, concurrency, decode)
+    after = _server(row, config, engine, decode if splits else _with_sequences(decode))
+    after = replace(after, gain=expected_gain(row, config))
+    servers = (before, _holding(row, after, config, 1, decode, concurrency))
+    if splits:
+        return LoadTestCase(row, servers, (1, min(SPLIT_WORKERS, concurrency)), concurrency)
+    is_full = decode.chips >= MOST_SPLIT or concurrency >= FULL * decode.chips
+    number = 1 if is_full else MOST_WORKERS
+    while number > 1 and number * _balanced(row, servers, concurrency // number) > 1:
+        number -= 1
+    prefills = max(1, ceil(number * _balanced(row, servers, concurrency // number)))
+    return LoadTestCase(row, servers, (prefills, number), concurrency)
+
+
+def _with_sequences(degrees: Degrees) -> Degrees:
+    """These devices, each with sequences of its own, and experts over all of them."""
+    chips = degrees.chips
+    return Degrees(1, chips, 1, chips)
 
 
 def _holding(
@@ -247,15 +290,13 @@ def _holding(
     positions = concurrency / workers * (row.prompt_len + row.output_len / 2)
     if server.num_positions(row.prompt_len + row.output_len) * degrees.data >= positions:
         return server
-    chips = degrees.chips
-    return _server(row, config, server.engine, Degrees(1, chips, 1, chips))
+    return replace(_server(row, config, server.engine, _with_sequences(degrees)), gain=server.gain)
 
 
-def _balanced(row: LoadTestRow, servers: Sequence[EngineServer], concurrency: int) -> int:
-    """Prefill workers for one decode worker, if the row does not say how many there were.
+def _balanced(row: LoadTestRow, servers: Sequence[EngineServer], concurrency: int) -> float:
+    """Prefill workers that one decode worker with `concurrency` requests keeps busy.
 
-    The smallest number with which the pool of prefill is not the slower one: pools are sized so that decode
-    workers are full.
+    Pools are sized so that decode workers are full.
     """
     prefill, decode = servers
     limits = decode.limits(row.prompt_len + row.output_len + 1, concurrency)
@@ -263,8 +304,9 @@ def _balanced(row: LoadTestRow, servers: Sequence[EngineServer], concurrency: in
     context = row.prompt_len + row.output_len / 2
     step = replace(decode, receives=True).steps(limits).seconds(running, context, (), 0)
     alone = prefill.limits(row.prompt_len + 2, 1)
-    prompt = prefill.steps(alone).seconds(0, 0.0, [(row.prompt_len, row.prompt_len)], 0) / prefill.data
-    return max(1, ceil(running / (row.output_tokens * step) * prompt / _BUSY))
+    prompts = [(row.prompt_len, row.prompt_len)] * prefill.data
+    prompt = prefill.steps(alone).seconds(0, 0.0, prompts, 0) / prefill.data
+    return running / (row.output_tokens * step) * prompt / _BUSY
 
 
 def model_of_load_test(row: LoadTestRow) -> ModelConfig:

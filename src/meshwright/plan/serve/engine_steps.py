@@ -97,8 +97,10 @@ class EngineTable:
 class EngineSteps:
     """Seconds of an engine's steps, as `StepPrices` in `load/simulator.py`.
 
-    data: simulated groups. separate_prompts, step_seconds: as in `Engine`. receives: prompts come computed
-    from other servers. least_seconds: of a program with prompts, whose kernels the host launches one by one.
+    data: simulated groups. separate_prompts, balances_prompts, step_seconds: as in `Engine`. receives:
+    prompts come computed from other servers. least_seconds: of a program with prompts, whose kernels the host
+    launches one by one. shared_share: share of the products of a token that all groups divide, whichever group has it
+    (experts). gain: tokens of a sequence in a step.
     """
 
     def __init__(
@@ -110,7 +112,11 @@ class EngineSteps:
         receives: bool = False,
         step_seconds: float = 0.0,
         least_seconds: float = 0.0,
+        balances_prompts: bool = False,
+        shared_share: float = 0.0,
+        gain: float = 1.0,
     ) -> None:
+        self._balances_prompts, self._shared_share, self._gain = balances_prompts, shared_share, gain
         self._table, self._data, self._step_seconds = table, data, step_seconds
         self._least_seconds = least_seconds
         self._separate_prompts, self._receives = separate_prompts, receives
@@ -126,11 +132,8 @@ class EngineSteps:
             mean_context, chunks = positions / num_sequences, ()
         num_sequences = -(-num_sequences // data)
         if not chunks:
-            return table.decode(num_sequences, mean_context) + self._step_seconds
-        if data > 1:
-            chunks = sorted(chunks, reverse=True)[: -(-len(chunks) // data)]
-        num_tokens = sum([count for count, _ in chunks])
-        num_pairs = sum([count * (2 * end - count) for count, end in chunks]) / 2
+            return (table.decode(num_sequences, mean_context) + self._step_seconds) / self._gain
+        num_tokens, num_pairs = self._tokens_and_pairs(chunks)
         if not num_sequences or self._separate_prompts:
             prompts = max(table.prompts(num_tokens, num_pairs), self._least_seconds) + self._step_seconds
             if not num_sequences:
@@ -139,9 +142,28 @@ class EngineSteps:
         mixed = table.mixed(num_sequences, mean_context, num_tokens, num_pairs)
         return max(mixed, self._least_seconds) + self._step_seconds
 
+    def _tokens_and_pairs(self, chunks: Sequence[tuple[int, int]]) -> tuple[int, float]:
+        """Prompt tokens, and pairs of a query and a key, of a group that take as long as those of all groups.
+
+        The step waits for the busiest group; all divide the work of experts.
+        """
+
+        def totals(some: Sequence[tuple[int, int]]) -> tuple[int, float]:
+            num_pairs = sum([count * (2 * end - count) for count, end in some]) / 2
+            return sum([count for count, _ in some]), num_pairs
+
+        if self._data == 1:
+            return totals(chunks)
+        ordered = sorted(chunks, reverse=True)
+        most = totals(ordered[: 1 if self._balances_prompts else -(-len(chunks) // self._data)])
+        evenly = [number / self._data for number in totals(chunks)]
+        tokens = max(most[0], evenly[0])
+        return round(tokens + self._shared_share * (evenly[0] - tokens)), max(most[1], evenly[1])
+
     def generating(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
         """Seconds of decode steps, as `StepPrices` has them."""
-        return self._table.decodes(-(-num_sequences // self._data), mean_contexts) + self._step_seconds
+        seconds = self._table.decodes(-(-num_sequences // self._data), mean_contexts) + self._step_seconds
+        return seconds / self._gain
 
 
 def _steps(least: int, most: int, factor: float) -> list[int]:

@@ -1,0 +1,72 @@
+"""Settings of load tests that tables leave out, as public launch scripts choose them.
+
+Tables give the degrees of one worker and the requests at once. They leave out
+
+    attention       one copy of heads over all devices of a worker, or sequences of its own for each device
+    workers         of pools apart
+    drafts          whether the model's heads for further tokens ran
+    streaming       tokens that a server collects before it sends them
+
+Source: InferenceX (Apache-2.0, August 2026), 378 searches in configs/ with pools apart, and the launch scripts
+in benchmarks/. SGLang and TensorRT-LLM serve mixtures with latent attention there as follows. Workers split
+heads up to about SPLIT_POSITIONS positions at once; beyond, and in workers of more than MOST_SPLIT devices,
+each device has sequences of its own. A pool that splits heads has about SPLIT_WORKERS workers for one of
+prefill. Otherwise pools are sized so that neither waits for the other.
+"""
+
+from meshwright.models.config import ModelConfig
+from meshwright.validate.load_test_row import Degrees, LoadTestRow
+
+# Positions of all requests at once up to which the devices of a worker split heads.
+SPLIT_POSITIONS = 900_000
+MOST_SPLIT = 16
+# Workers that split heads: 3 (64 devices of H100, 32 of GB200 in fp8) to 8, most often 4 or 5.
+SPLIT_WORKERS = 4
+# Largest number of workers with sequences of their own for each device, up to this number of them.
+MOST_WORKERS, FULL = 3, 256
+# Share of TensorRT-LLM's searches with drafts (SGLang's are mostly without), and tokens of a step with drafts
+# for each token without: three heads predict 2.6 tokens in a step that takes 1.5 times as long (DeepSeek-R1).
+DRAFTED = 0.55
+DRAFTS_GAIN = 1.75
+# Tokens that a server collects, by engine, hardware's first letters and model's; the first that fits.
+_STREAMED = (
+    ("trtllm", "", "minimax", 100),
+    ("trtllm", "", "gpt-oss", 1),  # 20, with the first token sent at once: num_postprocess_workers = 4
+    ("trtllm", "", "llama", 1),
+    ("trtllm", "", "qwen3-", 1),
+    ("trtllm", "", "", 10),
+    ("sglang", "h", "", 1),
+    ("sglang", "", "deepseek", 30),
+    ("sglang", "", "glm", 30),
+    ("sglang", "", "qwen3.5", 40),  # 50 in fp8, 30 in bf16
+    ("sglang", "", "", 30),
+)
+
+
+def streamed_tokens(row: LoadTestRow) -> int:
+    """Tokens of an answer in its first message."""
+    if row.mode == "apart":  # the pool of prefill sends the first token
+        return 1
+    fits = (
+        number
+        for engine, machine, model, number in _STREAMED
+        if row.engine == engine and row.hardware.startswith(machine) and row.model.startswith(model)
+    )
+    return min(next(fits, 1), row.output_len)
+
+
+def is_unstated(row: LoadTestRow, config: ModelConfig) -> bool:
+    """Whether `row` leaves out the workers of its pools and the layout of attention."""
+    return row.mode == "apart" and row.decode_workers is None and config.mla is not None
+
+
+def splits_heads(row: LoadTestRow, concurrency: int, degrees: Degrees) -> bool:
+    """Whether the devices of a decode worker with latent attention split heads."""
+    positions = concurrency * (row.prompt_len + row.output_len / 2)
+    return degrees.chips <= MOST_SPLIT and positions <= SPLIT_POSITIONS
+
+
+def expected_gain(row: LoadTestRow, config: ModelConfig) -> float:
+    """Expected tokens of a step for each without drafts, if `row` does not say whether there were any."""
+    drafts = config.mtp_layers and row.engine == "trtllm" and is_unstated(row, config)
+    return 1 + DRAFTED * (DRAFTS_GAIN - 1) if drafts else 1.0
