@@ -18,12 +18,11 @@ def why_not(
     config: ModelConfig, layout: Layout, phase: str = "train", *, hardware: Hardware | None = None
 ) -> str | None:
     """Why this model under this layout does not run in this phase on a machine, or any; None if it does."""
-    of_machine = hardware and (virtual_lacks(config, layout, hardware) or machine_lacks(layout, hardware))
     return (
         model_lacks(config)
         or _mixer_lacks(config, layout, phase)
         or layout_lacks(layout, phase)
-        or of_machine
+        or (machine_lacks(layout, hardware) if hardware else None)
         or _does_not_divide(config, layout)
     )
 
@@ -104,17 +103,6 @@ def emulated(layout: Layout, platform: Platform, chip: Chip | None = None) -> st
     dtype_of_products = layout.precision.compute_dtype
     how = f"operands are rounded to it and multiplied in {dtype_of_products}, which saves no time"
     return f"{chips} have no products of {dtype}: {how}"
-
-
-def virtual_lacks(config: ModelConfig, layout: Layout, hardware: Hardware) -> str | None:
-    """The mixer whose training step does not end on several virtual devices of a CPU.
-
-    Its gradients are right there, but the step of `mw train` waits for ever; the cause is not known.
-    """
-    mixer, number = config.state_mixer, layout.mesh.num_devices
-    if mixer and number > 1 and hardware.chip.platform.virtual:
-        return f"{mixer.title} on {number} virtual devices of a CPU"
-    return None
 
 
 def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:

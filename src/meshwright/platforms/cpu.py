@@ -25,6 +25,9 @@ CPU = Platform(
     # 2,048 rows took 37 ms, and 18 if they are rounded afterwards (Zen 4).
     wide_products=True,
     pairs_rows=True,  # XLA's fast path begins with two rows
+    # jaxlib's triangular solve of a batch (`ParallelBatchMap`) hands its parts to XLA's pool of threads and
+    # waits in a thread of it: on two devices of two cores both threads waited for ever (jax 0.10.2).
+    solve_blocks=True,
     # A tile of fewer rows costs less for one row, and more for many (float32, 6 x 768-2048-768, two cores:
     # tiles of 8, 16 and 32 rows took 8, 16 and 24 ms for one row; 23, 16, 21 for 16; 468, 376, 351 for 512).
     tile_rows=16,

@@ -136,6 +136,7 @@ class Platform:
     wide_products: bool = False  # a product that is rounded to bf16 is computed in f32
     pairs_rows: bool = False  # a single row of bf16 or int8 is multiplied as two
     joins_weights: bool = False  # weights that read the same input are stored as one array
+    solve_blocks: bool = False  # a batched triangular solve waits for threads of the pool that runs it
     tile_rows: int = 128  # of products whose rows do not depend on the batch
     native: bool = False  # has the extension in C++
     head_tokens: int | None = None  # tokens of a device in a chunk of the head; None: no chunks

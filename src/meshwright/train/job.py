@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import CheckpointError, MeshwrightError, PlanError
-from meshwright.hardware import catalog
 from meshwright.hardware.catalog import load
 from meshwright.layout.fit import check_stacks, check_updates
-from meshwright.layout.runnable import check_runs, emulated, virtual_lacks
+from meshwright.layout.runnable import check_runs, emulated
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.nn.files import checkpoint_files
@@ -148,8 +147,6 @@ def _check_plan(plan: Plan) -> None:
             f"{plan.model.name}: the plan is of phase {plan.workload.phase!r}; training takes 'train'"
         )
     check_runs(plan.layout)
-    if feature := virtual_lacks(plan.model, plan.layout, catalog.load(plan.hardware)):
-        raise PlanError(f"{plan.model.name}: training {feature} does not run yet; fits: --hardware cpu:1")
     check_updates(plan.layout, plan.model)
     check_stacks(plan.layout, plan.model)
 

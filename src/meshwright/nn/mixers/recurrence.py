@@ -13,6 +13,7 @@ those given, or of the delta rule the solution of a unit triangular system (Yang
 All of it is float32. The backward pass computes each chunk again from the state before it.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from jax.sharding import PartitionSpec
 
 from meshwright.models.mixers.mixer import CHUNK
 from meshwright.nn.each_device import spec_of, with_gradient
+from meshwright.platforms import PLATFORMS
 
 
 class Inputs(NamedTuple):
@@ -79,6 +81,51 @@ def chunked(inputs: Inputs, segments: Array | None = None, state: Array | None =
     return (out if grouped else out[:, :, 0]), after
 
 
+def _solved(system: Array, wanted: Array) -> Array:
+    """x[..., C, p] of (1 + system) x = wanted; system[..., C, C] has entries only below the diagonal."""
+    of_platforms = {platform.name: by_products for platform in PLATFORMS.values() if platform.solve_blocks}
+    with_solver = partial(jax.scipy.linalg.solve_triangular, lower=True, unit_diagonal=True)
+    return lax.platform_dependent(system, wanted, default=with_solver, **of_platforms)
+
+
+@jax.custom_vjp
+def by_products(system: Array, wanted: Array) -> Array:
+    """`_solved` by the inverse, which products of blocks give."""
+    return _inverse(system) @ wanted
+
+
+def _by_products_forward(system: Array, wanted: Array) -> tuple[Array, tuple[Array, Array]]:
+    inverse = _inverse(system)
+    solved = inverse @ wanted
+    return solved, (inverse, solved)
+
+
+def _by_products_backward(saved: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+    inverse, solved = saved
+    d_wanted = jnp.swapaxes(inverse, -1, -2) @ d
+    return -d_wanted @ jnp.swapaxes(solved, -1, -2), d_wanted
+
+
+by_products.defvjp(_by_products_forward, _by_products_backward)
+
+
+def _inverse(system: Array) -> Array:
+    """The inverse of 1 + system[..., C, C], which has entries only below the diagonal, by halves.
+
+    With the inverses a and b of the halves on the diagonal, the block below is -b system a.
+    """
+    size = system.shape[-1]
+    if size <= 2:
+        return jnp.broadcast_to(jnp.eye(size, dtype=system.dtype), system.shape) - system
+    half = -(-size // 2)
+    rest = [(0, 0)] * (system.ndim - 2) + [(0, 2 * half - size)] * 2
+    system = jnp.pad(system, rest)
+    upper, lower = _inverse(jnp.stack([system[..., :half, :half], system[..., half:, half:]]))
+    below = -lower @ system[..., half:, :half] @ upper
+    top = jnp.concatenate([upper, jnp.zeros_like(below)], axis=-1)
+    return jnp.concatenate([top, jnp.concatenate([below, lower], axis=-1)], axis=-2)[..., :size, :size]
+
+
 def _in_chunks(x: Array, size: int, rest: int, *, last: bool = False) -> Array:
     """x[B, T, ...] as [T / size, B, size, ...], filled up with zeros, or with its last position."""
     pads = [(0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)]
@@ -105,7 +152,7 @@ def _chunk(
         system = jnp.moveaxis(jnp.tril(jnp.moveaxis(keys, (1, 2), (3, 4)), -1), (3, 4), (-2, -1))
         known = jnp.einsum("bigs,bgusp->bigup", k, state) * entered[..., None]
         wanted = jnp.moveaxis(beta[..., None] * (v - known), 1, -2)
-        solved = jax.scipy.linalg.solve_triangular(system, wanted, lower=True, unit_diagonal=True)
+        solved = _solved(system, wanted)
         v = jnp.moveaxis(solved, -2, 1)
     scores = jnp.einsum("bigs,bjgs->bijg", q, k)[..., None] * within
     out = jnp.einsum("bijgu,bjgup->bigup", scores, v)
