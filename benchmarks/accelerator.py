@@ -39,7 +39,8 @@ import numpy as np
 from engine import some_tokens, times_of
 
 from meshwright.audit.compile.compile import memory_by_cause
-from meshwright.audit.numerics import numerics_report, tiny_model
+from meshwright.audit.numerics import tiny_model
+from meshwright.audit.numerics.comparison import numerics_report
 from meshwright.bench.serving_steps import steps
 from meshwright.cost.serving_step import pass_cost
 from meshwright.errors import MeshwrightError

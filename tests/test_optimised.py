@@ -32,6 +32,6 @@ def test_training_computes_the_numbers_of_the_tests(runs: Runs, tmp_path: Path):
 def test_an_audit_of_the_optimised_step_matches(runs: Runs):
     """The compiled collectives do not depend on the optimisations."""
     runs.environment["XLA_FLAGS"] = ""
-    out, _ = runs.mw("audit", str(runs.plan), "--json")
+    out, _ = runs.mw("audit", str(runs.plan), "--no-numerics", "--json")
     document: dict[str, Any] = json.loads(out)
     assert document["verdict"] == "match"

@@ -213,13 +213,6 @@ def test_logits_are_split_as_the_phase_splits_its_batch() -> None:
     assert sizes == [4 * 8 * TINY.vocab_size, 4 * 16 * TINY.vocab_size]
 
 
-def test_numerics_are_of_training() -> None:
-    plan = Plan(TINY, "cpu:8", Workload(16, 64, "generate"), Layout.of(data=2, tensor=4))
-    with pytest.raises(PlanError) as error:
-        audit_plan(plan, "cpu", numerics=True)
-    assert str(error.value) == "--numerics compares training steps; this plan has phase 'generate'"
-
-
 def test_rows_of_16_pages_are_read_eight_pages_at_a_time_and_none_alone() -> None:
     """1,024 positions of 64 a page: the loop over what eight do not divide makes no trip, and so no FLOP."""
     layout = Layout.of(tensor=2, weights_dtype="f32", compute_dtype="f32")

@@ -131,12 +131,12 @@ class PricedLayout:
         return self.alone.save(path)
 
     def audit(
-        self, target: str | None = None, *, numerics: bool = False, progress: Progress | None = None
+        self, target: str | None = None, *, numerics: bool = True, progress: Progress | None = None
     ) -> dict:
         """A comparison of the compiled step with the plan: the keys of `mw audit --json`, `verdict` first.
 
         target: the compiler, "tpu", "gpu" or "cpu"; by default the hardware's if it is installed. No chip
-        needs to be attached. numerics: also compare a tiny model's loss and gradients with one device's.
+        needs to be attached. numerics: also compare a tiny twin's numbers with plain formulas.
         """
         from meshwright.audit.audit import audit_plan
 

@@ -94,14 +94,17 @@ class ServedLayout:
         """The keys of a point of `mw plan serve --json`."""
         return self.point.to_dict()
 
-    def audit(self, target: str | None = None, *, progress: Progress | None = None) -> dict:
+    def audit(
+        self, target: str | None = None, *, numerics: bool = True, progress: Progress | None = None
+    ) -> dict:
         """A comparison of the compiled generate step with the plan, as `mw audit --json`.
 
-        The key `prefill` has the same for a prefill step. target: as in `PricedLayout.audit`.
+        The key `prefill` has the same for a prefill step. target, numerics: as in `PricedLayout.audit`.
         """
         from meshwright.audit.audit import audit_phases
 
-        return audit_phases(self.plan, target, lambda what: progress and progress(what, None))
+        say = progress or (lambda *_: None)
+        return audit_phases(self.plan, target, lambda what: say(what, None), numerics=numerics)
 
     def save(self, path: str | Path) -> Path:
         """Write plan.toml for `mw serve` and `mw audit`, and its figures as .json next to it."""

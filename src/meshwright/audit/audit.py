@@ -1,6 +1,7 @@
 """The audit of a plan: collectives, FLOPs and memory of its compiled step and of the plan."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from meshwright.audit.against_plan import against_plan, at_phase_rates
@@ -14,10 +15,10 @@ from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.seconds import step_prices
 from meshwright.audit.facts.timeline import program_timeline
 from meshwright.audit.hlo.read import parse_hlo
-from meshwright.audit.numerics import check_numerics
+from meshwright.audit.numerics import cached_numerics
 from meshwright.audit.per_stage import stages_against_plan
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
-from meshwright.errors import OutOfMemoryError, PlanError
+from meshwright.errors import OutOfMemoryError
 from meshwright.hardware.catalog import load
 from meshwright.layout.paged import page_of
 from meshwright.models.count import widest_window
@@ -36,18 +37,21 @@ def audit_plan(
 ) -> dict:
     """The audit of one step of `plan`, in any phase: the keys of `mw audit`.
 
-    numerics: also compare a tiny model under the layout with one device (see `numerics.check_numerics`).
+    numerics: also compare a tiny twin's arithmetic with the formulas (see `numerics.check_numerics`).
     target: "cpu", "tpu" or "gpu", the compiler; by default that of the plan's hardware if it is installed,
     otherwise the CPU's. Raises AuditError if the step does not compile. Served sequences fill whole pages on
     both sides; `progress` reports it if they are longer than planned.
     """
     chosen, plan = choose_target(plan.hardware, plan.layout, target), _in_whole_pages(plan, progress)
-    try:
-        compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
-    except OutOfMemoryError as error:
-        return refused(plan, chosen, error)
-    checked = _numerics(plan, progress) if numerics else None
-    return judged(plan, chosen, compiled, checked)
+    with ThreadPoolExecutor(1) as both:  # each waits for a process
+        checked = both.submit(cached_numerics, plan, use_cache=use_cache) if numerics else None
+        try:
+            compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
+        except OutOfMemoryError as error:
+            return refused(plan, chosen, error)
+        if checked and not checked.done():
+            progress("running a tiny twin of the plan, to compare its numbers with the formulas'")
+        return judged(plan, chosen, compiled, checked.result() if checked else None)
 
 
 def _in_whole_pages(plan: Plan, progress: Callable[[str], None]) -> Plan:
@@ -88,8 +92,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     """The audit of a compiled step.
 
     verdict: `match` if every collective is planned or equivalent, products and memory are as planned, all
-    instructions were understood, and the compiler replicated nothing involuntarily. checked: the numerics'
-    report, if requested.
+    instructions were understood, the compiler replicated nothing involuntarily, and the twin's numbers are
+    those of the formulas. checked: the numerics' report, if requested.
     """
     if compiled.stages:
         document = stages_against_plan(plan, target, compiled.hlo, compiled.stages)
@@ -99,7 +103,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         document = against_plan(plan, target, planned, program, plan.layout.mesh, compiled.memory_bytes)
     warnings = compiler_warnings(compiled.compiler_log)
     bad = bool(document["findings"] or document["not_understood"]) or replicates(warnings)
-    bad |= checked is not None and not checked["agrees"]
+    bad |= checked is not None and checked["agrees"] is False
     return {
         "verdict": "differs" if bad else "match",
         "target": target.name,
@@ -165,10 +169,3 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
             "peak": {"bytes": error.num_bytes, "buffers": largest} if largest else None,
         },
     }
-
-
-def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
-    if plan.workload.phase != "train":
-        raise PlanError(f"--numerics compares training steps; this plan has phase {plan.workload.phase!r}")
-    progress(f"running a tiny model under {plan.layout} and on one device")
-    return check_numerics(plan)

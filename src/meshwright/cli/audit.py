@@ -45,9 +45,7 @@ def audit(
     ),
     hlo: Path | None = option(None, help="Audit the optimised HLO of any program instead of a plan."),
     mesh: str | None = option(None, help="With --hlo: the mesh's axes, data=2,tensor=4."),
-    numerics: bool = option(
-        False, help="Also compare loss and gradients with one device's, on a tiny model."
-    ),
+    numerics: bool = option(True, help="Also compare the numbers of a tiny twin with plain formulas."),
     no_cache: bool = option(False, help="Compile again even if the cache has the program."),
     against: Path | None = option(None, help="Show what changed since this audit, written by -o."),
     output: Path | None = option(None, flag="-o --output", help="Write the JSON here too."),
@@ -56,7 +54,8 @@ def audit(
     """Compile a plan's step and compare its collectives, FLOPs and memory with the plan.
 
     The compiler is that of the plan's TPU or GPU if it is installed (the [tpu] or [cuda12] extra), otherwise
-    XLA's for CPU on virtual devices. No chip need be attached, and no weights are allocated. Exits 1 if they
+    XLA's for CPU on virtual devices. No chip need be attached, and no weights are allocated. A tiny twin of
+    the plan runs on virtual CPU devices, and its numbers are compared with plain formulas. Exits 1 if they
     differ, and says what each difference costs and what to change.
 
     \b
@@ -79,7 +78,7 @@ def audit(
             "--layout": layout,
             "--target": target,
             "--phase": phase,
-            "--numerics": numerics or None,
+            "--no-numerics": None if numerics else True,
         }
         _finish(_of_program(hlo, hardware, mesh, given), output, before, as_json=as_json)
         return

@@ -111,6 +111,7 @@ class CompiledStep:
         self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
         self.peak_flops_per_second = chip_flops_per_second * layout.mesh.num_devices
+        self.keeps_gradients = False  # in the metrics, for comparisons; set before the first step
         self._compiled: set[Any] = set()  # programs, by all processes
 
     # State
@@ -315,7 +316,8 @@ class CompiledStep:
         (loss, of_routers), grads = self._losses_and_gradients(state.params, rows)
         norm = gradient_norm(grads)
         after = self.updated(state, grads, norm)
-        return after, self.metrics(loss, of_routers, norm, state.num_updates)
+        metrics = self.metrics(loss, of_routers, norm, state.num_updates)
+        return after, metrics | {"gradients": grads} if self.keeps_gradients else metrics
 
     @jax.named_scope("update")
     def metrics(

@@ -35,9 +35,15 @@ def content_key(plan: Plan, target: Target, environment: Mapping[str, str] = os.
         "target": asdict(target),
         "versions": dict(target.versions),
         "flags": {name: environment.get(name, "") for name in _FLAG_VARIABLES},
-        "source": _source_hash(),
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return source_key(content)
+
+
+def source_key(content: Mapping[str, object]) -> str:
+    """A hash of some content and of our source."""
+    return hashlib.sha256(
+        json.dumps({**content, "source": _source_hash()}, sort_keys=True).encode()
+    ).hexdigest()
 
 
 @cache

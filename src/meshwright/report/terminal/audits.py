@@ -46,20 +46,26 @@ def schedule_tables(audit: JsonDocument) -> list[RichTable | Text]:
 
 
 def _numerics(audit: JsonDocument) -> list[Text]:
-    """The differences of loss and gradients from one device, on a tiny model."""
+    """The largest differences of a tiny twin's numbers from the formulas'."""
     numerics = audit.get("numerics")
     if not numerics:
         return []
-    worst, loss = (
-        UNAVAILABLE if part["difference"] is None else f"{part['difference']:.1e}"
-        for part in (numerics["worst"], numerics["loss"])
-    )
+    if numerics["agrees"] is None:
+        return [Text("numerics: ").append("not run", style="yellow").append(f": {numerics['why']}")]
     verdict = Text("agrees", style="green") if numerics["agrees"] else Text("differs", style="red")
-    words = (
-        f" with one device (tiny model, {numerics['layout']}): loss within {loss}, "
-        f"{len(numerics['gradients'])} gradients within {worst} ({numerics['worst']['tensor']})"
+    checks = [check for check in numerics["checks"] if not check["agrees"]] or numerics["checks"]
+    words = ", ".join(
+        f"{check['what']} {'within' if check['agrees'] else 'by'} {_difference(check)}"
+        + (f" ({check['worst']})" if check["worst"] else "")
+        + ("" if check["agrees"] else f", allowed {check['tolerance']:.0e}")
+        for check in checks
     )
-    return [Text("numerics: ").append(verdict).append(words)]
+    twin = f" with the formulas (tiny twin, {numerics['layout']}): "
+    return [Text("numerics: ").append(verdict).append(twin + words)]
+
+
+def _difference(check: JsonDocument) -> str:
+    return "nan" if check["difference"] is None else f"{check['difference']:.1e}"
 
 
 def _remark(title: str, what: str, where: str, change: str, style: str = "") -> Text:

@@ -1,0 +1,102 @@
+"""Comparison of a plan's arithmetic with the formulas, on a tiny twin of the plan.
+
+The twin has the features of the planned model (norms, positions, heads per KV head, windows, biases, experts,
+latents) in small dimensions, and the options of the layout on up to 32 devices (twin.py). Its own code
+runs on virtual CPU devices in float32. The formulas are plain JAX (reference.py, reference_update.py):
+
+    training     the loss, every gradient, the weights after two clipped updates, and large logits
+    inference    prompts of several lengths and ten tokens each, through the engine and its pages
+
+It runs in a separate process, since the number of devices is fixed when JAX starts.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.audit.compile.cache import fetch, source_key, store
+from meshwright.audit.compile.compile import error_line
+from meshwright.audit.numerics.twin import in_narrow_types, tiny_model, tiny_plan
+from meshwright.errors import AuditError, LayoutError, MeshwrightError
+from meshwright.plan_file import PLAN_FILE, Plan, save_plan
+
+__all__ = ["cached_numerics", "check_numerics", "tiny_model", "tiny_plan"]
+
+NARROW_FILE, _REPORT = "narrow.toml", "numerics.json"
+_MOST_SECONDS = 300
+# Most of the time would go to LLVM, and small programs do not need its optimisations.
+_QUICK_TO_COMPILE = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
+
+
+def cached_numerics(plan: Plan, *, use_cache: bool = True) -> dict[str, Any]:
+    """The report of `check_numerics`, from the cache if this source made it before.
+
+    If the twin does not run, `agrees` is None and `why` has the reason.
+    """
+    key = source_key({"numerics": asdict(replace(plan, hardware="", planned={}, tuned=()))})
+    if use_cache and (stored := fetch(key)):
+        return json.loads((stored / _REPORT).read_text())
+    try:
+        report = check_numerics(plan)
+    except MeshwrightError as error:
+        return {"agrees": None, "why": str(error), "checks": []}
+    if use_cache:
+        store(key, {_REPORT: json.dumps(report)})
+    return report
+
+
+def check_numerics(plan: Plan) -> dict[str, Any]:
+    """The twin's numbers beside the formulas': `agrees`, and checks[] with `difference` and `tolerance`.
+
+    Also loss, gradients[] and updates[] of a training step, or requests[] of inference. difference: relative
+    to the tensor's largest entry, or in nats; None if a number is not finite. Raises AuditError if the twin
+    does not run under the layout.
+    """
+    try:
+        small = tiny_plan(plan)
+    except LayoutError as error:
+        raise AuditError(f"{plan.layout}: no tiny model has this layout: {error}") from None
+    narrow = in_narrow_types(plan, small)
+    if _has_devices(small.layout.mesh.num_devices):
+        from meshwright.audit.numerics.comparison import compared
+
+        try:
+            return compared(small, narrow)
+        except MeshwrightError as error:
+            raise AuditError(f"{small.layout}: the tiny model does not run: {error}") from error
+    count = f"--xla_force_host_platform_device_count={small.layout.mesh.num_devices}"
+    flags = " ".join((os.environ.get("XLA_FLAGS", ""), *_QUICK_TO_COMPILE, count)).strip()
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    with tempfile.TemporaryDirectory(prefix="meshwright-numerics-") as folder:
+        save_plan(small, Path(folder) / PLAN_FILE)
+        if narrow:
+            save_plan(narrow, Path(folder) / NARROW_FILE)
+        command = [sys.executable, "-m", "meshwright.audit.numerics", folder]
+        try:
+            ran = subprocess.run(
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_MOST_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise AuditError(f"{small.layout}: the tiny model ran for over {_MOST_SECONDS} s") from None
+        if ran.returncode:
+            why = error_line(ran.stderr, ran.returncode)
+            raise AuditError(f"{small.layout}: the tiny model does not run: {why}")
+        return json.loads(ran.stdout.splitlines()[-1])
+
+
+def _has_devices(count: int) -> bool:
+    """Whether this process runs JAX on enough virtual CPU devices, as tests do."""
+    found = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    is_cpu = "jax" in sys.modules and os.environ.get("JAX_PLATFORMS") == "cpu"
+    return is_cpu and found is not None and int(found[1]) >= count

@@ -1,0 +1,421 @@
+"""The numbers of a tiny plan's own code beside those of the formulas (reference.py), in this process."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isfinite
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax import Array
+
+from meshwright.audit.numerics import reference, reference_update
+from meshwright.layout import Layout
+from meshwright.layout.moves.attention import attention_layout, token_sharding
+from meshwright.layout.moves.experts import has_fixed_rows
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import dimensions, parameters
+from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.params import build, flatten, shardings, trained
+from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.plan_file import Plan
+from meshwright.train.optimizers import OptimizerConfig
+from meshwright.train.stage_step import training_step
+from meshwright.train.step import CompiledStep
+
+# Relative to a tensor's largest entry. Sums of some hundred terms differ by about ten roundings of 1.2e-7,
+# and a gradient passes through a dozen of these.
+TOLERANCE = 1e-4
+# Changes of weights have the rounding of weights, and Newton and Schulz's iterations enlarge differences.
+_OF_UPDATES, _OF_MUON = 2e-3, 2e-2
+# Logits of some hundreds, whose rounding is in the exponents.
+_OF_PEAKS = 1e-2
+# Nats of a generated token's log-probability.
+_OF_TOKENS = 5e-4
+# Relative to the spread of a tensor, for types of less than 16 bits: four bits round by up to a seventh.
+_NARROW = 0.5
+# Gradients below this share of the largest tensor's are rounding: the bias of keys has no gradient.
+_NEGLIGIBLE = 1e-6
+# Entries below this share of a gradient's largest may have any sign, by which some optimizers step.
+_UNCERTAIN = 1e-4
+# Two updates: both clipped, with decay, and a denominator that does not hide the gradients' size.
+_OPTIMIZER = OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=1, total_steps=4, eps=1e-3, clip_norm=0.25)
+_NUM_TOKENS, _PAGE = 10, 8
+_PROMPTS = (1, 5, 17, 30)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: its name, the largest difference, its tolerance, and the tensor that differs most."""
+
+    what: str
+    difference: float | None
+    tolerance: float
+    worst: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return self.difference is not None and self.difference <= self.tolerance
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "difference": self.difference,
+            "tolerance": self.tolerance,
+            "agrees": self.agrees,
+            "worst": self.worst,
+        }
+
+
+def compared(plan: Plan, narrow: Plan | None) -> dict[str, Any]:
+    """The report of a tiny plan. narrow: the same plan with narrow types, if it has any."""
+    began = time.monotonic()
+    is_trained = plan.workload.phase == "train"
+    with jax.numpy_rank_promotion("allow"):
+        weights = _weights(plan.model)
+        report = _training(plan, weights) if is_trained else _inference(plan, weights)
+        if narrow:
+            report["checks"] += (
+                _narrow_training(narrow, weights) if is_trained else _narrow_inference(narrow, weights)
+            )
+    checks = report.pop("checks")
+    return {
+        "layout": str(plan.layout),
+        "devices": plan.layout.mesh.num_devices,
+        "agrees": all(check.agrees for check in checks),
+        "tolerance": TOLERANCE,
+        "seconds": round(time.monotonic() - began, 1),
+        "checks": [check.to_dict() for check in checks],
+        **report,
+    }
+
+
+def _weights(config: ModelConfig) -> dict[str, np.ndarray]:
+    """Weights by path, none of them zeros or ones only, so that each of them shows."""
+    rng, sizes, weights = np.random.default_rng(0), dimensions(config), {}
+    for path, param in parameters(config).items():
+        shape = param.shape(sizes)
+        noise = rng.standard_normal(shape)
+        if param.init == "normal" or param.init == "taps":
+            made = noise * np.prod([sizes[letter] for letter in param.fan_in]) ** -0.5
+        elif param.init == "decay":
+            made = rng.uniform(0.0, 1.0, shape)
+        else:
+            made = (param.init == "ones") + 0.2 * noise
+        weights[path] = np.asarray(made, np.float32)
+    return weights
+
+
+def _tokens(config: ModelConfig, *shape: int, seed: int = 0) -> np.ndarray:
+    """Token ids, half of them equal, so that some experts get more rows than they have capacity for."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, config.vocab_size, shape, dtype=np.int32)
+    return np.where(rng.random(shape) < 0.5, np.int32(3), tokens)
+
+
+# Training
+
+
+def _training(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    config, layout = plan.model, plan.layout
+    optimizer = replace(_OPTIMIZER, optimizer=layout.precision.optimizer)
+    step = training_step(config, layout, plan.workload, optimizer, chip_flops_per_second=1.0)
+    shape = plan.workload.num_sequences, plan.workload.seq_len + 1
+    batches = [_tokens(config, *shape, seed=seed) for seed in (0, 1)]
+    tree = build(config, lambda path, _: weights[path])
+    loss, gradients, after = _after_updates(step, tree, batches)
+    loud = {path: _peaked(config, path, w) for path, w in weights.items()}
+    loud_loss, *_ = _after_updates(step, build(config, lambda path, _: loud[path]), batches[:1])
+
+    differentiated = jax.jit(jax.value_and_grad(partial(_reference_loss, plan)))
+    own, fixed = _parts(config, weights)
+    expected_loss, expected = differentiated(own, fixed, batches[0])
+    steps = [expected]
+    first = reference_update.updated(config, optimizer, own, steps)
+    steps.append(differentiated(first, fixed, batches[1])[1])
+    second = reference_update.updated(config, optimizer, first, steps)
+    expected_loud, _ = differentiated(*_parts(config, loud), batches[0])
+
+    report = numerics_report(loss, gradients, float(expected_loss), _arrays(expected))
+    updates = _updates(weights, after, _arrays(second), [_arrays(one) for one in steps])
+    tolerance = _OF_MUON if optimizer.optimizer == "muon" else _OF_UPDATES
+    worst = report["worst"]
+    report["updates"] = [{"tensor": path, "difference": value} for path, value in updates.items()]
+    report["checks"] = [
+        Check("loss", report["loss"]["difference"], TOLERANCE),
+        Check("gradients", worst["difference"], TOLERANCE, worst["tensor"]),
+        _worst("weights after two updates", updates, tolerance),
+        Check("loss of large logits", _relative(loud_loss, float(expected_loud)), _OF_PEAKS),
+    ]
+    return report
+
+
+def _narrow_training(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Check]:
+    """Loss and gradients in the plan's narrow types, which agree roughly."""
+    step = training_step(plan.model, plan.layout, plan.workload, _OPTIMIZER, chip_flops_per_second=1.0)
+    batch = _tokens(plan.model, plan.workload.num_sequences, plan.workload.seq_len + 1)
+    loss, gradients = step.whole_gradients(build(plan.model, lambda path, _: weights[path]), batch)
+    own, fixed = _parts(plan.model, weights)
+    expected_loss, expected = jax.jit(jax.value_and_grad(partial(_reference_loss, plan)))(own, fixed, batch)
+    report = numerics_report(loss, gradients, float(expected_loss), _arrays(expected), by_spread=True)
+    worst = report["worst"]
+    return [
+        Check("loss in narrow types", report["loss"]["difference"], _NARROW / 10),
+        Check("gradients in narrow types", worst["difference"], _NARROW, worst["tensor"]),
+    ]
+
+
+def _parts(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the weights that are trained, the others)."""
+    names = trained(config)
+    return {path: w for path, w in weights.items() if path in names}, {
+        path: w for path, w in weights.items() if path not in names
+    }
+
+
+def _reference_loss(plan: Plan, own: Mapping[str, Any], fixed: Mapping[str, Any], rows: Any) -> Array:
+    """The mean over microbatches, each with its own rows of the experts."""
+    config, layout = plan.model, plan.layout
+    weights, count = {**own, **fixed}, layout.schedule.microbatches
+    if not (config.moe and has_fixed_rows(layout)):
+        return reference.mean_loss(config, weights, rows)
+    losses = []
+    for number in range(count):
+        of_rows = rows[number::count]
+        capacity = reference.with_capacity(
+            config.moe,
+            layout.schedule.capacity or 1.0,
+            _groups(layout, of_rows.shape[0], of_rows.shape[1] - 1),
+        )
+        losses.append(reference.mean_loss(config, weights, of_rows, capacity))
+    return sum(losses[1:], losses[0]) / count
+
+
+def _groups(layout: Layout, batch: int, length: int) -> np.ndarray:
+    """i32[B, T]: the device that holds each token, in whose order experts take their rows."""
+    gates = layout.activation("gates", "BTE")
+    of_batch, of_length = (layout.mesh.size(gates.axes_of(letter)) for letter in "BT")
+    attended = layout.mesh.size(token_sharding(attention_layout(layout), "tokens").axes_of("T"))
+    pieces = np.split(np.arange(length), 2 * attended) if attended > 1 else [np.arange(length)]
+    dealt = (
+        [pieces[i] for n in range(attended) for i in (n, 2 * attended - 1 - n)] if attended > 1 else pieces
+    )
+    place = np.empty(length, int)
+    place[np.concatenate(dealt)] = np.arange(length) * of_length // length
+    return (np.arange(batch) * of_batch // batch)[:, None] * of_length + place
+
+
+def _arrays(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {path: np.asarray(array, np.float32) for path, array in tree.items()}
+
+
+def _placed(step: Any, tree: Any) -> Any:
+    """The step's first state, with these weights."""
+    if isinstance(step, CompiledStep):
+        with jax.set_mesh(step.mesh):
+            where = shardings(step.config, step.layout, step.mesh)
+            return jax.jit(step.first_state)(jax.device_put(tree, where))
+    saved = step.saved(step.init(0))
+    of_optimizer = saved.opt_state
+    host = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), tree, saved.params)
+    if step.layout.precision.master_weights:
+        of_optimizer = of_optimizer._replace(weights=host)
+    return step.placed(replace(saved, params=host, opt_state=of_optimizer))
+
+
+def _after_updates(
+    step: Any, tree: Any, batches: Sequence[np.ndarray]
+) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(the first loss, the first gradients, the weights after an update for each batch), all by path."""
+    gradients: dict[str, np.ndarray] = {}
+    losses, state = [], _placed(step, tree)
+    if isinstance(step, CompiledStep):
+        step.keeps_gradients = True
+    else:  # the programs of stages are compiled once
+        _, gradients = step.whole_gradients(tree, batches[0])
+    for batch in batches:
+        state, metrics = step.step(state, batch)
+        losses.append(float(metrics["loss"]))
+        gradients = gradients or _arrays(flatten(cast(Any, metrics["gradients"])))
+    return losses[0], _arrays(gradients), _arrays(flatten(step.saved(state).params))
+
+
+def _peaked(config: ModelConfig, path: str, w: np.ndarray) -> np.ndarray:
+    """A weight such that scores and logits exceed the largest exponent of float32."""
+    name = path.rpartition("/")[2]
+    largest = 300.0
+    if name == "final_norm" and config.norm_scale:
+        return w * largest
+    return w * largest if name in ("wq", "wq_up") and not config.qk_norm else w
+
+
+def _updates(
+    before: Mapping[str, np.ndarray],
+    after: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    gradients: Sequence[Mapping[str, np.ndarray]],
+) -> dict[str, float | None]:
+    """The differences of two updates by path, where gradients are more than rounding."""
+    largest = max(float(np.abs(one).max()) for g in gradients for one in g.values())
+    rows: dict[str, float | None] = {}
+    for path in expected:
+        change = expected[path] - before[path]
+        scale = float(np.abs(change).max())
+        certain = np.ones(change.shape, bool)
+        for g in gradients:
+            certain &= np.abs(g[path]) >= max(_UNCERTAIN * np.abs(g[path]).max(), _NEGLIGIBLE * largest)
+        still = all(np.abs(g[path]).max() < _NEGLIGIBLE * largest for g in gradients)
+        if still or not certain.any() or not scale:
+            continue
+        rows[path] = _finite(np.abs(after[path] - expected[path])[certain].max() / scale)
+    return rows
+
+
+# Inference
+
+
+def _inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    prompts, tokens = _tokens_by_request(plan, weights)
+    differences = {
+        f"prompt of {len(prompt)}": _nats(plan.model, weights, prompt, of_prompt)
+        for prompt, of_prompt in zip(prompts, tokens, strict=True)
+    }
+    first, others = ({name: pair[i] for name, pair in differences.items()} for i in (0, 1))
+    return {
+        "requests": [
+            {"request": name, "prefill": pair[0], "generation": pair[1]} for name, pair in differences.items()
+        ],
+        "checks": [
+            _worst("prefill", first, _OF_TOKENS),
+            _worst(f"{_NUM_TOKENS - 1} steps of generation", others, _OF_TOKENS),
+        ],
+    }
+
+
+def _narrow_inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Check]:
+    """Log-probabilities in the plan's narrow types: the errors' root mean square over the spread."""
+    prompts, answers = _tokens_by_request(plan, weights)
+    errors, spreads = [], []
+    for prompt, scores in zip(prompts, answers, strict=True):
+        for error, expected in _errors(plan.model, weights, prompt, scores):
+            errors.append(error)
+            spreads.append(expected - expected.mean())
+    size, spread = (np.sqrt(np.mean(np.concatenate(rows) ** 2)) for rows in (errors, spreads))
+    return [Check("tokens in narrow types", _finite(float(size / spread)), _NARROW)]
+
+
+def _tokens_by_request(plan: Plan, weights: Mapping[str, np.ndarray]) -> tuple[list[list[int]], list[Any]]:
+    """(prompts, scores of the tokens that the engine generates for each, all at the same time)."""
+    from meshwright.nn.products.quantised import as_read
+    from meshwright.serve.device.runner import JaxRunner
+    from meshwright.serve.engine.engine import Engine
+    from meshwright.serve.engine.request import NUM_TOP, Request, SamplingParams
+
+    config, layout = plan.model, plan.layout.replace(capacity=None).at("generate")
+    mesh = device_mesh(layout)
+    read = as_read(layout)
+    dtype = jax_dtype(read.precision.weights_dtype)
+    tree = build(config, lambda path, _: weights[path].astype(dtype))
+    params = jax.device_put(tree, shardings(config, read, mesh))
+    replicas = layout.data * layout.fsdp * max(layout.word("context"), 1)
+    runner = JaxRunner(
+        params, config, layout, mesh,
+        num_slots=2 * replicas, context=48, page_size=_PAGE, chunk=16 * replicas, block=_PAGE,
+        with_native=False,
+    )  # fmt: skip
+    runner.warm_up()
+    prompts = [_tokens(config, length, seed=length).tolist() for length in _PROMPTS]
+    sampling = SamplingParams(temperature=0.0, top_logprobs=NUM_TOP)
+
+    async def scores(engine: Engine, prompt: list[int]) -> list[Any]:
+        request = Request(tuple(prompt), _NUM_TOKENS, sampling)
+        return [event.score async for event in engine.submit(request)]
+
+    async def answers(engine: Engine) -> list[Any]:
+        return await asyncio.gather(*(scores(engine, prompt) for prompt in prompts))
+
+    with Engine(runner) as engine:
+        return prompts, asyncio.run(answers(engine))
+
+
+def _errors(
+    config: ModelConfig, weights: Mapping[str, np.ndarray], prompt: list[int], scores: Sequence[Any]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each generated token: (errors of the log-probabilities of the likeliest, the formulas')."""
+    tokens = np.asarray([[*prompt, *(score.token for score in scores)]], np.int32)
+    log_shares = np.asarray(jax.nn.log_softmax(_logits(config)(weights, tokens), axis=-1))[0]
+    for number, score in enumerate(scores):
+        expected = log_shares[len(prompt) - 1 + number]
+        pairs = [(score.token, score.logprob), *score.top]
+        ids, given = np.asarray([token for token, _ in pairs]), np.asarray([nats for _, nats in pairs])
+        # The token must be the likeliest, and the reported ones the likeliest of all.
+        missed = expected.max() - expected[score.token]
+        yield np.append(given - expected[ids], missed), expected
+
+
+def _logits(config: ModelConfig) -> Any:
+    return jax.jit(partial(reference.logits, config))
+
+
+def _nats(
+    config: ModelConfig, weights: Mapping[str, np.ndarray], prompt: list[int], scores: Sequence[Any]
+) -> tuple[float | None, float | None]:
+    """The largest errors of the first token, and of the others."""
+    largest = [np.abs(error).max() for error, _ in _errors(config, weights, prompt, scores)]
+    return _finite(float(largest[0])), _finite(float(max(largest[1:], default=0.0)))
+
+
+# Reports
+
+
+def numerics_report(
+    loss: float,
+    gradients: Mapping[str, Any],
+    expected_loss: float,
+    expected: Mapping[str, Any],
+    *,
+    by_spread: bool = False,
+) -> dict[str, Any]:
+    """The report of two runs: arrays by path, as computed and as expected.
+
+    by_spread: differences are root mean squares over that of the tensor, not the largest over the largest.
+    """
+    sizes = {path: _size(one, by_spread) for path, one in expected.items()}
+    largest, rows = max(sizes.values()), []
+    for path, size in sizes.items():
+        error = _size(gradients[path] - expected[path], by_spread)
+        rows.append({"tensor": path, "difference": _finite(error / max(size, _NEGLIGIBLE * largest))})
+    difference = _relative(loss, expected_loss)
+    worst = max(rows, key=lambda row: _or_infinite(row["difference"]))
+    return {
+        "agrees": max(map(_or_infinite, (difference, worst["difference"]))) <= TOLERANCE,
+        "tolerance": TOLERANCE,
+        "loss": {"layout": _finite(loss), "one_device": _finite(expected_loss), "difference": difference},
+        "gradients": rows,
+        "worst": worst,
+    }
+
+
+def _size(x: np.ndarray, by_spread: bool) -> float:
+    return float(np.sqrt(np.mean(x**2)) if by_spread else np.abs(x).max())
+
+
+def _worst(what: str, differences: Mapping[str, float | None], tolerance: float) -> Check:
+    name = max(differences, key=lambda name: _or_infinite(differences[name]))
+    return Check(what, differences[name], tolerance, name)
+
+
+def _relative(value: float, expected: float) -> float | None:
+    return _finite(abs(value - expected) / max(abs(expected), 1e-30))
+
+
+def _finite(value: float) -> float | None:
+    """A number for JSON; None for inf and nan."""
+    return float(value) if isfinite(value) else None
+
+
+def _or_infinite(value: float | None) -> float:
+    return float("inf") if value is None else value

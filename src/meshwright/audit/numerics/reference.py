@@ -1,0 +1,454 @@
+"""The formulas of a model in plain JAX: one device, one layer after another, no layouts, no caches.
+
+It is read beside a paper, and run by the audit on a tiny model: a layout, a kernel or a cache must give the
+same numbers. It shares no code with `nn/` and `models/transformer.py`, only the record of the model.
+
+Weights are a dict by path, as `models/parameters.py` lists them: `layers/wq` is [L, D, N, H]. The letters are
+those of `models/transformer.py`. All numbers are float32.
+"""
+
+from collections.abc import Callable, Mapping
+from math import log, pi, sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from meshwright.models.config import Layer, ModelConfig, MoE, Window
+from meshwright.models.mixers import GatedDelta, ShortConvolution, StateSpace
+
+Weights = Mapping[str, Any]
+# (gates[B, T, E]) -> gates: which of the chosen experts have capacity left.
+Capacity = Callable[[Array], Array]
+
+
+def mean_loss(config: ModelConfig, w: Weights, rows: Any, capacity: Capacity | None = None) -> Array:
+    """Mean nats per token of rows[B, T + 1]: -log softmax(logits)[target]."""
+    log_shares = jax.nn.log_softmax(logits(config, w, rows[:, :-1], capacity), axis=-1)
+    return -jnp.mean(jnp.take_along_axis(log_shares, rows[:, 1:, None], axis=-1))
+
+
+def logits(config: ModelConfig, w: Weights, tokens: Any, capacity: Capacity | None = None) -> Array:
+    """logits[B, T, V] after each of tokens[B, T]."""
+    x = w["embed"][tokens]
+    x *= config.d_model**0.5 if config.scale_embedding else 1.0
+    x *= config.embedding_scale or 1.0
+    if config.embedding_norm:
+        x = _norm(config, w, "embed_norm", x)
+    if config.positions == "learned":
+        x += w["positions"][np.arange(tokens.shape[1]) + config.position_offset]
+    keys_and_values = None
+    for layer in config.layers:
+        prefix = f"{layer.kind.stack}/"
+        own = {path.removeprefix(prefix): a[layer.row] for path, a in w.items() if path.startswith(prefix)}
+        x, keys_and_values = _layer(config, own, x, layer, keys_and_values, capacity)
+    x = _norm(config, w, "final_norm", x) * (config.logit_scale or 1.0)
+    out = x @ (w["embed"].T if config.tied_embeddings else w["unembed"]) + w.get("unembed_bias", 0.0)
+    return _softcap(out, config.logit_softcap)
+
+
+def _layer(
+    config: ModelConfig, w: Weights, x: Array, layer: Layer, earlier: Any, capacity: Capacity | None
+) -> tuple[Array, Any]:
+    """x[B, T, D] after a layer, and the keys and values that later layers may read."""
+    scale, source, h, made = config.residual_scale or 1.0, x, x, earlier
+    if layer.kind.mixer != "none":
+        h = _norm(config, w, "attention_norm", x) if config.pre_norms else x
+        y = jnp.zeros(())
+        if layer.kind.attends:
+            attend = _latent_attention if config.mla else _attention
+            of_attention, made = attend(config, w, h, layer, earlier)
+            y += of_attention
+        if layer.kind.has_state:
+            y += _MIXERS[type(config.state_mixer)](config.state_mixer, w, h, config.norm_eps)
+        y = _norm(config, w, "attention_post_norm", y) if config.post_norms else y
+        x += scale * y
+    if "w_out" not in w and "router" not in w:
+        return x, made
+    if not config.shared_norm:
+        h = source if config.parallel else x
+        h = _norm(config, w, "mlp_norm", h) if config.pre_norms else h
+    has_experts = "router" in w
+    y = _experts(config, w, h, capacity) if has_experts else _feed_forward(config, w, "w", h)
+    if config.post_norms or (has_experts and config.moe and config.moe.post_norm):
+        y = _norm(config, w, "mlp_post_norm", y)
+    return x + scale * y, made
+
+
+# Products, norms, activations
+
+
+def _product(config: ModelConfig, w: Weights, name: str, x: Array, num_summed: int = 1) -> Array:
+    """x W + b, and of a weight with adapters s (x A) B more; over the last `num_summed` dimensions of x."""
+    y = jnp.tensordot(x, w[name], num_summed)
+    if f"{name}_lora_a" in w:
+        narrow = jnp.tensordot(x, w[f"{name}_lora_a"], num_summed)
+        y += config.lora_scale * jnp.tensordot(narrow, w[f"{name}_lora_b"], 1)
+    return y + w.get(f"{name}_bias", 0.0)
+
+
+def _norm(config: ModelConfig, w: Weights, name: str, x: Array, dims: int = 1, kind: str = "") -> Array:
+    """x / rms(x) * scale + bias over the last dimensions; a layer norm subtracts the mean first."""
+    axes = tuple(range(-dims, 0))
+    if (kind or config.norm) == "layer":
+        x -= jnp.mean(x, axes, keepdims=True)
+    x /= jnp.sqrt(jnp.mean(x * x, axes, keepdims=True) + config.norm_eps)
+    scale = w.get(name)
+    if scale is not None:
+        x *= 1 + scale if config.norm_offset else scale
+    return x + w.get(f"{name}_bias", 0.0)
+
+
+def _softcap(x: Array, cap: float | None) -> Array:
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def _activation(config: ModelConfig, w: Weights, gate: Array, up: Array | None) -> Array:
+    kind = config.activation
+    if kind == "clamped_silu":  # gpt-oss: swiglu_limit 7, swiglu_alpha 1.702
+        assert up is not None
+        gate, up = jnp.minimum(gate, 7.0), jnp.clip(up, -7.0, 7.0)
+        return gate / (1 + jnp.exp(-1.702 * gate)) * (up + 1)
+    if kind == "silu":
+        y = gate / (1 + jnp.exp(-gate))
+    elif kind == "gelu":  # the form with tanh
+        y = 0.5 * gate * (1 + jnp.tanh(sqrt(2 / pi) * (gate + 0.044715 * gate**3)))
+    elif kind == "gelu_erf":
+        y = 0.5 * gate * (1 + lax.erf(gate / sqrt(2)))
+    elif kind == "relu":
+        y = jnp.maximum(gate, 0)
+    elif kind == "relu2":
+        y = jnp.maximum(gate, 0) ** 2
+    else:  # xielu (Huang and Schlag, 2024), with two trained slopes
+        p, n = (jnp.log1p(jnp.exp(w[f"w_slope_{name}"])) for name in ("up", "down"))
+        below = (0.5 + n) * (jnp.expm1(jnp.minimum(gate, -1e-6)) - gate)
+        y = jnp.where(gate > 0, p * gate * gate, below) + 0.5 * gate
+    return y if up is None else y * up
+
+
+def _feed_forward(config: ModelConfig, w: Weights, prefix: str, x: Array) -> Array:
+    """W_out (f(W_gate x) * W_in x), or W_out f(W_in x) if it is not gated."""
+    up = _product(config, w, f"{prefix}_in", x)
+    h = (
+        _activation(config, w, _product(config, w, f"{prefix}_gate", x), up)
+        if config.gated
+        else _activation(config, w, up, None)
+    )
+    h = _norm(config, w, "mlp_inner_norm", h) if config.inner_norms else h
+    return _product(config, w, f"{prefix}_out", h)
+
+
+# Positions
+
+
+def _rope(config: ModelConfig, x: Array, layer: Layer) -> Array:
+    """x[B, T, ..., H] with pairs (i, i + A/2) turned by position * frequency_i; the others as they are."""
+    if config.positions != "rope" or not layer.kind.turned:
+        return x
+    length, turned = x.shape[1], config.rotary_dim or (config.mla.rope_dim if config.mla else config.d_head)
+    frequency, magnitude = _frequencies(config, layer.kind.window is not None, turned, length)
+    angles = np.arange(length)[:, None] * frequency
+    shape = (1, length, *[1] * (x.ndim - 3), turned // 2)
+    cos, sin = (jnp.asarray(np.reshape(magnitude * f(angles), shape), jnp.float32) for f in (np.cos, np.sin))
+    start = x.shape[-1] - turned if config.mla else 0  # latent attention turns the last elements
+    first, second = x[..., start : start + turned // 2], x[..., start + turned // 2 : start + turned]
+    parts = x[..., :start], first * cos - second * sin, second * cos + first * sin, x[..., start + turned :]
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _frequencies(config: ModelConfig, local: bool, turned: int, length: int) -> tuple[Any, float]:
+    """(theta ** (-2i / A) as the model stretches them, the factor of cosines and sines)."""
+    i, scaling = np.arange(turned // 2), config.rope_scaling
+    if local and config.rope_theta_local is not None:
+        return config.rope_theta_local ** (-2.0 * i / turned), 1.0
+    base = config.rope_theta ** (-2.0 * i / turned)
+    if scaling is None or scaling.kind == "dynamic":
+        return base, 1.0
+    if scaling.kind == "linear":
+        return base / scaling.factor, 1.0
+    original = scaling.original_max_seq_len or 0
+    if scaling.kind == "longrope":
+        factors = scaling.long_factor if length > original else scaling.short_factor
+        grown = sqrt(1 + log(scaling.factor) / log(original)) if scaling.factor > 1 else 1.0
+        return base / np.asarray(factors), scaling.attention_factor or grown
+    if scaling.kind == "llama3":
+        turns = original * base / (2 * pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept = np.clip((turns - low) / (high - low), 0, 1) if high > low else turns >= low
+        return base * (kept + (1 - kept) / scaling.factor), 1.0
+    ends = [
+        turned / 2 * log(original / (turns * 2 * pi)) / log(config.rope_theta)
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    ]
+    low, high = (np.floor(ends[0]), np.ceil(ends[1])) if scaling.truncate else ends
+    low, high = max(low, 0), min(high, turned - 1)
+    kept = 1 - np.clip((i - low) / (high - low if high != low else 0.001), 0, 1)
+    if (magnitude := scaling.attention_factor) is None:
+        magnitude = _yarn(scaling.factor, 1.0)
+        if scaling.mscale and scaling.mscale_all_dim:
+            magnitude = _yarn(scaling.factor, scaling.mscale) / _yarn(scaling.factor, scaling.mscale_all_dim)
+    return base * (kept + (1 - kept) / scaling.factor), magnitude
+
+
+def _yarn(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * log(factor) + 1 if factor > 1 else 1.0
+
+
+def _temperature(config: ModelConfig, q: Array) -> Array:
+    """q times 1 + slope ln(1 + floor((position + start) / floor))."""
+    assert config.temperature_floor
+    start = 1 if config.nope_every or config.nope_layers else 0
+    steps = (np.arange(q.shape[1]) + start) // config.temperature_floor
+    return q * jnp.asarray(1 + config.temperature_slope * np.log1p(steps), jnp.float32)[:, None, None]
+
+
+# Attention
+
+
+def _attention(config: ModelConfig, w: Weights, h: Array, layer: Layer, earlier: Any) -> tuple[Array, Any]:
+    """Attention of N query heads to K heads of keys and values, perhaps those of an earlier layer."""
+    q = _product(config, w, "wq", h)
+    made = [_product(config, w, name, h) for name in ("wk", "wv")] if "wk" in w else None
+    dims = 2 if config.qk_norm_over == "width" else 1
+
+    def normed(name: str, x: Array) -> Array:
+        return _norm(config, w, name, x, dims) if config.qk_norm else x
+
+    def placed(name: str, x: Array) -> Array:
+        x = x if config.qk_norm_last else normed(name, x)
+        x = jnp.clip(x, -config.clip_qkv, config.clip_qkv) if config.clip_qkv else x
+        x = _rope(config, x, layer)
+        if config.turned_norm and layer.kind.turned:
+            x /= jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + config.norm_eps)
+        has_steps = config.temperature_floor and name == "q_norm"
+        if has_steps and not (layer.kind.turned and (config.nope_every or config.nope_layers)):
+            x = _temperature(config, x)
+        return normed(name, x) if config.qk_norm_last else x
+
+    q = placed("q_norm", q)
+    if made:
+        v = jnp.clip(made[1], -config.clip_qkv, config.clip_qkv) if config.clip_qkv else made[1]
+        made = [placed("k_norm", made[0]), v]
+    k, v = made or earlier
+    a = _attend(config, q, k, v, layer.kind.window, w.get("sinks"))
+    if config.attention_gate:
+        a *= jax.nn.sigmoid(_product(config, w, "wg", h))
+    if config.inner_norms:
+        a = _norm(config, w, "attention_inner_norm", a, 2)
+    return _product(config, w, "wo", a, 2), made or earlier
+
+
+def _latent_attention(
+    config: ModelConfig, w: Weights, h: Array, layer: Layer, earlier: Any
+) -> tuple[Array, Any]:
+    """Keys and values from a latent; each key ends with a rotary part that its heads share."""
+    if "wq_down" in w:
+        down = _norm(config, w, "q_latent_norm", _product(config, w, "wq_down", h))
+        q = _product(config, w, "wq_up", down)
+    else:
+        q = _product(config, w, "wq", h)
+    latent = _norm(config, w, "kv_latent_norm", _product(config, w, "wkv_down", h))
+    turned = _rope(config, _product(config, w, "wk_rope", h), layer)
+    q = _rope(config, q, layer)
+    q = _temperature(config, q) if config.temperature_floor else q
+    k, v = _product(config, w, "wk_up", latent), _product(config, w, "wv_up", latent)
+    shared = jnp.broadcast_to(turned[:, :, None], (*k.shape[:3], turned.shape[-1]))
+    a = _attend(config, q, jnp.concatenate([k, shared], -1), v, layer.kind.window, None)
+    return _product(config, w, "wo", a, 2), None
+
+
+def _attend(
+    config: ModelConfig, q: Array, k: Array, v: Array, window: Window | None, sinks: Array | None
+) -> Array:
+    """softmax(q . k scale) . v over the positions that a query sees: its own, earlier ones, its window's."""
+    length, groups = q.shape[1], q.shape[2] // k.shape[2]
+    k, v = jnp.repeat(k, groups, 2), jnp.repeat(v, groups, 2)
+    scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) * (config.score_scale or config.d_head**-0.5)
+    scores = _softcap(scores, config.attention_softcap)
+    t, s = np.arange(length)[:, None], np.arange(length)[None, :]
+    if config.positions == "alibi":
+        slopes = jnp.asarray(_alibi(config.num_heads), jnp.float32)[:, None, None]
+        scores -= slopes * jnp.asarray(t - s, jnp.float32)
+    seen = s <= t
+    if window is not None:
+        seen &= (s // window.size == t // window.size) if window.chunked else (s > t - window.size)
+    scores = jnp.where(jnp.asarray(seen), scores, -jnp.inf)
+    if sinks is not None:  # one more logit, which takes weight and gives no value
+        column = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
+        scores = jnp.concatenate([scores, column], -1)
+    shares = jax.nn.softmax(scores, -1)[..., :length]
+    return jnp.einsum("BNTS,BSNO->BTNO", shares, v)
+
+
+def _alibi(num_heads: int) -> list[float]:
+    """Slopes of ALiBi (Press et al., 2022): 2 ** (-8 i / n) of the power of two below, then every other."""
+    power = 2 ** (num_heads.bit_length() - 1)
+    first = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
+    return first + [2.0 ** (-8 * i / (2 * power)) for i in range(1, 2 * power, 2)][: num_heads - power]
+
+
+# Experts
+
+
+def _experts(config: ModelConfig, w: Weights, h: Array, capacity: Capacity | None) -> Array:
+    """Every expert of every token, weighed by its gate, which is 0 except for its k; and the shared ones."""
+    moe = config.moe
+    assert moe is not None
+    scores = h @ w["router"] + w.get("router_bias", 0.0)
+    gates = _gates(scores, w.get("router_choice_bias"), moe)
+    gates = capacity(gates) if capacity else gates
+
+    def of_expert(own: Weights, gate: Array) -> Array:
+        if moe.scales_input:
+            return jnp.where(gate > 0, _feed_forward(config, own, "expert", h * gate), 0.0)
+        return gate * _feed_forward(config, own, "expert", h)
+
+    own = {name: a for name, a in w.items() if name.startswith("expert_")}
+    total = jnp.sum(jax.vmap(of_expert)(own, jnp.moveaxis(gates, -1, 0)[..., None]), 0)
+    if "shared_in" not in w:
+        return total
+    shared = _feed_forward(config, w, "shared", h)
+    if "shared_router" in w:
+        shared *= jax.nn.sigmoid(h @ w["shared_router"])[..., None]
+    return total + shared
+
+
+def _gates(logits_of: Array, bias: Array | None, moe: MoE) -> Array:
+    """gates[B, T, E]: scores of the k best experts, of the best groups; the bias only chooses."""
+    if moe.score == "sparsemixer":
+        return _sparse_mixer(logits_of, moe.experts_per_token) * moe.scaling
+    scores = jax.nn.sigmoid(logits_of) if moe.score == "sigmoid" else jax.nn.softmax(logits_of, -1)
+    by = logits_of if moe.chosen_by_logits or (bias is None and moe.num_groups == 1) else scores
+    by = lax.stop_gradient(by if bias is None else by + bias)
+    if moe.num_groups > 1:
+        grouped = jnp.reshape(by, (*by.shape[:-1], moe.num_groups, -1))
+        best = jnp.sum(-jnp.sort(-grouped, -1)[..., : 2 if moe.score == "sigmoid" else 1], -1)
+        allowed = _best(best, moe.groups_per_token)[..., None]
+        by = jnp.reshape(jnp.where(allowed, grouped, -jnp.inf), by.shape)
+    gates = jnp.where(_best(by, moe.experts_per_token), scores, 0.0)
+    if moe.normalized:
+        gates /= jnp.sum(gates, -1, keepdims=True)
+    return gates * moe.scaling
+
+
+def _best(x: Array, count: int) -> Array:
+    """Which of the last dimension are the `count` largest."""
+    return jnp.argsort(jnp.argsort(-x, axis=-1), axis=-1) < count
+
+
+def _sparse_mixer(logits_of: Array, count: int) -> Array:
+    """`count` times the largest logit left, by a softmax of those within 2% (arXiv:2409.12136)."""
+    gates, left = jnp.zeros_like(logits_of), logits_of
+    for _ in range(count):
+        best = jnp.max(left, -1, keepdims=True)
+        far = (best - logits_of) / jnp.maximum(jnp.abs(logits_of), best) > 0.02
+        shares = jax.nn.softmax(jnp.where(lax.stop_gradient(far), -jnp.inf, left), -1)
+        chosen = _best(lax.stop_gradient(left), 1)
+        gates, left = jnp.where(chosen, shares, gates), jnp.where(chosen, -jnp.inf, left)
+    return gates
+
+
+def with_capacity(moe: MoE, factor: float, groups: Any) -> Capacity:
+    """Gates of tokens that an expert has rows for; the others skip it.
+
+    groups: i32[B, T], the device that holds each token, in whose order an expert takes its even share times
+    `factor`.
+    """
+    groups = np.asarray(groups)
+    num_tokens = int((groups == groups.flat[0]).sum())
+    rows = min(num_tokens, max(1, round(factor * moe.experts_per_token * num_tokens / moe.num_experts)))
+
+    def within(gates: Array) -> Array:
+        flat = jnp.reshape(gates, (-1, gates.shape[-1]))
+        kept = jnp.zeros(flat.shape, bool)
+        for group in np.unique(groups):
+            own = np.flatnonzero(groups.ravel() == group)
+            kept = kept.at[own].set(jnp.cumsum(flat[own] > 0, 0) <= rows)
+        return jnp.where(jnp.reshape(kept, gates.shape), gates, 0.0)
+
+    return within
+
+
+# Mixers with a state
+
+
+def _convolution(x: Array, taps: Array, bias: Any = 0.0) -> Array:
+    """y_t = sum over j of taps_j x_(t - c + 1 + j), for each channel."""
+    width, length = taps.shape[-1], x.shape[1]
+    padded = jnp.pad(x, [(0, 0), (width - 1, 0), *[(0, 0)] * (x.ndim - 2)])
+    shifted = jnp.stack([taps[..., j] * padded[:, j : j + length] for j in range(width)])
+    return jnp.sum(shifted, 0) + bias
+
+
+def _silu(x: Array) -> Array:
+    return x * jax.nn.sigmoid(x)
+
+
+def _recurrence(q: Array, k: Array, v: Array, decay: Array, beta: Array | None = None) -> Array:
+    """o[B, T, g, u, p]: S = exp(decay) S + k v^T, o = q S; with beta v is beta (v - k exp(decay) S)."""
+
+    def step(state: Array, now: Any) -> tuple[Array, Array]:
+        q, k, v, decay, *beta = now
+        state *= jnp.exp(decay)[..., None, None]
+        if beta:
+            v = beta[0][..., None] * (v - jnp.einsum("Bgs,Bgusp->Bgup", k, state))
+        state += jnp.einsum("Bgs,Bgup->Bgusp", k, v)
+        return state, jnp.einsum("Bgs,Bgusp->Bgup", q, state)
+
+    by_position = [jnp.moveaxis(each, 1, 0) for each in (q, k, v, decay, beta) if each is not None]
+    state = jnp.zeros((*v.shape[:1], *v.shape[2:4], k.shape[-1], v.shape[-1]))
+    return jnp.moveaxis(lax.scan(step, state, by_position)[1], 0, 1)
+
+
+def _gated_delta(mixer: GatedDelta, w: Weights, h: Array, eps: float) -> Array:
+    """The gated delta rule (Yang et al., arXiv:2412.06464)."""
+    q, k, v = (
+        _silu(_convolution(jnp.tensordot(h, w[f"state_{name}"], 1), w[f"conv_{name}"])) for name in "qkv"
+    )
+    q, k = (x / jnp.sqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6) for x in (q, k))
+    decay, beta, gate = (jnp.tensordot(h, w[f"state_{name}"], 1) for name in ("decay", "beta", "gate"))
+    decay = -jnp.exp(w["decay_log"]) * jax.nn.softplus(decay + w["decay_bias"])
+    o = _recurrence(q * mixer.key_dim**-0.5, k, v, decay, jax.nn.sigmoid(beta))
+    o = o / jnp.sqrt(jnp.mean(o * o, -1, keepdims=True) + eps) * w["state_norm"] * _silu(gate)
+    return jnp.tensordot(o, w["state_out"], 3)
+
+
+def _state_space(mixer: StateSpace, w: Weights, h: Array, eps: float) -> Array:
+    """Mamba-2 (Dao and Gu, arXiv:2405.21060); a model with one group has no letter for it."""
+
+    def into(name: str) -> Array:
+        return jnp.tensordot(h, w[f"state_{name}"], 1) + w.get(f"state_{name}_bias", 0.0)
+
+    x, b, c = (
+        _silu(_convolution(into(name), w[f"conv_{name}"], w.get(f"conv_{name}_bias", 0.0))) for name in "xbc"
+    )
+    step = jax.nn.softplus(into("step") + w["step_bias"])
+    step = jnp.maximum(step, mixer.min_step) if mixer.min_step else step
+    decay, v = -jnp.exp(w["decay_log"]) * step, x * step[..., None]
+    if mixer.num_groups == 1:
+        b, c, decay, v = b[:, :, None], c[:, :, None], decay[:, :, None], v[:, :, None]
+    y = jnp.reshape(_recurrence(c, b, v, decay), x.shape) + x * w["skip"][..., None]
+    gate = _silu(into("gate"))
+    if mixer.norm == "none":
+        y *= gate
+    else:
+        y = y * gate if mixer.norm == "before" else y
+        y = y / jnp.sqrt(jnp.mean(y * y, (-2, -1), keepdims=True) + eps) * w["state_norm"]
+        y = y * gate if mixer.norm == "after" else y
+    return jnp.tensordot(y, w["state_out"], w["state_out"].ndim - 1) + w.get("state_out_bias", 0.0)
+
+
+def _short_convolution(mixer: ShortConvolution, w: Weights, h: Array, eps: float) -> Array:
+    """LFM2's: y = C conv(B x) (arXiv:2511.23404)."""
+    b, c, x = (h @ w[f"state_{name}"] + w.get(f"state_{name}_bias", 0.0) for name in "bcx")
+    y = c * _convolution(b * x, w["conv_x"], w.get("conv_x_bias", 0.0))
+    return y @ w["state_out"] + w.get("state_out_bias", 0.0)
+
+
+_MIXERS: dict[Any, Callable[..., Array]] = {
+    GatedDelta: _gated_delta,
+    StateSpace: _state_space,
+    ShortConvolution: _short_convolution,
+}

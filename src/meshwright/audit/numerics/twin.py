@@ -1,0 +1,176 @@
+"""A tiny twin of a plan: the same features and options, in sizes that a laptop runs in seconds."""
+
+from contextlib import suppress
+from dataclasses import fields, replace
+
+from meshwright.dtypes import number_type
+from meshwright.errors import LayoutError
+from meshwright.layout import Layout
+from meshwright.layout.axes import CONTEXT, DATA, DEGREES, EXPERT, EXPERT_NODES, FSDP, PIPE, TENSOR
+from meshwright.layout.fit import check_fits
+from meshwright.layout.workload import Workload
+from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
+from meshwright.models.mixers import MIXERS, StateMixer
+from meshwright.plan_file import Plan
+
+_SHRUNK = (*DEGREES, "interleave", "microbatches")
+_SEQ_LEN, _VOCAB, _D_HEAD, _ROPE_DIM, _LOCAL = 16, 64, 8, 4, 5
+# One of these degrees becomes four, so that the direction and the length of its ring show.
+_WIDENED = (CONTEXT.name, EXPERT.name, PIPE.name, TENSOR.name, FSDP.name, DATA.name)
+_MOST_DEVICES = 32
+
+
+def tiny_plan(plan: Plan) -> Plan:
+    """The plan with a model, a batch and degrees that a laptop runs in seconds, in float32.
+
+    Degrees above one become two, and the first of context, expert, pipe, tensor, fsdp and data that can
+    become four does: on two devices a ring has no direction.
+    """
+    degrees = {name: min(2, plan.layout.word(name)) for name in _SHRUNK}
+    if plan.layout.degree(EXPERT_NODES.name) > 1:  # two nodes of two devices each
+        return _with_degrees(plan, degrees | {FSDP.name: 4, EXPERT.name: 4})
+    for name in _WIDENED:
+        if plan.layout.word(name) > 2:
+            # Experts are split over devices of the data axes.
+            more = {FSDP.name: 4} if name == EXPERT.name and plan.layout.word(FSDP.name) > 2 else {}
+            with suppress(LayoutError):
+                small = _with_degrees(plan, degrees | {name: 4} | more)
+                if small.layout.mesh.num_devices <= _MOST_DEVICES:
+                    return small
+    return _with_degrees(plan, degrees)
+
+
+def _with_degrees(plan: Plan, degrees: dict[str, int]) -> Plan:
+    """The tiny plan of these degrees. Raises LayoutError if they do not fit the tiny model."""
+    layout, model = in_float32(plan.layout.replace(**degrees)), tiny_model(plan.model)
+    if layout.pipe > 1:
+        layout, model = _of_stages(plan, layout, model)
+    ranks = layout.data * layout.fsdp * layout.schedule.microbatches
+    workload = Workload(2 * ranks, _SEQ_LEN, plan.workload.phase)
+    return Plan(model, "cpu:1", workload, layout)
+
+
+def in_float32(layout: Layout) -> Layout:
+    """The layout with all numbers in float32."""
+    wide = dict.fromkeys(("weights_dtype", "compute_dtype", "optimizer_dtype"), "f32")
+    return layout.replace(**wide, **dict.fromkeys(_FOLLOWING))
+
+
+# Types that are those of other words if they are None.
+_FOLLOWING = (
+    "matmul_dtype", "gradients_dtype", "kv_dtype", "saved_dtype", "matmul_scales", "experts_dtype",
+)  # fmt: skip
+
+
+def in_narrow_types(plan: Plan, small: Plan) -> Plan | None:
+    """The tiny plan with the plan's types of less than 16 bits; None if it has none."""
+    precision, kept = plan.layout.precision, {}
+    for name in ("weights_dtype", "optimizer_dtype", *_FOLLOWING):
+        value = getattr(precision, name)
+        if value is not None and (name == "matmul_scales" or number_type(value).bits < 16):
+            kept[name] = value
+    narrow = small.layout.replace(**kept)
+    return replace(small, layout=narrow) if narrow != small.layout else None
+
+
+def _of_stages(plan: Plan, layout: Layout, model: ModelConfig) -> tuple[Layout, ModelConfig]:
+    """The fewest microbatches and layers that the schedule and all stages accept.
+
+    Both unchanged if no numbers up to the plan's do; the step then raises the reason.
+    """
+    for microbatches in range(layout.schedule.microbatches, plan.layout.schedule.microbatches + 1):
+        for num_layers in range(model.num_layers, plan.model.num_layers + 1):
+            candidate = layout.replace(microbatches=microbatches), replace(model, num_layers=num_layers)
+            with suppress(LayoutError):
+                check_fits(candidate[0], candidate[1])
+                return candidate
+    return layout, model
+
+
+def tiny_model(config: ModelConfig) -> ModelConfig:
+    """A model with the features of `config` and small dimensions."""
+    num_kv_heads = min(4, config.num_kv_heads)
+    num_heads = num_kv_heads * min(2, config.num_heads // config.num_kv_heads)
+    mla = config.mla and MLA(
+        kv_rank=16,
+        nope_dim=_D_HEAD - _ROPE_DIM,
+        rope_dim=_ROPE_DIM,
+        value_dim=_D_HEAD,
+        q_rank=config.mla.q_rank and 12,
+    )
+    rotary_dim = config.rotary_dim and _D_HEAD // 2
+    return replace(
+        config,
+        num_layers=_fewest_layers(config),
+        d_model=32,
+        d_ff=64,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        d_head=_D_HEAD,
+        rotary_dim=rotary_dim,
+        vocab_size=_VOCAB,
+        max_seq_len=4 * _SEQ_LEN,
+        sliding_window=config.sliding_window and _LOCAL,
+        attention_chunk=config.attention_chunk and _LOCAL,
+        temperature_floor=config.temperature_floor and _LOCAL,
+        moe=config.moe and _tiny_experts(config.moe),
+        mla=mla,
+        **_tiny_mixer(config),
+        rope_scaling=config.rope_scaling
+        and _first_factors(config.rope_scaling, (rotary_dim or (_ROPE_DIM if mla else _D_HEAD)) // 2),
+    )
+
+
+def _fewest_layers(config: ModelConfig) -> int:
+    """Number of the model's first layers that include every kind."""
+    of_experts = min(1, config.moe.num_dense_layers) + 2 * config.moe.every if config.moe else 2
+    each = config.layers_per_cache
+    periods = (config.global_every + 1, config.nope_every + 1, 2 * each if each > 1 else 2)
+    fewest = max(of_experts, *periods, _first_of_all_kinds(config) if config.mixers else 1)
+    return min(config.num_layers, -(-fewest // each) * each)
+
+
+def _first_of_all_kinds(config: ModelConfig) -> int:
+    """The fewest first layers with every kind of mixer and feed-forward."""
+    kinds = {layer.kind for layer in config.layers}
+    found: set[object] = set()
+    for number, layer in enumerate(config.layers, 1):
+        found.add(layer.kind)
+        if found == kinds:
+            return number
+    return config.num_layers
+
+
+def _tiny_mixer(config: ModelConfig) -> dict[str, StateMixer]:
+    """The field of a model's mixer with a state, with few heads of few dimensions."""
+    mixer = config.state_mixer
+    if mixer is None:
+        return {}
+    few = {"num_key_heads": 2, "num_value_heads": 4, "num_heads": 4, "num_groups": 2}
+    few |= dict.fromkeys(("key_dim", "value_dim", "head_dim", "state_dim", "rank"), 8)
+    sizes = {one.name: few[one.name] for one in fields(mixer) if one.name in few}
+    kept = {name: min(size, getattr(mixer, name)) for name, size in sizes.items() if getattr(mixer, name)}
+    return {name: replace(mixer, **kept) for name in MIXERS if getattr(config, name) is mixer}
+
+
+def _tiny_experts(moe: MoE) -> MoE:
+    """At most eight experts, in groups of at least two, after at most one dense layer."""
+    return replace(
+        moe,
+        num_experts=min(8, moe.num_experts),
+        experts_per_token=min(2, moe.experts_per_token),
+        d_ff=16,
+        d_ff_shared=moe.d_ff_shared and 16,
+        num_dense_layers=min(1, moe.num_dense_layers),
+        num_groups=min(4, moe.num_groups),
+        groups_per_token=min(2, moe.groups_per_token),
+    )
+
+
+def _first_factors(scaling: RopeScaling, num_pairs: int) -> RopeScaling:
+    """LongRoPE's first `num_pairs` factors, of the pairs that turn fastest."""
+    return replace(
+        scaling,
+        short_factor=scaling.short_factor and scaling.short_factor[:num_pairs],
+        long_factor=scaling.long_factor and scaling.long_factor[:num_pairs],
+    )

@@ -1,0 +1,280 @@
+"""Ways to break the arithmetic of a step that change none of its collectives: `NUMERICS` must flag each.
+
+A way is a function that returns patches of our code, applied to a plan of a training or an inference step.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from meshwright.audit.numerics import check_numerics
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.config import MoE
+from meshwright.models.presets import load_model
+from meshwright.nn import cached_ops, loss, norms
+from meshwright.nn.attention import blockwise, paged, rope
+from meshwright.nn.attention.reference import visible
+from meshwright.nn.experts import capacity
+from meshwright.nn.ops import attention, jax_ops
+from meshwright.nn.ops.jax_ops import JaxOps
+from meshwright.nn.products import quantised
+from meshwright.plan_file import Plan
+from meshwright.train import optimizers, step
+
+DENSE = replace(load_model("tiny"), num_layers=2)
+WINDOWED = replace(DENSE, sliding_window=16, global_every=2)
+EXPERTS = replace(DENSE, moe=MoE(num_experts=8, experts_per_token=2, d_ff=32))
+SINKS = replace(DENSE, attention_sinks=True)
+Patches = Sequence[Any]
+
+
+def _object(owner: Any, name: str, new: Any) -> Any:
+    return patch.object(owner, name, new)
+
+
+def _after(owner: Any, name: str, change: Callable[..., Any]) -> Any:
+    """The function's result, changed."""
+    plain = getattr(owner, name)
+    return patch.object(owner, name, lambda *given, **more: change(plain(*given, **more)))
+
+
+def _in_bf16(x: Any) -> Any:
+    return x.astype(jnp.bfloat16).astype(x.dtype)
+
+
+def _residual_left_out(self: JaxOps, name: str, x: Any, y: Any) -> Any:
+    return y if name == "mlp_residual" else x + y
+
+
+def _residual_left_out_once(self: Any, name: str, x: Any, y: Any) -> Any:
+    """Of the first attention that is traced."""
+    if name == "attention_residual" and not hasattr(self, "left_out"):
+        self.left_out = True
+        return y
+    return x + y
+
+
+def _ring_one_turn_short() -> Patches:
+    """The last block of keys that arrives counts as hidden."""
+    plain = blockwise._of_block
+
+    def short(seen: Any, length: int, step: Any, number: Any, ring: Any) -> Any:
+        here = plain(seen, length, step, number, ring)
+        lost = jnp.asarray(step == blockwise._size(ring) - 1)
+        keys = jax.tree.map(lambda x: jnp.where(lost, 10**6, x), here.keys)
+        return here._replace(keys=keys)
+
+    return [_object(blockwise, "_of_block", short)]
+
+
+def _ring_the_other_way() -> Patches:
+    plain = lax.ppermute
+
+    def other(x: Any, axis: Any, perm: Any) -> Any:
+        return plain(x, axis, [(to, begin) for begin, to in perm])
+
+    return [_object(lax, "ppermute", other)]
+
+
+def _half_of_the_choices(gates: Any) -> Any:
+    """Only the best of a token's experts."""
+    return jnp.where(gates == jnp.max(gates, -1, keepdims=True), gates, 0.0)
+
+
+def _smoothed(nats: Any) -> Any:
+    def of(logits: Any, targets: Any, **how: Any) -> Any:
+        even = norms.log_sum_exp(logits.astype(jnp.float32)) - jnp.mean(logits.astype(jnp.float32), -1)
+        return 0.9 * nats(logits, targets, **how) + 0.1 * even
+
+    return of
+
+
+def _nats_of_bf16(logits: Any, targets: Any, **how: Any) -> Any:
+    return _PLAIN_NATS(_in_bf16(logits), targets, **how)
+
+
+_PLAIN_NATS = loss.nats_of
+
+
+def _of_nats(changed: Any) -> Patches:
+    return [_object(jax_ops, "nats_of", changed), _object(loss, "nats_of", changed)]
+
+
+def _no_maximum(x: Any) -> Any:
+    return jnp.log(jnp.sum(jnp.exp(x), axis=-1))
+
+
+def _norm_in_bf16(x: Any, *given: Any, **more: Any) -> Any:
+    return _PLAIN_NORM(_in_bf16(x), *given, **more)
+
+
+_PLAIN_NORM = norms.norm
+
+
+def _norm_without_eps(x: Any, scale: Any, bias: Any, kind: str, config: Any, *more: Any) -> Any:
+    return _PLAIN_NORM(x, scale, bias, kind, replace(config, norm_eps=1e-2), *more)
+
+
+def _adamw_with(**constants: Any) -> Patches:
+    plain = optax.adamw
+    return [_object(optax, "adamw", lambda *given, **more: plain(*given, **{**more, **constants}))]
+
+
+def _kept_moments() -> Patches:
+    plain = step.CompiledStep._updated_shards
+
+    def kept(self: Any, state: Any, *given: Any, **more: Any) -> Any:
+        return plain(self, state, *given, **more)[0], state.opt_state
+
+    return [_object(step.CompiledStep, "_updated_shards", kept)]
+
+
+def _first_microbatch_again() -> Patches:
+    plain = step.CompiledStep.microbatches
+
+    def first(self: Any, rows: Any) -> Any:
+        split = plain(self, rows)
+        return jnp.stack([split[:, 0]] * split.shape[1], axis=1)
+
+    return [_object(step.CompiledStep, "microbatches", first)]
+
+
+def _read_before_written() -> Patches:
+    """Attention over the pages as they were before the step's own keys and values."""
+    plain = paged.PagedCache.written
+
+    def written(self: Any, number: int, new: Any) -> Any:
+        after = plain(self, number, new)
+        object.__setattr__(after, "before", self)
+        return after
+
+    attend = paged.PagedCache.attend
+
+    def late(self: Any, *given: Any) -> Any:
+        return attend(getattr(self, "before", self), *given)
+
+    return [_object(paged.PagedCache, "written", written), _object(paged.PagedCache, "attend", late)]
+
+
+def _cache_without_window() -> Patches:
+    plain = paged.PagedCache.attend
+
+    def all_of_it(self: Any, number: int, q: Any, window: Any, how: Any, sinks: Any) -> Any:
+        return plain(self, number, q, None, how, sinks)
+
+    return [_object(paged.PagedCache, "attend", all_of_it)]
+
+
+def _cache_without_sinks() -> Patches:
+    plain = paged.PagedCache.attend
+
+    def without(self: Any, number: int, q: Any, window: Any, how: Any, sinks: Any) -> Any:
+        return plain(self, number, q, window, how, None)
+
+    return [_object(paged.PagedCache, "attend", without)]
+
+
+def _without_scales(weight: Any, dtype: Any) -> Any:
+    return weight.values.astype(dtype) if isinstance(weight, quantised.Quantised) else weight.astype(dtype)
+
+
+def _product_without_scales() -> Patches:
+    plain = cached_ops.InferenceOps._scaled_product
+
+    def without(self: Any, plan: Any, spec: str, x: Any, weight: Any) -> Any:
+        ones = replace(weight, scales=jnp.ones_like(weight.scales))
+        return plain(self, plan, spec, x, ones)
+
+    return [_object(cached_ops.InferenceOps, "_scaled_product", without)]
+
+
+def _positions_from_one() -> Patches:
+    plain = rope._turned
+
+    def later(x: Any, positions: Any, config: Any, kind: Any) -> Any:
+        # All positions shifted turn queries and keys alike: only those of queries are.
+        return plain(x, positions + (x.shape[2] == config.num_heads), config, kind)
+
+    return [_object(rope, "_turned", later)]
+
+
+def _window_of_keys_lost(self: Any, positions: Any, kind: Any) -> Any:
+    return None
+
+
+def _without_causal_mask(queries: Any, keys: Any, first: Any) -> Any:
+    seen = visible(queries, keys, first)
+    return seen._replace(mask=jnp.ones_like(seen.mask))
+
+
+TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
+    "half of the routers' choices": (
+        EXPERTS, "fsdp=2,expert=2", lambda: [_after(capacity, "_gates", _half_of_the_choices)]
+    ),
+    "gates that are not normalised": (
+        EXPERTS, "fsdp=2,expert=2", lambda: [_after(capacity, "_gates", lambda g: 1.1 * g)]
+    ),
+    "attention without its window": (
+        WINDOWED, "fsdp=2", lambda: [_object(attention.AttentionOps, "_first", _window_of_keys_lost)]
+    ),
+    "a ring one turn short": (DENSE, "context=4,context_method=ring", _ring_one_turn_short),
+    "a ring the other way": (DENSE, "context=4,context_method=ring", _ring_the_other_way),
+    "no residual of feed-forwards": (
+        DENSE, "fsdp=2", lambda: [_object(JaxOps, "residual", _residual_left_out)]
+    ),
+    "loss from bfloat16 logits": (DENSE, "fsdp=2", lambda: _of_nats(_nats_of_bf16)),
+    "label smoothing": (DENSE, "fsdp=2", lambda: _of_nats(_smoothed(_PLAIN_NATS))),
+    "no maximum subtracted": (
+        DENSE, "fsdp=2", lambda: [_object(loss, "log_sum_exp", _no_maximum)]
+    ),
+    "norms in bfloat16": (DENSE, "fsdp=2", lambda: [_object(jax_ops, "norm", _norm_in_bf16)]),
+    "another epsilon of norms": (DENSE, "fsdp=2", lambda: [_object(jax_ops, "norm", _norm_without_eps)]),
+    "queries a position late": (DENSE, "fsdp=2", _positions_from_one),
+    "no decay": (DENSE, "fsdp=2", lambda: _adamw_with(weight_decay=0.0)),
+    "decay of norms": (DENSE, "fsdp=2", lambda: _adamw_with(mask=None)),
+    "another second moment": (DENSE, "fsdp=2", lambda: _adamw_with(b2=0.999)),
+    "not clipped": (
+        DENSE, "fsdp=2", lambda: [_object(optimizers, "clipped", lambda *_: optax.identity())]
+    ),
+    "moments not kept": (DENSE, "fsdp=2", _kept_moments),
+    "an update in bfloat16": (
+        DENSE, "fsdp=2", lambda: [_after(optax, "apply_updates", lambda w: jax.tree.map(_in_bf16, w))]
+    ),
+    "one microbatch twice": (DENSE, "fsdp=2,microbatches=2", _first_microbatch_again),
+}  # fmt: skip
+GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
+    "caches read before they are written": (DENSE, "tensor=2", _read_before_written),
+    "a cache without its window": (WINDOWED, "tensor=2", _cache_without_window),
+    "a cache without sinks": (SINKS, "tensor=2", _cache_without_sinks),
+    "one layer without its residual": (
+        DENSE, "tensor=2", lambda: [_object(JaxOps, "residual", _residual_left_out_once)]
+    ),
+    "int8 weights without scales": (DENSE, "tensor=2,weights_dtype=int8", _product_without_scales),
+    "queries a position late": (DENSE, "tensor=2", _positions_from_one),
+    "half of the routers' choices": (
+        EXPERTS, "fsdp=2", lambda: [_after(capacity, "_gates", _half_of_the_choices)]
+    ),
+}  # fmt: skip
+
+
+def report(model: Any, layout: str, phase: Any, patches: Patches = ()) -> dict[str, Any]:
+    """The report of a plan whose code is patched."""
+    words = layout if phase != "train" else f"weights_dtype=bf16,{layout}"
+    plan = Plan(model, "v5p:2x2x2", Workload(32, 64, phase), Layout.parse(words))
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        jax.clear_caches()
+        return check_numerics(plan)
+
+
+def flagged(report: dict[str, Any]) -> list[str]:
+    return [check["what"] for check in report["checks"] if not check["agrees"]]
