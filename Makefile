@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-next test-audit test-audit-gpu check nightly lint types imports tests docs lock
-.PHONY: words screenshot clean
+.PHONY: words screenshot clean bench
 
 PYTHON  ?= python3
 # The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
@@ -34,6 +34,7 @@ help:
 	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
 	@echo 'make test-next  the tests on the newest JAX and the newest Python here, in an environment of their own'
 	@echo 'make nightly   make test, slow tests too, on random examples; a share of the longest lists (SEED=all: all)'
+	@echo 'make bench     what users wait for, in some five minutes; fails if a row is 10% slower than recorded'
 	@echo 'make docs      the documentation as static files in build/site, with every link checked'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
 	@echo 'make screenshot docs/report.png from REPORT=runs/demo/report.html (needs Chromium)'
@@ -83,6 +84,9 @@ SEED ?= $(TODAY)
 nightly: $(DEV)/.installed
 	@echo "== slow tests that are sampled: of SEED=$(SEED)"
 	@HYPOTHESIS_PROFILE=random NIGHTLY_SEED=$(SEED) $(MAKE) --no-print-directory check SELECT=
+
+bench: $(DEV)/.installed
+	@$(DEV)/bin/python benchmarks/quick.py $(ARGS)
 
 docs: $(DEV)/.installed
 	@echo '== mkdocs' && NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --quiet --strict $(ARGS) && echo 'wrote build/site'
