@@ -6,6 +6,10 @@ Each engine's figures start from those of all GPUs, with a prior as wide as _PRI
 and in logarithms of seconds. Two Gauss-Newton steps follow, on log errors of the time per token and of
 the time to first token; a row counts a fifth, since rows of a panel err together. Prints the figures,
 the errors of the fitted rows, and those of rows in between, which are not fitted.
+
+    python benchmarks/fit_serving.py serving.csv --errors
+
+writes the errors of today's figures to plan/load_test_errors.csv, from which ranges are made.
 """
 
 import argparse
@@ -20,6 +24,7 @@ import numpy as np
 from meshwright.cost.serving_step import Passes
 from meshwright.engines.engine import ENGINES
 from meshwright.load import engine_server
+from meshwright.plan import spread
 from meshwright.plan.serve import engine_steps
 from meshwright.validate import load_tests
 from meshwright.validate.load_test_row import LoadTestRow
@@ -105,13 +110,31 @@ def _show(what: str, rows: Sequence[LoadTestRow], errors: np.ndarray) -> None:
             )
 
 
+def write_errors(tests: Sequence[LoadTestRow], path: Path) -> None:
+    """Write log(predicted / measured) of all rows: a line each."""
+    names = [name for name, _, _ in _FIGURES] + ["e2e_seconds"]
+    lines = [",".join(["id", "source", "kind", "software", "chip", "experts", *names])]
+    for prediction in load_tests.predict_load_tests(tests):
+        row, errors = prediction.row, [prediction.error(name) for name in names]
+        if isinstance(row, LoadTestRow) and None not in errors:
+            pools, engine, chip, experts = load_tests.spread_group(row)
+            source = f"{engine} {row.model} {row.system} {row.weight_dtype} {pools}"
+            logs = [f"{log(1 + (error or 0.0)):.3f}" for error in errors]
+            lines.append(",".join([row.id, source, pools, engine, chip, str(int(experts)), *logs]))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Fit, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--every", type=int, default=6)
+    parser.add_argument("--errors", action="store_true")
     options = parser.parse_args()
     tests = [row for row in read_rows(options.table) if isinstance(row, LoadTestRow)]
+    if options.errors:
+        write_errors(tests, Path(spread.__file__).with_name("load_test_errors.csv"))
+        return
     tests = [row for row in tests if row.mode == "together" and row.concurrency]
     tests.sort(key=lambda row: (row.engine, row.model, row.hardware, row.weight_dtype, str(row.degrees)))
     fitted = tests[:: options.every]

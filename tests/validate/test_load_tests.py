@@ -1,12 +1,13 @@
 """Published load tests: what rows mean, how they are simulated, and how their predictions are scored."""
 
 from dataclasses import fields, replace
+from math import exp
 
 import pytest
 
 from meshwright.validate.load_test_row import Degrees, LoadTestRow
 from meshwright.validate.load_test_scores import load_test_document
-from meshwright.validate.load_tests import predict_load_test, predict_load_tests
+from meshwright.validate.load_tests import load_test_case, predict_load_test, predict_load_tests
 from meshwright.validate.published import UnreadRow, read_rows
 
 CELLS = {
@@ -103,3 +104,55 @@ def test_a_model_that_is_unknown_is_skipped_by_name(tmp_path):
     read = row(tmp_path, model="no-such-model")
     [prediction] = predict_load_tests([read])
     assert "no-such-model" in (prediction.skipped or "")
+
+
+def test_ranges_hold_four_of_five_rows_of_pairs_left_out():
+    """Each published pair of engine and model on a machine is covered by the others."""
+    from meshwright.plan.spread import serving_rows, serving_spread
+
+    inside = [
+        1 / (1 + spread.within) <= exp(row.log_error) <= 1 + spread.within
+        for row in serving_rows()
+        if row.figure == "tpot_seconds"
+        for spread in [
+            serving_spread(row.figure, row.kind, row.software, row.chip, row.experts, without=row.source)
+        ]
+    ]
+    assert 0.75 <= sum(inside) / len(inside) <= 0.90
+
+
+def test_a_row_has_the_range_of_each_figure(tmp_path):
+    read = row(tmp_path)
+    assert isinstance(read, LoadTestRow)
+    document = predict_load_test(read).to_dict()
+    assert document["range"].keys() == document["predicted"].keys() == {  # pyright: ignore
+        "tpot_seconds", "ttft_seconds", "e2e_seconds",
+    }  # fmt: skip
+    for name, (low, high) in document["range"].items():  # pyright: ignore
+        assert low < document["predicted"][name] < high  # pyright: ignore
+
+
+def test_servers_that_collect_tokens_send_the_first_one_later(tmp_path):
+    """The answer ends as before: SGLang's scripts on Blackwell collect 30 tokens."""
+    cells = {
+        "model": "deepseek-v3",
+        "weight_dtype": "fp8",
+        "hardware": "b200:1x8",
+        "chips": "8",
+        "tensor": "8",
+    }
+    direct, collected = (predicted(tmp_path, engine=name, **cells) for name in ("vllm", "sglang"))
+    assert collected["ttft_seconds"] > direct["ttft_seconds"] + 20 * collected["tpot_seconds"]
+
+
+def test_pools_apart_without_workers_have_those_of_launch_scripts(tmp_path):
+    """Few requests: four workers that split heads for one of prefill; many: sequences of each device."""
+    cells = {
+        "engine": "trtllm", "model": "deepseek-v3", "weight_dtype": "fp8", "hardware": "gb200-nvl72:1x16",
+        "mode": "apart", "chips": "16", "prompt_len": "1024", "output_len": "1024", "prefill_tensor": "8",
+        "prefill_expert": "8", "decode_tensor": "8", "decode_expert": "8",
+    }  # fmt: skip
+    few, many = (load_test_case(row(tmp_path, concurrency=number, **cells)) for number in ("8", "4096"))  # pyright: ignore
+    assert few.workers == (1, 4) and str(few.servers[1].layout) == "expert=8,tensor=8,remat=none"
+    assert many.workers[1] == 1 and str(many.servers[1].layout) == "data=8,expert=8,remat=none"
+    assert few.servers[1].gain > 1

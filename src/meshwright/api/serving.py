@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshwright.api.document import check_output, versions
 from meshwright.api.inputs import Serve
+from meshwright.engines.engine import ENGINES, Engine
 from meshwright.files import write_whole
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -15,6 +16,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.serve.explain import ServeExplanation, explain_serving
 from meshwright.plan.serve.point import Point
+from meshwright.plan.serve.ranges import serving_ranges
 from meshwright.plan.serve.search import ServePlan
 from meshwright.plan.serve.serving_plan import plan_of_point
 from meshwright.plan_file import Plan, save_plan
@@ -152,12 +154,23 @@ class ServedLayouts:
         return plain_text(frontier_table(self._document))
 
 
-def serve_document(config: ModelConfig, work: Serve, searched: ServePlan) -> dict:
+def serve_document(
+    config: ModelConfig, work: Serve, searched: ServePlan, engine: Engine | None = None
+) -> dict:
     """The keys of `mw plan serve` in docs/reference/json.md, then each chip's frontier and the inputs."""
     best = searched.best
+    ranges = serving_ranges(
+        config,
+        best.hardware,
+        engine or ENGINES["meshwright"],
+        ttft_seconds=best.ttft_seconds,
+        tpot_seconds=best.tpot_seconds,
+        tokens_per_second=best.tokens_per_second,
+    )
     return {
         "frontier": [point.to_dict() for point in searched.frontier],
         "best": best.to_dict(),
+        "ranges": ranges,
         "other_prefills": [way.to_dict() for way in best.other_prefills],
         "prefill_to_generate_ratio": best.prefill_to_generate_ratio,
         "max_batch": best.max_batch,

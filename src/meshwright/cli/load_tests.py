@@ -55,6 +55,17 @@ def show_load_tests(document: dict, list_rows: bool) -> None:
             if regret
             else []
         ),
+        *(
+            [f"80% ranges hold: {', '.join(covered)}"]
+            if (
+                covered := [
+                    f"{_HEADINGS[name]} {scores['covered']:.0%}"
+                    for name, scores in document["figures"].items()
+                    if scores["covered"] is not None
+                ]
+            )
+            else []
+        ),
         *(f"{row['id']}: skipped: {row['skipped']}" for row in document["rows"] if row["skipped"]),
     )
 
@@ -71,7 +82,7 @@ def _rows(document: dict) -> object:
     table = Table(box=None, padding=(0, 2))
     table.add_column("id")
     for name in FIGURES:
-        for heading in (_HEADINGS[name], "predicted", "error"):
+        for heading in (_HEADINGS[name], "predicted", "error", "range"):
             table.add_column(heading, justify="right")
     table.add_column("layout")
     for row in document["rows"]:
@@ -83,6 +94,7 @@ def _rows(document: dict) -> object:
                     f"{row['published'][name]:.4g}",
                     f"{row['predicted'][name]:.4g}",
                     f"{row['errors'][name]:+.1%}",
+                    "{:.3g} to {:.3g}".format(*row["range"][name]),
                 )
             ]
             table.add_row(row["id"], *cells, row["layout"])

@@ -9,6 +9,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.load.rated import RatedLoad, cheapest_servers
 from meshwright.models.config import ModelConfig
+from meshwright.report.serving_points import ranges_text
 from meshwright.units import format_number_of, format_seconds
 
 # The largest server that is tried, in chips.
@@ -35,6 +36,7 @@ def plan_for_load(
     show(
         f"{config.name} on {engine.name}, {load.rate:g} requests/s",
         f"best: {_servers(document['best'])}",
+        ranges_text(document["best"]["ranges"]),
         *(f"cheaper, but {each['missed']}: {_servers(each)}" for each in document["cheaper"]),
         *launch_lines(document["launch"]),
         f"{document['simulated']} choices simulated, of {format_number_of(document['considered'], 'layout')}",

@@ -312,7 +312,7 @@ def _search(
         named = str(error).startswith(config.name)
         note(f"mw: {error}" if named else f"mw: {config.name}: {error}")
         raise typer.Exit(_DOES_NOT_FIT) from error
-    document = serve_document(config, work, result)
+    document = serve_document(config, work, result, software)
     explanation = explain_serving(result.best) if explain or as_json or output else None
     document |= explanation.to_dict() if explanation else {}
     line = None
@@ -334,7 +334,7 @@ def _search(
 
 def _show(document: dict, seconds: float, explanation: "ServeExplanation | None") -> None:
     from meshwright.cli.plan_output import prose
-    from meshwright.report.serving_points import requests_text
+    from meshwright.report.serving_points import ranges_text, requests_text
     from meshwright.report.terminal.serving import frontier_plot, frontier_table
 
     best, requests = document["best"], document["requests"]
@@ -350,6 +350,7 @@ def _show(document: dict, seconds: float, explanation: "ServeExplanation | None"
         f"at once (at most {best['max_batch']}); {best['prefill_to_generate_ratio']:.2g} prefill chips per "
         "generate chip",
         *([f"mw serve does not run it yet: {best['why_not_run']}"] if best["why_not_run"] else []),
+        ranges_text(document["ranges"]),
         f"smallest machine that holds the model and one request: {'; '.join(small)}",
         *(
             prose(section.title, section.paragraphs)

@@ -23,6 +23,7 @@ from meshwright.load.traffic import Chat, Load, Turn, poisson
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.launch_line import launch_line, runs_on
 from meshwright.plan.serve.layouts import serving_layouts
+from meshwright.plan.serve.ranges import serving_ranges
 from meshwright.plan.serve.with_engine import running
 from meshwright.units import format_number_of, format_seconds
 
@@ -102,6 +103,14 @@ class RatedServers:
             "ttft_p95_seconds": self.ttft_p95,
             "tpot_p95_seconds": self.tpot_p95,
             "missed": self.missed,
+            "ranges": serving_ranges(
+                server.config,
+                server.hardware,
+                server.engine,
+                ttft_seconds=self.ttft_p95,
+                tpot_seconds=self.tpot_p95,
+                pools_apart=bool(self.prefill_replicas),
+            ),
         }
 
 

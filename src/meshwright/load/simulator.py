@@ -300,6 +300,8 @@ class _Replica:
             drafter=drafter,
             running=self._counted,
         )
+        kind = type(self._scheduler.policy)
+        self._learns = (kind.scheduled, kind.measured) != (Policy.scheduled, Policy.measured)
         self._random = np.random.default_rng([number, planned.num_drafts])
         self._running: Batch | None = None
         self._seconds = 0.0  # of the running step
@@ -420,11 +422,12 @@ class _Replica:
         self._seconds = float(seconds[num_before])
         if not num_before:
             return now
-        passed = seconds[:num_before].tolist()
-        for each in passed:
-            self.busy_seconds += each
-            self._scheduler.policy.scheduled(self._scheduler)
-            self._scheduler.policy.measured(batch, each)
+        passed = seconds[:num_before]
+        self.busy_seconds = float(np.cumsum(np.concatenate([(self.busy_seconds,), passed]))[-1])
+        if self._learns:
+            for each in passed.tolist():
+                self._scheduler.policy.scheduled(self._scheduler)
+                self._scheduler.policy.measured(batch, each)
         self._ends.frombytes(ends[:num_before].tobytes())
         counted.skip(num_before)
         return float(ends[num_before - 1])

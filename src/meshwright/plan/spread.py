@@ -116,6 +116,21 @@ def spread(
     """
     known = [row for row in outside_rows() if row.figure == figure and row.source != without]
     known = [row for row in known if row.kind == kind]
+    lacks = [f"none has {network}"] if network and network not in _NETWORKS else []
+    return _spread_of(known, kind, software, chip, lacks, experts=experts)
+
+
+def _spread_of(
+    known: Sequence[Outside],
+    kind: str,
+    software: str,
+    chip: str,
+    lacks: list[str],
+    *,
+    experts: bool,
+    rows_count: bool = False,
+) -> Spread | None:
+    """The spread by the narrowest group of rows with enough sources; None without rows."""
     groups = {
         f"{software} on {kind}, {'experts' if experts else 'dense'}": [
             row for row in known if row.software == software and row.experts == experts
@@ -129,10 +144,52 @@ def spread(
     group, rows = next(
         ((name, rows) for name, rows in groups.items() if num_sources(rows) >= LEAST_SOURCES), (kind, known)
     )
-    lacks = [] if any(generation(row.chip) == generation(chip) for row in known) else [f"none has {chip}"]
-    lacks += [f"none has {network}"] if network and network not in _NETWORKS else []
-    reach = _reach(rows) * STRETCH ** len(lacks)
+    if not any(generation(row.chip) == generation(chip) for row in known):
+        lacks = [f"none has {chip}", *lacks]
+    reach = _reach(rows, rows_count=rows_count) * STRETCH ** len(lacks)
     return Spread(exp(reach) - 1, num_sources(rows), group, " and ".join(lacks))
+
+
+# Pools of load tests.
+ONE_POOL, POOLS_APART = "one pool", "pools apart"
+
+
+@cache
+def serving_rows() -> tuple[Outside, ...]:
+    """Errors of load tests. Their sources are pairs of an engine and a model on a machine."""
+    text = (resources.files("meshwright.plan") / "load_test_errors.csv").read_text(encoding="utf-8")
+    rows = []
+    for cells in csv.DictReader(text.splitlines()):
+        for figure in ("tpot_seconds", "ttft_seconds", "e2e_seconds"):
+            place = {key: cells[key] for key in ("id", "source", "kind", "software", "chip")}
+            rows.append(
+                Outside(
+                    value=0.0,
+                    figure=figure,
+                    experts=cells["experts"] == "1",
+                    panel=0,
+                    log_error=float(cells[figure]),
+                    **place,
+                )
+            )
+    return tuple(rows)
+
+
+@cache
+def serving_spread(
+    figure: str, pools: str, engine: str, chip: str, experts: bool, without: str | None = None
+) -> Spread:
+    """The spread of a mean of requests under load.
+
+    figure: tpot_seconds, ttft_seconds or e2e_seconds. pools: ONE_POOL or POOLS_APART. engine: the generic
+    record. without: a source to leave out. Rows count and not sources, since the smallest sources are the
+    broken ones (a queue of minutes).
+    """
+    known = [row for row in serving_rows() if row.figure == figure and row.source != without]
+    known = [row for row in known if row.kind == pools]
+    spread = _spread_of(known, pools, engine, chip, [], experts=experts, rows_count=True)
+    assert spread is not None, "both kinds of pools have rows"
+    return spread
 
 
 def num_sources(rows: Sequence[Outside]) -> int:
@@ -150,13 +207,17 @@ def generation(chip: str) -> str:
     return _GENERATION.get(first, first)
 
 
-def _reach(rows: Sequence[Outside]) -> float:
-    """The |log error| that holds the share INSIDE of a new source's rows."""
+def _reach(rows: Sequence[Outside], *, rows_count: bool = False) -> float:
+    """The |log error| that holds the share INSIDE of a new source's rows.
+
+    rows_count: a row has weight 1 and the new source those of the mean source.
+    """
     counts = Counter(row.source for row in rows)
-    wanted = min(INSIDE * (len(counts) + 1), 0.999 * len(counts))
+    all_of = len(rows) if rows_count else len(counts)
+    wanted = min(INSIDE * all_of * (1 + 1 / len(counts)), 0.999 * all_of)
     total = 0.0
     for size, weight in sorted((abs(row.log_error), 1 / counts[row.source]) for row in rows):
-        total += weight
+        total += 1 if rows_count else weight
         if total >= wanted:
             return size
     return max(abs(row.log_error) for row in rows)

@@ -2,7 +2,7 @@
 
 from meshwright.report.documents import JsonDocument
 from meshwright.report.table import Cell
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_bytes, format_count, format_seconds
 
 # Columns on a terminal and on a page.
 TERMINAL = ("hardware|code", "layout|layout", "dtypes", "batch|number", "TPOT|number", "TTFT|number",
@@ -45,3 +45,18 @@ def requests_text(requests: JsonDocument) -> str:
     text = f"prompts of {requests['prompt_tokens']:,} tokens, answers of {requests['output_tokens']:,}"
     longest = requests["longest"]
     return f"{text} on average, together at most {longest:,}" if longest else text
+
+
+def ranges_text(ranges: JsonDocument) -> str:
+    """The ranges of `serving_ranges` in a sentence."""
+    parts = [
+        f"{name} {format_seconds(low)} to {format_seconds(high)}"
+        for name, (low, high) in (
+            ("time per token", ranges["tpot_seconds"]),
+            ("first token", ranges["ttft_seconds"]),
+        )
+    ]
+    if "tokens_per_second" in ranges:
+        low, high = ranges["tokens_per_second"]
+        parts.append(f"{format_count(low)} to {format_count(high)} tokens/s")
+    return f"80% ranges: {', '.join(parts)} (by {ranges['group']})"

@@ -16,12 +16,13 @@ _LEAST_IN_PANEL = 5
 
 @dataclass(frozen=True)
 class FigureScore:
-    """Errors of one figure; None without rows. median_error: with its sign."""
+    """Errors of one figure; None without rows. median_error: with its sign. covered: share within ranges."""
 
     num_rows: int
     median_abs_error: float | None
     p90_abs_error: float | None
     median_error: float | None
+    covered: float | None
 
 
 def load_test_document(predictions: Sequence[LoadTestPrediction]) -> dict[str, Any]:
@@ -49,7 +50,13 @@ def score_figure(predictions: Sequence[LoadTestPrediction], name: str) -> Figure
     errors = [error for p in predictions if (error := p.error(name)) is not None]
     sizes = sorted(map(abs, errors))
     signed = median(errors) if errors else None
-    return FigureScore(len(errors), quantile(sizes, 0.5), quantile(sizes, 0.9), signed)
+    inside = [
+        1 / (1 + p.spread(name).within) <= 1 + error <= 1 + p.spread(name).within
+        for p in predictions
+        if (error := p.error(name)) is not None
+    ]
+    covered = mean(inside) if inside else None
+    return FigureScore(len(errors), quantile(sizes, 0.5), quantile(sizes, 0.9), signed, covered)
 
 
 def _by(

@@ -7,8 +7,8 @@ Tables give the degrees of one worker and the requests at once. They leave out
     drafts          whether the model's heads for further tokens ran
     streaming       tokens that a server collects before it sends them
 
-Source: InferenceX (Apache-2.0, August 2026), 378 searches in configs/ with pools apart, and the launch scripts
-in benchmarks/. SGLang and TensorRT-LLM serve mixtures with latent attention there as follows. Workers split
+Source: InferenceX (Apache-2.0, August 2026), 378 searches in configs/ with pools apart, and launch scripts in
+benchmarks/. SGLang and TensorRT-LLM serve mixtures with latent attention there as follows. Workers split
 heads up to about SPLIT_POSITIONS positions at once; beyond, and in workers of more than MOST_SPLIT devices,
 each device has sequences of its own. A pool that splits heads has about SPLIT_WORKERS workers for one of
 prefill. Otherwise pools are sized so that neither waits for the other.

@@ -32,6 +32,7 @@ from meshwright.load.traffic import Chat, Load, Turn
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.with_engine import running
+from meshwright.plan.spread import ONE_POOL, POOLS_APART, Spread, serving_spread
 from meshwright.validate.load_test_row import FIGURES, SHORTEST_DRAWN, Degrees, LoadTestRow
 from meshwright.validate.load_test_settings import (
     FULL,
@@ -89,7 +90,21 @@ class LoadTestPrediction:
             "published": None if isinstance(self.row, UnreadRow) else self.row.figures,
             "predicted": self.predicted,
             "errors": {name: self.error(name) for name in names},
+            "range": {name: list(self.spread(name).interval((self.predicted or {})[name])) for name in names},
         }
+
+    def spread(self, name: str) -> Spread:
+        """The spread of a figure of a predicted row."""
+        row = self.row
+        assert isinstance(row, LoadTestRow)
+        return serving_spread(name, *spread_group(row))
+
+
+def spread_group(row: LoadTestRow) -> tuple[str, str, str, bool]:
+    """Pools, engine, chip, and whether there are experts, as `serving_spread` has them."""
+    chip = row.hardware.partition(":")[0]
+    pools = ONE_POOL if row.mode == "together" else POOLS_APART
+    return pools, ENGINES.root(row.engine), chip, model_of_load_test(row).moe is not None
 
 
 def predict_load_tests(

@@ -99,8 +99,8 @@ class EngineSteps:
 
     data: simulated groups. separate_prompts, balances_prompts, step_seconds: as in `Engine`. receives:
     prompts come computed from other servers. least_seconds: of a program with prompts, whose kernels the host
-    launches one by one. shared_share: share of the products of a token that all groups divide, whichever group has it
-    (experts). gain: tokens of a sequence in a step.
+    launches one by one. shared_share: share of the products of a token that all groups divide, whichever
+    group has it (experts). gain: tokens of a sequence in a step.
     """
 
     def __init__(

@@ -12,7 +12,14 @@ from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
 from meshwright.report.draw.marks import dot
 from meshwright.report.palette import CURVES
 from meshwright.report.plan_table import explanation
-from meshwright.report.serving_points import PAGE, point_cells, point_layout, price_text, requests_text
+from meshwright.report.serving_points import (
+    PAGE,
+    point_cells,
+    point_layout,
+    price_text,
+    ranges_text,
+    requests_text,
+)
 from meshwright.report.table import Row, Table
 from meshwright.report.templating import render
 from meshwright.units import format_bytes, format_count, format_seconds
@@ -120,7 +127,10 @@ def serving_plan_html(document: JsonDocument, plan_text: str | None = None) -> s
     return render(
         "frontier.html.jinja",
         title=f"Serving {document['model']['name']}",
-        written=requests_text(document["requests"]),
+        written=". ".join(
+            [requests_text(document["requests"])]
+            + ([ranges_text(document["ranges"])] if "ranges" in document else [])
+        ),
         cards=_cards(best),
         figure=frontier_figure(document),
         points=Table.of("", PAGE, rows, "Price per million generated tokens."),
