@@ -32,6 +32,8 @@ _SERVED = "--model llama-2-13b --hardware v5e:2x4"
 PLANNING = {
     "mw plan train": "plan train --model llama-2-13b --hardware v5p:2x2x2 --batch-tokens 1M --seq-len 4096 "
     "--top 2 --explain --tokens 1T",
+    "mw plan train --for": "plan train --model llama-3-8b --hardware h100:1x8 --batch-tokens 512k "
+    "--seq-len 4k --top 1 --for torchtitan",
     "mw plan serve": f"plan serve {_SERVED} --prompt-tokens 2048 --output-tokens 256",
     "mw plan serve --rate": "plan serve --model llama-3.1-8b --hardware h100:1x1 --prompt-tokens 1k "
     "--output-tokens 128 --engine vllm --rate 8 --ttft-p95 1 --tpot-p95 0.03",

@@ -18,7 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, overload
 
-from meshwright.api.inputs import SearchOptions, Serve, ServedDtypes, Train
+from meshwright.api.inputs import Conditions, SearchOptions, Serve, ServedDtypes, Train
 from meshwright.api.machine import anchored_by
 from meshwright.api.results import Plans, PricedLayout
 from meshwright.api.serving import ServedLayout, ServedLayouts
@@ -32,6 +32,7 @@ from meshwright.plan.given import parse_conditions
 from meshwright.plan.smallest import longest_step
 from meshwright.plan.smallest import smallest as find_smallest
 from meshwright.plan.train import price_alone, search
+from meshwright.programs.launcher import LAUNCHERS
 from meshwright.progress import Progress
 from meshwright.units import parse_count
 
@@ -99,6 +100,7 @@ def plan(
     weights_dtype: str | None = ...,
     compute_dtype: str | None = ...,
     kv_dtype: str | None = ...,
+    launcher: str | None = ...,
     progress: Callable[[int], None] | None = ...,
 ) -> Plans: ...
 @overload
@@ -126,6 +128,7 @@ def plan(
     weights_dtype: str | None = None,
     compute_dtype: str | None = None,
     kv_dtype: str | None = None,
+    launcher: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Plans | ServedLayouts:
     """The layouts for `work`, ranked by step time; printed, the first `top` of them as a table.
@@ -134,10 +137,11 @@ def plan(
     several dtypes; the result is a frontier, and given, top and progress have no effect. runnable=False also
     splits prompts by position, which `mw serve` does not run yet.
 
-    given: conditions for every layout, as in `mw plan train --given`. runnable: rank the layouts that run,
-    or all layouts; by default the former, if any run. weights_dtype, compute_dtype: by default bf16; on
-    CPUs f32 and the faster of both. progress: called with the number of layouts considered. Raises PlanError
-    if no layout divides.
+    given: conditions for every layout, as in `mw plan train --given`. runnable: rank the layouts that
+    run, or all layouts; by default the former, if any run. weights_dtype, compute_dtype: by default bf16;
+    on CPUs f32 and the faster of both. launcher: training software (megatron, torchtitan, maxtext,
+    deepspeed, nemo) whose layouts are ranked, as its steps are priced, with its settings. progress:
+    called with the number of layouts considered. Raises PlanError if no layout divides.
 
     >>> plans = plan("llama-3-8b", "v5e:4x4", Train("1Mi", "4k"), given="tensor=1")
     >>> plans.best.layout.tensor
@@ -147,6 +151,16 @@ def plan(
         dtypes = ServedDtypes(weights_dtype, kv_dtype, compute_dtype=compute_dtype)
         return _plan_serving(_config(model), hardware, work, dtypes, runnable=runnable is not False)
     config, machine = _config(model), _machine(hardware)
+    conditions = parse_conditions(given)
+    starts = None
+    if launcher:
+        machine = Conditions(software=machine.software.name, launcher=launcher).of(machine)
+        starts = LAUNCHERS[launcher]
+        base = dict(starts.base)
+        weights_dtype = weights_dtype or base.pop("weights_dtype", None)
+        named = {condition.field for condition in conditions}
+        fields_of_base = ",".join(f"{name}={value}" for name, value in base.items() if name not in named)
+        conditions = parse_conditions(fields_of_base) + conditions
     options = SearchOptions(weights_dtype, compute_dtype, given, runnable, top)
     weights, computes = options.dtypes(machine.chip)
     result = search(
@@ -155,9 +169,10 @@ def plan(
         work.workload(config),
         weights_dtype=weights,
         compute_dtypes=computes,
-        given=parse_conditions(given),
+        given=conditions,
         runnable=runnable,
         on_progress=progress,
+        launcher=starts,
     )
     return Plans(config, machine, work, result, top)
 

@@ -19,6 +19,7 @@ from meshwright.models.count import count_params
 from meshwright.plan.assumptions import spread_of
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.explanation import Explanation
+from meshwright.plan.launch_settings import LaunchSettings
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.spread import between_layouts
 from meshwright.plan.train import Search
@@ -51,6 +52,7 @@ def plan_document(
     explanation: Explanation | None,
     sizing: Smallest | None = None,
     opinions: Sequence[Opinion] = (),
+    launch: LaunchSettings | None = None,
 ) -> dict:
     """The keys of docs/reference/json.md: best, candidates, assumptions and search, explanation, then inputs.
 
@@ -72,6 +74,7 @@ def plan_document(
         **(explanation.to_dict() if explanation else {}),
         **({"smallest": sizing.to_dict()} if sizing else {}),
         **({"audit": [opinion.to_dict() for opinion in opinions]} if opinions else {}),
+        **({"launch": launch.to_dict()} if launch else {}),
         # As it is read back: tuples become lists.
         "model": json.loads(json.dumps(asdict(config))) | {"params": count_params(config).total},
         "hardware": {

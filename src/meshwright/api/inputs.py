@@ -5,13 +5,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.dtypes import COMPUTED
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, nearest
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.precision import Precision
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, changed_options, check_options, option, parse_dtype
+from meshwright.plan.launcher_limits import check_chips
+from meshwright.programs.launcher import LAUNCHERS
 from meshwright.programs.program import DEFAULT as XLA
 from meshwright.programs.program import PROGRAMS
 from meshwright.units import (
@@ -101,12 +103,20 @@ class Conditions:
         help=f"Training software to price: {', '.join(PROGRAMS.names)}; mw train is xla.",
         after="compute_dtype",
     )
+    launcher: str | None = option(
+        None,
+        flag="--for",
+        names=tuple(LAUNCHERS.names),
+        metavar="NAME",
+        help=f"Rank what this software runs, and print its settings: {', '.join(LAUNCHERS.names)}.",
+        after="software",
+    )
     network: str | None = option(
         None,
         metavar="NAME",
         help="Network between nodes of GPUs: a name that mw hardware lists, such as infiniband, roce or efa.",
         unset="that of the hardware",
-        after="software",
+        after="launcher",
     )
     ideal: bool = option(False, help="Price a pure roofline: rated peaks, and links without latency.")
     headroom: float = option(
@@ -120,7 +130,20 @@ class Conditions:
 
     def of(self, machine: Hardware) -> Hardware:
         """The machine under these conditions. Raises HardwareError for an unknown program or network."""
-        machine = (machine.over(self.network) if self.network else machine).running(self.software)
+        program = self.software
+        if self.launcher:
+            if self.launcher not in LAUNCHERS.names:
+                raise PlanError(
+                    f"--for {self.launcher} is unknown; {nearest(self.launcher, list(LAUNCHERS.names))}"
+                )
+            launcher = LAUNCHERS[self.launcher]
+            if program not in (XLA, launcher.prices):
+                raise PlanError(
+                    f"--for {self.launcher} prices steps of {launcher.prices}; leave out --software {program}"
+                )
+            check_chips(launcher, machine)
+            program = launcher.prices
+        machine = (machine.over(self.network) if self.network else machine).running(program)
         chip = machine.chip.roofline() if self.ideal else machine.chip
         if self.headroom:
             chip = replace(chip, hbm_usable_bytes=round(chip.program_bytes * (1 - self.headroom)))

@@ -19,6 +19,7 @@ from meshwright.plan.candidate import Candidate
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.explain.explanation import Explanation, explain
 from meshwright.plan.explain.fitting import Change, cheapest_fit
+from meshwright.plan.launch_settings import LaunchSettings, launch_settings
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search, only
 from meshwright.plan_file import Plan
@@ -117,6 +118,14 @@ class PricedLayout:
         if not self.fits:
             raise PlanError(f"{self.model.name} on {self.hardware.spec}: {self.candidate}")
         return plan_of(self.model, self.hardware, self.workload, self.candidate)
+
+    @property
+    def launch(self) -> LaunchSettings | None:
+        """The settings of the software that the plan is for; None for `mw train`."""
+        launcher = self.search.launcher
+        if launcher is None or not self.fits:
+            return None
+        return launch_settings(launcher, self.model, self.layout, self.workload, self.hardware)
 
     @property
     def alone(self) -> "Plans":
@@ -262,6 +271,7 @@ class Plans:
             explanation,
             self.sizing,
             self.opinions,
+            self.best.launch,
         )
 
     def __repr__(self) -> str:

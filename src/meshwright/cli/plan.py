@@ -111,7 +111,8 @@ def train(
         }
         _check_several(sorted(flag for flag, value in single.items() if value))
         machines = [conditions.of(load_hardware(spec)) for spec in hardwares]
-        _compare(config, Prices(price, currency).of(machines), work, search, as_json)
+        priced = Prices(price, currency).of(machines)
+        _compare(config, priced, work, search, conditions.launcher, as_json)
         return
     [hardware] = hardwares
     if size.smallest:
@@ -125,7 +126,7 @@ def train(
         for line in corrections:
             note(f"--anchor: {line}")
         if layout:
-            _check_single(search)
+            _check_single(search, conditions)
             plans = mw.price(
                 config,
                 machine,
@@ -136,7 +137,7 @@ def train(
             ).alone
         else:
             with waiting("searching layouts"):
-                plans = mw.plan(config, machine, work, **vars(search))
+                plans = mw.plan(config, machine, work, **vars(search), launcher=conditions.launcher)
     if audit:
         require("run")
         with progress() as update:
@@ -154,7 +155,7 @@ def _answer(
     """Print the ranking and write the best plan. Exits 1 if nothing fits."""
     document, search, best = plans.document(explanation), plans.search, plans.best
     if output and best.fits:
-        write_plan_files(output, best.plan, document)
+        write_plan_files(output, best.plan, document, best.launch)
     if as_json:
         for notice in search.notices:
             note(notice)
@@ -174,22 +175,28 @@ def _check_several(given: list[str]) -> None:
 
 
 def _compare(
-    config: ModelConfig, machines: list[Hardware], work: Train, search: SearchOptions, as_json: bool
+    config: ModelConfig,
+    machines: list[Hardware],
+    work: Train,
+    search: SearchOptions,
+    launcher: str | None,
+    as_json: bool,
 ) -> None:
     """Print the best layout of every machine in one table. Exits 1 if one of them does not fit."""
     rows = []
     for machine in machines:
         with waiting(f"searching layouts of {machine.spec}"):
-            plans = mw.plan(config, machine, work, **vars(search))
+            plans = mw.plan(config, machine, work, **vars(search), launcher=launcher)
         for notice in plans.search.notices:
             note(f"{machine.spec}: {notice}")
         rows.append({"plan": machine.spec, **compared(plan_to_compare(plans.best), machine)})
     show_compared(rows, as_json=as_json)
 
 
-def _check_single(search: SearchOptions) -> None:
+def _check_single(search: SearchOptions, conditions: Conditions) -> None:
     """Raise PlanError for an option that bounds a search if --layout is given."""
     given = {
+        "--for": conditions.launcher is not None,
         "--runnable": search.runnable is True,
         "--any": search.runnable is False,
         "--given": search.given != "",

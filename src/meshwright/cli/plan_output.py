@@ -4,8 +4,10 @@ from pathlib import Path
 
 from meshwright.api import document as documents
 from meshwright.cli.common import note, show
+from meshwright.files import write_whole
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.explain.fitting import Change
+from meshwright.plan.launch_settings import LaunchSettings
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search
 from meshwright.plan_file import Plan
@@ -15,10 +17,13 @@ from meshwright.units import format_bytes, format_number_of, format_seconds
 _PROSE_WIDTH = 100
 
 
-def write_plan_files(path: Path, written: Plan, document: dict) -> None:
-    """Write the plan and its document, and note their paths."""
+def write_plan_files(path: Path, written: Plan, document: dict, launch: LaunchSettings | None = None) -> None:
+    """Write the plan, its document and the settings of other software, and note their paths."""
     figures = documents.write_plan(path, written, document)
     note(f"wrote {path} and {figures}")
+    if launch is not None:
+        suffix, text = launch.file
+        note(f"wrote {write_whole(path.with_suffix(suffix), text)}")
 
 
 def shortage_words(search: Search, change: Change | None) -> str:
@@ -54,12 +59,28 @@ def show_plan(
         plan_table(document),
         *([search.faster_words, ""] if search.faster_words else []),
         *map(_opinion, document.get("audit", [])),
+        *_launch(document.get("launch")),
         *([] if in_words else [breakdown_table(document["best"])]),
         *(prose(section.title, section.paragraphs) for section in sections),
         prose("Assumptions", tuple(document["assumptions"])),
         f"{format_number_of(search.considered, 'layout')} considered in {format_seconds(search.seconds)}"
         + ("" if in_words else "; --explain says why in words"),
     )
+
+
+def _launch(launch: dict | None) -> list[str]:
+    """The settings of the software that the plan is for."""
+    if launch is None:
+        return []
+    lines = launch["settings"].splitlines()
+    is_line = launch["form"] == "arguments"
+    command = " \\\n    ".join([launch["command"], *lines]) if is_line else launch["command"]
+    return [
+        f"With {launch['version']}, start on every node:",
+        *([command] if is_line else [f"  {command}", "with", launch["settings"]]),
+        f"It also needs {'; '.join(launch['needs'])}.",
+        "",
+    ]
 
 
 def _opinion(opinion: dict) -> str:

@@ -28,6 +28,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.batch_size import nearest_multiple
 from meshwright.plan.given import Condition
+from meshwright.programs.launcher import Launcher
 
 # Enough tokens to fill a chip's matrix units: a larger pass saves little time and needs more memory.
 _MAX_PASS_TOKENS = 131_072
@@ -91,7 +92,7 @@ class Space:
     """The layouts of one model and machine with `base`'s dtypes, each for a batch that it divides.
 
     batch_within: the share by which the batch may differ from the workload's.
-    given: conditions on every layout.
+    given: conditions on every layout. launcher: the program that runs them, if not `mw train`.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class Space:
         *,
         batch_within: float = 0.0,
         given: Sequence[Condition] = (),
+        launcher: Launcher | None = None,
     ) -> None:
+        self._launcher = launcher
         self.config, self.hardware, self.workload, self.base = config, hardware, workload, base
         asked = workload.num_sequences
         self._batches = range(ceil(asked * (1 - batch_within)), floor(asked * (1 + batch_within)) + 1)
@@ -161,12 +164,17 @@ class Space:
         return self._bases_by_stages[key]
 
     def _searches(self, record: PipelineSchedule, pipe: int, running: bool) -> bool:
-        if pipe > 1 and running and not record.runs_on(self.hardware.num_hosts):
+        if pipe > 1 and running and not self._runs(record):
             return False
         named = self._given_schedule | self._ask.conditions
         if record.only_if_run and not running and named.isdisjoint((PIPE.name, "schedule")):
             return False
         return bool(self._chunks(record, pipe))
+
+    def _runs(self, record: PipelineSchedule) -> bool:
+        if self._launcher is not None:
+            return record.name in self._launcher.schedules
+        return record.runs_on(self.hardware.num_hosts)
 
     def _chunks(self, record: PipelineSchedule, pipe: int) -> list[int]:
         """Numbers of chunks to search at `pipe` stages, as far as conditions allow."""
@@ -280,7 +288,8 @@ class Space:
         """The policies that are searched, or one that is given."""
         conditions = [one for one in self._of_schedule if one.field == "remat"]
         asked = [str(one.value) for one in conditions if one.comparison == "="]
-        tried = [remat for remat in asked or SEARCHED_REMATS if self._meets("remat", remat)]
+        searched = self._launcher.remats if self._launcher else SEARCHED_REMATS
+        tried = [remat for remat in asked or searched if self._meets("remat", remat)]
         return tried if asked else different_remats(self.config, self.hardware, tried)
 
     def first_savings(self, pipe: int) -> Sequence[Saving]:

@@ -19,6 +19,7 @@ from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.cost.step_memory import step_memory
 from meshwright.cost.transfer_prices import at_step_rates
+from meshwright.errors import PlanError
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_fields, check_fits
@@ -32,9 +33,11 @@ from meshwright.plan.candidate import Candidate
 from meshwright.plan.degrees import check_chips
 from meshwright.plan.fastest import Fastest
 from meshwright.plan.given import NOT_SEARCHED, Condition
+from meshwright.plan.launcher_limits import launcher_lacks
 from meshwright.plan.nothing import nothing_found
 from meshwright.plan.rank import TIE, plainness, ranked, ties
 from meshwright.plan.space import Considered, Group, Space
+from meshwright.programs.launcher import Launcher
 from meshwright.units import format_seconds
 
 # Candidates that are priced and ranked, at least.
@@ -68,7 +71,7 @@ class Search:
 
     workload: the planned workload. notices: sentences to show first, if the planned batch is not the
     requested one or no ranked layout runs. faster: a layout that does not run and is more than 2% faster than
-    the best runnable one, or None.
+    the best runnable one, or None. launcher: the program whose layouts these are, if not `mw train`.
     """
 
     candidates: tuple[Candidate, ...]
@@ -78,6 +81,7 @@ class Search:
     workload: Workload
     notices: tuple[str, ...] = ()
     faster: Faster | None = None
+    launcher: Launcher | None = None
 
     def __repr__(self) -> str:
         return f"Search(best of {self.considered:,} layouts: {self.best})"
@@ -198,19 +202,27 @@ def search(
     batch_within: Sequence[float] = BATCH_WITHIN,
     num_ranked: int = NUM_RANKED,
     on_progress: Callable[[int], None] | None = None,
+    launcher: Launcher | None = None,
 ) -> Search:
     """The `num_ranked` best layouts by step time, or the nearest to fitting.
 
     given: conditions on every layout. runnable: True ranks runnable layouts, False all layouts; None ranks
     runnable layouts, or all if none is runnable. batch_within: shares by which the batch may differ from the
-    workload's. A later share is tried only if no earlier one has a layout. Raises PlanError if no layout
+    workload's. A later share is tried only if no earlier one has a layout. launcher: ranks the layouts that
+    this program runs, with the machine `running` it; `runnable` has no effect. Raises PlanError if no layout
     divides.
     """
     started = time.perf_counter()
-    scout = _Scout(config, hardware, weights_dtype, compute_dtypes, tuple(given), on_progress)
+    runnable = True if launcher else runnable
+    scout = _Scout(config, hardware, weights_dtype, compute_dtypes, tuple(given), on_progress, launcher)
     pool, runs = scout.pool(workload, runnable, batch_within)
     if not pool:
         reason = scout.why_not if runnable else None
+        if launcher and (first := next(iter(_all(scout, workload, given)), None)):
+            raise PlanError(
+                f"{config.name} on {hardware.spec}: nothing that is asked for is run by {launcher.name} "
+                f"({scout.why_not(first)}); leave out --for, or a part of --given"
+            )
         raise nothing_found(config, hardware, workload, scout.spaces, given, reason)
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
     scout.narrow(pool, workload, planned, runs=runs)
@@ -222,7 +234,7 @@ def search(
     if not runs and runnable is None:
         why = scout.reason(priced[0].layout)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
-    faster = scout.faster(priced, workload, planned) if runs else None
+    faster = scout.faster(priced, workload, planned) if runs and not launcher else None
     assumed = assumptions(config, planned, priced[0])
     forget_prices()
     forget_placements()
@@ -234,7 +246,13 @@ def search(
         workload=planned,
         notices=tuple(notices),
         faster=faster,
+        launcher=launcher,
     )
+
+
+def _all(scout: "_Scout", workload: Workload, given: Sequence[Condition]) -> Iterator[Considered]:
+    for space in scout.spaces(workload, BATCH_WITHIN[-1], given):
+        yield from space.choices(space.meshes())
 
 
 class _Scout:
@@ -248,7 +266,9 @@ class _Scout:
         compute_dtypes: tuple[str, ...],
         given: tuple[Condition, ...],
         on_progress: Callable[[int], None] | None,
+        launcher: Launcher | None,
     ) -> None:
+        self._launcher = launcher
         self._config, self._hardware, self._on_progress = config, hardware, on_progress
         fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
         base = Layout.of(weights_dtype=weights_dtype).replace(**fixed)
@@ -267,7 +287,7 @@ class _Scout:
     ) -> tuple[Fastest, bool]:
         """The layouts considered for every batch, and whether they are limited to runnable ones."""
         asked, fastest = workload.num_sequences, Fastest([])
-        some_run = why_not(self._config, self._bases[0]) is None
+        some_run = bool(self._launcher) or why_not(self._config, self._bases[0]) is None
         for runs in [True] * (runnable is not False and some_run) + [False] * (runnable is not True):
             for within in batch_within:
                 self._pooled = list(self._groups(workload, within, runs=runs or None))
@@ -328,12 +348,20 @@ class _Scout:
     def spaces(self, workload: Workload, within: float, given: Sequence[Condition]) -> Iterator[Space]:
         """The spaces of layouts, one for each dtype to compute in."""
         for base in self._bases:
-            yield Space(self._config, self._hardware, workload, base, batch_within=within, given=tuple(given))
+            yield Space(
+                self._config,
+                self._hardware,
+                workload,
+                base,
+                batch_within=within,
+                given=tuple(given),
+                launcher=self._launcher,
+            )
 
     def why_not(self, choice: Considered) -> str | None:
         """Why a layout does not run: for its mesh or, however many its microbatches, for its schedule."""
         reasons, mesh = self._reasons, choice.mesh
-        of_schedule = (id(mesh), choice.schedule, choice.remat, choice.offload)
+        of_schedule = (id(mesh), choice.schedule, choice.interleave, choice.remat, choice.offload)
         of_mesh = self._of_mesh(mesh)
         if of_mesh is None and of_schedule not in reasons:
             reasons[of_schedule] = mesh, self.reason(choice.layout)
@@ -347,6 +375,8 @@ class _Scout:
 
     def reason(self, layout: Layout) -> str | None:
         """Why a layout does not run on this machine; None if it does."""
+        if self._launcher is not None:
+            return launcher_lacks(self._launcher, self._config, layout)
         return why_not(self._config, layout, hardware=self._hardware)
 
 
