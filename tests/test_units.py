@@ -118,7 +118,7 @@ def test_times(text, seconds):
 
 @pytest.mark.parametrize("text", ["-1", "nan", "inf", "30 msec", "ms", ""])
 def test_texts_that_are_no_times(text):
-    with pytest.raises(MeshwrightError, match="is not a time; write 0.03"):
+    with pytest.raises(MeshwrightError, match=r"is not a time; write 0\.03"):
         parse_seconds(text)
 
 

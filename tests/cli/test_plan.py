@@ -197,7 +197,7 @@ BAD = [
     (["--max-seconds", "3"], "--max-seconds bounds what --smallest looks for; add --smallest"),
     (["--days", "3", "--tokens", "1T"], "--days bounds what --smallest looks for; add --smallest"),
     (["--smallest", "--days", "3"], "--days needs the length of the run; add --tokens 1T"),
-    (["--smallest", "--max-seconds", "nan"], "'--max-seconds': nan is out of range"),
+    (["--smallest", "--max-seconds", "nan"], "'--max-seconds': 'nan' is not a time"),
     (["--smallest", "--max-seconds", "0"], "--max-seconds 0.0 is not a time; write a number above 0"),
     (["--smallest", "--layout", "fsdp=64"], "--smallest searches layouts; leave out --layout"),
     (["--smallest", "--hardware=cpu:8"], "--smallest needs a chip that comes in slices"),
