@@ -187,7 +187,7 @@ PASS_KEYS = {
 
 def test_a_chain_and_its_gradients(capsys):
     found = document(capsys, *CHAIN, *CHAIN_DIMS, "--backward")
-    assert found.keys() == {"hardware", "forward", "backward"}
+    assert found.keys() == {"hardware", "bytes_per_device", "fits", "forward", "backward"}
     assert found["forward"].keys() == PASS_KEYS
     assert [step["op"] for step in found["forward"]["steps"]] == ["all_gather", "multiply"] * 2
     first, *_ = found["forward"]["steps"]
@@ -195,7 +195,9 @@ def test_a_chain_and_its_gradients(capsys):
     assert (first["timing"], first["bytes"]) == ("ahead", 2 * 64 * 64)
     gathered = [step for step in found["backward"]["steps"] if step["op"] == "all_gather"]
     assert [step["repeats"] for step in gathered] == [3, 1]
-    assert document(capsys, *CHAIN, *CHAIN_DIMS).keys() == {"hardware", "forward"}
+    assert document(capsys, *CHAIN, *CHAIN_DIMS).keys() == {
+        "hardware", "bytes_per_device", "fits", "forward",
+    }  # fmt: skip
 
 
 def test_the_board_of_a_chain(capsys):
@@ -224,10 +226,37 @@ def test_run_compares_the_gradients_too(capsys):
     assert "and of the gradients of both operands from the dense ones 0 and 0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", [["--run"], ["--svg", "x.svg"], ["--memory-limit", "1G"]])
+@pytest.mark.parametrize("option", [["--run"], ["--svg", "x.svg"]])
 def test_what_a_chain_does_not_have(option: list[str], capsys):
     assert main([*CHAIN, *CHAIN_DIMS, *option]) == 2
     assert f"{option[0]}: takes one product or reshard, not a chain" in capsys.readouterr().err
+
+
+BLOCK = ["shard", "x[B, D] . w[D, F] -> h; h . v[F, D] -> y[B, D]"]
+BLOCK_DIMS = ["--mesh", "X=4", "--dims", "B=128,D=8192,F=32768", "--hardware", "v5e:2x2"]
+
+
+def test_the_shardings_of_a_chain_are_searched(capsys):
+    """How to Scale Your Model, "Sharded Matrices", question 7: F is split, and only y is reduced."""
+    call = [*BLOCK, *BLOCK_DIMS, "--memory-limit", "300M"]
+    found = document(capsys, *call, "--search", "x,w,v,y")
+    assert found["arrays"] == ["x[B, D]", "w[D, F_X]", "v[F_X, D]", "y[B_X, D]"]
+    assert found["fits"] and 2 * 2**28 / 2 <= found["bytes_per_device"] <= 300e6
+    assert found["forward"]["seconds"] == pytest.approx(359e-6, rel=0.01)
+    assert document(capsys, *call, "--search", "w,v")["forward"]["seconds"] == pytest.approx(377e-6, rel=0.01)
+    whole = document(capsys, *call, code=1)
+    assert not whole["fits"] and whole["bytes_per_device"] > 2**30
+    assert main(call) == 1
+    assert "0 of 1 tried fit 300 MB per device" in capsys.readouterr().out
+    assert main([*call, "--search", "u"]) == 2
+    assert "--search 'u' is in no statement" in capsys.readouterr().err
+
+
+def test_a_product_is_searched_as_a_chain(capsys):
+    """Question 5 on one plane: the batch and F are split, and nothing moves."""
+    where = ["--mesh", "X=4,Y=4", "--dims", "B=1024,D=8192,F=32768", "--hardware", "v5p:4x4x1"]
+    found = document(capsys, "shard", "A[B, D] . W[D, F] -> C[B, F]", *where, "--search", "A,W,C")
+    assert found["forward"]["seconds_critical"] == 0
 
 
 def test_a_reshard_has_no_gradient(capsys):
@@ -252,5 +281,7 @@ def test_one_array_is_counted(capsys):
     assert main(["shard", "A[I_XY, J]", *where, "--hardware", "h100:1x8", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["seconds_read"] == pytest.approx(document["bytes_per_device"] / 3.35e12)
+    assert main(["shard", "A[I_X, J_Y]", "--mesh", "X=2,Y=2", "--dims", "I=4,J=6"]) == 0
+    assert "\n  X=1, Y=0: A[2:4, 0:3]\n" in capsys.readouterr().out
     assert main(["shard", "A[I_XY, J]", *where, "--backward"]) == 2
     assert "takes a product or a reshard, not one array" in capsys.readouterr().err

@@ -1,8 +1,8 @@
 """mw shard: prices of all ways to multiply sharded arrays, and of reshards."""
 
 import re
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, product
 from math import ceil, prod
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +12,7 @@ import typer
 from meshwright.cli.common import JSON, emit, note, waiting
 from meshwright.cli.extras import require
 from meshwright.cli.parameters import command
+from meshwright.cost.chain_search import search_chain
 from meshwright.cost.derivation import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.reshard import step_price
 from meshwright.cost.strategies import strategies
@@ -24,7 +25,6 @@ from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.notation.algorithm import Algorithm
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.derive import derive
 from meshwright.notation.einsum import Einsum
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
@@ -35,6 +35,7 @@ from meshwright.options import REQUIRED, option, parse_dtype
 from meshwright.report.pictures.derivation import contraction_svg, reshard_svg
 from meshwright.report.terminal.board import (
     chain_lines,
+    choices_lines,
     contraction_lines,
     pass_lines,
     reshard_lines,
@@ -50,6 +51,8 @@ _FORMS = (
 )
 _PRODUCT = re.compile(r"(?<=[\]}])\s*[.·@](?:_(?:\{[^}]*\}|\w+))?\s*")
 DEFAULT_CHIP = "v5p"
+# Devices whose blocks are listed at most.
+_MOST_BLOCKS = 8
 
 
 @command(app)
@@ -66,6 +69,9 @@ def shard(
     memory_limit: int | None = option(
         None, parser=parse_count, help="Memory of one device in bytes: 300M, 16G.", unset="the chip's HBM"
     ),
+    search: str | None = option(
+        None, help="Arrays whose shardings are searched: A,B. The fastest that fits the memory."
+    ),
     objective: Literal["latency", "throughput"] = option(
         "latency", help="Minimise the time of one run, or of each of many runs that overlap."
     ),
@@ -79,7 +85,7 @@ def shard(
     Without `-> C[...]`, letters in both operands are summed and the output may have any sharding. `{U_X}` in
     the output leaves its partial sums over X unreduced. One array is counted, or with `->` resharded. Several
     statements form a chain: the command prints the steps that its shardings imply, with --backward those of
-    the gradients too.
+    the gradients too. --search tries every sharding of the named arrays.
 
     \b
     mw shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096
@@ -88,6 +94,8 @@ def shard(
     mw shard "A[I_X, J] -> A[I, J_X]" --mesh X=8 --dims I=1024,J=4096 --hardware h100:8
     mw shard "x[B_X, D] . w[D_X, F] -> h[B_X, F]; h . v[F, D_X] -> y[B_X, D]" --backward \\
       --mesh X=4 --dims B=8k,D=4k,F=16k
+    mw shard "x[B, D] . w[D, F] -> h; h . v[F, D] -> y[B, D]" --search w,v --memory-limit 300M \\
+      --mesh X=4 --dims B=128,D=8k,F=32k --hardware v5e:2x2
     """
     if svg:
         check_writable(svg)
@@ -95,10 +103,11 @@ def shard(
         require("run")
     parsed_mesh, sizes = parse_mesh(mesh), parse_sizes(dims)
     machine = _rated(catalog.load(hardware)) if hardware else default_hardware(parsed_mesh)
-    if is_chain(written):
-        given = {"--svg": svg, "--run": run, "--memory-limit": memory_limit}
-        _refuse(given, "takes one product or reshard, not a chain")
-        _chain(written, parsed_mesh, sizes, machine, dtype, backward, as_json)
+    if is_chain(written) or search:
+        _refuse({"--svg": svg, "--run": run}, "takes one product or reshard, not a chain")
+        limit = memory_limit or machine.chip.hbm_bytes
+        names = [name.strip() for name in search.split(",")] if search else []
+        _chain(written, names, parsed_mesh, sizes, machine, dtype, limit, backward, as_json)
         return
     operands, out = parse_shard(written)
     if len(operands) == 1 and out is None:
@@ -168,14 +177,38 @@ def _array(
         emit(document)
         return
     held = format_number_of(copies, "device")
+    blocks = _block_indices(array, mesh, sizes) if 1 < mesh.num_devices <= _MOST_BLOCKS else {}
     print(
         f"{array} in {dtype}: {format_bytes(document['bytes'])}",
         f"each of {format_number_of(mesh.num_devices, 'device')} holds a block {list(block)}, "
         f"{format_bytes(each)}; {held} {'holds' if copies == 1 else 'hold'} each block",
         f"all devices together hold {format_bytes(document['bytes_of_all_devices'])}",
         f"a device of {machine.spec} reads its block in {format_seconds(document['seconds_read'])}",
+        *(f"  {device}: {indices}" for device, indices in blocks.items()),
         sep="\n",
     )
+
+
+def _block_indices(array: ShardedArray, mesh: Mesh, sizes: Mapping[str, int]) -> dict[str, str]:
+    """The indices of each device's block, by the device's place on the mesh.
+
+    >>> from meshwright.notation.parse import parse_array
+    >>> _block_indices(parse_array("A[I_X, J]"), Mesh({"X": 2}), {"I": 4, "J": 3})
+    {'X=0': 'A[0:2, 0:3]', 'X=1': 'A[2:4, 0:3]'}
+    """
+    blocks = {}
+    for places in product(*(range(size) for size in mesh.sizes.values())):
+        place = dict(zip(mesh.sizes, places, strict=True))
+        parts = []
+        for dim, axes in zip(array.dims, array.axes, strict=True):
+            number = 0
+            for axis in axes:  # the first axis is the major one
+                number = number * mesh.size(axis) + place[axis]
+            length = sizes[dim] // mesh.size(axes)
+            parts.append(f"{number * length}:{(number + 1) * length}")
+        device = ", ".join(f"{axis}={at}" for axis, at in place.items())
+        blocks[device] = f"{array.name or ''}[{', '.join(parts)}]"
+    return blocks
 
 
 def _reshard(
@@ -216,23 +249,37 @@ def _ran(strategy: Strategy, *, gradients: bool) -> dict:
 
 def _chain(
     written: str,
+    names: Sequence[str],
     mesh: Mesh,
     sizes: Mapping[str, int],
     machine: Hardware,
     dtype: str,
+    memory_limit: float,
     backward: bool,
     as_json: bool,
 ) -> None:
-    """Print the algorithm of a chain with its shardings, and the price of each step."""
-    passes = _passes(derive(*parse_written(written)), mesh, sizes, dtype, machine)
-    if not backward:
-        del passes["backward"]
+    """Print the algorithm of a chain with its shardings, and the price of each step.
+
+    names: the arrays whose shardings are searched; without any, the chain is priced as written.
+    """
+    chain, layout = parse_written(written)
+    with waiting("searching shardings"):
+        choices = search_chain(
+            chain, layout, names, mesh, sizes, dtype, machine, memory_limit, backward=backward
+        )
+    best, fits = choices[0], choices[0].bytes_per_device <= memory_limit
     if as_json:
-        emit({"hardware": machine.spec} | {title: priced.to_dict() for title, priced in passes.items()})
-        return
-    axes = ", ".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
-    given = ", ".join(f"{dim}={size:,}" for dim, size in sizes.items())
-    print(*chain_lines(passes, f"{axes} on {machine.spec}; {given}; {dtype}"), sep="\n")
+        document = {"hardware": machine.spec, "bytes_per_device": best.bytes_per_device, "fits": fits}
+        document |= {"arrays": [str(array) for array in best.arrays]} if names else {}
+        emit(document | {title: priced.to_dict() for title, priced in best.passes.items()})
+    else:
+        axes = ", ".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
+        given = ", ".join(f"{dim}={size:,}" for dim, size in sizes.items())
+        print(*chain_lines(best.passes, f"{axes} on {machine.spec}; {given}; {dtype}"), sep="\n")
+        if names or not fits:
+            print("", *choices_lines(choices, memory_limit), sep="\n")
+    if not fits:
+        raise typer.Exit(1)
 
 
 def _passes(

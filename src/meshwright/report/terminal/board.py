@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from meshwright.cost.chain_search import ChainChoice
 from meshwright.cost.derivation import PricedLine, PricedSteps
 from meshwright.cost.strategy import ContractionQuestion, Objective, PricedStep, Strategy
 from meshwright.notation.array import ShardedArray, subscript
@@ -83,6 +84,20 @@ def chain_lines(passes: Mapping[str, PricedSteps], given: str) -> Iterator[str]:
     for title, steps in passes.items():
         yield ""
         yield from pass_lines(title, steps)
+
+
+def choices_lines(choices: Sequence[ChainChoice], memory_limit_bytes: float) -> Iterator[str]:
+    """The searched shardings, the best first; those that do not fit are marked."""
+    rows = [("", "", "total", "memory", "shardings")]
+    for number, choice in enumerate(choices[:MAX_ROWS], 1):
+        held, fits = format_bytes(choice.bytes_per_device), choice.bytes_per_device <= memory_limit_bytes
+        words = ("  ".join(map(str, choice.arrays)) or "as written") + ("" if fits else ", does not fit")
+        rows.append(("", str(number), format_seconds(choice.seconds), held, words))
+    num_fit = sum(choice.bytes_per_device <= memory_limit_bytes for choice in choices)
+    yield from aligned(rows)
+    yield ""
+    limit = format_bytes(memory_limit_bytes)
+    yield f"  {num_fit:,} of {len(choices):,} tried fit {limit} per device"
 
 
 def pass_lines(title: str, priced: PricedSteps) -> Iterator[str]:
