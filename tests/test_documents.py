@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs.generate import commands, json_keys, layouts, site
-from docs.generate.links import absolute, outward
+from docs.generate import commands, json_keys, layouts, pictures, site
+from docs.generate.links import absolute, lines_of, outward
 from tests.transcripts import blocks
 
 from meshwright.cli.main import COMMANDS
@@ -71,12 +71,27 @@ def test_links_lead_somewhere(document: Path):
     missing = []
     for target, anchor in LINK.findall(document.read_text(encoding="utf-8")):
         path = document.parent / target if target else document
-        drawn = path.parent.name == "images"  # made when the site is built
-        if not (drawn or path.exists()) or (
-            anchor and path.suffix == ".md" and anchor[1:] not in _anchors(path)
-        ):
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor[1:] not in _anchors(path)):
             missing.append(target + anchor)
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_links_to_code_name_what_it_defines(page: Path):
+    """`[...](../../src/meshwright/cost/x.py#name)` leads to the lines of `name`, today."""
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        if target.endswith(".py") and anchor:
+            first, last = lines_of((page.parent / target).resolve(), anchor[1:])
+            assert 0 < first <= last
+
+
+def test_a_link_to_code_becomes_its_lines():
+    text = "[a](../../src/meshwright/notation/mesh.py#Mesh)"
+    first, last = lines_of(ROOT / "src/meshwright/notation/mesh.py", "Mesh")
+    at = f"[a](https://example.org/r/blob/main/src/meshwright/notation/mesh.py#L{first}-L{last})"
+    assert outward(text, "how-to/x.md", "https://example.org/r") == at
+    with pytest.raises(KeyError, match="defines no Nothing"):
+        lines_of(ROOT / "src/meshwright/notation/mesh.py", "Nothing")
 
 
 def _anchors(path: Path) -> set[str]:
@@ -140,6 +155,18 @@ def test_the_reference_is_whole():
     assert all(f"## `mw {name}`" in text for name in COMMANDS)
     for piece in ("layouts", "schedules", "support of layouts", "support of models", "families"):
         assert "| `" in site.PIECES[piece]()
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_as_today():
+    """`python -m docs.generate.pictures` draws them again."""
+    for name, text in pictures.pictures().items():
+        assert (pictures.IMAGES / name).read_text(encoding="utf-8") == text, name
+
+
+def test_curves_are_drawn_as_today():
+    for figure in pictures.plots():
+        assert (pictures.IMAGES / figure.file_name).read_text(encoding="utf-8") == figure.standalone()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Links to the repository, whose address no file of it holds."""
 
+import ast
 import os
 import re
 import subprocess
@@ -13,6 +14,8 @@ _RELATIVE = re.compile(r"(?P<before>!?\[[^\]]*\]\()(?!https?:|#)(?P<target>[^)\s
 def outward(markdown: str, path: str, address: str) -> str:
     """A page below docs/ with its links out of docs/ made absolute, or, without an address, as words alone.
 
+    A link `cost/collectives.py#collective_seconds` goes to the lines of that function.
+
     >>> outward("[a](../../src/a.py) [b](../b.md)", "how-to/x.md", "https://example.org/r")
     '[a](https://example.org/r/blob/main/src/a.py) [b](../b.md)'
     """
@@ -22,9 +25,26 @@ def outward(markdown: str, path: str, address: str) -> str:
         if target.startswith("docs/"):
             return match[0]
         anchor = match["anchor"] or ""
+        if target.endswith(".py") and anchor:
+            first, last = lines_of(ROOT / target, anchor[1:])
+            anchor = f"#L{first}-L{last}"
         return f"[{match['words']}]({address}/blob/main/{target}{anchor})" if address else match["words"]
 
     return _LINK.sub(moved, markdown)
+
+
+def lines_of(path: Path, name: str) -> tuple[int, int]:
+    """The first and the last line of a function, class, method or constant of a module.
+
+    Raises KeyError if the module does not define it.
+    """
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        targets = node.targets if isinstance(node, ast.Assign) else [node]
+        if any(getattr(target, "name", getattr(target, "id", None)) == name for target in targets) and (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign)
+        ):
+            return node.lineno, node.end_lineno or node.lineno
+    raise KeyError(f"{path} defines no {name}")
 
 
 def repository() -> str:

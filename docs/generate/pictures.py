@@ -1,9 +1,15 @@
-"""images/*.svg: the pictures of the documents, from what meshwright computes and from recorded results."""
+"""docs/images/*.svg: the pictures of the documents, from what meshwright computes and from recorded results.
+
+    python -m docs.generate.pictures
+
+writes them to the repository, so that pages show them there; the site draws them when it is built.
+"""
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from math import exp
 from pathlib import Path
@@ -13,14 +19,20 @@ from markupsafe import Markup
 
 import meshwright as mw
 from meshwright.cli.main import main
+from meshwright.files import write_whole
 from meshwright.hardware import catalog
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan import curves
 from meshwright.report.draw.chart import Axis, Chart, padded_ends
 from meshwright.report.draw.figure import Figure, Panel
 from meshwright.report.draw.marks import arrow, bar, dot, label, line
 from meshwright.report.pictures.bars import Row, memory_pieces, stacked
+from meshwright.report.pictures.curves import curves_figure
 from meshwright.units import format_bytes, format_count, format_seconds
 
 ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "images"
 # The four cases of "Sharded Matrices".
 CASES = {
     1: "A[I_X, J] . B[J, K_Y] -> C[I_X, K_Y]",
@@ -36,8 +48,26 @@ def pictures() -> dict[str, str]:
     """The text of each picture by its file name."""
     drawn = {f"matmul-case-{number}.svg": case(text) for number, text in CASES.items()}
     drawn["shard.svg"] = blocks(_EXCHANGED, "X=4,Y=2", "I=1024,J=4096,K=4096", "v5e:4x2")
-    figures = (loop(), torus(), zero(), scatter())
+    figures = (loop(), torus(), zero(), scatter(), *plots())
     return drawn | {figure.file_name: figure.standalone() for figure in figures}
+
+
+def plots() -> Iterator[Figure]:
+    """The curves of the book's pages, as `mw plot` draws them there."""
+    llama = load_model("llama-2-13b")
+    batches = [1, 8, 16, 32, 64, 240]
+    drawn = (
+        curves.bandwidth(catalog.load("v5e:16x16")),
+        curves.ring_latency("h100", 1024),
+        curves.attention_share(load_model("llama-3-8b")),
+        curves.fsdp_degree(llama, catalog.load("v5p:16x16x16"), 3_000_000),
+        curves.strategies_over_batch(replace(llama, d_ff=30_000), catalog.load("v5p:4x4x4")),
+        curves.decode_batch(
+            replace(llama, max_seq_len=8192), catalog.load("v5e:8"), 8192, Layout.of(tensor=8), batches
+        ),
+        curves.look_ahead([0.6, 0.8, 0.9], 0.06),
+    )
+    return (curves_figure(plot).first_frame() for plot in drawn)
 
 
 def case(text: str) -> str:
@@ -240,3 +270,8 @@ def _dots(rows: Sequence[tuple[dict, float, float]], what: str, text: Callable[[
     for number, (name, colour) in enumerate((("GPUs", "tp"), ("TPUs", "fsdp"))):
         parts += [dot(84 + number * 66, 40, 4, colour), label(name, 94 + number * 66, 44)]
     return chart.panel("", *parts)
+
+
+if __name__ == "__main__":
+    for name, text in pictures().items():
+        write_whole(IMAGES / name, text)

@@ -34,6 +34,8 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for name, text in pictures.pictures().items():
+        if kept := files.get_file_from_path(f"images/{name}"):
+            files.remove(kept)
         files.append(File.generated(config, f"images/{name}", content=text))
     return files
 

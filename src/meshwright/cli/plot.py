@@ -188,9 +188,8 @@ def _tell(plot: "Plot", output: Path | None, *, as_json: bool) -> None:
     if output:
         check_writable(output)
         figure = curves_figure(plot)
-        if output.suffix == ".svg" and figure.is_interactive:
-            figure = replace(figure, frames=(figure.frames[figure.first],), first=0, slider="")
-        write_whole(output, figure.standalone())
+        shown = figure.first_frame() if output.suffix == ".svg" else figure
+        write_whole(output, shown.standalone())
         note(f"wrote {output}")
     if as_json:
         emit(plot.to_dict())

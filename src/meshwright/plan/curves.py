@@ -10,7 +10,7 @@ from typing import Literal
 
 from meshwright.cost.collectives import Op, collective_seconds
 from meshwright.dtypes import dtype_bytes
-from meshwright.errors import HardwareError, LayoutError
+from meshwright.errors import HardwareError, MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
@@ -412,7 +412,7 @@ def _priced_decode(
     ideal = replace(hardware, chip=hardware.chip.roofline())
     try:
         return price_phase(config, ideal, workload, [layout])
-    except LayoutError:
+    except MeshwrightError:  # the batch does not divide
         return None
 
 

@@ -77,6 +77,10 @@ class Figure:
         """Whether it has a slider."""
         return len(self.frames) > 1
 
+    def first_frame(self) -> "Figure":
+        """The figure at the slider's first position, without the slider."""
+        return replace(self, frames=(self.frames[self.first],), first=0, slider="")
+
     @property
     def is_half(self) -> bool:
         """Whether it takes half the width of a page."""
