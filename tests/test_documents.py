@@ -27,6 +27,8 @@ EXAMPLES = (
     "docs/explanations/pipeline.md",
     "docs/book/sharding.md",
     "docs/book/transformers.md",
+    "docs/book/training.md",
+    "docs/book/inference.md",
 )
 TRANSCRIPTS = (
     "README.md",
@@ -36,10 +38,10 @@ TRANSCRIPTS = (
     "docs/how-to/shard-a-product.md",
     "docs/book/sharding.md",
     "docs/book/transformers.md",
+    "docs/book/tensor-parallelism.md",
 )
 SLOW_TRANSCRIPTS = (
     "docs/book/inference.md",
-    "docs/book/tensor-parallelism.md",
     "docs/book/training.md",
     "docs/how-to/my-own.md",
     "docs/how-to/plan-a-70b-run.md",

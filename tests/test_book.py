@@ -1,0 +1,88 @@
+"""The 170 things that the chapters describe: each has a command with the chapter's figure, or lines of code.
+
+An item is found from its chapter's page in two clicks: the page, or a page or file that it links to, has the
+command or the name of the code. Commands run in this process, each once.
+"""
+
+import re
+import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from docs.generate.links import lines_of
+from tests.book_items import ITEMS, Item
+
+from meshwright.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+BOOK = ROOT / "docs" / "book"
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#([^)\s]*))?\)")
+NUMBERS = {"A": 41, "B": 29, "C": 35, "D": 47, "E": 18}
+
+
+@cache
+def printed(command: str) -> str:
+    """What a command prints, with its error if it is refused."""
+    result, notes = StringIO(), StringIO()
+    with redirect_stdout(result), redirect_stderr(notes):
+        main(shlex.split(command)[1:])
+    return result.getvalue() + notes.getvalue()
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A page and the documents that it links to. code: names of code by file that the page links to."""
+
+    text: str
+    near: str
+    code: frozenset[tuple[str, str]]
+
+
+@cache
+def reach(page: str) -> Reach:
+    path = BOOK / f"{page}.md"
+    text = path.read_text(encoding="utf-8")
+    near, code = [], set()
+    for target, anchor in LINK.findall(text):
+        linked = (path.parent / target).resolve()
+        if linked.suffix == ".md":
+            near.append(linked.read_text(encoding="utf-8"))
+        elif linked.suffix == ".py":
+            code.add((str(linked.relative_to(ROOT / "src" / "meshwright")), anchor))
+    return Reach(text, "\n".join(near), frozenset(code))
+
+
+def flat(text: str) -> str:
+    """The text with single spaces, so that a line break in a table or a sentence does not matter."""
+    return re.sub(r"\s+", " ", text)
+
+
+def test_every_thing_is_listed():
+    """41, 29, 35, 47 and 18 things of the five texts, each once."""
+    numbers = [item.number for item in ITEMS]
+    assert numbers == [f"{text}{n}" for text, count in NUMBERS.items() for n in range(1, count + 1)]
+    for item in ITEMS:
+        assert item.command or item.code, f"{item.number} has neither a command nor code"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [pytest.param(item, marks=pytest.mark.slow) if item.slow else item for item in ITEMS],
+    ids=lambda item: item.number,
+)
+def test_item(item: Item):
+    at = reach(item.page)
+    if item.command:
+        assert flat(item.command) in flat(at.text + at.near), f"not found from docs/book/{item.page}.md"
+        assert flat(item.figure) in flat(printed(item.command)), item.thing
+    if item.code:
+        path, _, name = item.code.partition("#")
+        assert (path, name) in at.code, f"docs/book/{item.page}.md does not link to {item.code}"
+        first = lines_of(ROOT / "src" / "meshwright" / path, name)[0] if name else 1
+        assert first > 0
+    if item.says:
+        assert flat(item.says) in flat(at.text), f"docs/book/{item.page}.md does not say it"
