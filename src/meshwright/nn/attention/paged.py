@@ -26,7 +26,7 @@ of an earlier sequence.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,9 @@ from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.platforms import Platform, platform_of
+
+if TYPE_CHECKING:
+    from meshwright.nn.mixers.state_cache import StateCache
 
 Pool = Array | Quantised  # Quantised if the type needs a scale for each token and head
 Pools = dict[str, list[Pool]]
@@ -97,6 +100,12 @@ class PagedCache:
     with_kernel: bool = False
     batch_invariant: bool = False
     sharing: Axes = ()
+    states: "StateCache | None" = None
+
+    @property
+    def of_states(self) -> "StateCache":
+        assert self.states is not None, "a model whose mixers have states has a cache of them"
+        return self.states
 
     def by_row(self, x: Array) -> Array:
         """x[N, ...] as [R, Q, ...], for rows of one length."""
