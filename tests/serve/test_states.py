@@ -124,7 +124,7 @@ def test_pages_of_a_prefix_are_not_kept_without_states() -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"num_drafts": 3}, "delta: --drafts 3: wrong drafts cannot be taken back out of the states of"),
+        ({"num_drafts": 3}, "delta: --drafts 3: wrong drafts cannot be taken out of the states of"),
         ({"shares_pages": True}, "hands over pages, not the states of the gated delta rule"),
         ({"host_bytes": 10}, "--host-cache-bytes keeps evicted pages, not the states"),
     ],

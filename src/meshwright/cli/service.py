@@ -144,7 +144,7 @@ def _drafter(runner: JaxRunner, settings: EngineSettings, report: Progress) -> D
         )
     if folder.config.state_mixer:
         raise PlanError(
-            f"checkpoint {settings.draft_checkpoint}: its drafts cannot be taken back out of the states of the "
+            f"checkpoint {settings.draft_checkpoint}: wrong drafts cannot be taken out of the states of the "
             f"{folder.config.state_mixer.title}; fits: a draft model whose layers have attention only"
         )
     limits = runner.limits

@@ -3,10 +3,10 @@
     state    f32[B_data, g_tensor, u, s, p], and conv_q[B_data, g_tensor, s, t] and others: B slots
 
 A sequence has the slot that it generates in. A step has rows of consecutive tokens; a row of one token is
-computed in the recurrent form, a longer row in chunks. Rows of one sequence follow each other, and each begins
-with the state after the row before. A sequence that begins at position 0 begins without a state, so a slot needs
-no clearing, and a preempted sequence is computed again. The last slot of each replica belongs to no sequence:
-padding rows read and write it.
+computed in the recurrent form, a longer row in chunks. Rows of one sequence follow each other, and each
+begins with the state after the row before. A sequence that begins at position 0 begins without a state, so
+a slot needs no clearing, and a preempted sequence is computed again. The last slot of each replica belongs
+to no sequence: padding rows read and write it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

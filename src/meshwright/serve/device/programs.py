@@ -97,8 +97,8 @@ class Scores(NamedTuple):
 class InferencePrograms:
     """The steps of one model under one layout, over a cache of pages of `page_size` positions.
 
-    num_slots: sequences a replica. The array `last` holds the last token of each, plus an unused entry, and so
-    do states of mixers.
+    num_slots: sequences a replica. The array `last` holds the last token of each, plus an unused entry;
+    states of mixers have as many entries.
     num_pages: pages a replica. num_window_pages: pages a replica for layers with a window; 0: they use the
     other pages.
     with_native: the programs call native/kernels.py, which must be built. Otherwise they have only XLA's

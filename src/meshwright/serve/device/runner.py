@@ -434,7 +434,7 @@ def check_states(config: ModelConfig, *, num_drafts: int, shares_pages: bool, ho
     title = config.state_mixer.title
     if num_drafts:
         raise PlanError(
-            f"{config.name}: --drafts {num_drafts}: wrong drafts cannot be taken back out of the states of the "
+            f"{config.name}: --drafts {num_drafts}: wrong drafts cannot be taken out of the states of the "
             f"{title}; fits: --drafts 0"
         )
     if shares_pages:
@@ -444,7 +444,7 @@ def check_states(config: ModelConfig, *, num_drafts: int, shares_pages: bool, ho
         )
     if host_bytes:
         raise PlanError(
-            f"{config.name}: --host-cache-bytes keeps evicted pages, not the states of the {title} after them; "
+            f"{config.name}: --host-cache-bytes keeps evicted pages, not the states of the {title}; "
             "fits: without it"
         )
 

@@ -18,8 +18,8 @@ from meshwright.serve.engine.sequence import Tokens, TokenSequence
 class Replica:
     """The free slots, pages and cached prefixes of the replica `number`.
 
-    prefix_cache: pages outlive their sequence, unless layers have states. window_pool: of layers with a window; None if these keep every
-    position.
+    prefix_cache: pages outlive their sequence, unless layers have states. window_pool: of layers with a
+    window; None if these keep every position.
     """
 
     def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
