@@ -4,10 +4,10 @@ A guess is right if the token sampled in its place is the same. Sampling depends
 on the step, so that an answer has the same tokens as without guesses, drawn or greedy.
 
 The paper's test accepts a guess x with probability min(1, p(x) / q(x)) and draws the rest from
-max(0, p - q). A guess is then right with probability 1 - d, with d the total variation distance of p and q. A
-looked-up guess has q = 1, and both rules accept it with probability p(x). A draft model draws with the noise of
-the large model, by position and token. The two tokens are the same with probability at least (1 - d) / (1 + d),
-and the answer does not depend on the draft model.
+max(0, p - q). A guess is then right with probability 1 - d, with d the total variation distance of p and q.
+A looked-up guess has q = 1, and both rules accept it with probability p(x). A draft model draws with the
+noise of the large model, by position and token. The two tokens are the same with probability at least
+(1 - d) / (1 + d), and the answer does not depend on the draft model.
 
 Sources: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Daliri et al.
 2024, "Coupling without Communication and Drafter-Invariant Speculative Decoding".
