@@ -32,6 +32,7 @@ class BigramStep:
     ) -> None:
         self.batch_sequences, self.seq_len, self.vocab_size = batch_sequences, seq_len, vocab_size
         self.own_rows = range(batch_sequences)
+        self.tokens_per_step = batch_sequences * seq_len
         self.batches: list[np.ndarray] = []
         self.num_evaluated = 0
         devices = jax.devices()[: data * tensor]

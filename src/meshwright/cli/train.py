@@ -18,12 +18,14 @@ from meshwright.cli.common import (
     show,
 )
 from meshwright.cli.parameters import OptionsOf, command
-from meshwright.errors import DeviceError
+from meshwright.errors import DeviceError, MeshwrightError
 from meshwright.files import check_writable, held
 from meshwright.hardware import catalog
 from meshwright.nn.start.devices import use_devices_of
 from meshwright.nn.start.processes import is_first, num_processes
+from meshwright.options import flag_of, option
 from meshwright.plan_file import load_plan
+from meshwright.reinforcement.settings import RL_SETTINGS, RlSettings, check_learns, rl_settings
 from meshwright.train.job import RunOptions, TrainingJob, prepare_job
 from meshwright.train.settings import Settings
 
@@ -44,6 +46,8 @@ def train(
     ] = None,
     given: Annotated[dict[str, object], OptionsOf(Settings, given=True)],
     options: RunOptions,
+    rl: bool = option(False, help="Learn from rewards of rollouts; --data has the prompts."),
+    given_rl: Annotated[dict[str, object], OptionsOf(RlSettings, given=True)],
     as_json: bool = JSON,
 ) -> None:
     """Train a model with a plan's layout; write checkpoints and metrics to the run's folder.
@@ -56,15 +60,17 @@ def train(
     mw train plan.toml --data stdlib --run runs/demo --steps 300
     mw train --run runs/demo --resume
     mw train plan.toml --from llama/ --lora 16 --data chats.jsonl --run runs/tuned
+    mw train plan.toml --rl --from llama/ --data prompts.jsonl --reward rewards.py:score
     """
     plan = load_plan(plan_path) if plan_path is not None else None
     job = prepare_job(plan, _figures(plan_path), options, given)
+    learning = _rl_settings(job, plan_path, rl, given_rl)
     check_writable(job.run / "settings.json")
     for sentence in job.notes:
         note(f"mw: {sentence}")
     # Processes of one run share its folder.
     with _own_stdout(), held(job.run) if is_first() else nullcontext():
-        result, speaks = _carry_out(job)
+        result, speaks = _carry_out(job, learning)
     rows = _operations(job) if speaks and job.profile is not None else []
     if speaks and as_json:
         of_profile = {"operations": [asdict(row) for row in rows]} if rows else {}
@@ -100,16 +106,41 @@ def _collectives(rows: list["OperationTime"]) -> tuple[float | None, float | Non
     return sum(row.measured_seconds for row in moved), sum(row.planned_seconds or 0.0 for row in moved)
 
 
-def _carry_out(job: TrainingJob) -> tuple["TrainingResult", bool]:
+def _rl_settings(
+    job: TrainingJob, plan_path: Path | None, rl: bool, given: dict[str, object]
+) -> RlSettings | None:
+    """The settings of reinforcement learning; None for training on a corpus.
+
+    Raises MeshwrightError for options of one with the other.
+    """
+    if not (rl or (job.resume and (job.run / RL_SETTINGS).is_file())):
+        if given:
+            raise MeshwrightError(f"{flag_of(next(iter(given)))} is of --rl, which is not given")
+        return None
+    if not isinstance(job.settings.data, str) or job.settings.eval:
+        raise MeshwrightError("--rl takes one --data, a .jsonl file of prompts, and no --eval")
+    beside = plan_path.with_suffix(".generate.toml") if plan_path is not None else None
+    if beside is not None and beside.is_file() and not job.resume:
+        given = {"generate_plan": str(beside)} | given
+    settings = rl_settings(job.run, given, resumes=job.resume)
+    check_learns(job.plan, settings)
+    return settings
+
+
+def _carry_out(job: TrainingJob, learning: RlSettings | None) -> tuple["TrainingResult", bool]:
     """The result, and whether this process prints it."""
     use_devices_of(catalog.load(job.plan.hardware))
     import jax
 
-    from meshwright.train.run import carry_out
-
     try:
         with progress() as report:
-            return carry_out(job, report), jax.process_index() == 0
+            if learning is None:
+                from meshwright.train.run import carry_out
+
+                return carry_out(job, report), jax.process_index() == 0
+            from meshwright.reinforcement.run import carry_out_rl
+
+            return carry_out_rl(job, learning, report), True
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise

@@ -21,8 +21,8 @@ from meshwright.notation.einsum import Contraction
 # Target of a position that is not part of the loss.
 NOT_COUNTED = -1
 
-# (logits[B, T, V], targets[B, T]) -> nats[B, T].
-Nats = Callable[[Array, Array], Array]
+# (logits[B, T, V], targets) -> a loss of each target, [B, T]. Targets are [B, T], or a pytree of such arrays.
+Nats = Callable[[Array, Any], Array]
 
 
 class Names(NamedTuple):
@@ -64,15 +64,17 @@ def num_slices(head: InputGroup, shape: Sequence[int], num_batch_shards: int) ->
 
 
 def loss_by_slices(
-    plan: Contraction, dtype: Any, x: Array, w: Array, targets: Array, nats: Nats, count: int, names: Names
+    plan: Contraction, dtype: Any, x: Array, w: Array, targets: Any, nats: Nats, count: int, names: Names
 ) -> Array:
-    """The mean of the nats of targets[B, T] by the product `plan` of x[B, T, D] and w, by slices of T.
+    """The mean of the losses of targets[B, T] by the product `plan` of x[B, T, D] and w, by slices of T.
 
     Logits are float32. Each slice makes its gradients before the next slice's logits, so that no logits are
     kept or computed twice: the backward pass multiplies the gradients by the cotangent of one number.
     """
 
-    def of_slice(x: Array, targets: Array, w: Array) -> tuple[Array, Any]:
+    slices = jax.tree.map(lambda array: _cut(array, count), targets)
+
+    def of_slice(x: Array, targets: Any, w: Array) -> tuple[Array, Any]:
         with jax.named_scope(names.product):
             logits = local_einsum(plan, x, w.astype(dtype), jnp.float32)
         with jax.named_scope(names.loss):
@@ -84,16 +86,16 @@ def loss_by_slices(
 
     @jax.custom_vjp
     def loss(x: Array, w: Array) -> Array:
-        def add_slice(_: None, rows: tuple[Array, Array]) -> tuple[None, Array]:
+        def add_slice(_: None, rows: tuple[Array, Any]) -> tuple[None, Array]:
             return None, of_slice(*rows, w)[0]
 
-        return mean(lax.scan(add_slice, None, (_cut(x, count), _cut(targets, count)))[1])
+        return mean(lax.scan(add_slice, None, (_cut(x, count), slices))[1])
 
     def forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-        def add_slice(d_w: Array, rows: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        def add_slice(d_w: Array, rows: tuple[Array, Any]) -> tuple[Array, tuple[Array, Array]]:
             nats_of_rows, pull_back = of_slice(*rows, w)
             with jax.named_scope(BACKWARD), jax.named_scope(names.loss):
-                (d_logits,) = pull_back(jnp.full_like(nats_of_rows, 1 / targets.size))
+                (d_logits,) = pull_back(jnp.full_like(nats_of_rows, 1 / (count * nats_of_rows.size)))
             with jax.named_scope(BACKWARD), jax.named_scope(names.product):
                 d_logits = d_logits.astype(dtype)
                 d_x = local_einsum(plan.lhs_gradient, d_logits, w.astype(dtype), dtype)
@@ -102,7 +104,7 @@ def loss_by_slices(
         by_rows = _states_first(plan.rhs_gradient)
         shape = x.shape[-1], w.size // x.shape[-1]
         nothing = jnp.zeros(shape, jnp.float32, out_sharding=partition_spec(by_rows.product))
-        d_w, (nats_of_slices, d_x) = lax.scan(add_slice, nothing, (_cut(x, count), _cut(targets, count)))
+        d_w, (nats_of_slices, d_x) = lax.scan(add_slice, nothing, (_cut(x, count), slices))
         with jax.named_scope(BACKWARD), jax.named_scope(names.product):
             d_w = (d_w if by_rows is plan.rhs_gradient else d_w.T).astype(w.dtype)
         return mean(nats_of_slices), (_joined(d_x), d_w)

@@ -120,6 +120,15 @@ class Corpus:
         return [part_of(number) for number in range(max(1, len(self.weights)))]
 
     @property
+    def validations(self) -> list[str]:
+        """The splits of a validation: the corpus's own, and one for each other evaluation set."""
+        return [VALIDATION, *map(evaluation_split, self.evaluations)]
+
+    def batches(self, batch_sequences: int, seed: int, rows: Sequence[int]) -> "Batches":
+        """The training batches of a seed; rows: the numbers of a batch's examples that this process takes."""
+        return Batches(self, batch_sequences=batch_sequences, seed=seed, rows=rows)
+
+    @property
     def tokenizer_path(self) -> Path:
         return self.directory / "tokenizer.json"
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from meshwright.nn.files import checkpoint, checkpoint_files
 from meshwright.nn.files.checkpoint_files import CHECKPOINTS
 from meshwright.nn.start.device_mesh import default_platform
 from meshwright.train import profiling
-from meshwright.train.corpus import VALIDATION, Batches, Corpus, evaluation_split
+from meshwright.train.corpus import VALIDATION
 from meshwright.train.metrics_log import Line, Reporter, read_lines, truncate
 from meshwright.train.profiling import Profiler
 from meshwright.train.row_codes import is_counted
@@ -37,11 +37,45 @@ _EVAL_BATCHES = 8
 _MOST_SKIPPED = 5
 
 
+class Source(Protocol):
+    """The examples of a run: a packed corpus, or prompts.
+
+    validations: the splits that a validation reads; the first has the name VALIDATION. evaluations: names of
+    the others.
+    """
+
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def validations(self) -> Sequence[str]: ...
+    @property
+    def evaluations(self) -> Collection[str]: ...
+
+    def batches(self, batch_sequences: int, seed: int, rows: Sequence[int]) -> "Examples":
+        """The batches of a seed; rows: the numbers of a batch's examples that this process takes."""
+        ...
+
+    def rows(self, split: str) -> np.ndarray:
+        """The rows [n, T+1] of a split."""
+        ...
+
+
+class Examples(Protocol):
+    """Batches by the global index of their first example."""
+
+    def at(self, example: int) -> Any: ...
+
+
 class TrainStep(Protocol):
     """A compiled training step, with figures for the loop.
 
-    flops_per_step: model FLOPs of one step over all devices. peak_flops_per_second: of the whole
-    machine. State is a pytree of arrays; `step` may donate it. Tokens are int32[n, T+1], the rows of the
+    tokens_per_step: tokens that one step learns from. flops_per_step: model FLOPs of one step over all
+    devices. peak_flops_per_second: of the whole machine. State is a pytree of arrays; `step` may donate it.
+    Tokens are int32[n, T+1], the rows of the
     batch that this process's devices hold. own_rows: the numbers of these rows, ascending.
     """
 
@@ -51,6 +85,8 @@ class TrainStep(Protocol):
     def own_rows(self) -> Sequence[int]: ...
     @property
     def seq_len(self) -> int: ...
+    @property
+    def tokens_per_step(self) -> int: ...
     @property
     def flops_per_step(self) -> float: ...
     @property
@@ -70,8 +106,8 @@ class TrainStep(Protocol):
         """The state from a restored one."""
         ...
 
-    def step(self, state: Any, tokens: np.ndarray) -> tuple[Any, dict[str, jax.Array]]:
-        """(next state, {"loss", "grad_norm", "learning_rate"}), dispatched without waiting."""
+    def step(self, state: Any, tokens: Any) -> tuple[Any, dict[str, Any]]:
+        """(next state, {"loss", "grad_norm", "learning_rate", ...}), dispatched without waiting."""
         ...
 
     def evaluate(self, state: Any, tokens: np.ndarray) -> jax.Array:
@@ -113,8 +149,8 @@ class Rhythm:
 
     save_seconds: time between checkpoints, in addition to checkpoint_every. keep: the number of last
     checkpoints to keep; the one with the lowest validation loss is kept too. on_spike: whether the batch of a
-    loss that is not finite, or a spike, is skipped, or the run ends. profile: the first and the last step to
-    trace into run/profile.
+    loss that is not finite, or a spike, is skipped, or the run ends. finds_spikes: whether a loss far above
+    its trend is a spike. profile: the first and the last step to trace into run/profile.
     """
 
     log_every: int = 10
@@ -123,10 +159,11 @@ class Rhythm:
     save_seconds: float = math.inf
     keep: int = 2
     on_spike: Literal["skip", "stop"] = "skip"
+    finds_spikes: bool = True
     profile: tuple[int, int] | None = None
 
 
-def begin(run: Path, step: TrainStep, corpus: Corpus, *, seed: int = 0, resume: bool = False) -> Start:
+def begin(run: Path, step: TrainStep, corpus: Source, *, seed: int = 0, resume: bool = False) -> Start:
     """The start of a new run, or with `resume` its last sound checkpoint; writes nothing.
 
     Raises DataError for a corpus that does not fit the plan or the checkpoint. Raises CheckpointError for a
@@ -151,7 +188,7 @@ def begin(run: Path, step: TrainStep, corpus: Corpus, *, seed: int = 0, resume: 
 def train(
     run: Path,
     step: TrainStep,
-    corpus: Corpus,
+    corpus: Source,
     start: Start,
     *,
     num_steps: int,
@@ -215,7 +252,7 @@ class _Loop:
         self,
         run: Path,
         step: TrainStep,
-        corpus: Corpus,
+        corpus: Source,
         num_steps: int,
         rhythm: Rhythm,
         saver: checkpoint.Saver,
@@ -232,7 +269,7 @@ class _Loop:
         self.profiler = Profiler(run / profiling.FOLDER, rhythm.profile)
         self.reporter = Reporter(
             run / METRICS_FILE,
-            num_tokens=step.batch_sequences * step.seq_len,
+            num_tokens=step.tokens_per_step,
             flops=step.flops_per_step,
             peak_flops_per_second=step.peak_flops_per_second,
             planned_step_seconds=planned_step_seconds,
@@ -248,7 +285,7 @@ class _Loop:
         self.first_examples.clear()
         reporter.begin({"skipped": start.skipped} if start.skipped else {})
         one_in_flight = default_platform().in_turn
-        batches = _batches(self.corpus, step, start.seed)
+        batches = self.corpus.batches(step.batch_sequences, start.seed, step.own_rows)
         examples = start.examples(step.batch_sequences)
         state, example = jax.block_until_ready(start.state), next(examples)
         tokens = batches.at(example)
@@ -313,9 +350,8 @@ class _Loop:
         def stopped() -> bool:
             return last and agreement.after(next(counted))[0]
 
-        splits = [VALIDATION, *map(evaluation_split, self.corpus.evaluations)]
         losses = []
-        for split in splits:
+        for split in self.corpus.validations:
             num_batches = None if last else _EVAL_BATCHES
             loss = validation_loss(self.step, state, self.corpus, num_batches, split, stopped)
             if loss is None:
@@ -323,13 +359,16 @@ class _Loop:
                     warnings.warn("told to stop: the validation of the last step is left out", stacklevel=2)
                 return {}
             losses.append(loss)
+        if not losses:
+            return {}
         validation: Line = {"validation_loss": losses[0]}
         by_name = dict(zip(self.corpus.evaluations, losses[1:], strict=True))
         return validation | ({"evaluation_losses": by_name} if by_name else {})
 
     def _check(self, line: Line) -> None:
         example = self.first_examples.pop(line["step"])
-        fault = self.trend.fault(line["loss"], line["grad_norm"])
+        trend = self.trend if self.rhythm.finds_spikes else LossTrend()  # no trend: a finite loss is no spike
+        fault = trend.fault(line["loss"], line["grad_norm"])
         if fault is not None:
             raise _Spike(line["step"], fault, example)
         self.trend = self.trend.after(line["loss"])
@@ -347,7 +386,7 @@ def _input_wait(reading: float, waiting: float) -> float:
 def _back(
     run: Path,
     step: TrainStep,
-    corpus: Corpus,
+    corpus: Source,
     saver: checkpoint.Saver,
     start: Start,
     spike: _Spike,
@@ -383,7 +422,7 @@ def _back(
 def validation_loss(
     step: TrainStep,
     state: Any,
-    corpus: Corpus,
+    corpus: Source,
     num_batches: int | None = None,
     split: str = VALIDATION,
     stopped: Callable[[], bool] = lambda: False,
@@ -419,16 +458,7 @@ def _exact_slices(num_rows: int, batch: int) -> Iterator[tuple[int, int]]:
         begin_ += size
 
 
-def _batches(corpus: Corpus, step: TrainStep, seed: int) -> Batches:
-    return Batches(
-        corpus,
-        batch_sequences=step.batch_sequences,
-        seed=seed,
-        rows=step.own_rows,
-    )
-
-
-def _restored(run: Path, step: TrainStep, corpus: Corpus) -> Start:
+def _restored(run: Path, step: TrainStep, corpus: Source) -> Start:
     state, position, done = checkpoint.restore(run / CHECKPOINTS, step.abstract_state())
     if position["corpus"] != corpus.fingerprint:
         raise DataError(

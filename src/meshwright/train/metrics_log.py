@@ -111,7 +111,7 @@ class Reporter:
         step, metrics = self._pending
         self._pending = None
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        self._tick()
+        self._tick(values.pop("step_seconds", None))
         self._check({"step": step, **values})
         self.line = {"step": step, **values, **self._speed(), **self._more}
 
@@ -135,10 +135,11 @@ class Reporter:
         self._arrived = None
         self._window.clear()
 
-    def _tick(self) -> None:
+    def _tick(self, measured: float | None) -> None:
+        """Note the seconds of a step: as measured by a step that waits for its devices, or since the last."""
         now = time.perf_counter()
         if self._arrived is not None:
-            self._window.append(now - self._arrived)
+            self._window.append(now - self._arrived if measured is None else measured)
         self._arrived = now
 
     def _speed(self) -> Line:

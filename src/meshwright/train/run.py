@@ -9,9 +9,11 @@ run/data/            the packed corpus
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any, Protocol
 
 import jax
 
@@ -40,12 +42,21 @@ _NUM_VALIDATIONS = 5
 _LOG_EVERY = 10
 
 
+class Data(loop.Source, Protocol):
+    """The examples of a run, with their tokenizer."""
+
+    @property
+    def end_of_text_id(self) -> int: ...
+    @property
+    def tokenizer_path(self) -> Path: ...
+
+
 @dataclass(frozen=True)
 class TrainingResult:
-    """The last line of the metrics, with the corpus and causes of waiting for comparison."""
+    """The last line of the metrics, with causes of waiting. unigram_entropy: of the corpus, in nats."""
 
     line: Line
-    corpus: Corpus
+    unigram_entropy: float | None
     run: Path
     finished: bool
     waits: Waits
@@ -58,11 +69,17 @@ class TrainingResult:
         collectives, planned_collectives: seconds in collectives per step, by a profile and as planned.
         """
         measured, planned = self.line["step_seconds"], self.line["planned_step_seconds"]
-        lines = [f"step {self.line['step']}: training loss {self.line['loss']:.3f} nats per token"]
+        unit = "" if "reward" in self.line else " nats per token"
+        lines = [f"step {self.line['step']}: training loss {self.line['loss']:.3f}{unit}"]
+        if "reward" in self.line:
+            lines.append(
+                f"reward {self.line['reward']:.3f}; log-probabilities of engine and trainer differ by at "
+                f"most {self.line['logprob_difference']:.1e}"
+            )
         if "validation_loss" in self.line:
             lines.append(
                 f"validation loss {self.line['validation_loss']:.3f} nats per token; "
-                f"unigram entropy {self.corpus.unigram_entropy:.3f}"
+                f"unigram entropy {self.unigram_entropy or 0:.3f}"
             )
         for name, loss in self.line.get("evaluation_losses", {}).items():
             lines.append(f"{name}: {loss:.3f} nats per token")
@@ -87,9 +104,24 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
     """
     corpus = _corpus(job, report)
     plan, settings = job.plan, _with_length(job, corpus)
-    num_steps, schedule_steps = settings.steps, settings.schedule_steps
-    assert num_steps is not None and schedule_steps is not None, "filled in by _with_length"
-    optimizer = OptimizerConfig(
+    step = training_step(
+        plan.model,
+        plan.layout,
+        plan.workload,
+        optimizer_config(settings),
+        chip_flops_per_second=catalog.load(plan.hardware).chip.flops(plan.layout.precision.compute_dtype),
+        options=plan.compiler,
+        start_from=Path(settings.from_) if settings.from_ else None,
+        masked=corpus.masked,
+    )
+    return learned(job, settings, step, corpus, report, unigram_entropy=corpus.unigram_entropy)
+
+
+def optimizer_config(settings: Settings) -> OptimizerConfig:
+    """The optimizer of a run whose length is known."""
+    schedule_steps = settings.schedule_steps
+    assert schedule_steps is not None, "the length is known"
+    return OptimizerConfig(
         peak_learning_rate=settings.learning_rate,
         warmup_steps=min(int(schedule_steps * _WARMUP_SHARE), _MAX_WARMUP),
         total_steps=schedule_steps,
@@ -100,26 +132,38 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         balance_loss=settings.balance_loss,
         router_z_loss=settings.router_z_loss,
     )
-    step = training_step(
-        plan.model,
-        plan.layout,
-        plan.workload,
-        optimizer,
-        chip_flops_per_second=catalog.load(plan.hardware).chip.flops(plan.layout.precision.compute_dtype),
-        options=plan.compiler,
-        start_from=Path(settings.from_) if settings.from_ else None,
-        masked=corpus.masked,
-    )
+
+
+def learned(
+    job: TrainingJob,
+    settings: Settings,
+    step: Any,
+    corpus: Data,
+    report: Progress,
+    *,
+    unigram_entropy: float | None = None,
+    log_every: int = _LOG_EVERY,
+    finds_spikes: bool = True,
+    on_begin: Callable[[], None] = lambda: None,
+) -> TrainingResult:
+    """Run the loop of `step` over `corpus`, and write the files of the run's folder.
+
+    settings: with the number of steps. unigram_entropy: of the corpus. finds_spikes: see `loop.Rhythm`.
+    on_begin: called when the folder is written.
+    """
+    plan, num_steps, schedule_steps = job.plan, settings.steps, settings.schedule_steps
+    assert num_steps is not None and schedule_steps is not None, "the length is known"
     start = loop.begin(job.run, step, corpus, seed=settings.seed, resume=job.resume)
     if jax.process_index() == 0:
         _describe(job, settings, corpus)
+        on_begin()
     report("compiling the step", None)
     inputs: list[float] = []
     board = Board(job.run, start.step) if settings.tensorboard and jax.process_index() == 0 else None
 
     def on_step(line: Line) -> None:
         report(_status(line, num_steps), line["step"] / num_steps)
-        if board is not None and (line["step"] % _LOG_EVERY == 0 or "validation_loss" in line):
+        if board is not None and (line["step"] % log_every == 0 or "validation_loss" in line):
             board.write(line)
 
     line = loop.train(
@@ -129,15 +173,16 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         start,
         num_steps=num_steps,
         rhythm=loop.Rhythm(
-            log_every=_LOG_EVERY,
+            log_every=log_every,
             eval_every=max(schedule_steps // _NUM_VALIDATIONS, 1),
             checkpoint_every=settings.checkpoint_every,
             save_seconds=60 * settings.checkpoint_minutes,
             keep=settings.keep,
-            on_spike=settings.on_spike,
+            on_spike=settings.on_spike if finds_spikes else "stop",
+            finds_spikes=finds_spikes,
             profile=job.profile,
         ),
-        planned_step_seconds=plan.planned_step_seconds,
+        planned_step_seconds=plan.planned_step_seconds if finds_spikes else None,
         on_step=on_step,
         inputs=inputs,
     )
@@ -147,7 +192,7 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         report("compiling the step once more, to name what was traced", None)
         profiling.save_hlo(step.program_texts(), job.run / profiling.FOLDER)
     waits = Waits(median(inputs or [0.0]), step.num_compiled, load=machine_load())
-    return TrainingResult(line, corpus, job.run, line["step"] >= num_steps, waits)
+    return TrainingResult(line, unigram_entropy, job.run, line["step"] >= num_steps, waits)
 
 
 def _corpus(job: TrainingJob, report: Progress) -> Corpus:
@@ -162,7 +207,7 @@ def _corpus(job: TrainingJob, report: Progress) -> Corpus:
             directory,
             vocab_size=job.plan.model.vocab_size,
             seq_len=job.plan.workload.seq_len,
-            tokenizer=_given_tokenizer(job.settings),
+            tokenizer=given_tokenizer(job.settings),
             bad_data=job.settings.bad_data,
             mask_documents=job.settings.mask_documents,
             evaluations=evaluation_sets(job.settings.eval),
@@ -180,7 +225,8 @@ def _corpus(job: TrainingJob, report: Progress) -> Corpus:
         ) from error
 
 
-def _given_tokenizer(settings: Settings) -> Path | None:
+def given_tokenizer(settings: Settings) -> Path | None:
+    """The tokenizer.json that the settings name; None if it is trained on the data."""
     given = settings.tokenizer or settings.from_
     return tokenizer_file(given) if given else None
 
@@ -194,6 +240,8 @@ def _with_length(job: TrainingJob, corpus: Corpus) -> Settings:
 
 def _status(line: Line, num_steps: int) -> str:
     text = f"step {line['step']}/{num_steps}  loss {line['loss']:.3f}"
+    if "reward" in line:
+        text += f"  reward {line['reward']:.3f}"
     if line["step_seconds"]:
         text += f"  {format_seconds(line['step_seconds'])} per step"
     if line["step_seconds"] and line["planned_step_seconds"]:
@@ -203,7 +251,7 @@ def _status(line: Line, num_steps: int) -> str:
     return text
 
 
-def _describe(job: TrainingJob, settings: Settings, corpus: Corpus) -> None:
+def _describe(job: TrainingJob, settings: Settings, corpus: Data) -> None:
     """Write the plan, settings, model and tokenizer of the checkpoints to the run's folder."""
     save_plan(job.plan, job.run / PLAN_FILE)
     save_settings(settings, job.run)
@@ -212,7 +260,7 @@ def _describe(job: TrainingJob, settings: Settings, corpus: Corpus) -> None:
     written = config_json(job.plan.model.base) | {"eos_token_id": corpus.end_of_text_id}
     write_whole(job.run / "config.json", json.dumps(written, indent=2) + "\n")
     shutil.copyfile(corpus.tokenizer_path, job.run / "tokenizer.json")
-    given = _given_tokenizer(settings)
+    given = given_tokenizer(settings)
     for name in BESIDE_TOKENIZER:
         if given is not None and (given.parent / name).is_file():
             shutil.copyfile(given.parent / name, job.run / name)

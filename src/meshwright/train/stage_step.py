@@ -180,6 +180,10 @@ class StagedStep:
         return self.workload.seq_len
 
     @property
+    def tokens_per_step(self) -> int:
+        return self.workload.num_tokens
+
+    @property
     def flops_per_step(self) -> float:
         return self.first.flops_per_step
 

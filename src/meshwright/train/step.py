@@ -24,16 +24,18 @@ from meshwright.models.parameters import is_adapter, parameters
 from meshwright.models.transformer import Places
 from meshwright.native.processor import give_back_freed_memory, keep_freed_memory
 from meshwright.nn.array_types import jax_dtype
-from meshwright.nn.attention.blockwise import zigzag
+from meshwright.nn.attention.blockwise import dealt_positions, zigzag
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
-from meshwright.nn.loss import NOT_COUNTED
+from meshwright.nn.loss import NOT_COUNTED, nats_of
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import abstract_params, flatten, init_params, joined, shardings
 from meshwright.nn.pipeline.spmd_1f1b import SpmdPipeline
+from meshwright.nn.policy_loss import ClippedPolicyLoss, PolicyRows
 from meshwright.nn.start.compiler_options import compiler_options
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.start.processes import wait_for_all
+from meshwright.notation.array import ShardedArray
 from meshwright.platforms import platform_of
 from meshwright.platforms.platform import Options
 from meshwright.train.optimizers import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
@@ -68,7 +70,7 @@ class CompiledStep:
     peak_flops_per_second: of one chip, in the compute dtype; for MFU. options: XLA's, in addition to
     `compiler_options`. start_from: a Hugging Face checkpoint with the first parameters, except adapters.
     masked: rows have the flags of `row_codes`: attention stays within a document, and uncounted targets have
-    no loss.
+    no loss. objective: the loss of each target in place of the cross-entropy; rows are then PolicyRows.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class CompiledStep:
         options: Options | None = None,
         start_from: Path | None = None,
         masked: bool = False,
+        objective: ClippedPolicyLoss | None = None,
     ) -> None:
         if workload.phase != "train":
             raise PlanError(f"{config.name}: the plan is of phase {workload.phase!r}; training takes 'train'")
@@ -104,11 +107,13 @@ class CompiledStep:
             masked=masked,
             z_loss=optimizer.z_loss,
             router_losses=self.router_weights is not None,
+            objective=objective,
         )
         self.optimizer = make_optimizer(
             replace(optimizer, optimizer=layout.precision.optimizer), layout.precision.optimizer_dtype, config
         )
         self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
+        self.tokens_per_step = workload.num_tokens
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
         self.peak_flops_per_second = chip_flops_per_second * layout.mesh.num_devices
         self.keeps_gradients = False  # in the metrics, for comparisons; set before the first step
@@ -117,17 +122,21 @@ class CompiledStep:
     # State
 
     def init(self, seed: int) -> TrainState:
-        """The first state: fresh parameters or the weights of `start_from`, and moments on their shards."""
-        if self.start_from is None:
-            params = init_params(self.config, self.layout, self.mesh, seed)
-        else:
-            params = load_hf(self.start_from, self.config.base, self.layout, self.mesh)
-            adapters = [path for path in parameters(self.config) if is_adapter(path)]
-            if adapters:
-                fresh = init_params(self.config, self.layout, self.mesh, seed, only=adapters)
-                params = joined(self.config, params, fresh)
+        """The first state: `first_params`, and moments on their shards."""
+        params = self.first_params(seed)
         with jax.set_mesh(self.mesh):
             return jax.jit(self.first_state)(params)
+
+    def first_params(self, seed: int) -> Any:
+        """Fresh parameters or the weights of `start_from`."""
+        if self.start_from is None:
+            return init_params(self.config, self.layout, self.mesh, seed)
+        params = load_hf(self.start_from, self.config.base, self.layout, self.mesh)
+        adapters = [path for path in parameters(self.config) if is_adapter(path)]
+        if not adapters:
+            return params
+        fresh = init_params(self.config, self.layout, self.mesh, seed, only=adapters)
+        return joined(self.config, params, fresh)
 
     def first_state(self, params: Any) -> TrainState:
         state = self.with_moments(params)
@@ -195,21 +204,26 @@ class CompiledStep:
         held = self.batch_sharding.addressable_devices_indices_map(batch).values()
         return sorted({row for index in held if index for row in range(*index[0].indices(batch[0]))})
 
-    def put(self, tokens: np.ndarray) -> Array:
-        """The batch. tokens: this process's rows of it, `own_rows`."""
-        batch, rows = self.abstract_tokens().shape, self.own_rows
+    def put(self, rows: Any) -> Any:
+        """The batch. rows: this process's rows of it, `own_rows`, an array or several."""
+        batch, own = self.abstract_tokens().shape, self.own_rows
 
-        def held(index: Any) -> np.ndarray:
-            first, end, _ = index[0].indices(batch[0])
-            place = rows.index(first)
-            return tokens[place : place + end - first]
+        def placed(array: np.ndarray) -> Array:
+            def held(index: Any) -> np.ndarray:
+                first, end, _ = index[0].indices(batch[0])
+                place = own.index(first)
+                return array[place : place + end - first]
 
-        return jax.make_array_from_callback(batch, self.batch_sharding, held)
+            return jax.make_array_from_callback(batch, self.batch_sharding, held)
+
+        return jax.tree.map(placed, rows)
 
     # The step
 
-    def step(self, state: TrainState, tokens: np.ndarray) -> tuple[TrainState, dict[str, Array]]:
+    def step(self, state: TrainState, tokens: Any) -> tuple[TrainState, dict[str, Array]]:
         """(next state, {"loss", "grad_norm", "learning_rate"}); the state is donated.
+
+        tokens: rows of the batch, or PolicyRows.
 
         If the routers' losses have weights, also "balance_loss" and "router_z_loss", means over the layers.
         """
@@ -220,6 +234,33 @@ class CompiledStep:
         """Mean nats per token of tokens[B, T+1]."""
         with jax.set_mesh(self.mesh):
             return self._run(self._jitted_loss, state.params, self.put(tokens))
+
+    def log_probs(self, params: Any, rows: np.ndarray) -> np.ndarray:
+        """f32[B, T]: the log-probability of each target of rows[B, T+1] in nats; 0 for uncounted ones."""
+        with jax.set_mesh(self.mesh):
+            nats = np.asarray(self._run(self._jitted_nats, params, self.put(rows)))
+        attended = token_sharding(attention_layout(self.layout), "tokens").axes_of("T")
+        found = np.empty_like(nats)
+        found[:, dealt_positions(self.seq_len, self.layout.mesh.size(attended))] = -nats
+        return found
+
+    @cached_property
+    def _jitted_nats(self) -> Any:
+        return jax.jit(self._nats, compiler_options=compiler_options(self.mesh, self.options))
+
+    def _nats(self, params: Any, rows: Array) -> Array:
+        """The nats of each target of rows[B, T+1], by microbatches; positions as `dealt`."""
+        ops, microbatches = self.ops.of_validation(), self.microbatches(rows)
+
+        def of_microbatch(index: Array) -> Array:
+            tokens, targets, places = self.dealt(microbatches[:, index])
+            logits, _ = transformer.logits(self.config, ops, ops.reads(params), tokens, places)
+            return nats_of(logits, targets, masked=self.masked, z_loss=0.0)
+
+        nats = lax.map(of_microbatch, jnp.arange(self.layout.schedule.microbatches))
+        rows_spec, positions_spec = jax.typeof(nats).sharding.spec.partitions[1:]
+        split = PartitionSpec(rows_spec, positions_spec)
+        return jnp.reshape(jnp.moveaxis(nats, 0, 1), (-1, self.seq_len), out_sharding=split)
 
     def _run(self, jitted: Any, *arguments: Any) -> Any:
         """The result of a program, which a process begins only after all have compiled it."""
@@ -263,7 +304,7 @@ class CompiledStep:
         loss, _ = self._over_all(params, rows, self.ops.of_validation())
         return loss * self.all_over_counted(rows) if self.masked else loss
 
-    def _over_all(self, params: Any, rows: Array, ops: JaxOps) -> tuple[Array, Any]:
+    def _over_all(self, params: Any, rows: Any, ops: JaxOps) -> tuple[Array, Any]:
         """(nats of the counted targets over the number of all targets, sum of the routers' losses)."""
         tokens, targets, places = self.dealt(rows)
         return transformer.losses(self.config, ops, ops.reads(params), tokens, targets, places)
@@ -274,12 +315,14 @@ class CompiledStep:
         counted = jnp.sum((targets & (BEGINS | UNCOUNTED)) == 0)
         return targets.size / jnp.maximum(counted, 1).astype(jnp.float32)
 
-    def dealt(self, rows: Array) -> tuple[Array, Array, Places]:
+    def dealt(self, rows: Any) -> tuple[Array, Any, Places]:
         """Tokens and targets [B, T] of rows[B, T+1], dealt so that shards of T have equal work."""
-        split = token_sharding(self.layout, "tokens")
-        attended = token_sharding(attention_layout(self.layout), "tokens").axes_of("T")
-        deal = partial(zigzag, num_shards=self.layout.mesh.size(attended))
-        place = partial(reshard, out_shardings=partition_spec(split))
+        if isinstance(rows, PolicyRows):
+            tokens, targets, places = self.dealt(rows.tokens)
+            place = partial(reshard, out_shardings=partition_spec(self._token_split))
+            figures = (place(self._deal(of_targets[:, 1:])) for of_targets in rows[1:])
+            return tokens, PolicyRows(targets, *figures), places
+        deal, place = self._deal, partial(reshard, out_shardings=partition_spec(self._token_split))
         positions = jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], (rows.shape[0], self.seq_len))
         if not self.masked:
             tokens, targets = place(deal(rows[:, :-1])), place(deal(rows[:, 1:]))
@@ -291,6 +334,15 @@ class CompiledStep:
         tokens = place(deal(rows[:, :-1] & ID_BITS))
         return tokens, place(deal(targets)), Places(deal(positions - first), deal(first))
 
+    @property
+    def _token_split(self) -> ShardedArray:
+        return token_sharding(self.layout, "tokens")
+
+    def _deal(self, x: Array) -> Array:
+        """x[B, T] as `dealt`."""
+        attended = token_sharding(attention_layout(self.layout), "tokens").axes_of("T")
+        return zigzag(x, num_shards=self.layout.mesh.size(attended))
+
     def _pipeline(self, params: Any, leaves: Any, rows: Array, ops: JaxOps) -> SpmdPipeline:
         microbatches = jnp.moveaxis(self.microbatches(rows), 1, 0)
         weights = self.router_weights if ops.router_losses else None
@@ -298,21 +350,28 @@ class CompiledStep:
         parts = microbatches, self.dealt, share, ops, weights
         return SpmdPipeline(self.config, self.layout, params, leaves, *parts)
 
-    def share(self, rows: Array) -> Any:
-        """What the mean over a microbatch's targets weighs in that over the counted ones of rows[B, T+1]."""
-        scale = self.all_over_counted(rows) if self.masked else 1.0
+    def share(self, rows: Any) -> Any:
+        """The weight of a microbatch's mean over its targets in the mean over counted ones of rows[B, T+1].
+
+        PolicyRows have weights of their own.
+        """
+        scale = self.all_over_counted(rows) if self.masked and not isinstance(rows, PolicyRows) else 1.0
         return scale / self.layout.schedule.microbatches
 
-    def microbatches(self, rows: Array) -> Array:
+    def microbatches(self, rows: Any) -> Any:
         """rows[B, T+1] as [B/m, m, T+1].
 
         Row i of a device goes to microbatch i mod m, so that no row changes its device.
         """
         count, spec = self.layout.schedule.microbatches, self.batch_sharding.spec
-        shape = (rows.shape[0] // count, count, rows.shape[1])
-        return jnp.reshape(rows, shape, out_sharding=PartitionSpec(spec[0], None, None))
 
-    def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
+        def cut(array: Array) -> Array:
+            shape = (array.shape[0] // count, count, array.shape[1])
+            return jnp.reshape(array, shape, out_sharding=PartitionSpec(spec[0], None, None))
+
+        return jax.tree.map(cut, rows)
+
+    def _step(self, state: TrainState, rows: Any) -> tuple[TrainState, dict[str, Array]]:
         (loss, of_routers), grads = self._losses_and_gradients(state.params, rows)
         norm = gradient_norm(grads)
         after = self.updated(state, grads, norm)
@@ -375,14 +434,14 @@ class CompiledStep:
             loss, gradients = jax.jit(self.loss_and_gradients)(*placed)
         return float(loss), {path: np.asarray(one) for path, one in flatten(gradients).items()}
 
-    def _losses_and_gradients(self, params: Any, rows: Array) -> tuple[tuple[Array, Any], Any]:
+    def _losses_and_gradients(self, params: Any, rows: Any) -> tuple[tuple[Array, Any], Any]:
         """((loss, the routers' losses), gradients) over the microbatches, which run in sequence."""
         config, layout, count = self.config, self.layout, self.layout.schedule.microbatches
         leaves = differentiated(config, layout, params)
 
         share = self.share(rows)
 
-        def of_microbatch(leaves: Any, rows: Array) -> tuple[Array, tuple[Array, Any]]:
+        def of_microbatch(leaves: Any, rows: Any) -> tuple[Array, tuple[Array, Any]]:
             loss, of_routers = self._over_all(as_used(config, layout, params, leaves), rows, self.ops)
             loss = loss * share
             if self.router_weights is None:
@@ -390,7 +449,7 @@ class CompiledStep:
             of_routers = of_routers / count
             return loss + self.router_weights @ of_routers, (loss, of_routers)
 
-        def losses_and_gradients(rows: Array) -> tuple[tuple[Array, Any], Any]:
+        def losses_and_gradients(rows: Any) -> tuple[tuple[Array, Any], Any]:
             (_, losses), gradients = jax.value_and_grad(of_microbatch, has_aux=True)(leaves, rows)
             return losses, gradients
 
@@ -402,7 +461,7 @@ class CompiledStep:
         split = self.microbatches(rows)
 
         def add(total: Any, index: Array) -> tuple[Any, None]:
-            losses, gradients = losses_and_gradients(split[:, index])
+            losses, gradients = losses_and_gradients(jax.tree.map(lambda rows: rows[:, index], split))
             return (jax.tree.map(jnp.add, total[0], losses), added(total[1], gradients)), None
 
         none_yet = None if self.router_weights is None else jnp.zeros(2)

@@ -20,7 +20,7 @@ from meshwright.layout.contractions import input_groups
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.transformer import Places
 from meshwright.nn.experts.grouped_products import computed_rows
-from meshwright.nn.loss import Names, loss_by_slices, nats_of, num_slices
+from meshwright.nn.loss import Names, Nats, loss_by_slices, nats_of, num_slices
 from meshwright.nn.norms import activate, clip, dot, gated, mean_of_last, norm, softcap
 from meshwright.nn.ops.attention import AttentionOps
 from meshwright.nn.ops.experts import ExpertOps
@@ -39,9 +39,9 @@ def _kept_mean(x: Array, num_dims: int = 1) -> Array:
 class JaxOps(AttentionOps, ExpertOps, MixerOps):
     """Operations of `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
-    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: `layers` also
-    returns the sum of the layers' `router_losses`. Caches are for inference (nn/cached_ops.py): here always
-    None.
+    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. objective: the loss of each
+    target in place of the cross-entropy. router_losses: `layers` also returns the sum of the layers'
+    `router_losses`. Caches are for inference (nn/cached_ops.py): here always None.
     """
 
     def __init__(
@@ -52,9 +52,11 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         masked: bool = False,
         z_loss: float = 0.0,
         router_losses: bool = False,
+        objective: Nats | None = None,
     ) -> None:
         super().__init__(config, layout)
         self.masked, self.z_loss, self.router_losses = masked, z_loss, router_losses
+        self._objective = objective
         self._of_routers = []
         self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
 
@@ -176,7 +178,7 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         name: str,
         x: Array | Kept,
         weights: Mapping[str, Array],
-        targets: Array,
+        targets: Any,
         cap: float | None = None,
         **head: str,
     ) -> Array:
@@ -184,11 +186,13 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         [group] = input_groups(self.layout, head)
         [(weight, plan)] = group.plans.items()
 
-        def nats(logits: Array, targets: Array) -> Array:
-            capped = softcap(logits, cap) if cap else logits
-            return nats_of(capped, targets, masked=self.masked, z_loss=self.z_loss)
+        objective = self._objective or partial(nats_of, masked=self.masked, z_loss=self.z_loss)
 
-        count = num_slices(group, targets.shape, self.layout.num_batch_shards)
+        def nats(logits: Array, targets: Any) -> Array:
+            return objective(softcap(logits, cap) if cap else logits, targets)
+
+        shape = jax.tree.leaves(targets)[0].shape
+        count = num_slices(group, shape, self.layout.num_batch_shards)
         bias = weights.get("unembed_bias")
         if count > 1 and bias is None and not self._narrow and not isinstance(x, Kept):
             with jax.named_scope(weight):
@@ -200,4 +204,4 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         if cap:
             logits = self.softcap("logit_softcap", logits, cap)
         with jax.named_scope(name):
-            return jnp.mean(nats_of(logits, targets, masked=self.masked, z_loss=self.z_loss))
+            return jnp.mean(objective(logits, targets))
