@@ -146,7 +146,7 @@ def main() -> None:
             passes[key] = Passes(config, layout, batches, queries, context, hardware)
         return passes[key]
 
-    engine_steps.Passes = kept  # pyright: ignore[reportAttributeAccessIssue]
+    engine_steps.Passes = kept
     known = {engine: ENGINES[engine] for engine in _FITTED}
     names = {row.engine: next(e for e in _FITTED if row.engine in (e, *known[e].also)) for row in tests}
     figures = {engine: _start() for engine in _FITTED}

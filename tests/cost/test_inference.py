@@ -7,7 +7,13 @@ import pytest
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
-from meshwright.cost.serving_step import inference_cost, inference_memory, record_inference, record_pass
+from meshwright.cost.serving_step import (
+    inference_cost,
+    inference_memory,
+    keys_read,
+    record_inference,
+    record_pass,
+)
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -138,16 +144,19 @@ def test_rows_of_prompts_on_cpus_meet_pages_one_after_another() -> None:
     assert _attention(chunk).forward[0].flops == 4 * 2 * 256 * 64 * 14.5 * heads * config.d_head
 
 
-def test_chunks_on_accelerators_gather_whole_tables() -> None:
-    """512 queries in 8 rows, each with a table of 4,096 positions: keys and values of 8 heads in bf16.
+def test_chunks_on_accelerators_gather_blocks_of_tables() -> None:
+    """512 queries in 8 rows, each with 512 of 4,096 positions: keys and values of 8 heads in bf16.
 
-    A score is float32, its weight bf16.
+    A score is float32, its weight bf16, and so are the sums of values, 16 heads of 128 a device.
     """
     config, layout = PRESETS["llama-3-8b"], Layout.of(tensor=2).at("prefill")
     graph = record_inference(config, load("h100:2"), layout, Shape(1, 512, 4096))
     assert _attention(graph).forward[0].flops == 4 * 512 * 4096 * (32 / 2) * 128
     [scores] = _attention(graph, "softmax").outputs
-    assert scores.bytes_per_device == 512 * 4096 * (32 / 2) * (4 + 2) + 8 * 2 * 2 * 4096 * (8 / 2) * 128
+    a_block = 512 * 512 * (32 / 2) * (4 + 2) + 8 * 2 * 2 * 512 * (8 / 2) * 128
+    assert scores.bytes_per_device == a_block + 4 * 512 * (32 / 2) * 128
+    early = keys_read(config, load("h100:2"), layout, 512, 1000, 32768)
+    assert early == 1024 and keys_read(config, load("v5e:2x1"), layout, 512, 1000, 32768) == 1000
 
 
 @pytest.mark.parametrize(

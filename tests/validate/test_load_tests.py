@@ -156,3 +156,18 @@ def test_pools_apart_without_workers_have_those_of_launch_scripts(tmp_path):
     assert few.workers == (1, 4) and str(few.servers[1].layout) == "expert=8,tensor=8,remat=none"
     assert many.workers[1] == 1 and str(many.servers[1].layout) == "data=8,expert=8,remat=none"
     assert few.servers[1].gain > 1
+
+
+def test_more_requests_than_max_are_those_of_the_engine(tmp_path):
+    case = load_test_case(row(tmp_path, concurrency="max"))  # pyright: ignore
+    assert 64 <= case.concurrency <= 1024
+
+
+def test_experts_over_devices_that_repeat_heads_are_priced(tmp_path):
+    """Two KV heads over four devices: experts are divided over the devices that split heads."""
+    read = row(
+        tmp_path, engine="sglang", model="qwen3.5-397b-a17b", weight_dtype="fp8", hardware="b200:1x4",
+        chips="4", tensor="4", expert="4",
+    )  # fmt: skip
+    assert isinstance(read, LoadTestRow)
+    assert predict_load_test(read).layout == "expert=2,tensor=2,kv_replicas=2,remat=none"

@@ -13,6 +13,7 @@ from meshwright.cost.serving_step import pass_cost
 from meshwright.errors import PlanError
 from meshwright.models.count import count_params
 from meshwright.validate import out_of_sample as out_of_sample_module
+from meshwright.validate.load_test_row import MAX_BATCH
 from meshwright.validate.out_of_sample import out_of_sample
 from meshwright.validate.published import (
     MEMORY,
@@ -538,3 +539,23 @@ def test_bad_input_exits_2(capsys, tmp_path: Path):
 
     assert main(["validate", str(tmp_path / "absent.csv")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_batch_called_max_is_as_many_as_the_engine_takes(tmp_path):
+    row = served(tmp_path, metric="tokens_per_s", batch="max")
+    assert isinstance(row, InferenceRow) and row.batch == MAX_BATCH
+    case = reproduce_inference(row)
+    layout = case.layouts[0]
+    assert 1 < case.room(layout) < MAX_BATCH
+    small = reproduce_inference(replace(row, batch=1))
+    assert case.choice[1] > small.choice[1]
+
+
+def test_prompts_without_answers_count_their_own_tokens(tmp_path):
+    row = served(tmp_path, metric="tokens_per_s", output_len="0", batch="4")
+    assert isinstance(row, InferenceRow)
+    first = reproduce_inference(replace(row, metric="ttft_s"))
+    seconds = first.choice[1]
+    assert reproduce_inference(row).choice[1] == pytest.approx(
+        4 * row.prompt_len / seconds / (row.chips if row.unit == PER_CHIP else 1)
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from meshwright.cli.common import note
 from meshwright.cli.forecast import StepForecast
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
@@ -26,7 +27,7 @@ from meshwright.nn.start.device_mesh import default_platform, device_mesh
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
 from meshwright.serve.device.loading import ModelFolder, load_model_folder
-from meshwright.serve.device.runner import JaxRunner, check_serves
+from meshwright.serve.device.runner import JaxRunner, check_serves, check_states
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.policy import DISAGGREGATED, mode_of
 from meshwright.serve.engine.speculate import Drafter, ModelDrafter, NgramDrafter
@@ -141,6 +142,11 @@ def _drafter(runner: JaxRunner, settings: EngineSettings, report: Progress) -> D
             f"checkpoint {settings.draft_checkpoint}: {folder.config.vocab_size:,} tokens in the vocabulary, "
             f"and {runner.vocab_size:,} in that of the model that it guesses for; fits: the same tokenizer"
         )
+    if folder.config.state_mixer:
+        raise PlanError(
+            f"checkpoint {settings.draft_checkpoint}: wrong drafts cannot be taken out of the states of the "
+            f"{folder.config.state_mixer.title}; fits: a draft model whose layers have attention only"
+        )
     limits = runner.limits
     small_settings = replace(
         settings,
@@ -188,6 +194,14 @@ def _runner(
         warnings.warn(sentence, stacklevel=2)
     check_serves(config, layout, settings.slots, context, batch_invariant=settings.batch_invariant)
     settings.check_prefix_cache()
+    check_states(
+        config,
+        num_drafts=settings.num_drafts,
+        shares_pages=settings.hands_over,
+        host_bytes=settings.host_cache_bytes or 0,
+    )
+    if config.state_mixer and settings.prefix_cache:
+        note(f"no prefix cache: pages do not hold the states of the {config.state_mixer.title}")
     _check_hands_over(config, settings, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)

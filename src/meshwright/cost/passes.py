@@ -142,7 +142,11 @@ def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> WorkSecon
     compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
     longer, overlap = larger(compute, hbm), chip.step.roofline
     busy = longer if overlap == 1 else longer + (1 - overlap) * smaller(compute, hbm)
-    kernels = 1 if work.routed and chip.step.grouped else work.kernels
+    kernels = work.kernels
+    if work.routed and chip.step.grouped:
+        # Where experts are multiplied in 4 bits, one kernel has their products and the activation in between:
+        # the activation counts (trtllm-gen and flashinfer, in vLLM, SGLang and TensorRT-LLM).
+        kernels = 0 if dtypes.experts == "fp4" and "fp4" in chip.flops_per_second else 1
     overhead = kernels * chip.step.kernel_seconds
     # To bring tokens to the experts of a product.
     routing = chip.step.experts_seconds if kind == "matmul" and work.routed else 0.0

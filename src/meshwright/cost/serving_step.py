@@ -90,8 +90,8 @@ def attention_form(
         blocks   whole prompts without a kernel: XLA's operations, a pair of blocks at a time
         pages    page by page: rows of queries read the used pages of their sequence one after another,
                  unless devices split prompts
-        tables   chunks of prompts on accelerators without a kernel for pages: whole tables of pages are
-                 gathered for rows of queries
+        tables   chunks of prompts on accelerators without a kernel for pages: pages are gathered for rows of
+                 queries, TOGETHER at a time, up to the last position
 
     longest: positions of a whole prompt in its program. Other software has kernels for everything.
     """
@@ -117,10 +117,12 @@ def keys_read(
 ) -> int:
     """Positions that a pass of the last `queries` of `positions` reads.
 
-    Tables have the length of the longest sequence.
+    Tables are read in blocks of pages. longest: positions of a table.
     """
-    is_table = attention_form(config, hardware, layout, queries, positions, positions) == "tables"
-    return longest if is_table else positions
+    if attention_form(config, hardware, layout, queries, positions, positions) != "tables":
+        return positions
+    block = TOGETHER * page_of(longest, widest_window(config))
+    return min(longest, -(-positions // block) * block)
 
 
 class _CachedOps(SymbolicOps):
@@ -296,12 +298,12 @@ class _CachedOps(SymbolicOps):
     def _softmax(
         self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: Window | None
     ) -> tuple[Value, ...]:
-        """The scores in memory: of one row and some pages at a time, or of all rows and tables.
+        """The scores in memory: of one row and some pages at a time, or of all rows and a block of tables.
 
         Each score is written, read for the maximum and for its exponential (float32), and its weight is
         written and read: on CPUs in float32, otherwise in the type of activations. Page by page, the float32
         sums of values are read and written with each page, or with some pages by a long row's product. Each
-        row gathers a separate table, which is read, written and read.
+        row gathers a separate table, which is read, written and read; blocks of it add to the sums of values.
         """
         if self.form not in ("pages", "tables"):
             return super()._softmax(q, kept, summed, keys, window)
@@ -317,8 +319,9 @@ class _CachedOps(SymbolicOps):
             narrow = dtype_bytes(self.layout.precision.compute_dtype)
             tables = sum(one.bytes_per_device for one in self.cached(1, self.sizes["S"]).values())
             tables = tables * -(-self.sizes["T"] // self._row)
-            held = scores * (f32 + narrow) + tables
-            traffic = scores * (3 * f32 + 2 * narrow) + 3 * tables
+            num_blocks = max(1.0, self.sizes["S"] / (TOGETHER * self._page))
+            held = (scores * (f32 + narrow) + tables) / num_blocks + f32 * out
+            traffic = scores * (3 * f32 + 2 * narrow) + 3 * tables + 2 * f32 * out * (num_blocks - 1)
         value = Value(q.array.replace(name="scores"), "f32", whole(held))
         work = (Work(hbm_bytes=traffic),)
         return (self.add(Node("softmax", "softmax", (q, kept[0]), (value,), (q,), work, work)),)

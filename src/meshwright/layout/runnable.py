@@ -44,8 +44,8 @@ def _mixer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | None:
     mixer = config.state_mixer
     if mixer is None:
         return None
-    if phase != "train":
-        return f"{mixer.title} in inference"
+    if phase == "generate" and layout.rules.prompt_axes:
+        layout = layout.at("prefill")
     if layout.table.position_axes:
         return f"{mixer.title} with positions split over {'·'.join(layout.table.position_axes)}"
     return f"{mixer.title} with pipe={layout.pipe}" if layout.pipe > 1 else None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from meshwright.nn.attention.paged import PagedCache
 from meshwright.nn.attention.reference import Scores, alibi_slopes
 from meshwright.nn.embedding import embed
 from meshwright.nn.experts.grouped_products import read_product
+from meshwright.nn.mixers.recurrence import Inputs
 from meshwright.nn.norms import along
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.products.execute import apply_reshard
@@ -75,6 +76,14 @@ class Joined:
 @dataclass(frozen=True)
 class Elsewhere:
     """Placeholder of a weight that is part of a Joined one."""
+
+
+class CacheOfLayer(NamedTuple):
+    """The cache of all layers, with a layer's number among those with pages, and with states."""
+
+    cache: PagedCache
+    number: int
+    state: int
 
 
 class InferenceOps(JaxOps):
@@ -185,7 +194,7 @@ class InferenceOps(JaxOps):
         k: Array,
         v: Array,
         places: Places,
-        cache: tuple[PagedCache, int] | None,
+        cache: CacheOfLayer | None,
         kind: KindInLoop,
         *,
         softcap: float | None = None,
@@ -200,7 +209,7 @@ class InferenceOps(JaxOps):
             how = {"softcap": softcap, "scale": scale, "sinks": sinks}
             return super().attention(name, q, k, v, places, None, kind, **how)
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
-        pages, number = cache
+        pages, number, _ = cache
         if self.layout.table.position_axes:
             how = {"softcap": softcap, "scale": scale, "sinks": sinks}
             with jax.named_scope(name):
@@ -210,7 +219,7 @@ class InferenceOps(JaxOps):
             if not uses_ring(self.layout) and attention_layout(self.layout) is self.layout:
                 k, v = whole["k"], whole["v"]
             out, _ = super().attention(name, q, k, v, places, None, kind, **how)
-            return out, (pages, number)
+            return out, cache._replace(cache=pages)
         if not kind.shares_kv:
             with jax.named_scope(name):
                 pages = pages.written(number, {"k": k[:, 0], "v": v[:, 0]})
@@ -218,11 +227,11 @@ class InferenceOps(JaxOps):
             q, k, v = (pages.by_row(x[:, 0]) for x in (q, k, v))
             how = {"softcap": softcap, "scale": scale, "sinks": sinks}
             out, _ = super().attention(name, q, k, v, _from_the_start(q), None, kind, **how)
-            return _by_token(out), (pages, number)
+            return _by_token(out), cache._replace(cache=pages)
         with jax.named_scope(name):
             how = Scores(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes)
             out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks)
-            return out.astype(self.dtype)[:, None], (pages, number)
+            return out.astype(self.dtype)[:, None], cache._replace(cache=pages)
 
     def latent_attention(
         self,
@@ -232,7 +241,7 @@ class InferenceOps(JaxOps):
         rope: Array,
         w: Mapping[str, Array],
         places: Places,
-        cache: tuple[PagedCache, int] | None,
+        cache: CacheOfLayer | None,
         kind: KindInLoop,
         *,
         scale: float | None = None,
@@ -240,14 +249,14 @@ class InferenceOps(JaxOps):
         """Absorbed: queries times wk_up attend to latents, and wv_up maps the sums of latents to values."""
         if cache is None:
             return super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
-        pages, number = cache
+        pages, number, _ = cache
         if self.layout.table.position_axes:
             with jax.named_scope(name):
                 kept = {"latent": latent, "rope": rope}
                 whole = {letter: self._gather_positions(letter, x) for letter, x in kept.items()}
                 pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
             out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
-            return out, (pages, number)
+            return out, cache._replace(cache=pages)
         num_rotary = rope.shape[-1]
         with jax.named_scope(name):
             pages = pages.written(number, {"latent": latent[:, 0], "rope": rope[:, 0]})
@@ -255,7 +264,7 @@ class InferenceOps(JaxOps):
             q, latent, rope = (pages.by_row(x[:, 0]) for x in (q, latent, rope))
             places = _from_the_start(q)
             out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
-            return _by_token(out), (pages, number)
+            return _by_token(out), cache._replace(cache=pages)
         with jax.named_scope(name):
             up, out_of = (
                 self._absorbed("wk_up", w, "BTR,RNJ->BTNJ"),
@@ -267,7 +276,7 @@ class InferenceOps(JaxOps):
             sums = pages.attend(
                 number, jnp.concatenate([query, turned], axis=-1), kind.windows[0], how, None
             ).astype(self.dtype)
-            return self._with_heads("BNR,NOR->BNO", sums, out_of)[:, None], (pages, number)
+            return self._with_heads("BNR,NOR->BNO", sums, out_of)[:, None], cache._replace(cache=pages)
 
     def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
         """The einsum of tokens x[B, N, ...] with weights of each head."""
@@ -280,6 +289,35 @@ class InferenceOps(JaxOps):
         with jax.named_scope(name):
             gather = gathered_keys(self.layout, name, "BTKH" if x.ndim == 4 else "BTR")
             return apply_reshard(gather, x, is_named=self.config.layers_per_cache > 1)
+
+    def _convolved(
+        self, x: Array, taps: Array, places: Places, cache: CacheOfLayer | None, memory: str
+    ) -> tuple[Array, Any]:
+        if cache is None:
+            return super()._convolved(x, taps, places, None, memory)
+        states = cache.cache.of_states
+        y, states = states.convolved(cache.state, memory, x[:, 0], taps)
+        return y[:, None], cache._replace(cache=replace(cache.cache, states=states))
+
+    def recurrence(
+        self,
+        name: str,
+        q: Array,
+        k: Array,
+        v: Array,
+        decay: Array,
+        beta: Array | None,
+        places: Places,
+        cache: CacheOfLayer | None,
+        kind: KindInLoop,
+    ) -> tuple[Array, Any]:
+        if cache is None:
+            return super().recurrence(name, q, k, v, decay, beta, places, None, kind)
+        with jax.named_scope(name):
+            of_beta = None if beta is None else beta[:, 0]
+            inputs = Inputs(q[:, 0], k[:, 0], v[:, 0], decay[:, 0], of_beta)
+            o, states = cache.cache.of_states.recurrence(cache.state, "state", inputs)
+            return o[:, None], cache._replace(cache=replace(cache.cache, states=states))
 
     def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
         """The weight `name` as `spec` reads it, for a product of other operands."""
@@ -299,11 +337,11 @@ class InferenceOps(JaxOps):
             shared = None
             for layer in layers:
                 w, kind = weights[layer.kind.stack][layer.row], KindInLoop((layer.kind,))
-                given = None if cache is None else (cache, layer.cache)
+                given = None if cache is None else CacheOfLayer(cache, layer.cache, layer.state)
                 x, kept, made = block(self, w, x, places, given, kind, shared)
                 shared = shared if made is None else made
                 if kept is not None:
-                    cache, _ = kept
+                    cache = kept.cache
                     if cache is not None and cache.is_fresh and platform().ordered_caches:
                         x, pools = lax.optimization_barrier((x, cache.pools))
                         cache = replace(cache, pools=pools)
@@ -551,6 +589,7 @@ def passes_over_zeros(config: ModelConfig, layout: Layout) -> bool:
     matrices = {path: param for path, param in of_layers.items() if param.init == "normal"}
     biases = {path.rpartition("/")[2] for path in of_layers if path.endswith("_bias")}
     stay = biases <= _BEFORE_ATTENTION and not config.attention_sinks and config.positions != "alibi"
+    stay &= config.state_mixer is None  # its padding rows read a state
     return stay and all(_can_lie_in_panels(config, layout, *item) for item in matrices.items())
 
 

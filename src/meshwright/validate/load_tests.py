@@ -33,7 +33,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.with_engine import running
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, Spread, serving_spread
-from meshwright.validate.load_test_row import FIGURES, SHORTEST_DRAWN, Degrees, LoadTestRow
+from meshwright.validate.load_test_row import FIGURES, MAX_BATCH, SHORTEST_DRAWN, Degrees, LoadTestRow
 from meshwright.validate.load_test_settings import (
     FULL,
     MOST_SPLIT,
@@ -254,6 +254,8 @@ def load_test_case(row: LoadTestRow) -> LoadTestCase:
         concurrency = row.decode_batch * workers * decode.data
     if concurrency is None:
         raise PlanError("concurrency is empty, and no decode_batch says how many requests run at once")
+    if concurrency == MAX_BATCH:
+        concurrency = _most_at_once(row, _server(row, config, engine, pools[-1][1]), pools[-1][0])
     if is_unstated(row, config):
         return _unstated(row, config, engine, concurrency)
     servers = tuple(_server(row, config, engine, degrees) for _, degrees in pools)
@@ -262,6 +264,17 @@ def load_test_case(row: LoadTestRow) -> LoadTestCase:
     if row.mode == "apart" and row.prefill_workers is None:
         workers = (max(1, ceil(_balanced(row, servers, concurrency))), *workers[1:])
     return LoadTestCase(row, servers, workers, concurrency)
+
+
+def _most_at_once(row: LoadTestRow, server: EngineServer, workers: int) -> int:
+    """Requests that all workers take at once: the engine's limit, or as many as the memory holds."""
+    context = row.prompt_len + row.output_len
+    each = min(server.engine.max_sequences, server.num_positions(context) // context)
+    if each < 1:
+        raise PlanError(
+            f"{server.config.name}: the memory does not hold one request of {context:,} positions"
+        )
+    return workers * server.data * each
 
 
 def _unstated(row: LoadTestRow, config: ModelConfig, engine: Engine, concurrency: int) -> LoadTestCase:
@@ -305,7 +318,9 @@ def _holding(
     positions = concurrency / workers * (row.prompt_len + row.output_len / 2)
     if server.num_positions(row.prompt_len + row.output_len) * degrees.data >= positions:
         return server
-    return replace(_server(row, config, server.engine, _with_sequences(degrees)), gain=server.gain)
+    other = replace(_server(row, config, server.engine, _with_sequences(degrees)), gain=server.gain)
+    holds_one = other.num_positions(row.prompt_len + row.output_len) > row.prompt_len + row.output_len
+    return other if holds_one else server
 
 
 def _balanced(row: LoadTestRow, servers: Sequence[EngineServer], concurrency: int) -> float:
@@ -371,7 +386,9 @@ def _layout(
         tensor, data, expert = 1, degrees.chips, degrees.chips
     heads = config.num_kv_heads if config.mla is None else config.num_heads
     split = gcd(tensor, heads)
-    expert = 1 if config.moe is None else _expert_degree(expert, tensor, data)
+    if data > 1:  # devices with sequences of their own divide experts, not the rows of one
+        expert = max(expert, degrees.expert_tensor)
+    expert = 1 if config.moe is None else _expert_degree(expert, split, data)
     if config.moe is not None and config.moe.num_experts % expert:
         copies = -(-config.moe.num_experts // expert) * expert
         config = replace(

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from meshwright.errors import PlanError
 from meshwright.files import read_text
-from meshwright.validate.load_test_row import MODES, LoadTestRow
+from meshwright.validate.load_test_row import MAX_BATCH, MODES, LoadTestRow
 
 STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_bytes_per_chip"
 METRICS = (STEP, THROUGHPUT, MEMORY)
@@ -107,7 +107,8 @@ class PublishedRow:
 class InferenceRow:
     """One measured figure of serving, with hardware and model as in PublishedRow.
 
-    unit: PER_CHIP for tokens a second of a chip, otherwise of all chips.
+    unit: PER_CHIP for tokens a second of a chip, otherwise of all chips. batch: MAX_BATCH for "max".
+    output_len: 0 for prompts without answers, whose own tokens count.
     """
 
     id: str
@@ -159,13 +160,15 @@ class InferenceRow:
         return seconds if self.metric != "tokens_per_s" else self._answered(batch) / seconds
 
     def _answered(self, batch: int | None) -> float:
-        """New tokens of a batch, per chip if the unit is."""
-        count = (self.batch if batch is None else batch) * self.output_len
+        """New tokens of a batch, or those of its prompts without answers; per chip if the unit is."""
+        count = (self.batch if batch is None else batch) * (self.output_len or self.prompt_len)
         return count / self.chips if self.unit == PER_CHIP else count
 
     def chip_seconds_per_token(self, figure: float | None = None) -> float:
         """Chip-seconds of a token by the row's figure, or by `figure`; of a prompt token for TTFT."""
-        num_tokens = {"tpot_s": 1, "ttft_s": self.prompt_len}.get(self.metric, self.output_len)
+        num_tokens = {"tpot_s": 1, "ttft_s": self.prompt_len}.get(
+            self.metric, self.output_len or self.prompt_len
+        )
         return self.seconds(figure) * self.chips / (self.batch * num_tokens)
 
     @cached_property
@@ -265,7 +268,9 @@ def _cell(where: str, column: str, text: str, kind: Any) -> Any:
         raise PlanError(f"{where}: {column} is empty")
     if kind is str:
         return text
-    least = 0 if column in ("zero", "sequence_parallel") else None
+    if column in ("batch", "concurrency") and text == "max":
+        return MAX_BATCH
+    least = 0 if column in ("zero", "sequence_parallel", "output_len") else None
     try:
         value = float(text)
     except ValueError:

@@ -15,7 +15,7 @@ from math import ceil
 
 from meshwright.cost.serving_step import pass_cost
 from meshwright.dtypes import NUMBER_TYPES, number_type, types_for
-from meshwright.engines.engine import ENGINES
+from meshwright.engines.engine import ENGINES, Engine
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -25,6 +25,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import one_replica
 from meshwright.plan.serve.phase import max_batch
 from meshwright.plan.serve.with_engine import with_engine
+from meshwright.validate.load_test_row import MAX_BATCH
 from meshwright.validate.published import InferenceRow
 from meshwright.validate.reproduce import arithmetic, machine_of_row
 from meshwright.validate.shape_guess import model_of
@@ -47,23 +48,31 @@ class ServedCase:
         return faster(figures, key=lambda pair: pair[1])
 
     def _figure(self, layout: Layout, hardware: Hardware) -> float:
-        row = self.row
+        row, is_max = self.row, self.row.batch == MAX_BATCH
         if row.metric == "ttft_s":
-            return self._prefill(layout, hardware, row.batch)
+            return self._prefill(layout, hardware, min(row.batch, self.room(layout)) if is_max else row.batch)
         batch = self.room(layout)
         step = self._generate(layout, hardware, batch)
         if row.metric == "tpot_s":
             return step
         seconds = self._prefill(layout, hardware, batch) + row.output_len * step
         if row.metric == "request_latency_s":
-            return ceil(row.batch / batch) * seconds
+            return (1 if is_max else ceil(row.batch / batch)) * seconds
         return row.in_unit(seconds, batch)
 
     @cache  # noqa: B019
     def room(self, layout: Layout) -> int:
-        """Sequences of the batch that fit at once; all if none fits by the planner's count."""
+        """Sequences of the batch that fit at once; all if none fits by the planner's count.
+
+        For "max", as many as the memory and the engine take.
+        """
         at, context = layout.at("generate"), self.row.prompt_len + max(1, self.row.output_len // 2)
-        return min(self.row.batch, max_batch(self.config, self.hardware, at, 1, context) or self.row.batch)
+        most = max_batch(self.config, self.hardware, at, 1, context)
+        if self.row.batch < MAX_BATCH:
+            return min(self.row.batch, most or self.row.batch)
+        engine = engine_of(self.row)
+        limit = ENGINES[engine].max_sequences if engine else Engine.max_sequences
+        return max(1, min(most, limit * num_replicas(at, self.config)))
 
     def microbatches(self, layout: Layout, batch: int) -> tuple[int, float]:
         """(parts of a batch that follow each other through the stages, time relative to one part's).

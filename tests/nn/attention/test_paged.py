@@ -62,7 +62,7 @@ def row_positions(row: int) -> list[int]:
     return [int(position) for position in POSITIONS[row] if position != paged.PADDING]
 
 
-@pytest.mark.parametrize("form", [paged._page_by_page, paged._gathered, paged._natively])
+@pytest.mark.parametrize("form", [paged._page_by_page, paged._gathered, paged._in_blocks, paged._natively])
 @pytest.mark.parametrize(
     ("window", "how", "has_sinks"),
     [
@@ -89,9 +89,10 @@ def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_s
     assert np.isfinite(found).all()
 
 
+@pytest.mark.parametrize("form", [paged._page_by_page, paged._in_blocks])
 @pytest.mark.parametrize("window", [None, Window(50), Window(64, chunked=True)])
 @pytest.mark.parametrize("last", [146, 127, 30])
-def test_a_long_row_reads_several_pages_at_a_time(window, last, monkeypatch):
+def test_a_long_row_reads_several_pages_at_a_time(form, window, last):
     """37 pages of four positions: groups of eight, and the rest, of which a window begins in the middle."""
     pools = [jnp.asarray(RANDOM.normal(size=(40, K, PAGE, H)), jnp.float32) for _ in range(2)]
     tables = jnp.asarray(RANDOM.permutation(40)[None, :37], jnp.int32)
@@ -99,10 +100,11 @@ def test_a_long_row_reads_several_pages_at_a_time(window, last, monkeypatch):
     pools = [pool.at[unread].set(jnp.nan) for pool in pools]
     positions = jnp.asarray([[last - 1, last]], jnp.int32)
     asked = paged._Asked(QUERIES[:1, :2], positions, tables)
-    together = paged._page_by_page(asked, pools, window, Scores(None, 0.5), None, None).out
-    monkeypatch.setattr(paged, "TOGETHER", 37)
-    one_by_one = paged._page_by_page(asked, pools, window, Scores(None, 0.5), None, None).out
-    np.testing.assert_allclose(together, one_by_one, atol=1e-6)
+    together = form(asked, pools, window, Scores(None, 0.5), None, None).out
+    one_by_one = paged._gathered(
+        asked, [jnp.nan_to_num(pool) for pool in pools], window, Scores(None, 0.5), None, None
+    ).out
+    np.testing.assert_allclose(together, one_by_one, atol=2e-6)
     assert not np.isnan(together).any()
 
 

@@ -275,3 +275,21 @@ def test_what_rows_need() -> None:
     assert Needs.of(_rows("greedy", "drawn")) == (True, False, False)
     assert Needs.of(_rows("drawn", "filtered")) == (True, True, False)
     assert Needs.of(_rows("with alternatives", "drawn")) == (True, False, True)
+
+
+def test_two_models_draw_the_same_token_as_often_as_the_coupling_says():
+    """With shared noise at least (1 - d) / (1 + d) of the draws agree, and none is biased.
+
+    d: the total variation distance of p and q; 1 - d is the most that any rule reaches. A greedy guess agrees
+    with the probability of the token that q prefers.
+    """
+    num_draws, p = 20_000, np.exp(LOGITS) / np.exp(LOGITS).sum()
+    q = np.array([0.3, 0.35, 0.1, 0.12, 0.05, 0.05, 0.02, 0.01], np.float32)
+    places = np.arange(num_draws)
+    answers, _ = draw(np.tile(LOGITS, (num_draws, 1)), positions=places)
+    guesses, _ = draw(np.tile(np.log(q), (num_draws, 1)), positions=places)
+    agreed, distance = np.mean(answers == guesses), 0.5 * np.abs(p - q).sum()
+    assert (1 - distance) / (1 + distance) - TOLERANCE < agreed < 1 - distance + TOLERANCE
+    assert agreed > p[np.argmax(q)] + 0.3
+    np.testing.assert_allclose(np.bincount(answers, minlength=V) / num_draws, p, atol=TOLERANCE)
+    np.testing.assert_allclose(np.bincount(guesses, minlength=V) / num_draws, q, atol=TOLERANCE)

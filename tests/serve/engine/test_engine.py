@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import ClassVar
 
 import pytest
 from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, answer_to, count_up, script, tokens_of
@@ -474,3 +475,41 @@ def test_a_draft_model_changes_no_answer(draft_rule):
         assert any(3 + 1 in batch for batch in runner.batches)
     else:
         assert not drafter.pays(2)
+
+
+def test_a_draft_model_samples_with_the_noise_of_the_answer():
+    """Sampled guesses of the same distribution are all right, and the answer is that without guesses.
+
+    Greedy guesses would be right with the probability of the most likely token only.
+    """
+    prompts = [(1, 2, 3), (7,), tuple(range(20)), (4, 4)]
+    drawn = [SamplingParams(temperature=1.0, seed=seed) for seed in range(len(prompts))]
+    requests = [Request(prompt, 16, how) for prompt, how in zip(prompts, drawn, strict=True)]
+
+    async def one(engine: Engine, request: Request) -> list[int]:
+        return [event.token async for event in engine.submit(request)]
+
+    async def main(engine: Engine) -> list[list[int]]:
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*(one(engine, request) for request in requests))
+
+    def runner() -> MockRunner:
+        return MockRunner(of_all_tokens, num_slots=2, context=48, spread=1.0)
+
+    class Counting(ModelDrafter):
+        counts: ClassVar = [0, 0]
+
+        def verified(self, num_drafts: int, num_accepted: int) -> None:
+            self.counts[0] += num_drafts
+            self.counts[1] += num_accepted
+            super().verified(num_drafts, num_accepted)
+
+    with Engine(runner()) as engine:
+        expected = asyncio.run(main(engine))
+    greedy = [answer_to(of_all_tokens, prompt, 16) for prompt in prompts]
+    assert expected != greedy, "the spread leaves no room for sampling"
+    drafter = Counting(runner(), 3, lambda num_sequences: 1.5)
+    with Engine(runner(), drafter=drafter) as engine:
+        assert asyncio.run(main(engine)) == expected
+    num_drafts, num_accepted = drafter.counts
+    assert num_drafts == num_accepted > 0

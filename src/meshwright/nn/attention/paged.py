@@ -19,14 +19,15 @@ and TPUs have kernels (paged_kernel.py). The TPU's reads pools with key and valu
 
     pool     kv[B_data, S, 2K_tensor, H]
 
-Other devices gather tables. Positions of a page beyond its sequence are never seen: they are padding, or keys
-of an earlier sequence.
+Other devices, and rows of several queries on GPUs, gather tables: for such rows TOGETHER pages at a time, up
+to the last that a row of the step sees. Positions of a page beyond its sequence are never seen: they are
+padding, or keys of an earlier sequence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,9 @@ from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.platforms import Platform, platform_of
+
+if TYPE_CHECKING:
+    from meshwright.nn.mixers.state_cache import StateCache
 
 Pool = Array | Quantised  # Quantised if the type needs a scale for each token and head
 Pools = dict[str, list[Pool]]
@@ -97,6 +101,12 @@ class PagedCache:
     with_kernel: bool = False
     batch_invariant: bool = False
     sharing: Axes = ()
+    states: "StateCache | None" = None
+
+    @property
+    def of_states(self) -> "StateCache":
+        assert self.states is not None, "a model whose mixers have states has a cache of them"
+        return self.states
 
     def by_row(self, x: Array) -> Array:
         """x[N, ...] as [R, Q, ...], for rows of one length."""
@@ -175,6 +185,7 @@ class PagedCache:
             form = _gathered_in_tiles
         if self.with_native and not split and sinks is None and slopes is None and kernels.attends(pools):
             form, is_alone = _natively, False  # the native kernel computes each query by itself
+        several = _in_blocks if form is _gathered else form  # queries a row
         kernel = form  # the GPU's takes one query a row
         if self.with_kernel:
             by_row = partial(_decoded, self.batch_invariant)
@@ -193,7 +204,7 @@ class PagedCache:
                     jnp.reshape(positions[mine], (-1, length)),
                     tables_local,
                 )
-                run = kernel if length == 1 or kernel is _ragged else form
+                run = kernel if length == 1 or kernel is _ragged else several
                 attended = run(asked, pools, window, how, sinks, slopes, split)
                 outs.append(
                     jax.tree.map(lambda x, n=rows.num_tokens: jnp.reshape(x, (n, *x.shape[2:])), attended)
@@ -512,6 +523,66 @@ def _gathered(
         return _Found(out, None)
     log_sum = jnp.moveaxis(jax.nn.logsumexp(scores, axis=-1), 3, 1)
     return _Found(out, jnp.reshape(log_sum, out.shape[:3]))
+
+
+def _in_blocks(
+    asked: _Asked,
+    pools: Sequence[Pool],
+    window: Window | None,
+    how: Scores,
+    sinks: Array | None,
+    slopes: Array | None,
+    split: Axes = (),
+) -> _Found:
+    """`_gathered`, TOGETHER pages of all rows at a time, with a running softmax.
+
+    A chunk early in a long table thus reads no later page.
+    """
+    num_rows, length, num_heads, _ = asked.q.shape
+    first_pool, second_pool = (_values(pool) for pool in pools)
+    page_size, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
+    width = second_pool.shape[-1] if first_pool.ndim == 4 else first_pool.shape[-1]
+    grouped = num_rows, num_kv_heads, num_heads // num_kv_heads, length
+    q = jnp.reshape(asked.q, (num_rows, length, *grouped[1:3], -1))
+    count = min(TOGETHER, asked.tables.shape[1])
+    tables = jnp.pad(asked.tables, ((0, 0), (0, -asked.tables.shape[1] % count)))
+    size = page_size * _count(split)
+    last = jnp.max(asked.positions, axis=1)
+
+    def one_block(number: Array, running: _Running) -> _Running:
+        peak, total, out = running
+        pages = lax.dynamic_slice_in_dim(tables, number * count, count, axis=1)
+        k, v = (_joined(x).astype(q.dtype) for x in _keys_and_values(pools, partial(_read, pages)))
+        begins = (number * count + jnp.arange(count, dtype=jnp.int32))[:, None] * size
+        first = page_size * _number(split)
+        keys = jnp.reshape(begins + first + jnp.arange(page_size, dtype=jnp.int32)[None], (1, -1))
+        # Later positions may be of a sequence that failed, and NaN times zero is NaN.
+        v = jnp.where((keys <= last[:, None])[:, None, :, None], v, jnp.zeros((), v.dtype))
+        scores = jnp.einsum("RQKGH,RKSH->RKGQS", q, k, preferred_element_type=jnp.float32)
+        scores = _scored(scores, asked.positions, keys, window, how, slopes)
+        higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
+        weights, kept = jnp.exp(scores - higher[..., None]), jnp.exp(peak - higher)
+        more = jnp.einsum("RKGQS,RKSO->RKGQO", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return higher, total * kept + jnp.sum(weights, axis=-1), out * kept[..., None] + more
+
+    begin = jnp.zeros((), jnp.int32)
+    if window is not None:
+        firsts = jnp.maximum(window.first(asked.positions[:, 0]), 0)
+        begin = jnp.min(jnp.where(last >= 0, firsts, jnp.max(last))) // (count * size)
+    end = (jnp.max(last) + count * size) // (count * size)
+    peak, total = jnp.full(grouped, _HIDDEN, jnp.float32), jnp.zeros(grouped, jnp.float32)
+    if sinks is not None:  # on one device only: several join their sums
+        is_first = _number(split) == 0
+        peak = jnp.where(is_first, peak * 0 + jnp.reshape(sinks, (1, *grouped[1:3], 1)), peak)
+        total = jnp.where(is_first, jnp.ones_like(total), total)
+    running = peak, total, jnp.zeros((*grouped, width), jnp.float32)
+    with jax.named_scope(at_most(tables.shape[1] // count)):
+        peak, total, out = lax.fori_loop(begin, end, one_block, running)
+    total = jnp.maximum(total, 1e-30)
+    out = jnp.reshape(jnp.moveaxis(out / total[..., None], 3, 1), (num_rows, length, num_heads, width))
+    if not split:
+        return _Found(out, None)
+    return _Found(out, jnp.reshape(jnp.moveaxis(peak + jnp.log(total), 3, 1), out.shape[:3]))
 
 
 def _gathered_in_tiles(asked: _Asked, *how: Any) -> _Found:

@@ -68,11 +68,15 @@ class MixerOps(ProductOps):
             split = [jax.typeof(x).sharding.spec.partitions[dim] for dim in dims]
             reduced = jax.typeof(taps).sharding.spec.reduced
             taps = reshard(taps.astype(x.dtype), PartitionSpec(*split, None, reduced=reduced))
-            y = convolved(x, taps, self._segments(places))
+            y, cache = self._convolved(x, taps, places, cache, memory)
         if bias is not None:
             y = self.bias(f"{name}_bias", y, bias)
         with jax.named_scope(name):
-            return checkpoint_name(jax.nn.silu(y) if activated else y, OPERATION), None
+            return checkpoint_name(jax.nn.silu(y) if activated else y, OPERATION), cache
+
+    def _convolved(self, x: Array, taps: Array, places: Places, cache: Any, memory: str) -> tuple[Array, Any]:
+        """The sums along positions of x by taps that are split as x; without a cache from position 0 on."""
+        return convolved(x, taps, self._segments(places)), None
 
     def recurrence(
         self,

@@ -12,9 +12,9 @@ In the last case each replica has a part of the prompt and attends to all of it.
 pages of the replica that generates the sequence.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.attention.blockwise import dealt_positions, zigzag
 from meshwright.nn.attention.paged import PADDING, PagedCache, Pools, Rows, abstract_pools, page_groups
 from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
+from meshwright.nn.mixers.state_cache import StateCache, abstract_states
 from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
@@ -96,7 +97,8 @@ class Scores(NamedTuple):
 class InferencePrograms:
     """The steps of one model under one layout, over a cache of pages of `page_size` positions.
 
-    num_slots: sequences a replica. The array `last` holds the last token of each, plus an unused entry.
+    num_slots: sequences a replica. The array `last` holds the last token of each, plus an unused entry;
+    states of mixers have as many entries.
     num_pages: pages a replica. num_window_pages: pages a replica for layers with a window; 0: they use the
     other pages.
     with_native: the programs call native/kernels.py, which must be built. Otherwise they have only XLA's
@@ -127,6 +129,8 @@ class InferencePrograms:
         self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
+        self._abstract_states = abstract_states(config, layout, mesh, self._num_last)
+        self._page_names = tuple(self._abstract_pages([0] * len(self._groups)))
         self._with_native, self._batch_invariant = with_native, batch_invariant
         self._with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
         # Prompts by position have their own layout, whose products may read the weights in other parts.
@@ -209,8 +213,7 @@ class InferencePrograms:
 
     def exported(self, num_pages: int) -> Any:
         """The types of `num_pages` exported pages of each replica."""
-        of_caches = [self.num_replicas * num_pages] * len(self._groups)
-        return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
+        return self._abstract_pages([self.num_replicas * num_pages] * len(self._groups))
 
     def _numbers(self, num_pages: int) -> jax.ShapeDtypeStruct:
         return self._type(self._pages[0], self.num_replicas * num_pages)
@@ -271,8 +274,11 @@ class InferencePrograms:
         return abstract_layered(self.config, self.layout, self.mesh, with_panels=self.with_panels)
 
     def abstract_pools(self) -> Any:
+        """The types of the pages of all layers, and of their states, which have no pages."""
         of_groups = self._num_pages, self._num_window_pages
-        of_caches = [of_groups[group] for group in self._groups]
+        return self._abstract_pages([of_groups[group] for group in self._groups]) | self._abstract_states
+
+    def _abstract_pages(self, of_caches: Sequence[int]) -> Any:
         return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
 
     @property
@@ -302,7 +308,7 @@ class InferencePrograms:
         places = Places(positions[:, None])
         placed = reshard(positions, PartitionSpec(self._pages[0]))
         cache = PagedCache(
-            pools,
+            {name: pools[name] for name in self._page_names},
             placed,
             tables,
             step.rows,
@@ -313,6 +319,7 @@ class InferencePrograms:
             with_native=self._with_native,
             with_kernel=self._with_kernel,
             batch_invariant=self._batch_invariant,
+            states=self._states_of(pools, positions, slots, step),
         )
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
         if self._with_native:
@@ -325,10 +332,18 @@ class InferencePrograms:
         num_per_shard = self.num_replicas // self._num_apart
         with jax.named_scope("logits"):
             padded = self._on_each(partial(_padded, step.num_logits, num_per_shard), self._whole(logits))
+        kept = cache.pools if cache.states is None else {**cache.pools, **cache.states.states}
         if not step.num_hidden:
-            return padded, cache.pools
+            return padded, kept
         num_rows = num_per_shard * step.num_hidden
-        return padded, cache.pools, self._on_each(partial(_with_rows, num_rows), hidden)
+        return padded, kept, self._on_each(partial(_with_rows, num_rows), hidden)
+
+    def _states_of(self, pools: Pools, positions: Array, slots: Array, step: StepShape) -> StateCache | None:
+        """The states among `pools`, with the places of the step's tokens; None if the model has none."""
+        if not self._abstract_states:
+            return None
+        states = {name: cast("list[Array]", pools[name]) for name in self._abstract_states}
+        return StateCache(states, positions, slots, step.rows, self.num_replicas // self._num_apart)
 
     def _prompts(
         self,

@@ -23,7 +23,7 @@ from meshwright.layout import Layout
 from meshwright.layout.attention import has_prompt_programs
 from meshwright.layout.fit import check_fits, num_replicas
 from meshwright.layout.paged import DEFAULT_PAGE
-from meshwright.layout.runnable import check_runs
+from meshwright.layout.runnable import check_model_runs, check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.native import kernels
 from meshwright.native.processor import put_in_huge_pages
@@ -69,8 +69,8 @@ class JaxRunner:
     batch_invariant: log-probabilities do not depend, bit for bit, on other requests, the shapes of steps,
     chunks of prompts, or cached prefixes.
     Raises LayoutError if the layout does not fit the model or serving, PlanError for a context longer than
-    the model's, no slot, too few pages for one sequence, too few bytes for a page, or a model or layout that
-    cannot be batch-invariant.
+    the model's, no slot, too few pages for one sequence, too few bytes for a page, a model or layout that
+    cannot be batch-invariant, or an option that `check_states` refuses.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class JaxRunner:
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context, batch_invariant=batch_invariant)
+        check_states(config, num_drafts=num_drafts, shares_pages=shares_pages, host_bytes=host_bytes)
         platform = platform_of(mesh)
         limits = Limits.of_layout(
             config,
@@ -426,6 +427,7 @@ def check_serves(
 ) -> None:
     """Raise LayoutError or PlanError if a JaxRunner cannot serve this, before any weight is read."""
     check_runs(layout, "generate")
+    check_model_runs(config, layout.at("prefill"))
     check_fits(layout, config)
     least = num_replicas(layout.at("generate"), config)
     if num_slots < least:
@@ -441,7 +443,34 @@ def check_serves(
         _check_batch_invariant(config, layout.at("generate"))
 
 
+def check_states(config: ModelConfig, *, num_drafts: int, shares_pages: bool, host_bytes: int) -> None:
+    """Raise PlanError if an option needs the states of layers where only pages are kept."""
+    if config.state_mixer is None:
+        return
+    title = config.state_mixer.title
+    if num_drafts:
+        raise PlanError(
+            f"{config.name}: --drafts {num_drafts}: wrong drafts cannot be taken out of the states of the "
+            f"{title}; fits: --drafts 0"
+        )
+    if shares_pages:
+        raise PlanError(
+            f"{config.name}: prefill on separate devices hands over pages, not the states of the {title}; "
+            "fits: --mode interleaved, without --prefill-replicas"
+        )
+    if host_bytes:
+        raise PlanError(
+            f"{config.name}: --host-cache-bytes keeps evicted pages, not the states of the {title}; "
+            "fits: without it"
+        )
+
+
 def _check_batch_invariant(config: ModelConfig, layout: Layout) -> None:
+    if config.state_mixer:
+        raise PlanError(
+            f"{config.name}: results cannot be batch-invariant with the {config.state_mixer.title}, which "
+            "computes prompts in chunks and answers token by token; fits: a model whose layers have attention"
+        )
     if config.moe:
         raise PlanError(
             f"{config.name}: results cannot be batch-invariant with {config.moe.num_experts} experts, among "

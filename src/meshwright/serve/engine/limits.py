@@ -57,7 +57,8 @@ class Limits:
     window: of layers with pages of their own, num_window_pages of each replica; None if all layers share
     pages. even_context: the position after which attention takes longer than matmuls; far after it a step
     takes fewer prompt tokens. multiplies_padding: padding rows of a step take the time of others, except in
-    attention.
+    attention. has_states: layers keep a state of each sequence, which its pages do not hold, so that cached
+    pages of a prefix are of no use.
     """
 
     num_slots: int
@@ -72,6 +73,7 @@ class Limits:
     num_host_pages: int = 0
     even_context: float = inf
     multiplies_padding: bool = True
+    has_states: bool = False
 
     @classmethod
     def of_layout(
@@ -95,7 +97,7 @@ class Limits:
         """
         at, chunk = layout.at("generate"), chunk_of(layout, context, chunk)
         replicas = num_replicas(at, config)
-        return cls.of(
+        limits = cls.of(
             num_slots,
             context,
             num_replicas=replicas,
@@ -107,6 +109,7 @@ class Limits:
             window=widest_window(config) if keeps_windows else None,
             even_context=even_context(config, context),
         )
+        return replace(limits, has_states=config.state_mixer is not None)
 
     @classmethod
     def of(

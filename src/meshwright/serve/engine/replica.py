@@ -18,8 +18,8 @@ from meshwright.serve.engine.sequence import Tokens, TokenSequence
 class Replica:
     """The free slots, pages and cached prefixes of the replica `number`.
 
-    prefix_cache: pages outlive their sequence. window_pool: of layers with a window; None if these keep every
-    position.
+    prefix_cache: pages outlive their sequence, unless layers have states. window_pool: of layers with a
+    window; None if these keep every position.
     """
 
     def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
@@ -31,7 +31,7 @@ class Replica:
         self.window_pool = PagePool(limits.num_window_pages) if limits.window else None
         self.host_pool = PagePool(limits.num_host_pages) if limits.num_host_pages else None
         self.prefixes: PrefixTree | None = None
-        if prefix_cache:
+        if prefix_cache and not limits.has_states:
             self.prefixes = PrefixTree(
                 self.pool, limits.page_size, self.window_pool, limits.window, self.host_pool
             )

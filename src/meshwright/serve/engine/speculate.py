@@ -2,7 +2,15 @@
 
 A guess is right if the token sampled in its place is the same. Sampling depends on a position and a seed, not
 on the step, so that an answer has the same tokens as without guesses, drawn or greedy.
-Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding".
+
+The paper's test accepts a guess x with probability min(1, p(x) / q(x)) and draws the rest from
+max(0, p - q). A guess is then right with probability 1 - d, with d the total variation distance of p and q.
+A looked-up guess has q = 1, and both rules accept it with probability p(x). A draft model draws with the
+noise of the large model, by position and token. The two tokens are the same with probability at least
+(1 - d) / (1 + d), and the answer does not depend on the draft model.
+
+Sources: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Daliri et al.
+2024, "Coupling without Communication and Drafter-Invariant Speculative Decoding".
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +19,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary, ref
 
 from meshwright.serve.engine.batch import Batch, Runner, SequenceWork
-from meshwright.serve.engine.request import GREEDY
+from meshwright.serve.engine.request import SamplingParams
 from meshwright.serve.engine.sequence import Tokens, TokenSequence
 
 _LONGEST, _SHORTEST = 4, 2  # n-grams that are looked up, the longest first
@@ -105,7 +113,9 @@ class NgramDrafter:
 
 
 class ModelDrafter:
-    """Guesses by a smaller model of the same vocabulary, greedily, one token after another.
+    """Guesses by a smaller model of the same vocabulary, one token after another.
+
+    It samples as the request does, with the same noise, but without penalties and constraints.
 
     runner: of that model, with the slots and the context of the engine's. Each slot has its own pages, whose
     keys and values are used again for tokens that were guessed right. num_drafts, cost_ratio: of Payoff.
@@ -140,7 +150,8 @@ class ModelDrafter:
         limits, reader = self._runner.limits, None
         num_pages, slot = limits.pages_per_context, sequence.slot % limits.slots_per_replica
         pages = tuple(range(slot * num_pages, (slot + 1) * num_pages))
-        asked = TokenSequence(replace(sequence.request, sampling=GREEDY), len(tokens), 0, lambda _: None)
+        sampling = _without_edits(sequence.request.sampling)
+        asked = TokenSequence(replace(sequence.request, sampling=sampling), len(tokens), 0, lambda _: None)
         while len(known.tokens) < len(tokens):
             start = len(known.tokens)
             missing = tokens[start:]
@@ -153,6 +164,13 @@ class ModelDrafter:
         assert reader is not None, "the last token is never known"
         [output] = reader.read()
         return output.tokens[0].token
+
+
+def _without_edits(sampling: SamplingParams) -> SamplingParams:
+    """The temperature, filters and seed of a request."""
+    return SamplingParams(
+        sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, min_p=sampling.min_p
+    )
 
 
 @dataclass

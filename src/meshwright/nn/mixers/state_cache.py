@@ -1,0 +1,203 @@
+"""States of running sequences, an array a layer for each state of its mixer, updated in place by a step.
+
+    state    f32[B_data, g_tensor, u, s, p], and conv_q[B_data, g_tensor, s, t] and others: B slots
+
+A sequence has the slot that it generates in. A step has rows of consecutive tokens; a row of one token is
+computed in the recurrent form, a longer row in chunks. Rows of one sequence follow each other, and each
+begins with the state after the row before. A sequence that begins at position 0 begins without a state, so
+a slot needs no clearing, and a preempted sequence is computed again. The last slot of each replica belongs
+to no sequence: padding rows read and write it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import num_states, state_arrays
+from meshwright.models.parameters import dimensions
+from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.attention.paged import Rows
+from meshwright.nn.each_device import each_device, spec_of
+from meshwright.nn.mixers.recurrence import Inputs, chunked
+from meshwright.nn.start.device_mesh import array_type
+
+States = dict[str, list[Array]]
+
+
+@dataclass(frozen=True)
+class StateCache:
+    """The states of all layers, and the places of a step's tokens.
+
+    positions i32[N]: of each token in its sequence, negative for padding. slots i32[N]: of the first token of
+    each row. Both are split as the batch. rows: of each replica. num_replicas: of a shard of the batch.
+    """
+
+    states: Mapping[str, Sequence[Array]]
+    positions: Array
+    slots: Array
+    rows: tuple[Rows, ...]
+    num_replicas: int
+
+    def convolved(self, number: int, memory: str, x: Array, taps: Array) -> tuple[Array, "StateCache"]:
+        """y like x[N, ...] by taps[..., c], with the inputs before each row, and the cache after it."""
+        return self._updated(number, memory, _convolved, x, constants=(taps,))
+
+    def recurrence(self, number: int, name: str, inputs: Inputs) -> tuple[Array, "StateCache"]:
+        """o[N, ...] like v of inputs [N, ...], and the cache after them."""
+        q, k, v, decay, beta = inputs
+        given = v, q, k, decay, *([] if beta is None else [beta])
+        return self._updated(number, name, _recurrent, *given)
+
+    def _updated(
+        self,
+        number: int,
+        name: str,
+        of_rows: Callable[..., tuple[Array, Array]],
+        *arrays: Array,
+        constants: Sequence[Array] = (),
+    ) -> tuple[Array, "StateCache"]:
+        """The result of `of_rows` for all rows, like the first array, and the cache with the new states."""
+        arrays = tuple(_plain(x) for x in arrays)
+        num_arrays = len(arrays)
+
+        def local(state: Array, positions: Array, slots: Array, *blocks: Array) -> tuple[Array, Array]:
+            of_tokens, fixed = blocks[:num_arrays], blocks[num_arrays:]
+            results, start = [], 0
+            for rows in self.rows:
+                places = Places.of(
+                    self._cut(rows, start, positions), self._cut(rows, start, slots)[:, 0], len(state)
+                )
+                out, state = of_rows(
+                    state, places, *(self._cut(rows, start, block) for block in of_tokens), *fixed
+                )
+                results.append(jnp.reshape(out, (self.num_replicas, rows.num_tokens, *out.shape[2:])))
+                start += rows.num_tokens
+            out = jnp.concatenate(results, axis=1)
+            return jnp.reshape(out, (-1, *out.shape[2:])), state
+
+        layers = list(self.states[name])
+        given = layers[number], self.positions, self.slots, *arrays, *constants
+        specs = [spec_of(x) for x in given]
+        out, layers[number] = each_device(local, specs, (specs[3], specs[0]))(*given)
+        return out, replace(self, states={**self.states, name: layers})
+
+    def _cut(self, rows: Rows, start: int, x: Array) -> Array:
+        """The tokens of these rows of every replica, [R, Q, ...] of x[N, ...]."""
+        by_replica = jnp.reshape(x, (self.num_replicas, -1, *x.shape[1:]))
+        part = by_replica[:, start : start + rows.num_tokens]
+        return jnp.reshape(part, (-1, rows.length, *x.shape[1:]))
+
+
+class Places(NamedTuple):
+    """The places of rows: positions i32[R, Q], slots i32[R] read and written.
+
+    continues: whether the row goes on with the sequence of the row before. written: the slot, or one out of
+    range if the next row continues this one.
+    """
+
+    positions: Array
+    slots: Array
+    continues: Array
+    written: Array
+
+    @classmethod
+    def of(cls, positions: Array, slots: Array, num_slots: int) -> "Places":
+        first = positions[:, 0]
+        goes_on = (first[1:] > 0) & (slots[1:] == slots[:-1]) & (first[1:] == positions[:-1, -1] + 1)
+        no = jnp.zeros(1, bool)
+        written = jnp.where(jnp.concatenate([goes_on, no]), num_slots, slots)
+        return cls(positions, slots, jnp.concatenate([no, goes_on]), written)
+
+
+def _convolved(state: Array, places: Places, x: Array, taps: Array) -> tuple[Array, Array]:
+    """y like x[R, Q, ...], and the last inputs state[slots, ..., t] of each sequence."""
+    num_kept, length = state.shape[-1], x.shape[1]
+    begun = _along(places.positions[:, 0] > 0, state)
+    before = jnp.moveaxis(jnp.where(begun, state[places.slots], jnp.zeros((), state.dtype)), -1, 1)
+    if length >= num_kept:
+        last = jnp.concatenate([x[:1, -num_kept:], x[:-1, -num_kept:]])
+        before = jnp.where(_along(places.continues, x), last.astype(before.dtype), before)
+    inputs = jnp.concatenate([before.astype(x.dtype), x], axis=1)
+    y = sum(
+        inputs[:, tap : tap + length] * taps[..., tap].astype(x.dtype)[None, None]
+        for tap in range(taps.shape[-1])
+    )
+    counts = jnp.sum(places.positions >= 0, axis=1)
+    kept = jax.vmap(lambda row, count: lax.dynamic_slice_in_dim(row, count, num_kept))(inputs, counts)
+    kept = jnp.moveaxis(kept, 1, -1).astype(state.dtype)
+    return jnp.asarray(y, x.dtype), state.at[places.written].set(kept, mode="drop")
+
+
+def _recurrent(
+    state: Array,
+    places: Places,
+    v: Array,
+    q: Array,
+    k: Array,
+    decay: Array,
+    beta: Array | None = None,
+) -> tuple[Array, Array]:
+    """o like v[R, Q, (g), u, p], and the states[slots, (g), u, s, p]."""
+    inputs = Inputs(q, k, v, decay, beta)
+    if v.shape[1] == 1:
+        before = jnp.where(_along(places.positions[:, 0] > 0, state), state[places.slots], 0.0)
+        out, after = _stepped(inputs, before)
+        return out, state.at[places.slots].set(after)
+
+    def row(states: Array, given: tuple[Array, Array, Inputs]) -> tuple[Array, Array]:
+        slot, positions, inputs = given
+        before = jnp.where(positions[0] > 0, states[slot], 0.0)
+        is_token = positions >= 0
+        # Padding neither decays the state nor adds to it.
+        inputs = inputs._replace(
+            k=jnp.where(_along(is_token, inputs.k), inputs.k, jnp.zeros((), inputs.k.dtype)),
+            decay=jnp.where(_along(is_token, inputs.decay), inputs.decay, jnp.zeros((), inputs.decay.dtype)),
+        )
+        grouped = jnp.ndim(before) == 4
+        out, after = chunked(
+            jax.tree.map(lambda x: x[None], inputs), state=before[None] if grouped else before[None, None]
+        )
+        return states.at[slot].set(after[0] if grouped else after[0, 0]), out[0]
+
+    state, out = lax.scan(row, state, (places.slots, places.positions, inputs))
+    return out, state
+
+
+def _stepped(inputs: Inputs, state: Array) -> tuple[Array, Array]:
+    """(o like v[R, 1, (g), u, p], the states after it) of one token a row."""
+    wide = [None if x is None else x[:, 0].astype(jnp.float32) for x in inputs]
+    q, k, v, decay, beta = wide
+    assert q is not None and k is not None and v is not None and decay is not None, "only beta may be None"
+    spec = "...s,...usp->...up"
+    state = state * jnp.exp(decay if decay.ndim == state.ndim - 1 else decay[..., None])[..., None]
+    if beta is not None:
+        v = beta[..., None] * (v - jnp.einsum(spec, k, state))
+    state = state + k[..., None, :, None] * v[..., None, :]
+    return jnp.einsum(spec, q, state)[:, None].astype(inputs.v.dtype), state
+
+
+def abstract_states(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_slots: int) -> Any:
+    """The types of the states of all layers, by name."""
+    sizes = {**dimensions(config), "B": num_slots}
+    return {
+        name: [array_type(layout.activation(name, letters), mesh, sizes, jax_dtype(dtype))]
+        * num_states(config)
+        for name, (letters, dtype) in state_arrays(config, layout.precision.compute_dtype).items()
+    }
+
+
+def _plain(x: Array) -> Array:
+    """x, which no cotangents will be summed for."""
+    return reshard(x, PartitionSpec(*spec_of(x).partitions))
+
+
+def _along(of_rows: Array, x: Array) -> Array:
+    """of_rows[R] as [R, 1, ...], to choose rows of x[R, ...]."""
+    return jnp.reshape(of_rows, (-1, *[1] * (x.ndim - 1)))

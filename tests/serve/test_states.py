@@ -1,0 +1,144 @@
+"""Serving of layers with a state: token for token as a forward pass of the whole text and as transformers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tests.nn import hf_models
+from tests.nn.test_layouts import CONVOLUTION, DELTA, MAMBA, TINY
+from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
+
+from meshwright.errors import ModelError, PlanError
+from meshwright.layout import Layout
+from meshwright.layout.fit import num_replicas
+from meshwright.layout.moves.attention import token_sharding
+from meshwright.models import transformer
+from meshwright.models.config import ModelConfig
+from meshwright.models.files import read_model
+from meshwright.models.transformer import Places
+from meshwright.nn.files.weights import load_hf
+from meshwright.nn.ops.jax_ops import JaxOps
+from meshwright.nn.params import init_params
+from meshwright.nn.products.quantised import as_read
+from meshwright.nn.start.device_mesh import device_mesh, named_sharding
+from meshwright.platforms import CPU
+from meshwright.serve.device.runner import JaxRunner, check_serves, check_states
+from meshwright.serve.engine.batch import Batch
+from meshwright.serve.engine.limits import Limits
+from meshwright.serve.engine.replica import Replica
+
+HYBRID = replace(DELTA, num_layers=2)
+WHOLE = Layout.of(weights_dtype="f32", compute_dtype="f32")
+
+
+def runner_of(config: ModelConfig, params: Any, split: Layout, **options: Any) -> JaxRunner:
+    """Chunks of two blocks, so that a prompt takes several rows of a step, and several steps."""
+    options = {"num_slots": 2, "chunk": 16, "block": 8} | options
+    runner = JaxRunner(params, config, split, device_mesh(split), context=CONTEXT, page_size=PAGE, **options)
+    runner.warm_up()
+    return runner
+
+
+def assert_greedy(config: ModelConfig, answers: list[list[int]], prompts: list[list[int]]) -> None:
+    """Every token of the answers is the likeliest after a forward pass of the text before it."""
+    mesh, ops = device_mesh(WHOLE), JaxOps(config, WHOLE)
+    params = init_params(config, WHOLE, mesh, seed=0)
+    rows = np.zeros((len(prompts), CONTEXT), np.int32)
+    for row, prompt, answer in zip(rows, prompts, answers, strict=True):
+        row[: len(prompt) + len(answer)] = [*prompt, *answer]
+    positions = np.broadcast_to(np.arange(CONTEXT, dtype=np.int32), rows.shape)
+    placed = named_sharding(token_sharding(WHOLE, "tokens"), mesh)
+
+    def forward(params: Any, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        return transformer.logits(config, ops, params, tokens, Places(positions))[0]
+
+    with jax.set_mesh(mesh):
+        inputs = [jax.device_put(np.ascontiguousarray(x), placed) for x in (rows, positions)]
+        logits = np.asarray(jax.jit(forward)(params, *inputs))
+    for of_text, prompt, answer in zip(logits, prompts, answers, strict=True):
+        before = of_text[len(prompt) - 1 :][: len(answer)]
+        ranked = np.sort(before)
+        assert (ranked[:, -1] - ranked[:, -2]).min() > 1e-4, "equal tokens would be luck"
+        assert before.argmax(-1).tolist() == answer
+
+
+def restarts_of(runner: JaxRunner) -> list[int]:
+    """A list that grows with every work that begins at position 0."""
+    starts, run = list[int](), runner.run
+
+    def counted(batch: Batch) -> Any:
+        starts.extend(work.slot for work in batch.works if work.start == 0)
+        return run(batch)
+
+    runner.run = counted
+    return starts
+
+
+@pytest.mark.parametrize(
+    ("config", "split"),
+    [
+        (HYBRID, layout(1)),
+        pytest.param(HYBRID, layout(2), marks=pytest.mark.slow),
+        pytest.param(HYBRID, layout(2).replace(cache="batch"), marks=pytest.mark.slow),
+        pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
+        pytest.param(CONVOLUTION, layout(2).replace(fsdp=2), marks=pytest.mark.slow),
+    ],
+    ids=["delta", "delta-tensor", "delta-cache-batch", "mamba-data", "convolution-fsdp"],
+)
+def test_prompts_in_chunks_and_preempted_sequences(config: ModelConfig, split: Layout) -> None:
+    """A cache of one context and a page: a sequence loses its pages and its state, and is computed again."""
+    params, replicas = init_params(config, split, device_mesh(split), seed=0), num_replicas(split, config)
+    runner = runner_of(config, params, split, num_slots=2 * replicas, num_pages=6 * replicas)
+    starts = restarts_of(runner)
+    prompts = [PROMPTS[4], PROMPTS[3], *PROMPTS] * replicas
+    answers = generate(runner, *map(greedy, prompts))
+    assert len(starts) > len(prompts)
+    assert_greedy(config, answers, prompts)
+
+
+KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "bamba")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_families_token_by_token(kind: str, tmp_path: Path) -> None:
+    """As transformers generates, under tensor, with several rows of a prompt in a step."""
+    model = hf_models.save(kind, tmp_path)
+    config, split = read_model(tmp_path), layout(2)
+    split = split.replace(expert=2) if config.moe else split
+    runner = runner_of(config, load_hf(tmp_path, config, as_read(split), device_mesh(split)), split)
+    answers = [hf_models.greedy(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    assert generate(runner, *map(greedy, PROMPTS)) == answers
+
+
+def test_pages_of_a_prefix_are_not_kept_without_states() -> None:
+    limits = Limits.of_layout(HYBRID, layout(1), CPU, 2, CONTEXT)
+    assert limits.has_states and Replica(limits, 0, prefix_cache=True).prefixes is None
+    limits = Limits.of_layout(TINY, layout(1), CPU, 2, CONTEXT)
+    assert Replica(limits, 0, prefix_cache=True).prefixes is not None
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"num_drafts": 3}, "delta: --drafts 3: wrong drafts cannot be taken out of the states of"),
+        ({"shares_pages": True}, "hands over pages, not the states of the gated delta rule"),
+        ({"host_bytes": 10}, "--host-cache-bytes keeps evicted pages, not the states"),
+    ],
+)
+def test_options_that_need_states_in_pages_are_refused(option: dict[str, Any], message: str) -> None:
+    plain = {"num_drafts": 0, "shares_pages": False, "host_bytes": 0}
+    check_states(TINY, **plain | option)
+    check_states(HYBRID, **plain)
+    with pytest.raises(PlanError, match=message):
+        check_states(HYBRID, **plain | option)
+
+
+def test_results_that_do_not_depend_on_others_need_attention() -> None:
+    with pytest.raises(PlanError, match="batch-invariant with the gated delta rule"):
+        check_serves(HYBRID, layout(1), 2, CONTEXT, batch_invariant=True)
+    with pytest.raises(ModelError, match="gated delta rule with positions split over context"):
+        check_serves(HYBRID, Layout.of(context=2), 2, CONTEXT)
