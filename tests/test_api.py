@@ -63,6 +63,7 @@ def test_a_price_is_that_of_the_command(capsys):
     assert said.pop("bytes_per_chip_interval") is None  # no published memory of TPUs
     low, high = said.pop("step_seconds_interval")
     assert low < one.step_seconds < high and said.pop("as_fast_within_interval")
+    assert said.pop("evidence")["is_near"] is False
     assert one.to_dict() | {"tie": False} == said
     assert one.layout == Layout.parse(ONE)
     assert mw.price(*POD, one.layout).step_seconds == one.step_seconds

@@ -32,7 +32,7 @@ class Plan:
 
     hardware: as on the command line (`v5p:16x16x16`, `cpu:8`, or the path of a machine's TOML). planned: the
     planner's figures. compiler: XLA's options for the training step, by name. tuned: the trials of `mw tune`,
-    for the reader.
+    for the reader. asked: the conditions and software that the plan was asked for, for the reader.
     """
 
     model: ModelConfig
@@ -42,6 +42,7 @@ class Plan:
     planned: Mapping[str, float] = field(default_factory=dict)
     compiler: Mapping[str, bool | int | str] = field(default_factory=dict)
     tuned: tuple[Mapping[str, object], ...] = ()
+    asked: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fits(self.layout, self.model, self.workload.num_sequences, self.workload.seq_len)
@@ -92,6 +93,8 @@ def save_plan(plan: Plan, path: Path) -> None:
     document.add("layout", _layout_item(plan.layout))
     document.add("model", tomlkit.item(_without_none(asdict(plan.model))))
     document.add("planned", tomlkit.item(dict(plan.planned)))
+    if plan.asked:
+        document.add("asked", tomlkit.item(dict(plan.asked)))
     if plan.compiler:
         document.add("compiler", tomlkit.item(dict(plan.compiler)))
     if plan.tuned:
@@ -130,7 +133,7 @@ def load_plan(path: Path) -> Plan:
 
 
 def _from_dict(data: dict, path: Path) -> Plan:
-    known = ["meshwright", "hardware", "workload", "layout", "model", "planned", "compiler", "tuned"]
+    known = ["meshwright", "hardware", "workload", "layout", "model", "planned", "asked", "compiler", "tuned"]
     for key in data:
         if key not in known:
             raise PlanError(f"{key!r} is unknown; {nearest(key, known)}")
@@ -145,9 +148,17 @@ def _from_dict(data: dict, path: Path) -> Plan:
         workload=Workload(**_checked(Workload, data["workload"], "[workload]", {"phase"})),
         layout=Layout.from_dict(data["layout"]),
         planned=data.get("planned", {}),
+        asked=_texts(data.get("asked", {})),
         compiler=_options(data.get("compiler", {})),
         tuned=tuple(data.get("tuned", ())),
     )
+
+
+def _texts(table: object) -> dict[str, str]:
+    """The table [asked]. Raises PlanError for another thing."""
+    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+        raise PlanError(f"asked = {table!r} must be a table [asked] of texts")
+    return table
 
 
 def _options(table: object) -> dict[str, bool | int | str]:

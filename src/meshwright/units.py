@@ -94,6 +94,21 @@ def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
     return int(value)
 
 
+_SIZES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes with a unit: `70GB` is 70e9, `70GiB` is 70 x 2^30.
+
+    >>> parse_bytes("70GB"), parse_bytes("1.5 GiB")
+    (70000000000, 1610612736)
+    """
+    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*)\s*([a-z]+)\s*", text.lower())
+    if not match or match[2] not in _SIZES:
+        raise MeshwrightError(f"{text!r} is not a size; write 70GB or 65GiB")
+    return round(float(match[1]) * _SIZES[match[2]])
+
+
 def whole(figure: Any) -> Any:
     """The nearest whole number, or an array of them.
 

@@ -14,7 +14,7 @@ Models, machines and numbers may be given as on the command line. Mistakes raise
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -28,7 +28,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.presets import load_model
-from meshwright.plan.given import parse_conditions
+from meshwright.plan.given import memory_limit, parse_conditions
 from meshwright.plan.smallest import longest_step
 from meshwright.plan.smallest import smallest as find_smallest
 from meshwright.plan.train import price_alone, search
@@ -151,7 +151,11 @@ def plan(
         dtypes = ServedDtypes(weights_dtype, kv_dtype, compute_dtype=compute_dtype)
         return _plan_serving(_config(model), hardware, work, dtypes, runnable=runnable is not False)
     config, machine = _config(model), _machine(hardware)
-    conditions = parse_conditions(given)
+    of_layouts, limit = memory_limit(given)
+    if limit is not None:
+        chip = machine.chip
+        machine = replace(machine, chip=replace(chip, hbm_usable_bytes=min(limit, chip.program_bytes)))
+    conditions = parse_conditions(of_layouts)
     starts = None
     if launcher:
         machine = Conditions(software=machine.software.name, launcher=launcher).of(machine)
@@ -174,7 +178,7 @@ def plan(
         on_progress=progress,
         launcher=starts,
     )
-    return Plans(config, machine, work, result, top)
+    return Plans(config, machine, work, replace(result, given=given), top)
 
 
 def _plan_serving(
@@ -236,7 +240,7 @@ def smallest(
         max_seconds=longest_step(workload, max_seconds, days, num_tokens),
         on_progress=(lambda spec: progress(f"trying {spec}", None)) if progress else None,
     )
-    return Plans(config, sizing.hardware, work, sizing.search, top, sizing)
+    return Plans(config, sizing.hardware, work, replace(sizing.search, given=given), top, sizing)
 
 
 def price(

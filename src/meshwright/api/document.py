@@ -18,11 +18,13 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.assumptions import spread_of
 from meshwright.plan.candidate import Candidate
+from meshwright.plan.evidence import evidence_of
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.launch_settings import LaunchSettings
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.spread import between_layouts
 from meshwright.plan.train import Search
+from meshwright.plan.verdict import asked_of, verdict_of
 from meshwright.plan_file import Plan, save_plan, written_shardings
 from meshwright.units import format_count
 
@@ -61,11 +63,16 @@ def plan_document(
     workload = search.workload
     least = search.best.step_seconds
     candidates = [
-        candidate.to_dict() | {"tie": search.is_tie(candidate)} | _interval(candidate, least)
+        candidate.to_dict()
+        | {"tie": search.is_tie(candidate)}
+        | _interval(candidate, least)
+        | {"evidence": evidence_of(config, candidate, workload.seq_len).to_dict()}
         for candidate in search.candidates[:num_candidates]
     ]
     return {
         "notices": list(search.notices),
+        "asked": asked_of(search, hardware),
+        "verdict": verdict_of(config, hardware, batch_tokens, search),
         "best": candidates[0],
         "candidates": candidates,
         "faster": search.faster.to_dict() if search.faster else None,

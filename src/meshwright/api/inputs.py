@@ -72,7 +72,9 @@ class SearchOptions:
     compute_dtype: str | None = option(
         None, parser=parse_dtype, help="Dtype of activations and matmuls.", unset="bf16; on cpu the faster"
     )
-    given: str = option("", help="Only layouts that meet these conditions: tensor=8,pipe<=4,schedule!=zb-v.")
+    given: str = option(
+        "", help="Only layouts that meet these conditions: tensor=8,pipe<=4,schedule!=zb-v,memory<=70GB."
+    )
     runnable: bool | None = option(
         None,
         flag="--runnable/--any",

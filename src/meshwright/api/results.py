@@ -22,6 +22,7 @@ from meshwright.plan.explain.fitting import Change, cheapest_fit
 from meshwright.plan.launch_settings import LaunchSettings, launch_settings
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search, only
+from meshwright.plan.verdict import asked_of
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
 from meshwright.units import parse_count
@@ -117,7 +118,8 @@ class PricedLayout:
         """The plan to save, train and audit. Raises PlanError if the layout does not fit."""
         if not self.fits:
             raise PlanError(f"{self.model.name} on {self.hardware.spec}: {self.candidate}")
-        return plan_of(self.model, self.hardware, self.workload, self.candidate)
+        asked = asked_of(self.search, self.hardware)
+        return plan_of(self.model, self.hardware, self.workload, self.candidate, asked)
 
     @property
     def launch(self) -> LaunchSettings | None:

@@ -10,6 +10,7 @@ from meshwright.plan.explain.fitting import Change
 from meshwright.plan.launch_settings import LaunchSettings
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search
+from meshwright.plan.verdict import verdict_lines
 from meshwright.plan_file import Plan
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
@@ -54,6 +55,7 @@ def show_plan(
     show(
         *search.notices,
         documents.heading(document, search.best.layout),
+        *verdict_lines(document["verdict"] | {"asked": _conditions(document["asked"])}),
         *([_sizes(sizing)] if sizing else []),
         "",
         plan_table(document),
@@ -66,6 +68,12 @@ def show_plan(
         f"{format_number_of(search.considered, 'layout')} considered in {format_seconds(search.seconds)}"
         + ("" if in_words else "; --explain says why in words"),
     )
+
+
+def _conditions(asked: dict[str, str]) -> str | None:
+    """The conditions of a search, which the heading lacks; None without any."""
+    flags = {"given": "--given", "software": "--software", "for": "--for"}
+    return ", ".join(f"{flags[key]} {value}" for key, value in asked.items()) or None
 
 
 def _launch(launch: dict | None) -> list[str]:

@@ -8,6 +8,7 @@ from operator import eq, ge, gt, le, lt, ne
 from meshwright.errors import PlanError
 from meshwright.layout import COMPANY, Layout
 from meshwright.layout.short import clean_words, read_words
+from meshwright.units import parse_bytes
 
 # Fields of a layout that a search does not choose, but takes from conditions.
 NOT_SEARCHED = (
@@ -57,6 +58,25 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
     return tuple(_condition(part) for part in text.split(",") if part.strip())
 
 
+def memory_limit(text: str) -> tuple[str, int | None]:
+    """The other conditions of a text, and the bytes of a chip that `memory<=70GB` allows; None without it.
+
+    >>> memory_limit("tensor=8,memory<=70GB")
+    ('tensor=8', 70000000000)
+    """
+    parts = [part for part in text.split(",") if part.strip()]
+    limits = [part for part in parts if re.match(r"\s*memory\b", part)]
+    sizes = []
+    for part in limits:
+        match = re.fullmatch(r"\s*memory\s*<=?\s*(.+)", part)
+        if not match:
+            raise PlanError(
+                f"--given {part.strip()}: memory of a chip has an upper limit; write memory<=70GB"
+            )
+        sizes.append(parse_bytes(match[1]))
+    return ",".join(part for part in parts if part not in limits), min(sizes, default=None)
+
+
 def _condition(text: str) -> Condition:
     match = _CONDITION.fullmatch(text)
     if not match:
@@ -65,6 +85,8 @@ def _condition(text: str) -> Condition:
             "value: tensor=8,pipe<=4"
         )
     field, comparison, written = match.groups()
+    if field == "memory":
+        raise PlanError(f"--given {text.strip()}: the memory of one machine; name the topology")
     if field in _OPTIONS:
         raise PlanError(
             f"--given {text.strip()}: a search does not choose it; write {_OPTIONS[field]} {written}"

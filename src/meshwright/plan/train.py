@@ -21,7 +21,7 @@ from meshwright.cost.step_memory import step_memory
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.errors import PlanError
 from meshwright.hardware.topology import Hardware, forget_placements
-from meshwright.layout import Layout
+from meshwright.layout import DEGREES, Layout
 from meshwright.layout.fit import check_fields, check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
@@ -38,7 +38,7 @@ from meshwright.plan.nothing import nothing_found
 from meshwright.plan.rank import TIE, plainness, ranked, ties
 from meshwright.plan.space import Considered, Group, Space
 from meshwright.programs.launcher import Launcher
-from meshwright.units import format_seconds
+from meshwright.units import format_bytes, format_seconds
 
 # Candidates that are priced and ranked, at least.
 NUM_RANKED = 20
@@ -72,6 +72,7 @@ class Search:
     workload: the planned workload. notices: sentences to show first, if the planned batch is not the
     requested one or no ranked layout runs. faster: a layout that does not run and is more than 2% faster than
     the best runnable one, or None. launcher: the program whose layouts these are, if not `mw train`.
+    given: the conditions that were asked for.
     """
 
     candidates: tuple[Candidate, ...]
@@ -82,6 +83,7 @@ class Search:
     notices: tuple[str, ...] = ()
     faster: Faster | None = None
     launcher: Launcher | None = None
+    given: str = ""
 
     def __repr__(self) -> str:
         return f"Search(best of {self.considered:,} layouts: {self.best})"
@@ -225,6 +227,7 @@ def search(
             )
         raise nothing_found(config, hardware, workload, scout.spaces, given, reason)
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
+    plainer = _plainest_of_others(pool, planned)
     scout.narrow(pool, workload, planned, runs=runs)
     priced = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
@@ -234,6 +237,12 @@ def search(
     if not runs and runnable is None:
         why = scout.reason(priced[0].layout)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
+    if plainer and _num_axes(plainer.layout) < _num_axes(priced[0].layout):
+        other = price(config, hardware, replace(planned, num_sequences=plainer.num_sequences), plainer.layout)
+        notices.append(
+            f"{other.num_tokens:,.0f} tokens a step allow {other.layout}, which is plainer: "
+            f"{format_seconds(other.step_seconds)}, {format_bytes(other.needed_bytes)} a chip."
+        )
     faster = scout.faster(priced, workload, planned) if runs and not launcher else None
     assumed = assumptions(config, planned, priced[0])
     forget_prices()
@@ -248,6 +257,21 @@ def search(
         faster=faster,
         launcher=launcher,
     )
+
+
+def _plainest_of_others(pool: Fastest, planned: Workload) -> Considered | None:
+    """The plainest layout of another batch that is as fast by tokens a second; None without any."""
+    rates = [(choice.seconds / choice.num_sequences, choice) for _, choice in islice(pool, 3 * NUM_RANKED)]
+    same = [rate for rate, choice in rates if choice.num_sequences == planned.num_sequences]
+    limit = (1 + TIE) * min(same, default=0.0)
+    others = [
+        choice for rate, choice in rates if rate <= limit and choice.num_sequences != planned.num_sequences
+    ]
+    return min(others, key=lambda choice: plainness(choice.layout), default=None)
+
+
+def _num_axes(layout: Layout) -> int:
+    return sum(layout.degree(axis) > 1 for axis in DEGREES)
 
 
 def _all(scout: "_Scout", workload: Workload, given: Sequence[Condition]) -> Iterator[Considered]:

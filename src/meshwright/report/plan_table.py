@@ -47,6 +47,20 @@ def candidates_table(plan: JsonDocument, chosen_mark: str = "") -> Table:
     )
 
 
+def verdict_sentences(plan: JsonDocument) -> list[tuple[str, str]]:
+    """The name and the sentence of each part of a plan's verdict; [] if the document has none."""
+    names = {
+        "asked": "Asked",
+        "best": "Recommended",
+        "price": "Price",
+        "range": "How sure",
+        "next": "Runner-up",
+        "evidence": "Evidence",
+    }
+    verdict = plan.get("verdict") or {}
+    return [(name, str(verdict[key])) for key, name in names.items() if verdict.get(key)]
+
+
 def explanation(plan: JsonDocument) -> list[tuple[str, list[str]]]:
     """Headings and points, as `mw plan train --explain` prints them; [] if the plan has none."""
     sections = []

@@ -23,7 +23,7 @@ from meshwright.report.pictures.layer import layer_figure
 from meshwright.report.pictures.mesh import axis_colour, drawings, mesh_of, mesh_panel, notation_html
 from meshwright.report.pictures.plan import document_figures, plan_figures
 from meshwright.report.pictures.run import run_figures
-from meshwright.report.plan_table import candidates_table, explanation
+from meshwright.report.plan_table import candidates_table, explanation, verdict_sentences
 from meshwright.report.table import Table
 from meshwright.report.templating import render
 from meshwright.report.text import ABSENT
@@ -89,6 +89,7 @@ def report_html(report: Report) -> str:
         else ""
     )
     sections = {
+        "verdict": ("Answer", plan.get("verdict")),
         "plan": ("Plan", plan.get("candidates")),
         "figures": ("Figures", report.figures),
         "run": ("Run", run.metrics),
@@ -104,6 +105,7 @@ def report_html(report: Report) -> str:
         cards=cards(run),
         contents=[(anchor, words) for anchor, (words, content) in sections.items() if content],
         plan=plan,
+        verdict=verdict_sentences(plan),
         plan_text=run.plan_text,
         candidates=candidates_table(plan),
         explanation=explanation(plan),

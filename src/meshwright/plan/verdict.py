@@ -1,0 +1,127 @@
+"""The answer to a request for a plan in one sentence each: asked, best, price, range, next, evidence."""
+
+from collections.abc import Mapping
+
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.topology import Hardware
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.plan.assumptions import spread_of
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.evidence import evidence_of
+from meshwright.plan.rank import TIE
+from meshwright.plan.train import Search
+from meshwright.programs.program import DEFAULT
+from meshwright.units import format_bytes, format_count, format_number_of, format_seconds
+
+_HOUR, _MILLION = 3600, 1e6
+
+
+def asked_of(search: Search, hardware: Hardware) -> dict[str, str]:
+    """The conditions, the software and the launcher that a search was asked for, if any."""
+    launcher = search.launcher.name if search.launcher else None
+    software = hardware.software.name
+    if software == DEFAULT or launcher:
+        software = None
+    asked = {"given": search.given, "software": software, "for": launcher}
+    return {key: value for key, value in asked.items() if value}
+
+
+def verdict_of(
+    config: ModelConfig, hardware: Hardware, batch_tokens: int, search: Search
+) -> dict[str, str | None]:
+    """The sentences of a plan for training; None for what is not known.
+
+    batch_tokens: the requested tokens of a step.
+    """
+    best = search.best
+    return {
+        "asked": _asked(config, hardware, batch_tokens, search),
+        "best": _best(best, search),
+        "price": _price(best),
+        "range": _range(best),
+        "next": _next(search),
+        "evidence": f"{evidence_of(config, best, search.workload.seq_len)}.",
+    }
+
+
+def _asked(config: ModelConfig, hardware: Hardware, batch_tokens: int, search: Search) -> str:
+    words = {"given": "if {}", "software": "as {} runs it", "for": "with {}"}
+    conditions = [words[key].format(value) for key, value in asked_of(search, hardware).items()]
+    return (
+        f"{config.name} ({format_count(count_params(config).total)} parameters) on {hardware.spec}, "
+        f"{batch_tokens:,} tokens a step in sequences of {search.workload.seq_len:,}"
+        + "".join(f", {condition}" for condition in conditions)
+        + "."
+    )
+
+
+def _best(best: Candidate, search: Search) -> str:
+    usable = best.hardware.chip.program_bytes
+    figures = (
+        f"{format_seconds(best.step_seconds)} a step, {best.mfu:.1%} MFU, "
+        f"{format_bytes(best.needed_bytes)} of {format_bytes(usable)} a chip"
+    )
+    if not best.fits:
+        return f"Nothing fits; the nearest is {best.layout}: {figures}."
+    among = f", the best of {search.considered:,}" if search.considered > 1 else ""
+    return f"{best.layout}: {figures}{among}."
+
+
+def price_words(chip: Chip) -> str | None:
+    """The price of a chip-hour with its source and date; None if it is not known."""
+    if chip.price_per_chip_hour is None:
+        return None
+    source = chip.sources.get("price_per_chip_hour", "").rpartition(": ")[2]
+    return f"{chip.price_per_chip_hour:,.2f} {chip.currency} a chip-hour" + (f" ({source})" if source else "")
+
+
+def _price(best: Candidate) -> str | None:
+    machine, each = best.hardware, best.hardware.chip.price_per_chip_hour
+    if each is None:
+        return None
+    hourly = each * machine.num_chips
+    million = hourly * best.step_seconds / _HOUR / best.num_tokens * _MILLION
+    return (
+        f"{format_number_of(machine.num_chips, 'chip')} at {price_words(machine.chip)}: {hourly:,.2f} an "
+        f"hour, {million:,.3g} per million tokens."
+    )
+
+
+def _range(best: Candidate) -> str | None:
+    known, memory = spread_of(best), spread_of(best, "memory")
+    if known is None:
+        return None
+    least, most = map(format_seconds, known.interval(best.step_seconds))
+    text = f"{least} to {most} a step for 8 of 10 new sources, by {known.num_sources} published ones"
+    if memory is not None:
+        text += "; memory {} to {}".format(*map(format_bytes, memory.interval(best.memory.total)))
+    return f"{text}{'; ' + known.unknown if known.unknown else ''}."
+
+
+def _next(search: Search) -> str | None:
+    if len(search.candidates) < 2:
+        return None
+    best, other = search.candidates[:2]
+    ratio = other.step_seconds / best.step_seconds - 1
+    longer = "as fast" if abs(ratio) <= TIE else f"{abs(ratio):.0%} {'longer' if ratio > 0 else 'shorter'}"
+    fits = "" if other.fits else ", does not fit"
+    return (
+        f"{other.layout}: {format_seconds(other.step_seconds)} ({longer}), "
+        f"{format_bytes(other.needed_bytes)} a chip{fits}."
+    )
+
+
+NAMES: Mapping[str, str] = {
+    "asked": "Asked",
+    "best": "Best",
+    "price": "Price",
+    "range": "Range",
+    "next": "Next",
+    "evidence": "Evidence",
+}
+
+
+def verdict_lines(verdict: Mapping[str, str | None]) -> list[str]:
+    """The sentences after their names, as terminals and pages show them."""
+    return [f"{name}: {verdict[key]}" for key, name in NAMES.items() if verdict.get(key)]

@@ -1,0 +1,73 @@
+"""The sentences of a plan's verdict, and the published run that is nearest to it."""
+
+import pytest
+
+import meshwright as mw
+from meshwright.errors import MeshwrightError
+from meshwright.plan.evidence import evidence_of, published_runs
+from meshwright.plan.verdict import NAMES, verdict_lines
+from meshwright.plan_file import load_plan
+
+benchmarks = pytest.importorskip("benchmarks.published_runs")
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return mw.plan("llama-3-70b", "h100:8x8", mw.Train("2Mi", "8k"), given="tensor<=4", launcher="megatron")
+
+
+def test_a_verdict_has_a_sentence_for_each_question(plans):
+    verdict = plans.document(None)["verdict"]
+    assert list(verdict) == list(NAMES) and all(line.endswith(".") for line in verdict.values())
+    assert "if tensor<=4, with megatron." in verdict["asked"]
+    assert verdict["best"].startswith(f"{plans.best.layout}: ")
+    assert (
+        "64 chips at 10.80 USD a chip-hour (Google Cloud, list price on demand, February 2025)"
+        in verdict["price"]
+    )
+    assert " to " in verdict["range"] and "8 of 10 new sources" in verdict["range"]
+    assert verdict["next"].startswith(f"{plans[1].layout}: ")
+    assert [line.partition(":")[0] for line in verdict_lines(verdict)] == list(NAMES.values())
+
+
+def test_what_was_asked_is_in_the_plan(plans, tmp_path):
+    plans.save(tmp_path / "plan.toml")
+    asked = {"given": "tensor<=4", "for": "megatron"}
+    assert load_plan(tmp_path / "plan.toml").asked == asked == plans.document(None)["asked"]
+    plain = mw.plan("tiny", "cpu:8", mw.Train(8192, 128))
+    assert plain.document(None)["asked"] == {} and plain.document(None)["verdict"]["price"] is None
+
+
+def test_a_published_run_is_its_own_evidence(plans):
+    document = plans.document(None)["candidates"][0]["evidence"]
+    assert document["id"].startswith("T") and document["chips"] == 64
+    assert document["distance_doublings"] <= 6 and abs(document["error_without_source"]) < 0.5
+
+
+def test_no_run_is_near_to_long_sequences_over_many_context_ranks():
+    model = mw.model("llama-3-8b", max_seq_len=131072)
+    plans = mw.plan(model, "v5p:4x4x4", mw.Train("4Mi", "128k"), given="context=16")
+    evidence = evidence_of(model, plans.best.candidate, 131072)
+    assert not evidence.is_near and str(evidence).startswith("No published run is near; the nearest, ")
+    assert evidence.factors["context"] >= 4
+
+
+def test_memory_of_a_chip_is_bounded():
+    plans = mw.plan("llama-3-70b", "h100:8x8", mw.Train("2Mi", "8k"), given="memory<=60GB,tensor<=2")
+    assert plans.best.fits and plans.best.candidate.needed_bytes <= 60e9
+    for given, words in (("memory>=6GB", "has an upper limit"), ("memory<=6", "is not a size; write 70GB")):
+        with pytest.raises(MeshwrightError, match=words):
+            mw.plan("llama-3-70b", "h100:8x8", mw.Train("2Mi", "8k"), given=given)
+
+
+def test_a_batch_nearby_that_allows_a_plainer_layout_is_named():
+    plans = mw.plan("llama-3-70b", "h100:32x8", mw.Train("4M", "8k"))
+    assert any(
+        notice.startswith("4,194,304 tokens a step allow fsdp=256,remat=full, which is plainer: ")
+        for notice in plans.search.notices
+    )
+
+
+def test_the_packaged_table_is_of_the_published_one():
+    assert benchmarks.WRITTEN.read_text(encoding="utf-8") == benchmarks.text()
+    assert len(published_runs()) > 400
