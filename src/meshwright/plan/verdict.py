@@ -30,18 +30,19 @@ def asked_of(search: Search, hardware: Hardware) -> dict[str, str]:
 def verdict_of(
     config: ModelConfig, hardware: Hardware, batch_tokens: int, search: Search
 ) -> dict[str, str | None]:
-    """The sentences of a plan for training; None for what is not known.
+    """The sentences of a plan for training; None for what is not known. No run reaches a roofline.
 
     batch_tokens: the requested tokens of a step.
     """
     best = search.best
+    is_roofline = hardware.chip == hardware.chip.roofline()
     return {
         "asked": _asked(config, hardware, batch_tokens, search),
         "best": _best(best, search),
         "price": _price(best),
-        "range": _range(best),
+        "range": None if is_roofline else _range(best),
         "next": _next(search),
-        "evidence": f"{evidence_of(config, best, search.workload.seq_len)}.",
+        "evidence": None if is_roofline else f"{evidence_of(config, best, search.workload.seq_len)}.",
     }
 
 
