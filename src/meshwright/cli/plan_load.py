@@ -10,7 +10,7 @@ from meshwright.layout import Layout
 from meshwright.load.rated import RatedLoad, cheapest_servers
 from meshwright.models.config import ModelConfig
 from meshwright.report.serving_points import ranges_text
-from meshwright.units import format_number_of, format_seconds
+from meshwright.units import format_bytes, format_number_of, format_seconds
 
 # The largest server that is tried, in chips.
 _MOST_CHIPS = 16
@@ -39,6 +39,7 @@ def plan_for_load(
         ranges_text(document["best"]["ranges"]),
         *(f"cheaper, but {each['missed']}: {_servers(each)}" for each in document["cheaper"]),
         *launch_lines(document["launch"]),
+        *boot_lines(document["boot"]),
         f"{document['simulated']} choices simulated, of {format_number_of(document['considered'], 'layout')}",
     )
 
@@ -66,3 +67,24 @@ def launch_lines(line: Mapping[str, Any]) -> Iterator[str]:
         yield f"  it needs {need}"
     if line["defaults"]:
         yield f"  at their defaults: {', '.join(line['defaults'])}"
+
+
+def boot_lines(boot: Mapping[str, Any] | None) -> Iterator[str]:
+    """The lines of a Boot's document."""
+    if boot is None:
+        return
+    parts = ", ".join(
+        f"{name} {format_bytes(boot[key])}"
+        for name, key in (
+            ("weights", "weights"),
+            ("the largest step", "activations"),
+            ("caches", "caches"),
+            ("graphs and libraries", "outside"),
+        )
+    )
+    verdict = "it starts" if boot["boots"] else "it does not start"
+    yield (
+        f"{verdict}: {parts} of {format_bytes(boot['device'])} a chip; caches of "
+        f"{boot['positions']:,} positions; about {format_seconds(boot['load_seconds'])} to load and {format_seconds(boot['compile_seconds'])} "
+        "to compile and capture graphs"
+    )

@@ -320,6 +320,10 @@ def _search(
         context = work.requests.context
         line = launch_line(software, config, result.best.layout, sequences=result.best.batch, context=context)
         document["launch"] = line.to_dict()
+        from meshwright.plan.serve.boot import boot_of
+
+        boot = boot_of(config, result.best.hardware, result.best.layout, software, context)
+        document["boot"] = boot and boot.to_dict()
     if output:
         note(f"wrote {write_serve_plan(output, plan_of_point(result.best), document)}")
     if as_json:
@@ -327,9 +331,9 @@ def _search(
     else:
         _show(document, result.seconds, explanation if explain else None)
         if line:
-            from meshwright.cli.plan_load import launch_lines
+            from meshwright.cli.plan_load import boot_lines, launch_lines
 
-            show(*launch_lines(line.to_dict()))
+            show(*launch_lines(line.to_dict()), *boot_lines(document["boot"]))
 
 
 def _show(document: dict, seconds: float, explanation: "ServeExplanation | None") -> None:

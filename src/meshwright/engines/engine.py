@@ -39,7 +39,9 @@ class Engine(Record):
     multiplies all experts of a device. direct_seconds: of its small all-reduce (`Switch.direct_seconds`).
     prompt_layer_seconds: of the host for each layer of a step with prompts, which has no CUDA graph.
     balances_prompts: groups of devices with sequences of their own wait to compute prompts together. apart:
-    the record of its pools apart.
+    the record of its pools apart. outside_bytes: of a chip, for graphs, programs and libraries beyond
+    `memory_share`. load_bytes_per_second: of weights on a host. compile_seconds: to compile and to
+    capture graphs.
 
     command: starts the server, with {model}. flags, file: how the command line or its file of settings sets
     each of FLAGS, with {} for its value. cache_names: its names of types of caches. defaults: settings that a
@@ -61,6 +63,9 @@ class Engine(Record):
     prompt_layer_seconds: float = 0.0
     balances_prompts: bool = False
     apart: str = ""
+    outside_bytes: float = 0.0
+    load_bytes_per_second: float = 1e9
+    compile_seconds: float = 0.0
     command: str = ""
     flags: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"keys": FLAGS})
     file: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"keys": FLAGS})

@@ -21,6 +21,7 @@ from meshwright.load.engine_server import EngineServer, transfer_seconds_of
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn, poisson
 from meshwright.models.config import ModelConfig
+from meshwright.plan.serve.boot import boot_of
 from meshwright.plan.serve.launch_line import launch_line, runs_on
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.ranges import serving_ranges
@@ -129,6 +130,7 @@ class RatedPlan:
         line = launch_line(
             server.engine, server.config, server.layout, sequences=_SEQUENCES, context=load.context
         )
+        boot = boot_of(server.config, server.hardware, server.layout, server.engine, load.context)
         return {
             "rate_per_second": load.rate,
             "ttft_p95_seconds": None if load.ttft_p95 == inf else load.ttft_p95,
@@ -138,6 +140,7 @@ class RatedPlan:
             "simulated": self.simulated,
             "considered": self.considered,
             "launch": line.to_dict(),
+            "boot": boot and boot.to_dict(),
         }
 
 

@@ -1,0 +1,66 @@
+"""Whether an engine starts with a layout: the memory of a chip after start-up, and the time until then."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from meshwright.cost.serving_step import cache_bytes, pass_cost
+from meshwright.engines.engine import Engine
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+
+# Tokens of the prompts in the largest step.
+_PROMPT = 256
+
+
+@dataclass(frozen=True)
+class Boot:
+    """Bytes of a chip after start-up, and seconds of start-up.
+
+    activations: of the largest step, which engines run before they size their caches. caches: the rest of the
+    engine's share of the memory. outside: programs, graphs and libraries, which engines do not count to their
+    share. positions: that the caches hold, of each group of devices. boots: whether they hold one request and
+    everything fits. load_seconds: to read the weights of all chips of a host from its disk. compile_seconds:
+    to compile and to capture graphs, without a cache of earlier starts.
+    """
+
+    weights: int
+    activations: int
+    caches: int
+    outside: int
+    device: int
+    positions: int
+    boots: bool
+    load_seconds: float
+    compile_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The key `boot` of `mw plan serve --engine` in docs/reference/json.md."""
+        return asdict(self)
+
+
+def boot_of(
+    config: ModelConfig, hardware: Hardware, layout: Layout, engine: Engine, context: int
+) -> Boot | None:
+    """The start of an engine for requests of up to `context` positions; None if its figures are unknown."""
+    if not engine.outside_bytes or hardware.chip.kind != "gpu":  # the figures are of GPUs
+        return None
+    prompts = max(1, engine.step_tokens // _PROMPT) * layout.at("prefill").num_batch_shards
+    _, memory = pass_cost(config, layout.at("prefill"), hardware, prompts, _PROMPT, _PROMPT)
+    at, device = layout.at("generate"), int(hardware.chip.hbm_bytes)
+    weights, activations = int(memory.weights), int(memory.buffers)
+    caches = max(0, int(engine.memory_share * device) - weights - activations)
+    each = float(cache_bytes(config, at, at.num_batch_shards, context)) / context
+    positions, outside = int(caches / max(each, 1e-9)), int(engine.outside_bytes)
+    on_host = min(hardware.num_chips, hardware.chip.chips_per_host) * weights
+    return Boot(
+        weights,
+        activations,
+        caches,
+        outside,
+        device,
+        positions,
+        positions >= context and weights + activations + caches + outside <= device,
+        on_host / engine.load_bytes_per_second,
+        engine.compile_seconds,
+    )

@@ -1,0 +1,32 @@
+"""Whether engines start: the memory after start-up, and the time until then."""
+
+import pytest
+
+from meshwright.engines.engine import ENGINES
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.models.presets import PRESETS
+from meshwright.plan.serve.boot import boot_of
+
+BF16 = Layout.of(tensor=1, weights_dtype="bf16", kv_dtype="bf16", cache="copies")
+
+
+def test_caches_get_the_rest_of_the_engines_share():
+    """LLaMA-3-8B in bf16 on an H100: 16 GB of weights, 72 GB for vLLM, 131,072 bytes a position."""
+    boot = boot_of(PRESETS["llama-3-8b"], load("h100:1x1"), BF16, ENGINES["vllm"], 4096)
+    assert boot is not None and boot.boots
+    assert boot.weights == pytest.approx(16.06e9, rel=0.01)
+    assert boot.weights + boot.activations + boot.caches == int(0.9 * boot.device)
+    assert boot.positions == boot.caches // 131072
+    assert boot.load_seconds == pytest.approx(boot.weights / ENGINES["vllm"].load_bytes_per_second)
+
+
+def test_weights_that_leave_no_memory_do_not_start():
+    boot = boot_of(PRESETS["llama-3-70b"], load("h100:1x1"), BF16, ENGINES["sglang"], 4096)
+    assert boot is not None and not boot.boots and boot.caches == 0
+
+
+def test_engines_without_figures_say_nothing():
+    machine = load("v5e:1x1")
+    assert boot_of(PRESETS["llama-3-8b"], machine, BF16, ENGINES["vllm-tpu"], 4096) is None
+    assert boot_of(PRESETS["llama-3-8b"], load("h100:1x1"), BF16, ENGINES["tensorrt-llm"], 4096) is None
