@@ -120,7 +120,7 @@ def test_python_dash_m(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("typed", "words", "offered"),
-    [("mw pl", 1, "plan"), ("mw plan train --mo", 3, "--model"), ("mw rep", 1, "report")],
+    [("mw pla", 1, "plan"), ("mw plan train --mo", 3, "--model"), ("mw rep", 1, "report")],
 )
 def test_completion(typed: str, words: int, offered: str):
     """As the shell asks for it."""
