@@ -85,4 +85,6 @@ def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:
         group, _, name = path.rpartition("/")
         node = tree.setdefault(group, {}) if group else tree
         node[name] = ops.weight(path, param)
+    if config.tower_params:
+        ops.store_tower(config.tower_params)
     return tree

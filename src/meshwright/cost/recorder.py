@@ -186,6 +186,7 @@ class Recorder:
 
         Fractions of a shard round up. A weight that is not trained has no gradient and no optimizer state.
         """
+        of_model, self.sizes = self.sizes, {**self.sizes, **dimensions(self.config, path)}
         stack, _, name = path.rpartition("/")
         letters, trained = param.letters, param.trained
         stored, dtype = self.layout.weight(name, letters), self.layout.precision.stored_dtype(path, param)
@@ -227,7 +228,13 @@ class Recorder:
         value = self.value(self.layout.weight(name, of_a_layer), dtype)
         if number_type(dtype).scales:
             value = replace(value, bytes_per_device=whole(self.elements(value.array) * bytes_each))
+        self.sizes = of_model
         return value if trained else replace(value, frozen=True)
+
+    def store_tower(self, num_params: int) -> None:
+        """Weights of the parts that see or hear: whole on each device of the first stage, not trained."""
+        num_bytes = num_params * dtype_bytes(self.layout.precision.weights_dtype)
+        self._stored["tower"] = StoredWeights("first", stored=num_params, stored_bytes=num_bytes)
 
     def _place(self, stack: str, name: str) -> WeightsPlace:
         if stack:

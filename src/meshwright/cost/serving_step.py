@@ -45,12 +45,13 @@ from meshwright.models.config import LayerKind, ModelConfig, Window
 from meshwright.models.count import (
     cache_arrays,
     cache_scales,
-    cache_windows,
     cached_positions,
     num_states,
     read_positions,
     widest_window,
 )
+from meshwright.models.count import caches as caches_of
+from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
@@ -334,10 +335,11 @@ class _CachedOps(SymbolicOps):
             return x
         return self.add(Node(name, "move", (x,), (self.value(target, x.dtype),), forward_transfers=moves))
 
-    def cached(self, num_layers: int, positions: int) -> dict[str, Value]:
-        """The arrays of `positions` in the cache of `num_layers` layers, then their scales."""
+    def cached(self, num_layers: int, positions: int, variant: int = 0) -> dict[str, Value]:
+        """The arrays of `positions` in the cache of `num_layers` layers of a variant, then their scales."""
         sizes, dtype = self.sizes, self.layout.precision.cache_dtype
-        self.sizes = sizes | {"L": num_layers, "S": positions}
+        of_layers = dimensions(self.config.at(variant)) if variant else {}
+        self.sizes = {**sizes, **of_layers, "L": num_layers, "S": positions}
         arrays = {
             name: self.value(self._kept_as.activation(name, "L" + letters), dtype)
             for name, letters in cache_arrays(self.config).items()
@@ -403,9 +405,9 @@ def record_pass(
     reads_prompts = shape.query_len == shape.key_len and form == "pages"
     caches = tuple(
         value
-        for window, count in Counter(cache_windows(config)).items()
+        for cache, count in Counter(caches_of(config)).items()
         for value in ops.cached(
-            count, cached_positions(shape.key_len, None if reads_prompts else window)
+            count, cached_positions(shape.key_len, None if reads_prompts else cache.window), cache.variant
         ).values()
     )
     caches += tuple(ops.states(num_states(config)).values())
@@ -492,8 +494,8 @@ def cache_bytes(config: ModelConfig, layout: Layout, num_sequences: Any, context
     ops = _CachedOps(config, layout, Shape(num_sequences, 1, context))
     caches = (
         value.bytes_per_device
-        for window, count in Counter(cache_windows(config)).items()
-        for value in ops.cached(count, cached_positions(context, window)).values()
+        for cache, count in Counter(caches_of(config)).items()
+        for value in ops.cached(count, cached_positions(context, cache.window), cache.variant).values()
     )
     states = (value.bytes_per_device for value in ops.states(num_states(config)).values())
     return whole((sum(caches) + sum(states)) / layout.pipe)

@@ -133,13 +133,14 @@ def weights_move(config: ModelConfig, before: Layout, after: Layout, hardware: H
     Weights travel in the narrower type of the two layouts. Stages of a pipeline split the stack's letter.
     Raises LayoutError as `shared_mesh` does, or if a parameter does not divide.
     """
-    shared, sizes = shared_mesh(before, after), dimensions(config)
+    shared = shared_mesh(before, after)
     dtypes = [one.precision.weights_dtype for one in (before, after)]
     dtype = min(dtypes, key=dtype_bytes)
     placement = hardware.place(shared.mesh)
     price, moves = step_price(placement), []
     totals = [0.0, 0.0]
     for path, param in parameters(config).items():
+        sizes = dimensions(config, path)
         arrays = [
             _on(shared.mesh, layout, parts, path, param)
             for layout, parts in ((before, shared.before), (after, shared.after))

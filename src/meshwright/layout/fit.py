@@ -67,7 +67,7 @@ def check_stacks(layout: Layout, config: ModelConfig) -> None:
 
 
 def _check_divides(layout: Layout, config: ModelConfig, tables: tuple[str, ...], *, padded: bool) -> None:
-    for (dim, axes), (array, size) in _splits(layout.rules, config, tables).items():
+    for (dim, axes, _), (array, size) in _splits(layout.rules, config, tables).items():
         padding = -size % layout.mesh.size(axes)
         if padding > (_MOST_PADDING.get(dim, 0.0) * size if padded else 0):
             raise LayoutError(_does_not_divide(array, dim, axes, size, layout.mesh))
@@ -76,17 +76,16 @@ def _check_divides(layout: Layout, config: ModelConfig, tables: tuple[str, ...],
 @lru_cache(maxsize=512)
 def _splits(
     rules: Rules, config: ModelConfig, tables: tuple[str, ...]
-) -> Mapping[tuple[str, Axes], tuple[ShardedArray, int]]:
-    """Pairs of a dimension and the axes that a table splits it over, with an array of each and its size."""
-    sizes, weights = dimensions(config), parameters(config)
-    arrays: dict[tuple[str, Axes], tuple[ShardedArray, int]] = {}
-    for path, param in weights.items():
-        name = path.rpartition("/")[2]
+) -> Mapping[tuple[str, Axes, int], tuple[ShardedArray, int]]:
+    """Dimensions, the axes that a table splits them over, and their sizes, with an array of each."""
+    arrays: dict[tuple[str, Axes, int], tuple[ShardedArray, int]] = {}
+    for path, param in parameters(config).items():
+        sizes, name = dimensions(config, path), path.rpartition("/")[2]
         for table in tables:
             array = getattr(rules, table).weight(name if table in _OF_WEIGHTS else f"d{name}", param.letters)
             for dim, axes in zip(array.dims, array.axes, strict=True):
                 if axes:
-                    arrays.setdefault((dim, axes), (array, sizes[dim]))
+                    arrays.setdefault((dim, axes, sizes[dim]), (array, sizes[dim]))
     return arrays
 
 

@@ -17,6 +17,7 @@ Positions = Literal["rope", "learned", "none", "alibi"]
 Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu", "xielu"]
 # head: over H, with one scale for all heads; heads: over H, each head with its own; width: over N and H.
 QKNorm = Literal["head", "heads", "width"]
+IndexNorm = Literal["layer", "rms", "both"]
 RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
 # sparsemixer: k times a softmax of logits near the largest that is left (Phi-3.5-MoE).
 RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
@@ -26,18 +27,9 @@ FeedForward = Literal["dense", "experts", "none"]
 # Layers with the same parameters share a stack. A mixture's dense layers have a stack of their own, and so
 # have layers that read the keys and values of an earlier layer, and layers of each mixer. A block is a layer
 # with only a mixer or only a feed-forward.
-Stack = Literal[
-    "layers",
-    "dense_layers",
-    "kv_shared_layers",
-    "dense_kv_shared_layers",
-    "state_layers",
-    "dense_state_layers",
-    "attention_blocks",
-    "state_blocks",
-    "expert_blocks",
-    "dense_blocks",
-]
+# The names are in `parameters.STACK_LETTERS`; layers of a variant have their stack's name and its number, as
+# in "layers.1".
+Stack = str
 KV_SHARED: tuple[Stack, ...] = ("kv_shared_layers", "dense_kv_shared_layers")
 
 
@@ -180,26 +172,71 @@ class Indexer:
 
         score = sum over num_heads (x) of weight relu(q . k)
 
-    of queries from the queries' latent, and one key of head_dim (y) elements a token, which is cached too.
+    of queries from the queries' latent, or from the token if there is none, and one key of head_dim (y)
+    elements a token, which is cached too. weighted: heads have weights. normed: keys have a layer norm; or
+    keys, or both keys and queries, an RMS norm.
     Source: DeepSeek-AI, "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556.
     """
 
     num_heads: int
     head_dim: int
     top_k: int
+    weighted: bool = True
+    normed: IndexNorm = "layer"
 
     def __post_init__(self) -> None:
         check_fields(self, "indexer")
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A weight that plans and counts know and `nn` does not compute.
+
+    letters: of its dimensions; sizes: of its letters that the model does not have, in pairs. fan_in: the
+    letters over which a token is multiplied with it; "" for a table or a vector. in_layers: whether each
+    layer has it. A name that begins with table_, w_ or router_, or contains norm, is counted as vocabulary,
+    feed-forward, router or norm, others as attention.
+    """
+
+    name: str
+    letters: str
+    sizes: tuple[tuple[str, int], ...] = ()
+    fan_in: str = ""
+    in_layers: bool = True
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Layers that differ from the model in sizes or parts: their numbers, and their values of its fields."""
+
+    layers: tuple[int, ...]
+    values: tuple[tuple[str, Any], ...]
 
 
 class Window(NamedTuple):
     """The positions that a query of a local layer sees: the last `size`, its own included.
 
     chunked: only positions of the query's own chunk of `size` positions, counted from 0 (Llama 4).
+    compressed: in addition, one entry for each of this number of earlier positions, of which a query reads at
+    most top_k; 0 for none, and for all (DeepSeek-V4).
     """
 
     size: int
     chunked: bool = False
+    compressed: int = 0
+    top_k: int = 0
+
+    def entries(self, seq_len: int) -> int:
+        """Entries of a sequence for compressed positions.
+
+        >>> Window(128, compressed=4).entries(4096), Window(128).entries(4096)
+        (1024, 0)
+        """
+        return seq_len // self.compressed if self.compressed else 0
+
+    def read_entries(self, seq_len: int) -> int:
+        """Compressed entries that the last query of a sequence reads."""
+        return min(self.entries(seq_len), self.top_k or seq_len)
 
     def first(self, position: Any) -> Any:
         """The first position that a query sees, a number or an array of them; before the first one: below 0.
@@ -222,13 +259,14 @@ class LayerKind(NamedTuple):
     """The properties in which layers differ: the stack of their weights, their window, their positions.
 
     window: None if a layer sees all positions. turned: whether positions turn its queries and keys. mixer:
-    attention, a state, both or none.
+    attention, a state, both or none. variant: number of the layer's variant, from 1; 0 for none.
     """
 
     stack: Stack
     window: Window | None = None
     turned: bool = True
     mixer: Mixer = "attention"
+    variant: int = 0
 
     @property
     def attends(self) -> bool:
@@ -243,7 +281,16 @@ class LayerKind(NamedTuple):
     @property
     def shares_kv(self) -> bool:
         """Whether it reads the keys and values of an earlier layer."""
-        return self.stack in KV_SHARED
+        return base_stack(self.stack) in KV_SHARED
+
+
+def base_stack(stack: Stack) -> Stack:
+    """The name of a stack without the number of its variant.
+
+    >>> base_stack("dense_layers.2"), base_stack("layers")
+    ('dense_layers', 'layers')
+    """
+    return stack.partition(".")[0]
 
 
 class Layer(NamedTuple):
@@ -292,6 +339,14 @@ class ModelConfig:
     delta, state_space, short_convolution, lightning: the mixer with a state, if there is one
     (models/mixers/). mixers, feed_forwards: of each layer, from the first, repeated over the layers; None for
     attention in all of them, and for feed-forwards as `moe` says. "none" leaves out the norm before it, too.
+    compressed, compressed_top_k: a layer also reads an entry for each of this number of earlier positions,
+    the top_k best of them, or all (DeepSeek-V4). q_rank: queries come from a latent of this size. out_rank,
+    out_groups: each of this number of groups of heads has a latent of this size before the output projection.
+    values_are_cached_keys: no array of values is cached.
+    value_dim: elements of a value's head, if not d_head. values_are_keys: no product makes values (Gemma 4).
+    num_kv_shared: the last layers that read the keys and values of the last layer before them with the same
+    window (Gemma 3n). variants: layers with other sizes. extras: weights that only plans know. tower_params:
+    of the parts of the model that see or hear, which only memory counts.
     indexer: attention reads the keys that a small attention scores highest. planned_only: a part that plans
     and counts know and `nn` does not compute; such a model does not run.
     lora_rank: the weights are frozen and only adapters of this rank are trained (LoRA, Hu et al. 2021):
@@ -356,6 +411,15 @@ class ModelConfig:
     query_scale: float | None = None
     attention_sinks: bool = False
     layers_per_cache: int = 1
+    value_dim: int | None = None
+    compressed: int | None = None
+    compressed_top_k: int | None = None
+    q_rank: int | None = None
+    out_rank: int | None = None
+    out_groups: int = 1
+    values_are_cached_keys: bool = False
+    values_are_keys: bool = False
+    num_kv_shared: int = 0
     moe: MoE | None = None
     mla: MLA | None = None
     indexer: Indexer | None = None
@@ -366,6 +430,9 @@ class ModelConfig:
     mixers: tuple[Mixer, ...] | None = None
     feed_forwards: tuple[FeedForward, ...] | None = None
     planned_only: str | None = None
+    variants: tuple[Variant, ...] = ()
+    extras: tuple[Extra, ...] = ()
+    tower_params: int = 0
     lora_rank: int | None = None
     lora_alpha: float | None = None
     # Modules for further tokens are counted, and not run.
@@ -375,6 +442,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _as_tuples(self, "global_layers", "nope_layers")
+        _as_records(self)
         check_fields(self, self.name)
         _check_norms(self)
         if self.num_heads % self.num_kv_heads:
@@ -411,6 +479,7 @@ class ModelConfig:
             _check_factors(self, self.rope_scaling)
         _check_cache_groups(self)
         _check_mixers(self)
+        _check_variants(self)
         if self.moe is not None and not self.num_expert_layers:
             raise ModelError(
                 f"{self.name}: none of {self.num_layers} layers has experts; "
@@ -442,21 +511,41 @@ class ModelConfig:
         rows: Counter[Stack] = Counter()
         layers: list[Layer] = []
         caches = states = 0
+        cache_of: dict[Window | None, int] = {}
         for number, window in enumerate(self.windows):
-            mixer, shares = self._mixer(number), number % self.layers_per_cache > 0
-            stack = self._stack(number, mixer, shares=shares)
+            mixer = self._mixer(number)
+            reuses = number >= self.num_layers - self.num_kv_shared
+            shares = number % self.layers_per_cache > 0 or (reuses and mixer == "attention")
+            variant = self._variant(number)
+            stack = self._stack(number, mixer, shares=shares) + (f".{variant}" if variant else "")
             turned = (
                 self.positions == "rope"
                 and not _is_each(self.nope_every, number)
                 and number not in self.nope_layers
             )
-            kind = LayerKind(stack, window, turned, mixer)
+            kind = LayerKind(stack, window, turned, mixer, variant)
             caches += kind.attends and not shares
             states += kind.has_state
             cache, state = caches - 1 if kind.attends else -1, states - 1 if kind.has_state else -1
+            if reuses and kind.attends:
+                cache = cache_of.get(window, cache)
+            elif kind.attends:
+                cache_of[window] = cache
             layers.append(Layer(kind, rows[stack], cache, state))
             rows[stack] += 1
         return tuple(layers)
+
+    def _variant(self, number: int) -> int:
+        return next((n for n, one in enumerate(self.variants, 1) if number in one.layers), 0)
+
+    def at(self, variant: int) -> "ModelConfig":
+        """The model with the sizes of one of its variants; itself for 0."""
+        return self._of_variants[variant]
+
+    @cached_property
+    def _of_variants(self) -> tuple["ModelConfig", ...]:
+        changed = (replace(self, variants=(), **dict(one.values)) for one in self.variants)
+        return (self, *changed)
 
     def _mixer(self, number: int) -> Mixer:
         return "attention" if self.mixers is None else self.mixers[number % len(self.mixers)]
@@ -528,16 +617,23 @@ class ModelConfig:
     @cached_property
     def windows(self) -> tuple[Window | None, ...]:
         """The window of each layer; None if it sees all positions, or has no attention."""
-        size = self.attention_chunk or self.sliding_window
-        window = Window(size, chunked=self.attention_chunk is not None) if size else None
         return tuple(
             None
             if self._mixer(layer) == "state"
             or _is_each(self.global_every, layer)
             or layer in self.global_layers
-            else window
+            else self.at(self._variant(layer)).local_window
             for layer in range(self.num_layers)
         )
+
+    @cached_property
+    def local_window(self) -> Window | None:
+        """The window of local layers."""
+        size = self.attention_chunk or self.sliding_window
+        if size is None:
+            return None
+        is_chunk = self.attention_chunk is not None
+        return Window(size, is_chunk, self.compressed or 0, self.compressed_top_k or 0)
 
     @cached_property
     def attention_windows(self) -> tuple[Window | None, ...]:
@@ -648,6 +744,51 @@ def _as_tuples(config: ModelConfig, *names: str) -> None:
     for name in names:
         if isinstance(values := getattr(config, name), list):
             object.__setattr__(config, name, tuple(values))
+
+
+def _as_records(config: ModelConfig) -> None:
+    """Tables of a file as records."""
+    extras = (Extra(**one) if isinstance(one, dict) else one for one in config.extras)
+    of_pairs = (replace(one, sizes=tuple((letter, size) for letter, size in one.sizes)) for one in extras)
+    variants = (Variant(**one) if isinstance(one, dict) else one for one in config.variants)
+    object.__setattr__(config, "extras", tuple(of_pairs))
+    object.__setattr__(config, "variants", tuple(map(_with_tuples, variants)))
+
+
+def _with_tuples(variant: Variant) -> Variant:
+    values = ((name, _record(name, value)) for name, value in variant.values)
+    return Variant(tuple(variant.layers), tuple(values))
+
+
+def _record(name: str, value: Any) -> Any:
+    """The value of a field, of which a file has a table or a list."""
+    if name in TABLES and isinstance(value, dict):
+        return TABLES[name](**value)
+    if name == "extras":
+        return tuple(Extra(**one) if isinstance(one, dict) else one for one in value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_variants(config: ModelConfig) -> None:
+    """ModelError if variants or extras contradict the model, which is then only planned."""
+    parts = ("variants", "extras", "value_dim", "values_are_keys", "num_kv_shared")
+    parts += ("compressed", "q_rank", "out_rank")
+    if any(getattr(config, name) for name in parts) and not config.planned_only:
+        raise ModelError(
+            f"{config.name}: variants, extras and shared keys need planned_only, since none runs"
+        )
+    letters = Counter(letter for letter, _ in {pair for extra in config.extras for pair in extra.sizes})
+    if letters and max(letters.values()) > 1:
+        raise ModelError(
+            f"{config.name}: extras give the letter {max(letters, key=letters.__getitem__)} two sizes"
+        )
+    for variant in config.variants:
+        if unknown := [name for name, _ in variant.values if name not in _FIELDS]:
+            raise ModelError(f"{config.name}: variants: {unknown[0]!r} is not a field of a model")
+    if config.num_kv_shared >= config.num_layers:
+        raise ModelError(
+            f"{config.name}: num_kv_shared = {config.num_kv_shared} must be below {config.num_layers} layers"
+        )
 
 
 def _check_norms(config: ModelConfig) -> None:

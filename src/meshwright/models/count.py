@@ -1,13 +1,23 @@
 """Parameters, FLOPs, cache bytes and arithmetic intensity of a model, counted from its parameters."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, prod
+from typing import NamedTuple
 
 from meshwright.dtypes import dtype_bytes
 from meshwright.models.config import ModelConfig, Window
-from meshwright.models.parameters import Param, dimensions, is_adapter, of_a_layer, parameters, shapes
+from meshwright.models.parameters import (
+    Param,
+    dimensions,
+    is_adapter,
+    of_a_layer,
+    parameters,
+    shapes,
+    value_letter,
+    variant_of,
+)
 
 PARTS = ("mlp", "attention", "vocab", "norms", "router")
 
@@ -44,8 +54,9 @@ def count_params(config: ModelConfig) -> ParamCount:
     for path, shape in shapes(config).items():
         name, size = path.rpartition("/")[2], prod(shape)
         counts[component(name)] += size
-        if config.moe and name.startswith("expert_"):
-            unused += size - size * config.moe.experts_per_token // config.moe.num_experts
+        moe = config.at(variant_of(path)).moe
+        if moe and name.startswith("expert_"):
+            unused += size - size * moe.experts_per_token // moe.num_experts
     return ParamCount(**counts, active=sum(counts.values()) - unused)
 
 
@@ -55,7 +66,8 @@ def mtp_params(config: ModelConfig) -> int:
     Each has a layer like the last, a matrix [2D, D] for the state and the next token's embedding, and three
     norms [D]. Embedding and output projection are the model's. Source: DeepSeek-V3, arXiv:2412.19437, 2.2.
     """
-    sizes, last = dimensions(config), config.layers[-1].kind.stack
+    last = config.layers[-1].kind.stack
+    sizes = dimensions(config, last)
     layer = sum(
         prod(param.shape(sizes)) // sizes[param.letters[0]]
         for path, param in parameters(config).items()
@@ -70,7 +82,7 @@ def component(name: str) -> str:
     >>> component("wq"), component("expert_in_bias"), component("attention_post_norm")
     ('attention', 'mlp', 'norms')
     """
-    if name in ("embed", "positions", "unembed"):
+    if name in ("embed", "positions", "unembed") or name.startswith("table_"):
         return "vocab"
     if name.startswith(("w_", "expert_", "shared_")):
         return "mlp"
@@ -116,13 +128,17 @@ def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> 
     counts: dict[str, int] = dict.fromkeys(("mlp", "attention", "vocab", "router"), 0)
     for matrix in _matrices(config):
         counts[matrix.part] += 2 * matrix.num_used * matrix.rows * matrix.columns
-    keys = sum(seen_keys(seq_len, window) if causal else seq_len for window in read_windows(config))
-    scores = 2 * keys * config.num_heads * _widths(config)
+    scores = 0.0
+    for layer, window in _attending(config):
+        keys = seen_keys(seq_len, window) if causal else seq_len
+        scores += 2 * keys * layer.num_heads * _widths(layer)
     if mixer := config.state_mixer:
         scores += num_states(config) * mixer.chunk_flops(config.d_model)
-    if config.indexer:
-        scored = sum(seen_keys(seq_len, None) if causal else seq_len for _ in config.attention_windows)
-        scores += 2 * scored * config.indexer.num_heads * config.indexer.head_dim
+    for layer, window in _attending(config):
+        if layer.indexer:
+            scored = seen_keys(seq_len, None) if causal else seq_len
+            scored = scored / (window.compressed if window and window.compressed else 1)
+            scores += 2 * scored * layer.indexer.num_heads * layer.indexer.head_dim
     return Flops(**counts, scores=scores)
 
 
@@ -131,14 +147,25 @@ def num_states(config: ModelConfig) -> int:
     return sum(layer.kind.has_state for layer in config.layers)
 
 
+def _attending(config: ModelConfig) -> Iterator[tuple[ModelConfig, Window | None]]:
+    """The sizes and the window of reads of each layer that has attention."""
+    layers = (layer for layer in config.layers if layer.kind.attends)
+    for layer, window in zip(layers, read_windows(config), strict=True):
+        yield config.at(layer.kind.variant), window
+
+
 def read_windows(config: ModelConfig) -> tuple[Window | None, ...]:
     """For each layer with attention, the window with as many keys as a query reads; None for all.
 
     An indexer chooses as many keys as a window of `top_k` has, anywhere among the positions.
     """
-    if config.indexer is None:
-        return config.attention_windows
-    return (Window(config.indexer.top_k),) * len(config.attention_windows)
+    layers = (layer.kind for layer in config.layers if layer.kind.attends)
+    return tuple(
+        Window(indexer.top_k)
+        if kind.window is None and (indexer := config.at(kind.variant).indexer)
+        else kind.window
+        for kind in layers
+    )
 
 
 def seen_keys(seq_len: int, window: Window | None) -> float:
@@ -155,7 +182,11 @@ def seen_keys(seq_len: int, window: Window | None) -> float:
     if window and window.chunked:
         rest = seq_len % width
         return ((seq_len - rest) * width + rest**2) / (2 * seq_len)
-    return width * (1 - width / (2 * seq_len))
+    seen = width * (1 - width / (2 * seq_len))
+    if window and (entries := window.entries(seq_len)):
+        read = window.read_entries(seq_len)
+        seen += read * (1 - read / (2 * entries))
+    return seen
 
 
 def forward_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
@@ -200,30 +231,31 @@ class _Matrix:
 
 
 def _matrices(config: ModelConfig) -> Iterator[_Matrix]:
-    sizes, weights, shape_of = dimensions(config), parameters(config), shapes(config)
+    weights, shape_of = parameters(config), shapes(config)
     for path, param in weights.items():
         name = path.rpartition("/")[2]
         is_matrix = len(of_a_layer(param.letters)) > 1 and (param.init == "normal" or is_adapter(path))
         if is_matrix and component(name) != "vocab":
-            yield _matrix(config, name, param, sizes, prod(shape_of[path]))
+            yield _matrix(config.at(variant_of(path)), path, param, dimensions(config, path), shape_of[path])
     yield _Matrix("vocab", config.d_model, config.vocab_size, 1, 1, trained=not config.lora_rank)
 
 
 def _matrix(
-    config: ModelConfig, name: str, param: Param, sizes: Mapping[str, int], num_elements: int
+    config: ModelConfig, path: str, param: Param, sizes: Mapping[str, int], shape: Sequence[int]
 ) -> _Matrix:
-    num_layers = sizes[param.letters[0]]
+    stack, _, name = path.rpartition("/")
+    num_layers = shape[0] if stack else 1
     routed = config.moe if name.startswith("expert_") else None
     num_stored = num_layers * (routed.num_experts if routed else 1)
     rows = prod(sizes[letter] for letter in param.fan_in)
-    columns = num_elements // (num_stored * rows)
+    columns = prod(shape) // (num_stored * rows)
     num_used = num_layers * (routed.experts_per_token if routed else 1)
     return _Matrix(component(name), rows, columns, num_stored, num_used, param.trained)
 
 
 def _widths(config: ModelConfig) -> int:
     """H + O: the elements of one head's key and value."""
-    return config.d_head + (config.mla.value_dim if config.mla else config.d_head)
+    return config.d_head + (config.mla.value_dim if config.mla else config.value_dim or config.d_head)
 
 
 # The cache
@@ -238,7 +270,9 @@ def cache_arrays(config: ModelConfig) -> dict[str, str]:
     >>> cache_arrays(PRESETS["llama-3-8b"]), cache_arrays(PRESETS["deepseek-v3"])
     ({'k': 'BSKH', 'v': 'BSKH'}, {'latent': 'BSR', 'rope': 'BSA'})
     """
-    arrays = {"latent": "BSR", "rope": "BSA"} if config.mla else {"k": "BSKH", "v": "BSKH"}
+    of_heads = {"k": "BSKH", "v": f"BSK{value_letter(config)}"}
+    of_heads = {"k": "BSKH"} if config.values_are_cached_keys else of_heads
+    arrays = {"latent": "BSR", "rope": "BSA"} if config.mla else of_heads
     return arrays | ({"index": "BSy"} if config.indexer else {})
 
 
@@ -254,11 +288,30 @@ def cache_scales(config: ModelConfig, dtype: str) -> dict[str, str]:
     return {name: letters[:-1] for name, letters in cache_arrays(config).items()}
 
 
+class Cache(NamedTuple):
+    """A cache of keys and values: its window, None for all positions, and the variant of its layer."""
+
+    window: Window | None
+    variant: int = 0
+
+
+def caches(config: ModelConfig) -> tuple[Cache, ...]:
+    """Each cache, with the widest window of the layers that read it."""
+    windows: dict[int, list[Window | None]] = {}
+    variants: dict[int, int] = {}
+    for layer in config.layers:
+        if layer.kind.attends:
+            windows.setdefault(layer.cache, []).append(layer.kind.window)
+            variants.setdefault(layer.cache, layer.kind.variant)
+    return tuple(
+        Cache(None if None in group else max(filter(None, group)), variants[cache])
+        for cache, group in sorted(windows.items())
+    )
+
+
 def cache_windows(config: ModelConfig) -> tuple[Window | None, ...]:
     """The window of each cache, the widest of the layers that read it; None for all positions."""
-    each, windows = config.layers_per_cache, config.attention_windows
-    groups = (windows[first : first + each] for first in range(0, len(windows), each))
-    return tuple(None if None in group else max(filter(None, group)) for group in groups)
+    return tuple(cache.window for cache in caches(config))
 
 
 def widest_window(config: ModelConfig) -> Window | None:
@@ -272,7 +325,9 @@ def cached_positions(seq_len: int, window: Window | None) -> int:
     >>> cached_positions(4096, None), cached_positions(4096, Window(1024))
     (4096, 1024)
     """
-    return min(seq_len, window.size if window else seq_len)
+    if window is None:
+        return seq_len
+    return min(seq_len, window.size) + window.entries(seq_len)
 
 
 def read_positions(seq_len: int, window: Window | None) -> int:
@@ -281,7 +336,9 @@ def read_positions(seq_len: int, window: Window | None) -> int:
     >>> read_positions(4096, Window(1024)), read_positions(4096 + 8, Window(1024, chunked=True))
     (1024, 8)
     """
-    return seq_len - max(0, window.first(seq_len - 1) if window else 0)
+    if window is None:
+        return seq_len
+    return seq_len - max(0, window.first(seq_len - 1)) + window.read_entries(seq_len)
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
@@ -292,13 +349,18 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
     Layers that share a cache count once. One source prints L K H, without the 2 for keys and values. Scales
     of quantised caches (`cache_scales`) are not counted, here and below, as in the sources.
     """
-    return int(len(cache_windows(config)) * _kv_elements(config) * dtype_bytes(dtype))
+    return _cache_bytes(config, caches(config), 1, dtype)
 
 
 def kv_cache_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
     """Bytes of the cache of one sequence of S tokens; a local layer keeps only its window."""
-    num_tokens = sum(cached_positions(seq_len, window) for window in cache_windows(config))
-    return int(num_tokens * _kv_elements(config) * dtype_bytes(dtype))
+    return _cache_bytes(config, caches(config), seq_len, dtype)
+
+
+def _cache_bytes(config: ModelConfig, some: Iterable[Cache], seq_len: int, dtype: str) -> int:
+    """Bytes of some of the caches of one sequence."""
+    elements = (cached_positions(seq_len, one.window) * _kv_elements(config, one.variant) for one in some)
+    return int(sum(elements) * dtype_bytes(dtype))
 
 
 def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
@@ -306,10 +368,11 @@ def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int
 
     With an indexer: the keys of the index at all positions, and the rest at the chosen positions.
     """
-    num_tokens = sum(read_positions(seq_len, window) for window in read_windows(config))
-    read = num_tokens * _kv_elements(config)
-    if config.indexer:
-        read += (len(config.attention_windows) * seq_len - num_tokens) * config.indexer.head_dim
+    read = sum(read_positions(seq_len, window) * _kv_elements(layer) for layer, window in _attending(config))
+    for layer, window in _attending(config):
+        if layer.indexer:
+            scored = window.entries(seq_len) if window and window.compressed else seq_len
+            read += (scored - min(scored, layer.indexer.top_k)) * layer.indexer.head_dim
     return int(read * dtype_bytes(dtype))
 
 
@@ -367,7 +430,7 @@ def layer_kinds(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> list[
         "none": "",
     }
     by_name["both"] = f"{by_name['attention']} and {by_name['state']}"
-    num_caches, num_with_state = config.num_attention_layers, num_states(config)
+    num_with_state = num_states(config)
     counts = []
     for mixer in (mixer for mixer in kinds if mixer != "none"):
         layers = [layer for layer in config.layers if layer.kind.mixer == mixer]
@@ -377,24 +440,26 @@ def layer_kinds(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> list[
             for path, shape in shapes(config).items()
             if path.partition("/")[0] in stacks and component(path.rpartition("/")[2]) == "attention"
         )
-        attends, has_state = layers[0].kind.attends, layers[0].kind.has_state
-        cached = len(layers) / num_caches if attends else 0
-        kept = len(layers) / num_with_state if has_state else 0
+        cached = {layer.cache for layer in layers if layer.kind.attends}
+        of_caches = [one for number, one in enumerate(caches(config)) if number in cached]
+        kept = len(layers) / num_with_state if layers[0].kind.has_state else 0
         counts.append(
             LayerKindCount(
                 by_name[mixer],
                 len(layers),
                 params,
-                int(cached * kv_bytes_per_token(config, dtype)),
-                int(cached * kv_cache_bytes(config, seq_len, dtype)),
+                _cache_bytes(config, of_caches, 1, dtype),
+                _cache_bytes(config, of_caches, seq_len, dtype),
                 int(kept * state_bytes(config, dtype)),
             )
         )
     return counts
 
 
-def _kv_elements(config: ModelConfig) -> int:
-    """Elements of one token's cache in one layer."""
+@lru_cache(maxsize=256)
+def _kv_elements(config: ModelConfig, variant: int = 0) -> int:
+    """Elements of one token's cache in one layer, perhaps of a variant."""
+    config = config.at(variant)
     sizes = {**dimensions(config), "B": 1, "S": 1}
     return sum(prod(sizes[letter] for letter in letters) for letters in cache_arrays(config).values())
 
@@ -421,12 +486,13 @@ def prefill_intensity(config: ModelConfig, seq_len: int, dtype: str = "bf16") ->
 
     A query of a local layer sees only its window. Latent attention computes all keys and values: G = 1.
     """
-    widths = _widths(config)
-    seen = sum(cached_positions(seq_len, window) for window in read_windows(config))
-    flops = 2 * seq_len * seen * config.num_heads * widths
+    flops = elements = 0
+    for layer, window in _attending(config):
+        widths = _widths(layer)
+        flops += 2 * seq_len * cached_positions(seq_len, window) * layer.num_heads * widths
+        elements += seq_len * (layer.num_heads + layer.num_kv_heads) * widths
     if not flops:
         return 0.0
-    elements = config.num_attention_layers * seq_len * (config.num_heads + config.num_kv_heads) * widths
     return flops / (elements * dtype_bytes(dtype))
 
 
@@ -436,12 +502,12 @@ def generation_intensity(config: ModelConfig, num_keys: int, dtype: str = "bf16"
     A local layer reads only its window. In latent attention all heads read one latent of R elements, which
     are the values, and A more elements of the keys: towards N (2R + A) / (R + A), almost 2N.
     """
-    widths = _widths(config)
-    if config.mla:
-        widths = 2 * config.mla.kv_rank + config.mla.rope_dim
-    read = sum(read_positions(num_keys, window) for window in read_windows(config))
-    flops = 2 * read * config.num_heads * widths
+    flops = elements = 0
+    for layer, window in _attending(config):
+        widths = 2 * layer.mla.kv_rank + layer.mla.rope_dim if layer.mla else _widths(layer)
+        read = read_positions(num_keys, window)
+        flops += 2 * read * layer.num_heads * widths
+        elements += layer.num_heads * widths + read * _kv_elements(layer)
     if not flops:
         return 0.0
-    elements = config.num_attention_layers * config.num_heads * widths + read * _kv_elements(config)
     return flops / (elements * dtype_bytes(dtype))

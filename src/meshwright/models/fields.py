@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from meshwright.errors import ModelError
 
 # Far above any model: layers are looped over, and products of sizes must fit 64 bits.
-_MOST_LAYERS, _MOST_SIZE = 10_000, 2**31
+_MOST_LAYERS, _MOST_SIZE, _MOST_PARAMS = 10_000, 2**31, 2**40
 _MAY_BE_ZERO = (
     "global_every",
     "nope_every",
@@ -15,6 +15,8 @@ _MAY_BE_ZERO = (
     "mtp_layers",
     "num_shared_experts",
     "num_dense_layers",
+    "num_kv_shared",
+    "tower_params",
 )
 
 
@@ -26,6 +28,10 @@ def check_fields(config: Any, where: str) -> None:
 
 def check_field(annotation: Any, name: str, value: Any, where: str) -> None:
     """ModelError if a field of this type cannot have this value."""
+    if get_origin(annotation) is tuple and is_dataclass(get_args(annotation)[0]):
+        if not isinstance(value, tuple) or not all(isinstance(one, get_args(annotation)[0]) for one in value):
+            raise ModelError(f"{where}: {name} = {brief(value)} must be a list of tables")
+        return
     if get_origin(annotation) is tuple:
         if not isinstance(value, tuple) or not all(isinstance(n, int) and n >= 0 for n in value):
             raise ModelError(
@@ -36,7 +42,7 @@ def check_field(annotation: Any, name: str, value: Any, where: str) -> None:
     if value is None and type(None) in kinds:
         return
     kind = next((k for k in kinds if k is not type(None)), annotation)
-    most = _MOST_LAYERS if name == "num_layers" else _MOST_SIZE
+    most = _MOST_LAYERS if name == "num_layers" else _MOST_PARAMS if name == "tower_params" else _MOST_SIZE
     if fault := _fault(kind, value, 0 if name in _MAY_BE_ZERO else 1, most):
         raise ModelError(f"{where}: {name} = {brief(value)} {fault}")
 

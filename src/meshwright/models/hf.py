@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from reprlib import repr as brief
 from typing import Any
 
 from meshwright.errors import ModelError
@@ -126,8 +127,8 @@ def _alike(config: Mapping[str, Any], name: str, unknown: str) -> Family:
         _, family, odd = fewest
         raise ModelError(
             f"{name}: {unknown} is not known. It would be read as {family.name} ({family.title}) but for "
-            f"{', '.join(f'{key} = {config[key]!r}' for key in odd)}, which may change the model; leave out "
-            "what does not, or write the model as a TOML"
+            f"{', '.join(f'{key} = {brief(config[key])}' for key in odd)}, which may change the model; "
+            "leave out what does not, or write the model as a TOML"
         )
     if best is None:
         raise _unsupported(name, unknown)
@@ -258,6 +259,8 @@ def _default_d_head(name: str, sizes: Mapping[str, Any]) -> int:
 
 def _write(config: ModelConfig, family: Family) -> dict[str, Any] | None:
     """`config` in the keys of one family, perhaps not all of it; None for another kind of model."""
+    if not family.is_written:
+        return None
     for table in TABLES:
         if family.has(table) != (getattr(config, table) is not None) and table not in family.optional:
             return None

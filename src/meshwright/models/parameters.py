@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from meshwright.models.config import KV_SHARED, Layer, ModelConfig, Stack
+from meshwright.models.config import KV_SHARED, Extra, Layer, ModelConfig, Stack, base_stack
 from meshwright.models.param import Param
 
 # The first letter of the parameters that are stacked over layers.
@@ -40,9 +40,15 @@ def of_a_layer(letters: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def dimensions(config: ModelConfig) -> Mapping[str, int]:
-    """The size of every letter that the model fixes. L counts the layers of the stack `layers`."""
+def dimensions(config: ModelConfig, path: str = "") -> Mapping[str, int]:
+    """The size of every letter that the model fixes. L counts the layers of the stack `layers`.
+
+    path: of a parameter, whose layers may be a variant with sizes of its own.
+    """
     stacks = Counter(layer.kind.stack for layer in config.layers)
+    if number := variant_of(path):
+        stacks = Counter({base_stack(stack): n for stack, n in stacks.items() if variant_of(stack) == number})
+        config = config.at(number)
     sizes = {
         **{letter: stacks[stack] for stack, letter in STACK_LETTERS.items() if stacks[stack]},
         "D": config.d_model,
@@ -68,7 +74,23 @@ def dimensions(config: ModelConfig) -> Mapping[str, int]:
         sizes |= {"x": indexer.num_heads, "y": indexer.head_dim}
     if mixer := config.state_mixer:
         sizes |= mixer.sizes(config.d_model)
-    return MappingProxyType(sizes)
+    return MappingProxyType(sizes | _planned_sizes(config))
+
+
+def _planned_sizes(config: ModelConfig) -> dict[str, int]:
+    """The letters of parts that only plans know."""
+    ranks = {"O": config.value_dim, "Q": config.q_rank, "j": config.out_rank}
+    of_extras = {letter: size for extra in config.extras for letter, size in extra.sizes}
+    return {letter: size for letter, size in ranks.items() if size} | of_extras
+
+
+def variant_of(path: str) -> int:
+    """The number of the variant of a parameter's or a stack's layers; 0 for none.
+
+    >>> variant_of("layers.2/wq"), variant_of("layers/wq"), variant_of("embed")
+    (2, 0, 0)
+    """
+    return int(path.partition("/")[0].partition(".")[2] or 0)
 
 
 def is_latent(letters: Sequence[str]) -> bool:
@@ -87,9 +109,9 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     if config.positions == "learned":
         params["positions"] = Param("WD")
     stacks = {layer.kind.stack: layer for layer in reversed(config.layers)}
-    for stack in _IN_ORDER:
-        if stack in stacks:
-            params |= _stacked(config, stacks[stack])
+    for stack in sorted(stacks, key=lambda one: (_IN_ORDER.index(base_stack(one)), variant_of(one))):
+        params |= _stacked(config.at(stacks[stack].kind.variant), stacks[stack])
+    params |= {one.name: _extra(one) for one in config.extras if not one.in_layers}
     params |= _norm(config, "final_norm", "D")
     if not config.tied_embeddings:
         params["unembed"] = Param("DV")
@@ -103,8 +125,8 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
 @lru_cache(maxsize=256)
 def shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """The shape of every parameter by its path."""
-    sizes = dimensions(config)
-    return MappingProxyType({path: param.shape(sizes) for path, param in parameters(config).items()})
+    weights = parameters(config).items()
+    return MappingProxyType({path: param.shape(dimensions(config, path)) for path, param in weights})
 
 
 # The parameters before the first layer.
@@ -156,7 +178,7 @@ _ONLY_MIXERS: tuple[Stack, ...] = ("attention_blocks", "state_blocks")
 
 def _stacked(config: ModelConfig, layer: Layer) -> dict[str, Param]:
     """The weights of the stack that the layer is in."""
-    stack, kind = layer.kind.stack, layer.kind
+    stack, kind = base_stack(layer.kind.stack), layer.kind
     block: dict[str, Param] = {}
     if kind.mixer != "none":
         block |= _norm(config, "attention_norm", "D") if config.pre_norms else {}
@@ -174,13 +196,18 @@ def _stacked(config: ModelConfig, layer: Layer) -> dict[str, Param]:
         block |= _norm(config, "mlp_post_norm", "D") if is_normed else {}
     if stack in KV_SHARED:
         block = {name: param for name, param in block.items() if not name.startswith(_OF_KEYS_AND_VALUES)}
+    block |= {one.name: _extra(one) for one in config.extras if one.in_layers}
     if config.lora_rank:
         block |= _adapters(block)
     letter = STACK_LETTERS[stack]
     return {
-        f"{stack}/{name}": Param(letter + param.letters, param.init, param.fan_in)
+        f"{kind.stack}/{name}": Param(letter + param.letters, param.init, param.fan_in)
         for name, param in block.items()
     }
+
+
+def _extra(extra: Extra) -> Param:
+    return Param(extra.letters, "normal" if extra.fan_in else "taps", extra.fan_in)
 
 
 def _norm(config: ModelConfig, name: str, letter: str) -> dict[str, Param]:
@@ -190,10 +217,23 @@ def _norm(config: ModelConfig, name: str, letter: str) -> dict[str, Param]:
 
 
 def _attention(config: ModelConfig) -> dict[str, Param]:
-    params = {"wq": Param("DNH"), "wk": Param("DKH"), "wv": Param("DKH"), "wo": Param("NHD", fan_in="NH")}
+    o = value_letter(config)
+    params = {"wq": Param("DNH"), "wk": Param("DKH")} | (
+        {} if config.values_are_keys else {"wv": Param(f"DK{o}")}
+    )
+    params["wo"] = Param(f"N{o}D", fan_in=f"N{o}")
+    if config.out_rank:
+        # A matrix for each group, since a product has no letter for groups of heads.
+        params |= {"wo_down": Param(f"N{o}j", fan_in=f"N{o}"), "wo": Param("jD", fan_in="j")}
+        params |= {f"wo_{group}": Param("jD", fan_in="j") for group in range(1, config.out_groups)}
+    if config.q_rank:
+        del params["wq"]
+        params |= {"wq_down": Param("DQ"), "wq_up": Param("QNH", fan_in="Q")}
+        params |= _norm(config, "q_latent_norm", "Q")
+    params |= _indexer(config)
     if config.qkv_bias:
         params |= {"wq_bias": Param("NH", "zeros"), "wk_bias": Param("KH", "zeros")}
-        params |= {"wv_bias": Param("KH", "zeros")}
+        params |= {} if config.values_are_keys else {"wv_bias": Param(f"K{o}", "zeros")}
     if config.qk_norm:
         q, k = ("H", "H") if config.qk_norm_over == "head" else ("NH", "KH")
         params |= _norm(config, "q_norm", q) | _norm(config, "k_norm", k)
@@ -206,6 +246,11 @@ def _attention(config: ModelConfig) -> dict[str, Param]:
     if config.attention_out_bias:
         params["wo_bias"] = Param("D", "zeros")
     return params
+
+
+def value_letter(config: ModelConfig) -> str:
+    """The letter of a value's head: O if its size differs from a key's, or attention is latent."""
+    return "O" if config.mla or config.value_dim else "H"
 
 
 def _latent_attention(config: ModelConfig) -> dict[str, Param]:
@@ -231,13 +276,16 @@ def _latent_attention(config: ModelConfig) -> dict[str, Param]:
 def _indexer(config: ModelConfig) -> dict[str, Param]:
     if config.indexer is None:
         return {}
-    return {
-        "index_q": Param("Qxy", fan_in="Q"),
-        "index_k": Param("Dy"),
-        "index_norm": Param("y", "ones"),
-        "index_norm_bias": Param("y", "zeros"),
-        "index_weights": Param("Dx"),
-    }
+    from_latent = config.q_rank or (config.mla and config.mla.q_rank)
+    params = {"index_q": Param("Qxy", fan_in="Q") if from_latent else Param("Dxy"), "index_k": Param("Dy")}
+    params["index_norm"] = Param("y", "ones")
+    if config.indexer.normed == "layer":
+        params["index_norm_bias"] = Param("y", "zeros")
+    if config.indexer.normed == "both":
+        params["index_q_norm"] = Param("y", "ones")
+    if config.indexer.weighted:
+        params["index_weights"] = Param("Dx")
+    return params
 
 
 def _mlp(config: ModelConfig) -> dict[str, Param]:

@@ -10,6 +10,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families import families, naming
 from meshwright.models.families.family import Family, Preset
 from meshwright.models.files import model_from_dict, read_model
+from meshwright.models.hf import from_hf
 
 
 def load_model(spec: str) -> ModelConfig:
@@ -69,6 +70,8 @@ def presets_of(family: Family) -> dict[str, ModelConfig]:
 
 
 def _config(family: Family, name: str, shared: Mapping[str, Any], preset: Preset) -> ModelConfig:
+    if preset.file is not None:
+        return from_hf({"model_type": family.model_types[0], **shared, **preset.file}, name)
     fields: dict[str, Any] = {"name": name, "family": family.name, **shared, **preset.fields}
     fields.setdefault("num_kv_heads", fields["num_heads"])
     fields.setdefault("d_head", fields["d_model"] // fields["num_heads"])

@@ -23,7 +23,14 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.mixers.mixer import StateOps
-from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, EMBED_NORM, SLOPES, first_matrices
+from meshwright.models.parameters import (
+    ADAPTER_A,
+    ADAPTER_B,
+    EMBED_NORM,
+    SLOPES,
+    first_matrices,
+    value_letter,
+)
 
 # The scope in which layers that share keys and values add up their cotangents.
 SHARED_KV = "shared_kv"
@@ -244,6 +251,7 @@ def _block(
     a feed-forward, as its weights say.
     """
     made = None
+    config = config.at(getattr(kind, "variant", 0))
     norm = partial(_apply_norm, config, ops, w)
     source = h = x
     if "wo" in w or "state_out" in w:
@@ -262,6 +270,7 @@ def _block(
         if config.post_norms:
             y = norm("attention_post_norm", y)
         x = ops.residual("attention_residual", x, _scaled(config, ops, "attention_residual_scale", y))
+    _planned(config, ops, w, x)
     if "w_out" not in w and "router" not in w:
         return x, cache, made
 
@@ -281,6 +290,16 @@ def _block(
     )
 
 
+def _planned(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> None:
+    """The products with weights that only plans know, each of x[B, T, D] or of an earlier result."""
+    made = {"D": x}
+    for extra in config.extras:
+        if extra.name in w and extra.fan_in in made:
+            out = "".join(letter for letter in extra.letters if letter not in extra.fan_in)
+            spec = f"BT{extra.fan_in},{extra.letters}->BT{out}"
+            (made[out],) = ops.einsums(made[extra.fan_in], w, **{extra.name: spec})
+
+
 def _attend(
     config: ModelConfig,
     ops: Ops,
@@ -297,7 +316,13 @@ def _attend(
         a, cache = _latent_attention(config, cast(LatentOps, ops), w, h, places, cache, kind)
     else:
         a, cache, made = _attention(config, ops, w, h, places, cache, kind, shared)
-    (y,) = _products(config, ops, w, a, wo="BTNO,NOD->BTD" if config.mla else "BTNH,NHD->BTD")
+    o = value_letter(config)
+    if "wo_down" in w:
+        (a,) = ops.einsums(a, w, wo_down=f"BTN{o},N{o}j->BTj")
+        of_groups = (name for name in w if name.startswith("wo") and name != "wo_down")
+        y, *_ = ops.einsums(a, w, **dict.fromkeys(of_groups, "BTj,jD->BTD"))
+    else:
+        (y,) = _products(config, ops, w, a, wo=f"BTN{o},N{o}D->BTD")
     return _biased(ops, w, "wo", y), cache, made
 
 
@@ -361,9 +386,17 @@ def _attention(
     shared: Any,
 ) -> tuple[Any, Any, Any]:
     """a[B, T, N, H] of the normed h[B, T, D], the cache, and k, v[B, S, K, H] for other layers."""
-    specs = {"wq": "BTD,DNH->BTNH", "wk": "BTD,DKH->BTKH", "wv": "BTD,DKH->BTKH"}
+    o = value_letter(config)
+    specs = {"wq": "BTD,DNH->BTNH", "wk": "BTD,DKH->BTKH", "wv": f"BTD,DK{o}->BTK{o}"}
     products = _products(config, ops, w, h, **{name: spec for name, spec in specs.items() if name in w})
+    down = None
+    if "wq_down" in w:
+        (down,) = ops.einsums(h, w, wq_down="BTD,DQ->BTQ")
+        down = _apply_norm(config, ops, w, "q_latent_norm", down)
+        products = (*ops.einsums(down, w, wq_up="BTQ,QNH->BTNH"), *products)
+    cache = _indexed(config, cast(LatentOps, ops), w, h, down, cache, kind)
     q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
+    kv = [*kv, *kv] if config.values_are_keys else kv
     num_letters = 2 if config.qk_norm_over == "width" else 1
     if config.qk_norm and not config.qk_norm_last:
         q, kv = _normed(config, ops, w, q, kv, num_letters)
@@ -391,7 +424,8 @@ def _attention(
         a = ops.gated("attention_gate", a, gate)
     if config.inner_norms:
         a = _apply_norm(config, ops, w, "attention_inner_norm", a, num_letters=2)
-    return a, cache, tuple(kv) if kv and config.layers_per_cache > 1 else None
+    shares = config.layers_per_cache > 1 or config.num_kv_shared
+    return a, cache, tuple(kv) if kv and shares else None
 
 
 def _normed(
@@ -423,14 +457,27 @@ def _latent_attention(
     q, rope = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", rope, places, kind)
     if config.temperature_floor:
         q = ops.temperature("temperature", q, places, kind)
-    if config.indexer:
-        (index_q,) = ops.einsums(down, w, index_q="BTQ,Qxy->BTxy")
-        index_k, weights = ops.einsums(h, w, index_k="BTD,Dy->BTy", index_weights="BTD,Dx->BTx")
-        index_k = ops.norm("index_norm", index_k, w["index_norm"], w["index_norm_bias"], kind="layer")
-        cache = ops.index("index", index_q, index_k, weights, cache, kind)
+    cache = _indexed(config, ops, w, h, down, cache, kind)
     return ops.latent_attention(
         "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale
     )
+
+
+def _indexed(
+    config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, down: Any, cache: Any, kind: Any
+) -> Any:
+    """The cache, after an indexer has chosen keys by the normed h[B, T, D] or by the queries' latent."""
+    if config.indexer is None:
+        return cache
+    if down is None:
+        (index_q,) = ops.einsums(h, w, index_q="BTD,Dxy->BTxy")
+    else:
+        (index_q,) = ops.einsums(down, w, index_q="BTQ,Qxy->BTxy")
+    specs = {"index_k": "BTD,Dy->BTy", "index_weights": "BTD,Dx->BTx"}
+    index_k, *weights = ops.einsums(h, w, **{name: spec for name, spec in specs.items() if name in w})
+    norm = "layer" if config.indexer.normed == "layer" else "rms"
+    index_k = ops.norm("index_norm", index_k, w["index_norm"], w.get("index_norm_bias"), kind=norm)
+    return ops.index("index", index_q, index_k, weights[0] if weights else index_q, cache, kind)
 
 
 def spelt_out(ops: LatentOps, w: Mapping[str, Any], latent: Any, rope: Any) -> tuple[Any, Any]:
@@ -492,6 +539,7 @@ def enter(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, plac
         x = _apply_norm(config, ops, w, EMBED_NORM, x)
     if config.positions == "learned":
         x = ops.add_positions("positions", x, places, w["positions"])
+    _planned(config, ops, w, x)
     return x
 
 

@@ -135,8 +135,8 @@ class Optimizer:
 
     def check_stages(self, config: ModelConfig) -> None:
         """Raises LayoutError if stages with parts of the layers cannot update this model."""
-        sizes = dimensions(config)
         for path, param in parameters(config).items():
+            sizes = dimensions(config, path)
             if param.trained and set(self.averaged(param, sizes)) & set(OF_STACKS):
                 raise LayoutError(
                     f"{path}[{', '.join(param.letters)}]: optimizer = {self.name} averages over its "

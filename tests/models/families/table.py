@@ -16,3 +16,7 @@ FILES: dict[str, dict[str, Any]] = {
     for case in _CASES
     for name, file in case.HUB.items()
 }
+# Changes to the defaults of transformers' classes, by model type, of families that are only planned.
+COUNTED: dict[str, dict[str, Any]] = {
+    kind: changes for case in _CASES for kind, changes in getattr(case, "COUNTED", {}).items()
+}

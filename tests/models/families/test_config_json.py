@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.families.table import FILES
+from tests.models.families.table import COUNTED, FILES
 
 from meshwright.models import families
-from meshwright.models.count import count_params, mtp_params
+from meshwright.models.count import count_params, forward_flops, kv_cache_bytes, mtp_params, state_bytes
 from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS
 
@@ -19,6 +19,8 @@ PUBLISHED = {
     for release in family.releases
     for name, preset in release.models.items()
 }
+# A model whose family is only planned has no written form.
+WRITTEN = [name for name, config in PRESETS.items() if families.load_family(str(config.family)).is_written]
 _UNITS = {"B": 1e9, "M": 1e6}
 # They are counted as the other sizes of their tables, or were published with their vision towers.
 _UNCOUNTED = {"demo", "tiny", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b", "phi-3.5-mini"}
@@ -44,13 +46,13 @@ def test_files_of_the_hub(name: str) -> None:
     assert config.family == PRESETS[name].family
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_the_written_form_reads_back(name: str) -> None:
     config = PRESETS[name]
     assert from_hf(json.loads(json.dumps(to_hf(config))), name) == config
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_transformers_reads_the_written_form(name: str) -> None:
     """And writes it again with the keys of its own version, 5."""
     transformers = pytest.importorskip("transformers")
@@ -95,7 +97,7 @@ def test_glm_is_counted_without_its_vocabulary(name: str, billions: int, more: i
     assert round((count.total - count.vocab + more * 2 * config.d_model**2) / 1e9) == billions
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_transformers_counts_the_same(name: str) -> None:
     """The same numbers built by transformers on the meta device, to the unit.
 
@@ -109,6 +111,26 @@ def test_transformers_counts_the_same(name: str) -> None:
     chosen_by = ("e_score_correction_bias", "expert_bias")
     biases = sum(b.numel() for path, b in model.named_buffers() if path.endswith(chosen_by))
     assert count_params(PRESETS[name]).total == model.num_parameters() + biases
+
+
+@pytest.mark.parametrize("model_type", COUNTED)
+def test_transformers_counts_planned_families_the_same(model_type: str) -> None:
+    """And their shapes can be planned: each has FLOPs and a cache or a state."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    theirs = transformers.CONFIG_MAPPING[model_type]
+    made = theirs(**COUNTED[model_type])
+    with torch.device("meta"):
+        model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])(made)
+    biases = sum(b.numel() for path, b in model.named_buffers() if path.endswith("e_score_correction_bias"))
+    config = from_hf(made.to_dict() | {"architectures": [type(model).__name__]}, model_type)
+    assert count_params(config).total == model.num_parameters() + biases
+    assert config.planned_only
+    for flops in (forward_flops(config, 4096).total, forward_flops(config, 4096, causal=False).total):
+        assert flops > 2 * (count_params(config).active - count_params(config).vocab)
+    assert kv_cache_bytes(config, 4096) + state_bytes(config) > 0
 
 
 def _hf_model(transformers: Any, name: str) -> Any:

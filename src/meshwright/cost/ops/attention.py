@@ -93,7 +93,9 @@ class AttentionOps(ProductOps):
 
     def _read(self, kind: LayerKind) -> Window | None:
         """The window with as many keys as a query reads: those that an indexer chooses, if there is one."""
-        return Window(self.config.indexer.top_k) if self.config.indexer else kind.window
+        if self.config.indexer is None or (kind.window and kind.window.compressed):
+            return kind.window
+        return Window(self.config.indexer.top_k)
 
     def index(self, name: str, q: Value, k: Value, weights: Value, cache: object, kind: LayerKind) -> object:
         """Scores of all keys of the index, and the choice of the highest: 2 B T S x y FLOPs.

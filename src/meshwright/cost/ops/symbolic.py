@@ -20,8 +20,8 @@ from meshwright.layout.moves.attention import (
     token_sharding,
 )
 from meshwright.layout.rules import STAGES
-from meshwright.models.config import Layer, LayerKind
-from meshwright.models.parameters import ENTERING, parameters
+from meshwright.models.config import Layer, LayerKind, Window
+from meshwright.models.parameters import ENTERING, dimensions, parameters
 from meshwright.models.transformer import SHARED_KV, Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed
@@ -146,14 +146,22 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
             x = self._of_stage("enter", x, "backward")
         self.close("embedding", 1)
         recorded: dict[LayerKind, int] = {}
+        of_model = self.config, self.sizes
+        shared_by: dict[Window | None, tuple[Value, ...]] = {}
         shared: tuple[Value, ...] | None = None
         for kind, count in Counter(layer.kind for layer in layers).items():
+            self.config = of_model[0].at(kind.variant)
+            self.sizes = {**of_model[1], **dimensions(of_model[0], kind.stack)}
             source, recorded[kind] = x, len(self.segments)
+            if of_model[0].num_kv_shared:
+                shared = shared_by.get(kind.window, shared)
             self._shared = (shared or ()) if kind.shares_kv else ()
             x, cache, made = block(self, weights[kind.stack], source, places, cache, kind, shared)
             self.close("layer", count, source, made or (), self._shared)
             shared = shared if made is None else made
+            shared_by |= {} if made is None else {kind.window: made}
             self.fused |= {SHARED_KV} if made else set()
+        self.config, self.sizes = of_model
         self.layer_segments += [recorded[layer.kind] for layer in layers]
         if self.layout.schedule.is_spmd and self.layout.pipe > 1:
             x = self._of_stage("leave", x, "forward")

@@ -89,13 +89,15 @@ class Tensor(Axis):
 
 def tensor_degrees(config: ModelConfig, num_chips: int) -> list[int]:
     """Degrees of `tensor` that divide the chips, heads and feed-forward; the vocabulary may be padded."""
-    sizes = dimensions(config)
+    of_stacks = [dimensions(config.at(number)) for number in range(len(config.variants) + 1)]
+    sizes = of_stacks[0]
     letters = [letter for letter in WIDE_LETTERS if letter != "V" and sizes.get(letter)]
     letters += [own for like in LIKE_LETTERS.values() if (own := next((x for x in like if x in sizes), ""))]
     return [
         degree
         for degree in divisors(num_chips)
-        if degree <= MAX_TENSOR and all(sizes[letter] % degree == 0 for letter in letters)
+        if degree <= MAX_TENSOR
+        and all(sizes[letter] % degree == 0 for sizes in of_stacks for letter in letters if letter in sizes)
     ]
 
 

@@ -128,10 +128,10 @@ DEEPSEEK_EXPERTS: dict[str, Rule] = (
     | fixed(moe_layer_freq=1)
     | ignored("training only", "aux_loss_alpha", "seq_aux", "ep_size")
     | {
-        "n_routed_experts": needed("moe.num_experts"),
+        "n_routed_experts": needed("moe.num_experts", "num_routed_experts"),
         "num_experts_per_tok": needed("moe.experts_per_token"),
         "moe_intermediate_size": needed("moe.d_ff"),
-        "n_shared_experts": Key("moe.num_shared_experts", 0),
+        "n_shared_experts": Key("moe.num_shared_experts", 0, also=("num_shared_experts",)),
         "first_k_dense_replace": Key("moe.num_dense_layers", 0),
         "n_group": Key("moe.num_groups", 1),
         "topk_group": Key("moe.groups_per_token", 1),

@@ -136,12 +136,14 @@ class ToolFormat:
 class Preset:
     """A published model: fields of ModelConfig, and the parameters that its publisher states.
 
-    params: to the unit, or as printed ("671B"). active: the parameters that one token uses, as printed.
+    params: to the unit, or as printed ("671B"). active: the parameters that one token uses, as printed. file:
+    keys of its config.json in place of fields.
     """
 
     fields: Mapping[str, Any]
     params: int | str | None = None
     active: str | None = None
+    file: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,8 @@ class Family:
     optional: tables that only some of its models have.
     prefix: the beginning of tensor names that some files leave out. more_layers: whether files hold layers
     after the last, which predict further tokens and are not read. tool_calls: the format that its chat
-    models were trained on. Chats are formatted by the template in the tokenizer's files.
+    models were trained on. is_written: whether `to_hf` writes its models. Chats are formatted by the
+    template in the tokenizer's files.
     """
 
     name: str
@@ -182,6 +185,7 @@ class Family:
     optional: tuple[str, ...] = ()
     prefix: str = ""
     more_layers: bool = False
+    is_written: bool = True
     tool_calls: ToolFormat | None = None
     constants: Mapping[str, float] = field(default_factory=dict)
     variants: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda model: {}
@@ -219,6 +223,11 @@ def preset(params: int | str | None = None, active: str | None = None, **fields:
     """
     named = {_LETTERS.get(name, name): value for name, value in fields.items()}
     return Preset(named, params, active)
+
+
+def published(params: int | str | None = None, active: str | None = None, **keys: Any) -> Preset:
+    """A Preset given by keys of its config.json."""
+    return Preset({}, params, active, keys)
 
 
 def mixture(num_experts: int, experts_per_token: int, d_ff: int, **more: Any) -> dict[str, Any]:
