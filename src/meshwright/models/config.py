@@ -8,7 +8,15 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from meshwright.errors import ModelError
 from meshwright.models.fields import check_field, check_fields, is_number
-from meshwright.models.mixers import MIXERS, GatedDelta, Lightning, ShortConvolution, StateMixer, StateSpace
+from meshwright.models.mixers import (
+    MIXERS,
+    GatedDelta,
+    Lightning,
+    Selective,
+    ShortConvolution,
+    StateMixer,
+    StateSpace,
+)
 
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned", "none", "alibi"]
@@ -336,7 +344,7 @@ class ModelConfig:
     learned positions before that of position 0 (OPT). head_bias: of the output projection. embedding_norm:
     embeddings are normed (BLOOM). layers_per_cache: consecutive layers that read one cache of keys and
     values, made by the first of them (cross-layer attention, Brandon et al., 2024).
-    delta, state_space, short_convolution, lightning: the mixer with a state, if there is one
+    delta, state_space, short_convolution, lightning, selective: the mixer with a state, if there is one
     (models/mixers/). mixers, feed_forwards: of each layer, from the first, repeated over the layers; None for
     attention in all of them, and for feed-forwards as `moe` says. "none" leaves out the norm before it, too.
     compressed, compressed_top_k: a layer also reads an entry for each of this number of earlier positions,
@@ -427,6 +435,7 @@ class ModelConfig:
     state_space: StateSpace | None = None
     short_convolution: ShortConvolution | None = None
     lightning: Lightning | None = None
+    selective: Selective | None = None
     mixers: tuple[Mixer, ...] | None = None
     feed_forwards: tuple[FeedForward, ...] | None = None
     planned_only: str | None = None

@@ -6,6 +6,7 @@ Attention, with its windows and latents, is in `models/transformer.py`.
 from meshwright.models.mixers.gated_delta import GatedDelta
 from meshwright.models.mixers.lightning import Lightning
 from meshwright.models.mixers.mixer import LIKE_LETTERS, State, StateMixer
+from meshwright.models.mixers.selective import Selective
 from meshwright.models.mixers.short_convolution import ShortConvolution
 from meshwright.models.mixers.state_space import StateSpace
 
@@ -15,6 +16,7 @@ MIXERS: dict[str, type[StateMixer]] = {
     "state_space": StateSpace,
     "short_convolution": ShortConvolution,
     "lightning": Lightning,
+    "selective": Selective,
 }
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "MIXERS",
     "GatedDelta",
     "Lightning",
+    "Selective",
     "ShortConvolution",
     "State",
     "StateMixer",

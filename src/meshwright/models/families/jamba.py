@@ -1,0 +1,96 @@
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.models.families.by_layer import ByLayer
+from meshwright.models.families.common import EXPERTS, LLAMA_KEYS
+from meshwright.models.families.family import Family, Key, Release, fixed, ignored, needed, published
+from meshwright.models.mixers import Selective
+
+
+def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    layers, d_model = range(fields["num_layers"]), fields["d_model"]
+    every, first = given.get("attn_layer_period", 8), given.get("attn_layer_offset", 4)
+    mixers = tuple("attention" if n % every == first else "state" for n in layers)
+    if kinds := given.get("layers_block_type") or given.get("layer_types"):
+        mixers = tuple("attention" if kind == "attention" or "full" in kind else "state" for kind in kinds)
+    every, first = given.get("expert_layer_period", 2), given.get("expert_layer_offset", 1)
+    has_experts = given.get("num_experts", 16) > 1
+    feed_forwards = tuple("experts" if has_experts and n % every == first else "dense" for n in layers)
+    rank = given.get("mamba_dt_rank", "auto")
+    mixer = Selective(
+        given.get("mamba_expand", 2) * d_model,
+        given.get("mamba_d_state", 16),
+        -(-d_model // 16) if rank == "auto" else rank,
+        given.get("mamba_d_conv", 4),
+        given.get("mamba_conv_bias", True),
+        given.get("mamba_proj_bias", False),
+        norms=True,
+    )
+    read = {"selective": mixer, "mixers": mixers, "feed_forwards": feed_forwards}
+    return read | ({} if has_experts else {"moe": None})
+
+
+_KEYS = {key: rule for key, rule in EXPERTS.items() if key != "num_local_experts"}
+
+FAMILY = Family(
+    "jamba",
+    "Jamba",
+    ("JambaForCausalLM",),
+    keys=LLAMA_KEYS
+    | _KEYS
+    | {
+        "intermediate_size": needed(("d_ff", "moe.d_ff")),
+        "num_experts": Key("moe.num_experts", 16),
+        "max_position_embeddings": Key("max_seq_len", 262_144),
+    }
+    | fixed(sliding_window=None)
+    | ignored(
+        "how transformers runs it",
+        "use_mamba_kernels", "num_logits_to_keep", "calc_logits_for_entire_prompt", "mamba_inner_layernorms",
+        "use_associative_scan", "use_mambapy",
+    )
+    | ignored("its attention has no positions", "rope_theta", "rope_parameters"),
+    sets={"positions": "none", "moe.normalized": False},
+    optional=("moe",),
+    groups=(
+        ByLayer(
+            _read,
+            {
+                "attn_layer_period": ("mixers",),
+                "attn_layer_offset": ("mixers",),
+                "layers_block_type": ("mixers",),
+                "layer_types": ("mixers",),
+                "expert_layer_period": ("feed_forwards",),
+                "expert_layer_offset": ("feed_forwards",),
+                "mamba_expand": ("selective.width",),
+                "mamba_d_state": ("selective.state_dim",),
+                "mamba_dt_rank": ("selective.step_rank",),
+                "mamba_d_conv": ("selective.conv_width",),
+                "mamba_conv_bias": ("selective.conv_bias",),
+                "mamba_proj_bias": ("selective.proj_bias",),
+            },
+        ),
+    ),
+    tensors={},
+    is_written=False,
+    releases=(
+        Release(
+            "Jamba Team 2024, https://arxiv.org/abs/2403.19887; config.json of ai21labs/Jamba-v0.1",
+            {
+                "jamba-v0.1": published(
+                    "51.6B",
+                    "12B",
+                    num_hidden_layers=32,
+                    hidden_size=4096,
+                    intermediate_size=14_336,
+                    num_attention_heads=32,
+                    num_key_value_heads=8,
+                    vocab_size=65_536,
+                    max_position_embeddings=262_144,
+                    num_experts=16,
+                    num_experts_per_tok=2,
+                )
+            },
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,85 @@
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.models.families.by_layer import ByLayer
+from meshwright.models.families.common import ACTIVATION
+from meshwright.models.families.family import Family, Fixed, Key, Release, Rule, ignored, needed, published
+from meshwright.models.mixers import Selective
+
+# A state has no heads; those of attention, which there is none of, only say what a tensor axis may split.
+_HEAD = 64
+
+
+def read_blocks(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Blocks that all have the same mixer and no feed-forward."""
+    d_model, rank = fields["d_model"], given.get("time_step_rank", "auto")
+    width = given.get("intermediate_size") or given.get("expand", 2) * d_model
+    mixer = Selective(
+        width,
+        given.get("state_size", 16),
+        -(-d_model // 16) if rank == "auto" else rank,
+        given.get("conv_kernel", 4),
+        given.get("use_conv_bias", True),
+        given.get("use_bias", False),
+    )
+    return {"selective": mixer} | of_blocks(width // _HEAD, _HEAD, width)
+
+
+def of_blocks(num_heads: int, d_head: int, width: int) -> dict[str, Any]:
+    """The fields of a model whose blocks are all states."""
+    return {
+        "mixers": ("state",),
+        "feed_forwards": ("none",),
+        "positions": "none",
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads,
+        "d_head": d_head,
+        "d_ff": width,
+    }
+
+
+BLOCK_KEYS: dict[str, Rule] = {
+    "num_hidden_layers": needed("num_layers", "n_layer"),
+    "hidden_size": needed("d_model", "d_model"),
+    "vocab_size": needed("vocab_size"),
+    "layer_norm_epsilon": Key("norm_eps", 1e-5),
+    "hidden_act": Key("activation", "silu", form=ACTIVATION),
+    # It has no longest context: states do not grow.
+    "max_position_embeddings": Key("max_seq_len", 1_048_576),
+} | ignored(
+    "how transformers runs it or starts its weights",
+    "initializer_range", "residual_in_fp32", "rescale_prenorm_residual", "time_step_floor",
+    "time_step_init_scheme", "time_step_max", "time_step_min", "time_step_scale", "use_mambapy",
+    "use_associative_scan", "fused_add_norm", "rms_norm", "ssm_cfg", "pad_vocab_size_multiple", "d_inner",
+    "use_falcon_mambapy", "use_falcon_mamba_scan",
+)  # fmt: skip
+SELECTIVE_KEYS = {
+    "expand": ("selective.width",),
+    "intermediate_size": ("selective.width",),
+    "state_size": ("selective.state_dim",),
+    "time_step_rank": ("selective.step_rank",),
+    "conv_kernel": ("selective.conv_width",),
+    "use_conv_bias": ("selective.conv_bias",),
+    "use_bias": ("selective.proj_bias",),
+}
+
+FAMILY = Family(
+    "mamba",
+    "Mamba",
+    ("MambaForCausalLM",),
+    keys=BLOCK_KEYS | {"tie_word_embeddings": Fixed((True,))},
+    sets={"tied_embeddings": True, "num_heads": 1},
+    groups=(ByLayer(read_blocks, SELECTIVE_KEYS),),
+    tensors={},
+    is_written=False,
+    releases=(
+        Release(
+            "Gu and Dao 2023, https://arxiv.org/abs/2312.00752; config.json of state-spaces/mamba-*-hf",
+            {
+                "mamba-130m": published("0.1B", num_hidden_layers=24, hidden_size=768),
+                "mamba-2.8b": published("2.8B", num_hidden_layers=64, hidden_size=2560),
+            },
+            shared={"vocab_size": 50_280, "state_size": 16, "conv_kernel": 4},
+        ),
+    ),
+)

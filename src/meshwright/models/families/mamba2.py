@@ -1,0 +1,66 @@
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.models.families.by_layer import ByLayer
+from meshwright.models.families.family import Family, Fixed, Key, Release, ignored, published
+from meshwright.models.families.mamba import BLOCK_KEYS, of_blocks
+from meshwright.models.mixers import StateSpace
+
+
+def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    num_heads, head_dim = given.get("num_heads", 128), given.get("head_dim", 64)
+    mixer = StateSpace(
+        num_heads,
+        head_dim,
+        given.get("state_size", 128),
+        given.get("n_groups", 8),
+        given.get("conv_kernel", 4),
+        given.get("use_conv_bias", True),
+        given.get("use_bias", False),
+    )
+    return {"state_space": mixer} | of_blocks(num_heads, head_dim, num_heads * head_dim)
+
+
+FAMILY = Family(
+    "mamba2",
+    "Mamba-2",
+    ("Mamba2ForCausalLM",),
+    keys=BLOCK_KEYS
+    | {"tie_word_embeddings": Key("tied_embeddings", False)}
+    | {"rms_norm": Fixed((True,)), "norm_before_gate": Fixed((True, False))}
+    | ignored("follows from its heads", "expand", "time_step_rank")
+    | ignored("how transformers runs it", "chunk_size", "time_step_limit"),
+    sets={"num_heads": 1, "planned_only": "a norm over all groups of a state (Mamba-2)"},
+    groups=(
+        ByLayer(
+            _read,
+            {
+                "num_heads": ("state_space.num_heads",),
+                "head_dim": ("state_space.head_dim",),
+                "state_size": ("state_space.state_dim",),
+                "n_groups": ("state_space.num_groups",),
+                "conv_kernel": ("state_space.conv_width",),
+                "use_conv_bias": ("state_space.conv_bias",),
+                "use_bias": ("state_space.proj_bias",),
+            },
+        ),
+    ),
+    tensors={},
+    is_written=False,
+    releases=(
+        Release(
+            "Mistral AI 2024; config.json of mistralai/Mamba-Codestral-7B-v0.1",
+            {
+                "codestral-mamba-7b": published(
+                    "7.3B",
+                    num_hidden_layers=64,
+                    hidden_size=4096,
+                    vocab_size=32_768,
+                    num_heads=128,
+                    head_dim=64,
+                    n_groups=8,
+                )
+            },
+        ),
+    ),
+)

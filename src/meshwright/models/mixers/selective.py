@@ -1,0 +1,107 @@
+"""The selective state space of Mamba (Gu and Dao, 2023), with a decay for each channel and element.
+
+    S = exp(-A dt) S + dt B x        y = C S + skip x
+
+Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces",
+https://arxiv.org/abs/2312.00752.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from meshwright.models.fields import check_fields
+from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps, biased, with_biases
+from meshwright.models.param import Param
+
+
+@dataclass(frozen=True)
+class Selective(StateMixer):
+    """width channels (u, each a head of one value) with state_dim (s) elements; steps of rank step_rank (r).
+
+    conv_width (c) taps. conv_bias, proj_bias: whether the convolution, and the projections, have biases.
+    norms: whether steps, B and C are normed (Jamba).
+    """
+
+    title: ClassVar[str] = "selective state space (Mamba)"
+
+    width: int
+    state_dim: int
+    step_rank: int
+    conv_width: int = 4
+    conv_bias: bool = True
+    proj_bias: bool = False
+    norms: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, "selective")
+
+    def sizes(self, d_model: int) -> dict[str, int]:
+        return {
+            "u": self.width,
+            "p": 1,
+            "s": self.state_dim,
+            "r": self.step_rank,
+            "c": self.conv_width,
+            "t": self.conv_width - 1,
+        }
+
+    def params(self) -> dict[str, Param]:
+        params = {
+            "state_gate": Param("Du"),
+            "state_x": Param("Du"),
+            "conv_x": Param("uc", "taps", "c"),
+            "state_down": Param("ur", fan_in="u"),
+            "state_b": Param("us", fan_in="u"),
+            "state_c": Param("us", fan_in="u"),
+            "state_step": Param("ru", fan_in="r"),
+            "step_bias": Param("u", "ones"),
+            "decay_log": Param("us", "decay"),
+            "skip": Param("u", "ones"),
+            "state_out": Param("uD", fan_in="u"),
+        }
+        if self.conv_bias:
+            params |= with_biases(params, {"conv_x": "u"})
+        if self.proj_bias:
+            params |= with_biases(params, {"state_gate": "u", "state_x": "u", "state_out": "D"})
+        if self.norms:
+            params |= {"step_norm": Param("r", "ones"), "b_norm": Param("s", "ones")}
+            params["c_norm"] = Param("s", "ones")
+        return params
+
+    def states(self) -> dict[str, State]:
+        return {"state": State("Bus", "f32"), "conv_x": State("But")}
+
+    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """The recurrent form: decays differ by channel and element, so that no chunk is a product."""
+        return self.step_flops(d_model)
+
+    def step_flops(self, d_model: int) -> float:
+        """7 operations for each channel and element: decay, its exponential, input and sum."""
+        return 7 * self.width * self.state_dim
+
+    def mix(
+        self,
+        ops: StateOps,
+        w: Mapping[str, Any],
+        h: Any,
+        places: Any,
+        cache: Any,
+        kind: Any,
+        *,
+        norm_eps: float,
+    ) -> tuple[Any, Any]:
+        into = {"state_gate": "BTD,Du->BTu", "state_x": "BTD,Du->BTu"}
+        products = ops.einsums(h, w, **into)
+        gate, x = (biased(ops, w, name, y) for name, y in zip(into, products, strict=True))
+        x, cache = ops.convolution(
+            "conv_x", x, w["conv_x"], w.get("conv_x_bias"), places, cache, kind, memory="conv_x"
+        )
+        down, b, c = ops.einsums(x, w, state_down="BTu,ur->BTr", state_b="BTu,us->BTs", state_c="BTu,us->BTs")
+        (step,) = ops.einsums(down, w, state_step="BTr,ru->BTu")
+        step = ops.apply("step", "step", "BTu,u->BTu", step, w["step_bias"], least=None)
+        y, cache = ops.recurrence("selective", c, b, x, step, None, places, cache, kind)
+        y = ops.apply("skip", "skipped", "BTu,BTu,u->BTu", y, x, w["skip"])
+        y = ops.apply("gate", "gated", "BTu,BTu->BTu", y, gate)
+        (y,) = ops.einsums(y, w, state_out="BTu,uD->BTD")
+        return biased(ops, w, "state_out", y), cache
