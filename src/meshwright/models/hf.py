@@ -271,11 +271,17 @@ def _write(config: ModelConfig, family: Family) -> dict[str, Any] | None:
     for key, rule in family.keys.items():
         if isinstance(rule, Fixed):
             written[key] = rule.values[0]
-        elif isinstance(rule, Key):
+        elif isinstance(rule, Key) and _has_table(config, rule.all_fields[0]):
             written[key] = rule.form.write(field_of(config, rule.all_fields[0]), config)
     for group in family.groups:
         written |= group.write(config)
     return _nested(written)
+
+
+def _has_table(config: ModelConfig, path: str) -> bool:
+    """Whether the model has the table that the field is in, if it is in one."""
+    table, _, _ = path.rpartition(".")
+    return not table or getattr(config, table) is not None
 
 
 def field_of(config: ModelConfig, path: str) -> Any:

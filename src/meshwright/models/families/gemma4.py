@@ -25,8 +25,10 @@ def read_layers(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) 
     of_layers = {int(n): sizes for n, sizes in (given.get("per_layer_config") or {}).items()}
     moe = None
     if given.get("enable_moe_block"):
-        sizes: list[Any] = [given.get(key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size")]
-        moe = MoE(*sizes, num_shared_experts=1)
+        of_experts: list[Any] = [
+            given.get(key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size")
+        ]
+        moe = MoE(*of_experts, num_shared_experts=1)
     layers = []
     for number, kind in enumerate(types):
         sees_all, shares = kind == "full_attention", number >= num_layers - num_shared
