@@ -18,6 +18,7 @@ from meshwright.cli.common import (
     show,
 )
 from meshwright.cli.parameters import OptionsOf, command
+from meshwright.cli.train_text import continue_text, of_text
 from meshwright.errors import DeviceError, MeshwrightError
 from meshwright.files import check_writable, held
 from meshwright.hardware import catalog
@@ -27,6 +28,7 @@ from meshwright.options import flag_of, option
 from meshwright.plan_file import load_plan
 from meshwright.reinforcement.settings import RL_SETTINGS, RlSettings, check_learns, rl_settings
 from meshwright.train.job import RunOptions, TrainingJob, prepare_job
+from meshwright.train.of_text import is_text
 from meshwright.train.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,7 +44,10 @@ def train(
     *,
     plan_path: Annotated[
         Path | None,
-        typer.Argument(metavar="[PLAN.toml]", help="The plan, from mw plan. [default: the run's]"),
+        typer.Argument(
+            metavar="[PLAN.toml|TEXT]",
+            help="The plan, from mw plan, or a text to train a small model on here. [default: the run's]",
+        ),
     ] = None,
     given: Annotated[dict[str, object], OptionsOf(Settings, given=True)],
     options: RunOptions,
@@ -57,12 +62,18 @@ def train(
     differ.
 
     \b
+    mw train my.txt
     mw train plan.toml --data stdlib --run runs/demo --steps 300
     mw train --run runs/demo --resume
     mw train plan.toml --from llama/ --lora 16 --data chats.jsonl --run runs/tuned
     mw train plan.toml --rl --from llama/ --data prompts.jsonl --reward rewards.py:score
     """
-    plan = load_plan(plan_path) if plan_path is not None else None
+    text = plan_path if plan_path is not None and is_text(plan_path) else None
+    if text is not None:
+        plan_path = None
+        plan, options = of_text(text, options, given)
+    else:
+        plan = load_plan(plan_path) if plan_path is not None else None
     job = prepare_job(plan, _figures(plan_path), options, given)
     learning = _rl_settings(job, plan_path, rl, given_rl)
     check_writable(job.run / "settings.json")
@@ -81,6 +92,8 @@ def train(
 
             show(operations_table([asdict(row) for row in rows]))
         print("\n".join(result.sentences(*_collectives(rows))))
+    if text is not None and speaks and result.finished and not as_json:
+        continue_text(job.run)
     if not result.finished:
         note(f"mw: stopped at step {result.line['step']}; go on with --resume")
         raise typer.Exit(_INTERRUPTED)
