@@ -25,6 +25,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.presets import load_model
 from meshwright.nn.gradients import gathered, shards
+from meshwright.nn.norms import along, log_sum_exp, mean_of_last
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.products.contract import local_product
 from meshwright.nn.products.execute import apply_reshard
@@ -542,7 +543,47 @@ def _of_other_weights(step: Broken) -> CompiledProgram:
     return compiled(step)
 
 
+def _nats_in_bf16(logits: Array, targets: Array, *, masked: bool, z_loss: float) -> Array:
+    """The loss of logits that stay in bfloat16."""
+    narrow = logits.astype(jnp.bfloat16)
+    columns = lax.broadcasted_iota(targets.dtype, (1, 1, narrow.shape[-1]), 2)
+    hit = jnp.where(columns == targets[..., None], narrow, jnp.bfloat16(0))
+    return (log_sum_exp(narrow) - jnp.sum(hit, axis=-1)).astype(jnp.float32)
+
+
+def _loss_in_bf16(step: Broken) -> CompiledProgram:
+    with patch("meshwright.nn.ops.jax_ops.nats_of", _nats_in_bf16):
+        return compiled(step)
+
+
+def _norms_in_bf16(step: Broken) -> CompiledProgram:
+    """Means of squares are rounded before their root."""
+
+    def norm(x: Array, scale: Array, bias: Any, kind: str, config: Any, mean: Any = mean_of_last) -> Array:
+        inverse = lax.rsqrt(mean(x * x) + jnp.asarray(config.norm_eps, x.dtype))
+        return x * inverse * along(x, scale.astype(x.dtype))
+
+    with patch("meshwright.nn.ops.jax_ops.norm", norm):
+        return compiled(step)
+
+
+def _update_on_condition(step: Broken) -> CompiledProgram:
+    """A step of large gradients is left out."""
+    plain = step._updated_shards
+
+    def updated(state: TrainState, grads: Any, norm: Array, **given: Any) -> tuple[Any, Any]:
+        after = plain(state, grads, norm, **given)
+        before = shards(step.config, step.layout, state.params), state.opt_state
+        return lax.cond(norm < 100.0, lambda: after, lambda: before)
+
+    step._updated_shards = updated
+    return compiled(step)
+
+
 STEPS: dict[str, Callable[[Broken], CompiledProgram | None]] = {
+    "a loss of bfloat16 logits": _loss_in_bf16,
+    "norms in bfloat16": _norms_in_bf16,
+    "an update on a condition": _update_on_condition,
     "a second forward pass": _metric(_second_forward),
     "a second backward pass": _metric(_gradients_again),
     "sixty-four sums of a number": _metric(_many_numbers),

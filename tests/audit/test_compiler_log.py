@@ -9,6 +9,7 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshwright
+from meshwright.audit import audit as audit_module
 from meshwright.audit.audit import audit_plan
 from meshwright.audit.compile import compile as compile_module
 from meshwright.audit.compile.compile import captured_stderr, warning_lines
@@ -95,6 +96,7 @@ def test_a_plan_brings_the_log_of_its_compile(monkeypatch: pytest.MonkeyPatch) -
     """Also where the program was compiled before."""
     plan = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout.of(data=2))
     assert audit_plan(plan, "cpu")["compiler_warnings"] == []
+    monkeypatch.setattr(audit_module, "fetch", lambda key: None)  # the program is stored, and the audit not
     monkeypatch.setattr(compile_module, "warning_lines", lambda log: warning_lines(LOG))
     found = audit_plan(plan, "cpu")
     assert (found["cached"], found["verdict"]) == (True, "differs")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from meshwright.audit.compare.arithmetic import condition_findings, host_findings, type_findings
 from meshwright.audit.compare.findings import (
     activation_findings,
     compare_memory,
@@ -35,6 +36,7 @@ from meshwright.audit.facts.elementwise import (
 )
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.facts.narrow import host_transfers, narrow_results, rounded_statistics
 from meshwright.audit.facts.products import dot_flops, products
 from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.facts.timeline import ProgramSchedule, StepTimeline, overlaps, program_timeline
@@ -42,6 +44,7 @@ from meshwright.audit.hlo.read import Program
 from meshwright.audit.remarks import Remark
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.serving_step import in_inference
+from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.models.parameters import parameters
@@ -102,6 +105,11 @@ def against_plan(
         prices,
         compiler.unplanned_share,
     )
+    narrow = narrow_results(program, differentiated=trains)
+    statistics = rounded_statistics(program, differentiated=trains)
+    differences += type_findings(narrow, statistics, planned, _rounded_elements(plan, planned))
+    differences += host_findings(host_transfers(program), plan.layout)
+    differences += condition_findings(program) if planned.update else []
     differences += state_findings(state_passes(program, differentiated=trains), planned, prices)
     largest = buffer_peak(program)
     return {
@@ -175,6 +183,19 @@ def _differences(
         *wide_findings(wide, planned.matmul_dtype, planned.flops, prices),
     ]
     return sorted(remarks, key=lambda remark: (-abs(remark.seconds or 0.0), -(remark.bytes or 0)))
+
+
+def _rounded_elements(plan: Plan, planned: PlannedStep) -> int:
+    """Elements of one device's state that an update may round to 16 bits: weights, and narrow moments."""
+    precision = plan.layout.precision
+    size = dtype_bytes(precision.weights_dtype)
+    weights = planned.memory.get("weights", 0) // size if size <= _NARROW_BYTES else 0
+    moments = planned.memory.get("optimizer", 0) // dtype_bytes(precision.optimizer_dtype)
+    is_narrow = dtype_bytes(precision.optimizer_dtype) <= _NARROW_BYTES
+    return round(weights + (moments if is_narrow else 0))
+
+
+_NARROW_BYTES = 2
 
 
 def _row_dict(row: Row, prices: Prices, line: StepTimeline | None) -> dict:

@@ -1,11 +1,13 @@
 """The audit of a plan: collectives, FLOPs and memory of its compiled step and of the plan."""
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from meshwright.audit.against_plan import against_plan, at_phase_rates
 from meshwright.audit.compare.findings import too_large
+from meshwright.audit.compile.cache import content_key, fetch, source_key, store
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.planned_program import planned_step
 from meshwright.audit.compile.target import Target
@@ -14,6 +16,7 @@ from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.seconds import step_prices
 from meshwright.audit.facts.timeline import program_timeline
+from meshwright.audit.grade import graded, worst
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.numerics import cached_numerics
 from meshwright.audit.per_stage import stages_against_plan
@@ -43,6 +46,24 @@ def audit_plan(
     both sides; `progress` reports it if they are longer than planned.
     """
     chosen, plan = choose_target(plan.hardware, plan.layout, target), _in_whole_pages(plan, progress)
+    key = source_key(
+        {"audit": content_key(plan, chosen), "planned": dict(plan.planned), "numerics": numerics}
+    )
+    if use_cache and (stored := fetch(key)):
+        progress(f"read the audit of {plan.layout} that was made before")
+        return json.loads((stored / _DOCUMENT).read_text()) | {"cached": True}
+    document = _audited(plan, chosen, progress, use_cache=use_cache, numerics=numerics)
+    if use_cache:
+        store(key, {_DOCUMENT: json.dumps(document)})
+    return document
+
+
+_DOCUMENT = "audit.json"
+
+
+def _audited(
+    plan: Plan, chosen: Target, progress: Callable[[str], None], *, use_cache: bool, numerics: bool
+) -> dict:
     with ThreadPoolExecutor(1) as both:  # each waits for a process
         checked = both.submit(cached_numerics, plan, use_cache=use_cache) if numerics else None
         try:
@@ -85,7 +106,8 @@ def audit_phases(
         return document
     prefill = audit_plan(prefill_of(plan), target, progress, use_cache=use_cache)
     verdict = "match" if document["verdict"] == prefill["verdict"] == "match" else "differs"
-    return document | {"verdict": verdict, "prefill": prefill}
+    grade = worst((document["grade"], prefill["grade"]))
+    return document | {"verdict": verdict, "grade": grade, "prefill": prefill}
 
 
 def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict | None = None) -> dict:
@@ -104,17 +126,18 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     warnings = compiler_warnings(compiled.compiler_log)
     bad = bool(document["findings"] or document["not_understood"]) or replicates(warnings)
     bad |= checked is not None and checked["agrees"] is False
-    return {
+    return graded({
         "verdict": "differs" if bad else "match",
         "target": target.name,
         "compiler": target.title,
+        "versions": dict(target.versions),
         "layout": str(plan.layout),
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
         **({"numerics": checked} if checked else {}),
         "compiler_warnings": [one.of_compiler() for one in warnings],
         **document,
-    }
+    })  # fmt: skip
 
 
 def scheduled_seconds(plan: Plan, target: Target, compiled: CompiledProgram) -> float | None:
@@ -142,10 +165,11 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
         {"bytes": size, "tensor": "", "instruction": "", "shape": "", "what": text}
         for size, text in error.buffers
     ]
-    return {
+    return graded({
         "verdict": "differs",
         "target": target.name,
         "compiler": target.title,
+        "versions": dict(target.versions),
         "layout": str(plan.layout),
         "compile_seconds": None,
         "cached": False,
@@ -168,4 +192,4 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
             "compiled_by_cause": None,
             "peak": {"bytes": error.num_bytes, "buffers": largest} if largest else None,
         },
-    }
+    })  # fmt: skip

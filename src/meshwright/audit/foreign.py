@@ -6,6 +6,7 @@ every instruction was understood and no mistake was found, otherwise `differs`.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from meshwright.audit.facts.products import dot_flops, is_counted_branch, smalle
 from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.facts.timeline import ProgramSchedule, overlaps, program_timeline
 from meshwright.audit.hlo.read import Program, check_complete, check_partitioned, parse_hlo
+from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import accidents, at_the_root
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.replication import repeated_products, replicated_state
@@ -33,6 +35,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_mesh
 from meshwright.platforms import PLATFORMS
+from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import jax
@@ -47,14 +50,46 @@ class Reading:
     prices: Prices
 
 
+class ProgramAudit(dict):
+    """The audit of a program; its repr is a summary of at most ten lines."""
+
+    def __repr__(self) -> str:
+        warnings, sent = self["warnings"], self["bytes"]["compiled"]
+        seconds = _text(self["seconds"])
+        lines = [
+            f"{self['verdict']}: {len(warnings)} findings; {len(self['emitted'])} collectives of "
+            f"{format_bytes(sent)} on {self['devices']} devices, {seconds} a step"
+        ]
+        for one in warnings[:_MOST_FINDINGS]:
+            lines.append(f"- {one['kind']} ({_text(one['seconds'])}): {one['what']}")
+        if len(warnings) > _MOST_FINDINGS:
+            lines.append(f"- and {len(warnings) - _MOST_FINDINGS} more, in ['warnings']")
+        lines += [f"- not understood: {line}" for line in self["not_understood"][:1]]
+        lines += [f"- {line}" for line in self["notes"][:1]]
+        return "\n".join(
+            line if len(line) <= _MOST_LETTERS else f"{line[:_MOST_LETTERS]}..." for line in lines
+        )
+
+
+_MOST_FINDINGS, _MOST_LETTERS = 6, 160
+
+
+def _text(seconds: float | None) -> str:
+    return "time unknown" if seconds is None else format_seconds(seconds)
+
+
 def audit_file(path: Path, hardware: str | None = None, mesh: str | None = None) -> dict:
     """The audit of an optimised HLO module's text.
 
     Raises AuditError, with a message of one line, for other files.
     """
     text = read_text(path, AuditError)
-    if text.lstrip().startswith(("module @", "#loc")):
+    modules = re.findall(r"^HloModule\s+([^\s,]+)", text, re.M)
+    if not modules and re.search(r"^\s*(module\b|#loc|func\.func\b)|\b(stablehlo|mhlo|sdy)\.\w+", text, re.M):
         raise AuditError(f"{path}: this is MLIR, not compiled HLO; give the text of Compiled.as_text()")
+    if len(modules) > 1:
+        names = ", ".join(modules[:3])
+        raise AuditError(f"{path}: {len(modules)} modules ({names}); fits: one, in a file of its own")
     axes = parse_mesh(mesh) if mesh else None
     try:
         program = parse_hlo(text)
@@ -79,6 +114,7 @@ def audit_program(
     compiler_warnings is None. Raises AuditError if hardware or mesh have another number of devices.
     """
     machine = machine_of(hardware, program.num_devices) if hardware else None
+    notes = _of_platforms(program, machine) if machine else []
     reading = read_program(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
@@ -91,14 +127,14 @@ def audit_program(
         [
             *accidents(schedule, reading.sent, prices),
             *replicated_state(program, prices),
-            *repeated_products(program, prices),
+            *(repeated_products(program, prices) or _repeated_on_parts(reading, machine)),
         ]
     )
     warnings.sort(key=lambda remark: (-(remark.seconds or 0.0), -(remark.bytes or 0)))
     log_warnings = None if compiler_log is None else compiler_warnings(compiler_log)
     smaller = smaller_branches(program)
     counted = [one for one in reading.sent if is_counted_branch(one.value.place, smaller)]
-    return {
+    return ProgramAudit({
         "verdict": "differs" if gaps or warnings or replicates(log_warnings or ()) else "match",
         "program": program.name,
         "devices": program.num_devices,
@@ -122,7 +158,33 @@ def audit_program(
         "flops": {"planned": None, "compiled": dot_flops(program)},
         "memory": {"planned": None, "compiled": None, "peak": largest and largest.to_dict()},
         "seconds": _total(reading.prices.seconds(one) for one in counted),
-    }
+        "notes": notes,
+    })  # fmt: skip
+
+
+def _of_platforms(program: Program, machine: Hardware) -> list[str]:
+    """A note if a program for CPUs is priced on other chips. Raises AuditError for other pairs."""
+    compiled, priced = program.platform, machine.chip.platform
+    if compiled == priced:
+        return []
+    if not compiled.virtual:
+        raise AuditError(
+            f"the program is compiled for {compiled.plural}, and {machine.chip.name} is none; "
+            f"fits: hardware of {compiled.plural}"
+        )
+    return [
+        f"compiled for {compiled.plural}, priced on {machine.chip.name}: its own compiler joins and overlaps "
+        "collectives otherwise; compile for it with ahead_of_time=True"
+    ]
+
+
+def _repeated_on_parts(reading: Reading, machine: Hardware | None) -> list[Remark]:
+    """Products that parts of a named axis repeat: on the mesh that the groups of collectives make."""
+    if reading.prices.named is None:
+        return []
+    parts = read_program(reading.program, machine).prices
+    named, inferred = (sum(size > 1 for size in each.mesh.sizes.values()) for each in (reading.prices, parts))
+    return repeated_products(reading.program, parts) if inferred > named else []
 
 
 def read_program(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:
@@ -190,8 +252,10 @@ def audit(
     --json`: `verdict`, `emitted[]`, `warnings[]`, `compiler_warnings[]`, `not_understood[]`, `bytes`,
     `flops`. Raises AuditError with the compiler's message if it refuses.
     """
+    # An abstract mesh has no devices to compile for.
+    ahead_of_time |= _has_abstract_mesh((args, kwargs))
     if ahead_of_time and hardware is None:
-        raise AuditError("ahead_of_time=True needs hardware=, such as v5p:4x4x4")
+        raise AuditError("compiling ahead of time needs hardware=, such as v5p:4x4x4")
     with captured_stderr() as captured:
         if ahead_of_time and hardware:
             program, mesh = compiled_ahead(jitted, hardware, *args, **kwargs)
@@ -199,6 +263,14 @@ def audit(
             program, mesh = compiled_program(jitted, *args, **kwargs)
         log = warning_lines(captured())
     return audit_program(program, hardware, mesh, log)
+
+
+def _has_abstract_mesh(arguments: Any) -> bool:
+    import jax
+
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments))
+    meshes = (one.mesh for one in shardings if isinstance(one, jax.sharding.NamedSharding))
+    return any(isinstance(mesh, jax.sharding.AbstractMesh) and not mesh.empty for mesh in meshes)
 
 
 def compiled_program(jitted: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Program, Mesh | None]:
@@ -257,6 +329,12 @@ def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> P
     except Exception as error:
         name = getattr(jitted, "__name__", "the function")
         lines = str(error).strip().splitlines() or [type(error).__name__]
+        if "ncompatible devices" in str(error):
+            raise AuditError(
+                f"{name} does not compile: a sharding in it names the devices of another mesh; write "
+                "with_sharding_constraint(x, PartitionSpec(...)), under jax.set_mesh, in place of "
+                "NamedSharding(mesh, PartitionSpec(...))"
+            ) from error
         raise AuditError(f"{name} does not compile: {lines[0]}") from error
     assert text, "XLA keeps the text of a compiled program"
     return parse_hlo(text)

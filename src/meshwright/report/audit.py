@@ -145,13 +145,15 @@ def remarks(audit: JsonDocument) -> list[tuple[str, str, str, str]]:
     rows = [
         (
             f"{finding['tensor']} {finding['direction']}",
-            f"{finding['what']} ({cost_text(finding)})",
+            f"{finding['what']} ({cost_text(finding)})"
+            + (f"; the compiler: {finding['compiler']}" if "compiler" in finding else ""),
             finding["where"],
             finding["change"],
         )
         for finding in audit.get("findings") or []
     ]
-    warned = audit.get("compiler_warnings") or []
+    joined = {finding.get("compiler") for finding in audit.get("findings") or []}
+    warned = [one for one in audit.get("compiler_warnings") or [] if one["what"] not in joined]
     return rows + [("the compiler", one["what"], one["where"], one["change"]) for one in warned]
 
 

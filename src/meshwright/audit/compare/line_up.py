@@ -347,6 +347,9 @@ def _small(row: Row, prices: Prices, spare: set[str]) -> float:
     )
     gathers = any(p.op == "all_gather" for p in row.planned)
     gathered = any(e.op in ("all_gather", "permute") for e in row.emitted)
+    is_summed = any(p.op in ("all_reduce", "reduce_scatter") for p in row.planned)
+    if is_summed and not any(e.reduces for e in row.emitted):
+        return float("inf")
     if sums_others or not planned <= emitted or gathers > gathered:
         return float("inf")
     # The whole tensor is summed by another collective, so taking less time than planned is no fault.

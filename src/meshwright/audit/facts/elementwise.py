@@ -27,12 +27,12 @@ from meshwright.audit.hlo.trace import (
 )
 
 # Opcodes of elementwise arithmetic.
-_ARITHMETIC_OPCODES = """
+_NAMES = """
 abs add and atan2 cbrt ceil clamp compare cosine divide erf exponential exponential-minus-one floor is-finite
 log log-plus-one logistic maximum minimum multiply negate not or power remainder round-nearest-afz
 round-nearest-even rsqrt select sign sine sqrt subtract tan tanh xor
 """
-_ARITHMETIC = frozenset(_ARITHMETIC_OPCODES.split())
+ARITHMETIC_OPCODES = frozenset(_NAMES.split())
 _SORTS = frozenset({"sort", "topk"})
 # JAX's transcendental functions.
 _FUNCTIONS = frozenset(
@@ -72,7 +72,7 @@ def update_arithmetic(program: Program, operations: Collection[str] = ()) -> Upd
                 continue
             if each.opcode == "reduce":
                 reduced += runs * _reduced_elements(program, TracedValue(each, place))
-            elif each.opcode in _ARITHMETIC and each.shapes[0].num_elements in sizes:
+            elif each.opcode in ARITHMETIC_OPCODES and each.shapes[0].num_elements in sizes:
                 computed += runs * each.shapes[0].num_elements
     return UpdateArithmetic(round(computed), round(reduced))
 
@@ -127,7 +127,7 @@ def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[Sco
         runs = known_runs(program, place)
         for each in place.computation.instructions.values():
             sorts = each.opcode in _SORTS
-            is_counted = each.opcode in _ARITHMETIC or each.opcode == "reduce" or sorts
+            is_counted = each.opcode in ARITHMETIC_OPCODES or each.opcode == "reduce" or sorts
             is_named = each.op_name.startswith("jit(")
             if is_counted and is_named and phase_of(each.op_name, differentiated) != "update":
                 made = each.shapes[0]
@@ -224,7 +224,7 @@ def state_passes(program: Program, *, differentiated: bool) -> Iterator[StatePas
     for place in places(program):
         for instruction in place.computation.instructions.values():
             opcode = instruction.opcode
-            computes = opcode in _ARITHMETIC or opcode == "reduce"
+            computes = opcode in ARITHMETIC_OPCODES or opcode == "reduce"
             writes = opcode in _WRITES and _is_in_memory(instruction) and not _is_fused_with_product(place)
             if not (computes or writes) or phase_of(instruction.op_name, differentiated) == "update":
                 continue

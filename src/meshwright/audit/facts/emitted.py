@@ -150,7 +150,7 @@ class Emitted:
         while left:
             for user, at in readers(program, left.pop()):
                 key = user.instruction.name, user.place.computation.name
-                passes = elementwise and at >= 0 and user.instruction.opcode in _ELEMENTWISE
+                passes = elementwise and at >= 0 and user.instruction.opcode in ELEMENTWISE
                 if not passes:
                     yield user, at
                 elif key not in seen:
@@ -198,7 +198,7 @@ def pass_of(direction: str) -> str:
 
 # Names of collectives that users write; all others come from a sharding.
 _WRITTEN = ("all_gather", "all_to_all", "ppermute", "psum", "reduce_scatter", "pshuffle", "ragged_all_to_all")
-_ELEMENTWISE = frozenset({
+ELEMENTWISE = frozenset({
     "add", "subtract", "multiply", "divide", "negate", "maximum", "minimum", "tanh", "exponential",
     "logistic", "power", "select", "clamp", "rsqrt",
 })  # fmt: skip

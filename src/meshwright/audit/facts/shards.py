@@ -42,6 +42,16 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
 }
 
 
+_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
+    "LT": lambda a, b: a < b,
+    "LE": lambda a, b: a <= b,
+    "GT": lambda a, b: a > b,
+    "GE": lambda a, b: a >= b,
+    "EQ": lambda a, b: a == b,
+    "NE": lambda a, b: a != b,
+}
+
+
 def device_values(program: Program, value: TracedValue) -> tuple[int, ...] | None:
     """The integer that each partition computes for a scalar; None if it depends on data.
 
@@ -64,6 +74,17 @@ def device_values(program: Program, value: TracedValue) -> tuple[int, ...] | Non
         if not (low and middle and high):
             return None
         return tuple(max(least, min(most, x)) for least, x, most in zip(low, middle, high, strict=True))
+    if instruction.opcode == "select":
+        chosen, yes, no = (device_values(program, source.operand(i)) for i in range(3))
+        if not (chosen and yes and no):
+            return None
+        return tuple(a if take else b for take, a, b in zip(chosen, yes, no, strict=True))
+    if instruction.opcode == "compare":
+        left, right = (device_values(program, source.operand(i)) for i in (0, 1))
+        holds = _COMPARISONS.get(instruction.attributes.get("direction", ""))
+        if not (holds and left and right):
+            return None
+        return tuple(int(holds(a, b)) for a, b in zip(left, right, strict=True))
     if instruction.opcode in _ARITHMETIC:
         left, right = (device_values(program, source.operand(i)) for i in (0, 1))
         calculate = _ARITHMETIC[instruction.opcode]

@@ -174,6 +174,10 @@ _BEFORE_PARTITIONING = (
 )
 
 
+# Instructions that have a sharding only before the partitioner has run.
+_COMPUTED = ("dot", "convolution", "add", "multiply", "reduce", "transpose", "reshape", "dynamic-slice")
+
+
 @dataclass(frozen=True)
 class Program:
     """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`.
@@ -254,12 +258,17 @@ def parse_hlo(text: str) -> Program:
     if not entry:
         raise AuditError("the text is not an HLO module: it has no ENTRY computation")
     module = re.search(r"^HloModule\s+([^\s,]+)", text, re.M)
+    num_partitions, num_replicas = (_count(text, name) for name in ("num_partitions", "replica_count"))
+    if num_partitions == num_replicas == 1:  # torch/XLA's headers have neither
+        num_devices = _devices_of_groups(text)
+        is_global = "use_global_device_ids=true" in text
+        num_partitions, num_replicas = (num_devices, 1) if is_global else (1, num_devices)
     return Program(
         module[1] if module else "",
         computations,
         entry,
-        num_partitions=_count(text, "num_partitions"),
-        num_replicas=_count(text, "replica_count"),
+        num_partitions=num_partitions,
+        num_replicas=num_replicas,
         is_scheduled=bool(re.search(r"^HloModule.*\bis_scheduled=true", text, re.M)),
     )
 
@@ -286,12 +295,26 @@ def check_partitioned(program: Program) -> None:
     for computation in program.computations.values():
         for instruction in computation.instructions.values():
             target = instruction.attributes.get("custom_call_target", "").strip('"')
+            if "sharding" in instruction.attributes and instruction.opcode in _COMPUTED:
+                raise AuditError(
+                    f"HLO that is not partitioned yet: {instruction.name} has a sharding, of which the "
+                    "partitioner makes shards and collectives; "
+                    "fits: the text after optimisations, as compiled.as_text() gives it"
+                )
             if target in _BEFORE_PARTITIONING:
                 raise AuditError(
                     f"HLO that is not partitioned yet: {instruction.name} is a custom call of {target}, "
                     "which the partitioner removes as it makes the collectives; "
                     "fits: the text after optimisations, as compiled.as_text() gives it"
                 )
+
+
+def _devices_of_groups(text: str) -> int:
+    """The number of devices that the groups of collectives have; 1 without groups."""
+    lists = re.findall(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}\s]+\})\}", text)
+    numbered = [int(number) for one in lists for number in re.findall(r"\d+", one)]
+    tiled = re.findall(r"replica_groups=\[(\d+),(\d+)\]<=", text)
+    return max([1 + max(numbered, default=0), *(int(count) * int(size) for count, size in tiled)])
 
 
 def _count(text: str, name: str) -> int:

@@ -39,7 +39,7 @@ def cached_numerics(plan: Plan, *, use_cache: bool = True) -> dict[str, Any]:
 
     If the twin does not run, `agrees` is None and `why` has the reason.
     """
-    key = source_key({"numerics": asdict(replace(plan, hardware="", planned={}, tuned=()))})
+    key = source_key({"numerics": asdict(replace(plan, planned={}, tuned=()))})
     if use_cache and (stored := fetch(key)):
         return json.loads((stored / _REPORT).read_text())
     try:

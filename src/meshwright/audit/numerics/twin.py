@@ -47,7 +47,7 @@ def _with_degrees(plan: Plan, degrees: dict[str, int]) -> Plan:
         layout, model = _of_stages(plan, layout, model)
     ranks = layout.data * layout.fsdp * layout.schedule.microbatches
     workload = Workload(2 * ranks, _SEQ_LEN, plan.workload.phase)
-    return Plan(model, "cpu:1", workload, layout)
+    return Plan(model, plan.hardware, workload, layout)
 
 
 def in_float32(layout: Layout) -> Layout:

@@ -25,24 +25,38 @@ _INTEGERS = re.compile(r"[su](8|16|32|64)$")
 class ProgramBatch(NamedTuple):
     """The batch of a program without a plan.
 
-    fsdp_axes: mesh axes over which both the batch and weights are sharded. elements: numbers of the batch on
-    one device.
+    fsdp_axes: mesh axes over which both the batch and weights are sharded. axes: over which the batch is.
+    elements: numbers of the batch on one device. names: its inputs of floating-point numbers.
     """
 
     fsdp_axes: frozenset[str]
+    axes: frozenset[str]
     elements: int
+    names: frozenset[str]
 
 
 def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
-    """The integer arrays among a program's inputs: tokens or labels. Empty without any."""
+    """The integer arrays among a program's inputs: tokens or labels.
+
+    Of a step with gradients and no such inputs, the inputs of whose shapes nothing is returned: weights come
+    back updated, or as gradients.
+    """
     arrays = [
         each for each in program.main.parameters if isinstance(each.shape, ArrayShape) and each.shapes[0].dims
     ]
     tokens = [one for one in arrays if _INTEGERS.match(one.shapes[0].dtype)]
     weights = [one for one in arrays if one not in tokens and len(one.shapes[0].dims) > 1]
-    axes = [frozenset().union(*(_split_over(one, mesh) for one in some)) for some in (tokens, weights)]
+    rows: list[Instruction] = []
+    if not tokens and is_differentiated(program):
+        returned = {shape.dims for shape in program.main.result.shapes}
+        rows = [one for one in weights if one.shapes[0].dims not in returned]
+        weights = [one for one in weights if one not in rows]
+    axes = [
+        frozenset().union(*(_split_over(one, mesh) for one in some)) for some in (tokens or rows, weights)
+    ]
     elements = max((one.shapes[0].num_elements for one in tokens), default=0)
-    return ProgramBatch(axes[0] & axes[1], elements)
+    names = frozenset(one.op_name or one.name for one in rows)
+    return ProgramBatch(axes[0] & axes[1], axes[0], elements, names)
 
 
 def _split_over(parameter: Instruction, mesh: Mesh) -> frozenset[str]:
@@ -88,7 +102,9 @@ def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
     remarks = list(remarks)
     roots = [one for one in remarks if one.kind == UNCONSTRAINED]
     if not roots:
-        return remarks
+        # A matmul whose operands are both gathered is repeated on all of these devices.
+        gathered = any(one.kind == "contraction_gathered" for one in remarks)
+        return [one for one in remarks if not (gathered and one.kind == "computed_repeatedly")]
     first, *others = sorted(roots, key=lambda remark: -(remark.bytes or 0))
     for other in others:
         first = _joined(first, other)

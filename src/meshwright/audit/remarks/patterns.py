@@ -3,16 +3,27 @@
 Each checks one collective in its program and returns a fault or None.
 """
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.audit.facts.communication import is_cast
-from meshwright.audit.facts.emitted import Emitted, is_computed
+from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted, is_computed
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import own_slices
 from meshwright.audit.facts.timeline import ProgramSchedule
+from meshwright.audit.hlo.op_names import primitive_of, split_op_name
 from meshwright.audit.hlo.read import Program
-from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, same_each_turn, trip_count
+from meshwright.audit.hlo.trace import (
+    MOVES,
+    CallPath,
+    TracedValue,
+    history,
+    same_each_turn,
+    sources,
+    trip_count,
+)
 from meshwright.dtypes import number_type, types_for
 
 Fault = tuple[str, str, str]  # kind, what, change
@@ -22,8 +33,8 @@ Fault = tuple[str, str, str]  # kind, what, change
 class ProgramContext:
     """Facts about the program that rules need in addition to a collective.
 
-    fsdp_axes: mesh axes over which both the batch and weights are sharded. batch_elements: numbers of the
-    batch on one device, such as its tokens.
+    fsdp_axes: mesh axes over which both the batch and weights are sharded. batch_axes: over which the batch
+    is. batch_elements: numbers of the batch on one device, such as its tokens. batch_names: its inputs.
     """
 
     program: Program
@@ -32,7 +43,9 @@ class ProgramContext:
     differentiated: bool
     schedule: ProgramSchedule
     fsdp_axes: frozenset[str] = frozenset()
+    batch_axes: frozenset[str] = frozenset()
     batch_elements: int = 0
+    batch_names: frozenset[str] = frozenset()
 
     def over(self, emitted: Emitted) -> str:
         """The devices that a collective joins, in words."""
@@ -48,7 +61,7 @@ _FEWER_BYTES = 4
 
 def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An embedding gathered whole to look up a few of its rows."""
-    if emitted.op != "all_gather":
+    if emitted.op != "all_gather" or emitted.is_written:
         return None
     for user, at in emitted.uses(context.program):
         looked_up = user.instruction.shapes[0].num_bytes
@@ -57,11 +70,16 @@ def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
             and at == 0
             and emitted.collective.gathered_bytes > 2 * looked_up
         ):
+            shares = set(emitted.axes) & context.batch_axes
             return (
                 "table_gathered",
                 f"the whole table `{emitted.tensor}` is gathered over {context.over(emitted)} "
                 f"({emitted.collective.gathered_bytes:,} B) to look up rows of {looked_up:,} B",
-                "look up rows in each device's shard and all-reduce them: keep the table sharded and "
+                "the looked-up indices are sharded over the same axis: gather the indices, a few bytes, look "
+                "up in each device's shard and reduce-scatter the rows, in jax.shard_map; or shard the table "
+                "over another axis"
+                if shares
+                else "look up rows in each device's shard and all-reduce them: keep the table sharded and "
                 "constrain only the result",
             )
     return None
@@ -89,6 +107,82 @@ def repeated_gather(emitted: Emitted, context: ProgramContext) -> Fault | None:
             + ("(tensor parallelism)" if context.differentiated else "(tensor parallelism), without FSDP"),
         )
     return None
+
+
+# What to write for operations along a whole dimension, by JAX's primitive.
+_WITHOUT_PARTS = {
+    "top_k": "take the top k of each device's shard, gather these, and take their top k (jax.shard_map)",
+    "sort": "sort along a dimension that is whole: constrain the operand to be sharded along another one",
+    "fft": "transform whole lines on each device in jax.shard_map, since XLA gathers the operand of an FFT: "
+    "shard it along another dimension before, by one all-to-all",
+    "cumsum": "sum within each device's shard, exchange the shards' totals, and add those of the shards "
+    "before (jax.shard_map)",
+}
+_SAME_REMEDY = {"approx_top_k": "top_k", "argsort": "sort"} | dict.fromkeys(
+    ("cumprod", "cummax", "cummin", "cumlogsumexp", "reduce_window_sum", "associative_scan"), "cumsum"
+)
+_BY_OPCODE = {"sort": "sort", "topk": "top_k", "fft": "fft"}
+
+
+def along_the_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array moved for an operation along its sharded dimension that needs only parts of it."""
+    if emitted.op not in ("all_gather", "all_to_all") or emitted.is_written or emitted.collective.follows_sum:
+        return None
+    operation = next(filter(None, map(_needs_whole, emitted.uses(context.program, elementwise=True))), None)
+    if operation is None and primitive_of(emitted.collective.op_name) in (*_WITHOUT_PARTS, *_SAME_REMEDY):
+        operation = primitive_of(emitted.collective.op_name)
+    if operation is None:
+        return None
+    return (
+        "gathered_for_one_operation",
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
+        f"{context.over(emitted)} ({emitted.op}) for {operation}, no matmul",
+        _WITHOUT_PARTS[_SAME_REMEDY.get(operation, operation)],
+    )
+
+
+def _needs_whole(use: tuple[TracedValue, int]) -> str | None:
+    """The primitive of a reader that takes a whole dimension."""
+    instruction = use[0].instruction
+    target = instruction.attributes.get("custom_call_target", "").strip('"').lower()
+    if target == "topk":
+        return "top_k"
+    names = (primitive_of(name) for name in split_op_name(instruction.op_name))
+    known = next((name for name in names if name in _WITHOUT_PARTS or name in _SAME_REMEDY), None)
+    return known or _BY_OPCODE.get(instruction.opcode)
+
+
+def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """A stack of layers gathered whole before a loop that reads a layer in each turn."""
+    if emitted.op != "all_gather" or emitted.is_written or is_computed(context.program, emitted.operand()):
+        return None
+    dims = emitted.value.instruction.attributes.get("dimensions", "")
+    is_batch = emitted.collective.parameter in context.batch_names
+    if is_batch or dims != "{0}" or emitted.value.place.loops:
+        return None
+    # The partitioner names the gather after the slice in the loop, of which it makes the operand whole.
+    name = emitted.collective.op_name
+    is_of_loop = "/while/" in name and primitive_of(name) in _SLICES
+    if not is_of_loop or not any(
+        user.instruction.opcode == "while" for user, _ in emitted.uses(context.program)
+    ):
+        return None
+    shape = emitted.result().instruction.shapes[-1]
+    *_, origin = history(context.program, emitted.operand(), MOVES)
+    if len(origin.instruction.shapes[0].dims) != len(shape.dims):  # rows of a batch, cut into a stack
+        return None
+    count = shape.dims[0]
+    return (
+        "stack_gathered",
+        f"the whole stack `{emitted.tensor}` of {count} layers ({emitted.collective.gathered_bytes:,} B) is "
+        f"gathered over {context.over(emitted)} before the loop that reads one in each turn, so that every "
+        "device holds all of them",
+        "shard another dimension of the stack than the layers', so that each turn gathers its own layer: "
+        "P(None, axis)",
+    )
+
+
+_SLICES = ("dynamic_slice", "dynamic_index_in_dim", "gather", "squeeze")
 
 
 def for_few_tokens(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -122,10 +216,26 @@ def moved_weight(emitted: Emitted, context: ProgramContext) -> Fault | None:
         not moves
         or emitted.is_written
         or emitted.is_windowed
+        or _is_shift(emitted)
+        or emitted.collective.parameter in context.batch_names
         or is_computed(context.program, emitted.operand())
+        or (emitted.op == "all_to_all" and not any(emitted.products(context.program)))
     ):
         return None
     return stored_otherwise(emitted, context)
+
+
+def _is_shift(emitted: Emitted) -> bool:
+    """Whether each device sends to the next or the one before: a pipeline's shift, or a halo's rows."""
+    text = emitted.value.instruction.attributes.get("source_target_pairs", "")
+    pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text)]
+    if emitted.op != "permute" or not pairs or any(a == b for a, b in pairs):
+        return False
+    # All go the same way, except those that close a ring; or few devices send, as the last of a pipeline.
+    (_, times), *others = Counter(b - a for a, b in pairs).most_common()
+    num_devices = emitted.mesh.num_devices if emitted.mesh else 0
+    is_ring = len(pairs) > 2 and len(others) <= 1 and 2 * times > len(pairs)
+    return is_ring or 2 * len(pairs) < num_devices
 
 
 def stored_otherwise(emitted: Emitted, context: ProgramContext) -> Fault:
@@ -147,6 +257,19 @@ def _place_of(emitted: Emitted, depth: int) -> CallPath:
 UNCONSTRAINED = "activations_not_constrained"
 
 
+def batch_moved(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """The batch itself moved before its matmul, to the sharding of weights: FSDP without constraints."""
+    axes = set(emitted.axes) & context.fsdp_axes
+    if (
+        not axes
+        or emitted.op not in ("all_gather", "all_to_all")
+        or emitted.is_written
+        or emitted.collective.parameter not in context.batch_names
+    ):
+        return None
+    return unconstrained(emitted, context)
+
+
 def over_the_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Activations summed or gathered over axes that shard both batch and weights.
 
@@ -158,12 +281,16 @@ def over_the_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
     operand = emitted.operand()
     if (
         not (axes and forward)
-        or emitted.op not in ("all_reduce", "all_gather", "reduce_scatter")
+        or emitted.op not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
         or emitted.is_written
         or emitted.elements <= context.batch_elements
         or not (is_computed(context.program, operand) or _is_carried(emitted, context.program))
     ):
         return None
+    return unconstrained(emitted, context)
+
+
+def unconstrained(emitted: Emitted, context: ProgramContext) -> Fault:
     return (
         UNCONSTRAINED,
         f"activations (`{emitted.tensor}`) are communicated over {context.over(emitted)}, which shards both "
@@ -175,12 +302,11 @@ def over_the_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 def two_sides(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Both operands of a matmul gathered over the same devices, which repeat the product."""
-    if emitted.op != "all_gather" or not is_computed(context.program, emitted.operand()):
+    if emitted.op != "all_gather":
         return None
     for _, other in emitted.products(context.program):
-        *_, origin = history(context.program, other, MOVES)
-        partner = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
-        if partner and partner is not emitted and _same_devices(partner, emitted):
+        partner = _gathered_as(other, context)
+        if partner and _is_named_first(emitted, partner, context) and _same_devices(partner, emitted):
             return (
                 "contraction_gathered",
                 f"both operands of a matmul, `{emitted.tensor}` and `{partner.tensor}`, are gathered over "
@@ -189,6 +315,29 @@ def two_sides(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 "or reduce-scatter): constrain only the result",
             )
     return None
+
+
+def _is_named_first(emitted: Emitted, partner: Emitted, context: ProgramContext) -> bool:
+    """Whether a warning is about this gather, and not its partner: activations, otherwise the first."""
+    computed, other = (is_computed(context.program, each.operand()) for each in (emitted, partner))
+    return computed if computed != other else context.sent.index(emitted) < context.sent.index(partner)
+
+
+def _gathered_as(value: TracedValue, context: ProgramContext) -> Emitted | None:
+    """The gather that an operand of a product is, perhaps after elementwise operations."""
+    left, seen = [value], 0
+    while left and seen < _FEW:
+        *_, origin = history(context.program, left.pop(), MOVES)
+        found = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
+        if found is not None:
+            return found if found.op == "all_gather" else None
+        if origin.instruction.opcode in ELEMENTWISE:
+            left += sources(context.program, origin)
+        seen += 1
+    return None
+
+
+_FEW = 16
 
 
 def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -252,6 +401,7 @@ def _is_moved_activation(emitted: Emitted, context: ProgramContext) -> bool:
     if (
         emitted.is_written
         or emitted.is_windowed
+        or _is_shift(emitted)
         or emitted.collective.phase == "update"
         or not (is_computed(context.program, emitted.operand()) or _is_carried(emitted, context.program))
     ):
@@ -361,6 +511,9 @@ def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]
 # In order of precedence.
 FAULT_RULES: tuple[FaultRule, ...] = (
     table,
+    along_the_whole,
+    stack_of_layers,
+    batch_moved,
     over_the_batch,
     repeated_gather,
     two_sides,

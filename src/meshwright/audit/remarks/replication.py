@@ -63,6 +63,8 @@ def _moments(program: Program) -> list[Instruction]:
 
 def _read_by_update_only(program: Program, parameter: Instruction) -> bool:
     uses = [user for user, at in readers(program, TracedValue(parameter, CallPath(program.main))) if at >= 0]
+    if any(user.instruction.opcode in ("while", "call", "conditional") for user in uses):
+        return False
     names = [user.instruction.op_name for user in uses if user.instruction.op_name]
     return bool(names) and all(phase_of(name, differentiated=True) == "update" for name in names)
 

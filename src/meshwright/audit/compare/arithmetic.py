@@ -1,0 +1,106 @@
+"""Findings on the types of a step's elementwise work, on conditions, and on its host.
+
+A tiny twin in float32 (audit/numerics) shows which numbers a step computes. The types in which the real step
+computes them are in the compiled text: losses, norms, routers and updates need 32 bits, since 16 bits stop
+counting at 256.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from meshwright.audit.compile.planned_program import PlannedStep
+from meshwright.audit.facts.narrow import HostTransfer, NarrowResult
+from meshwright.audit.hlo.op_names import phase_of, scope_of
+from meshwright.audit.hlo.read import Program
+from meshwright.audit.hlo.trace import known_runs, places
+from meshwright.audit.remarks import Remark
+from meshwright.layout import Layout
+from meshwright.units import format_bytes
+
+# Scopes whose whole forward pass is in float32: the loss of logits, and the choice of experts.
+_WIDE_SCOPES = ("loss", "top_k", "router_losses")
+# More rounded elements of the update than arrays of the state, by this factor.
+_MORE_CASTS = 1.25
+
+
+def type_findings(
+    narrow: Iterable[NarrowResult],
+    statistics: Mapping[str, int],
+    planned: PlannedStep,
+    state_elements: int,
+) -> list[Remark]:
+    """A finding for each operation that computes in 16 bits, and needs 32.
+
+    statistics: elements of norms' means, by scope. state_elements: of one device's weights and moments that
+    are kept in at most 16 bits, which the update rounds once each.
+    """
+    rounded = Counter(statistics)
+    names = dict.fromkeys(statistics, "")
+    update = Counter[str]()
+    for one in narrow:
+        if one.direction == "update":
+            update[one.opcode] += one.elements
+            names.setdefault("update", one.op_name)
+        elif one.direction == "forward" and (operation := _needs_wide(one)):
+            rounded[operation] += one.elements
+            names.setdefault(operation, one.op_name)
+    computed = update.total() - update["convert"]
+    if planned.update and state_elements >= 0:
+        limit = 0.01 * planned.update.computed
+        excess = update["convert"] - _MORE_CASTS * state_elements
+        if computed > limit or excess > limit:
+            rounded["update"] = round(computed + max(0.0, excess))
+    return [
+        Remark(
+            "dtype",
+            name,
+            f"{name}: {elements:,} elements are computed or rounded in 16 bits, where 32 are needed",
+            names[name],
+            "cast its input to float32 first",
+            0,
+        )
+        for name, elements in rounded.most_common()
+    ]
+
+
+def _needs_wide(one: NarrowResult) -> str | None:
+    """The operation that a rounded result is part of, if it must be in float32."""
+    for scope in scope_of(one.op_name):
+        if scope in _WIDE_SCOPES:
+            return scope
+    return None
+
+
+def condition_findings(program: Program) -> list[Remark]:
+    """One finding for conditions on data in the update, which no optimizer has."""
+    names = [
+        each.op_name
+        for place in places(program)
+        if known_runs(program, place)
+        for each in place.computation.instructions.values()
+        if each.opcode == "conditional" and phase_of(each.op_name, differentiated=True) == "update"
+    ]
+    if not names:
+        return []
+    what = f"{len(names)} conditions on data in the update: it is left out or replaced in some steps"
+    return [Remark("update", "update", what, names[0], "update in every step", 0)]
+
+
+def host_findings(transfers: Iterable[HostTransfer], layout: Layout) -> list[Remark]:
+    """One finding for callbacks, and one for arrays that go by the host's memory without a plan for it."""
+    calls, moves = [], []
+    for one in transfers:
+        (moves if "copied" in one.what else calls).append(one)
+    schedule = layout.schedule
+    if schedule.offload or schedule.offload_optimizer:
+        moves = []
+    remarks = []
+    for group in (calls, moves):
+        if group:
+            largest = max(group, key=lambda one: one.num_bytes)
+            size = sum(one.num_bytes for one in group)
+            name = largest.instruction.op_name or largest.instruction.name
+            others = f" and {len(group) - 1} more" if len(group) > 1 else ""
+            what = f"`{name}`{others} {largest.what}: {format_bytes(size)} a step, and the device waits"
+            remarks.append(Remark("host", name, what, name, "keep it on the device", size))
+    return remarks

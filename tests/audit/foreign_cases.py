@@ -1,0 +1,327 @@
+"""Small programs that people met, each wrong in one way, and with the remedy applied.
+
+A case is a function and the types of its arguments on eight devices; `kind`: the finding, or None for a
+program that does what it is asked for.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+class Case(NamedTuple):
+    """A program; kind: of its finding; fixed: the same with the remedy, without that finding."""
+
+    kind: str | None
+    run: Callable[[], tuple[Any, tuple[Any, ...]]]
+    fixed: Callable[[], tuple[Any, tuple[Any, ...]]] | None = None
+
+
+def mesh(axis: str) -> Mesh:
+    return Mesh(np.array(jax.devices()[:8]), (axis,))
+
+
+def array(m: Mesh, shape: tuple[int, ...], *spec: Any, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(m, P(*spec)))
+
+
+def constrained(m: Mesh, x: Any, *spec: Any) -> Any:
+    return lax.with_sharding_constraint(x, NamedSharding(m, P(*spec)))
+
+
+def _top_k() -> Any:
+    m = mesh("tensor")
+    args = array(m, (64, 512)), array(m, (512, 32768), None, "tensor")
+    return jax.jit(lambda h, w: lax.top_k(h @ w, 8)), args
+
+
+def _top_k_of_shards() -> Any:
+    m = mesh("tensor")
+
+    def local(h: Any, w: Any) -> Any:
+        values, places = lax.top_k(h @ w, 8)
+        places += lax.axis_index("tensor") * w.shape[1]
+        values, places = (lax.all_gather(x, "tensor", axis=1, tiled=True) for x in (values, places))
+        values, best = lax.top_k(values, 8)
+        return values, jnp.take_along_axis(places, best, 1)
+
+    run = jax.shard_map(local, mesh=m, in_specs=(P(), P(None, "tensor")), out_specs=P(), check_vma=False)
+    return jax.jit(run), (array(m, (64, 512)), array(m, (512, 32768), None, "tensor"))
+
+
+def _cumulative_sum() -> Any:
+    m = mesh("x")
+    out = NamedSharding(m, P(None, "x"))
+    return jax.jit(lambda a: jnp.cumsum(a, axis=1), out_shardings=out), (array(m, (64, 65536), None, "x"),)
+
+
+def _cumulative_sum_of_shards() -> Any:
+    m = mesh("x")
+
+    def local(a: Any) -> Any:
+        own = jnp.cumsum(a, axis=1)
+        totals = lax.all_gather(own[:, -1:], "x", axis=1, tiled=True)
+        earlier = (jnp.arange(8) < lax.axis_index("x"))[None, :]
+        return own + jnp.sum(jnp.where(earlier, totals, 0.0), axis=1, keepdims=True)
+
+    run = jax.shard_map(local, mesh=m, in_specs=P(None, "x"), out_specs=P(None, "x"))
+    return jax.jit(run), (array(m, (64, 65536), None, "x"),)
+
+
+def _fourier() -> Any:
+    m = mesh("x")
+    run = jax.jit(lambda a: jnp.abs(jnp.fft.fft(a, axis=1)), out_shardings=NamedSharding(m, P(None, "x")))
+    return run, (array(m, (256, 4096), None, "x", dtype=jnp.complex64),)
+
+
+def _fourier_of_lines() -> Any:
+    m = mesh("x")
+    lines = jax.shard_map(lambda a: jnp.fft.fft(a, axis=1), mesh=m, in_specs=P("x"), out_specs=P("x"))
+    return jax.jit(lambda a: jnp.abs(lines(a))), (array(m, (256, 4096), "x", dtype=jnp.complex64),)
+
+
+def _sort(*spec: Any) -> Callable[[], Any]:
+    def run() -> Any:
+        m = mesh("x")
+        out = NamedSharding(m, P(*spec))
+        return jax.jit(lambda a: jnp.sort(a, axis=1), out_shardings=out), (array(m, (64, 65536), *spec),)
+
+    return run
+
+
+def _stack(*spec: Any) -> Callable[[], Any]:
+    def run() -> Any:
+        m = mesh("fsdp")
+
+        def loss(ws: Any, x: Any) -> Any:
+            h, _ = lax.scan(lambda h, w: (constrained(m, jnp.tanh(h @ w), "fsdp"), None), x, ws)
+            return jnp.sum(h**2)
+
+        ws = array(m, (8, 1024, 1024), *spec)
+        return jax.jit(jax.grad(loss), out_shardings=ws.sharding), (ws, array(m, (64, 1024), "fsdp"))
+
+    return run
+
+
+def _fsdp(*spec: Any, constrain: bool) -> Callable[[], Any]:
+    """Three layers of two matrices, written without or with constraints on activations."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def kept(x: Any) -> Any:
+            return constrained(m, x, "data") if constrain else x
+
+        def loss(params: Any, x: Any) -> Any:
+            for w1, w2 in params:
+                x = kept(x + kept(jnp.tanh(x @ w1)) @ w2)
+            return jnp.mean(x**2)
+
+        def step(params: Any, x: Any) -> Any:
+            return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params, x))
+
+        pair = array(m, (1024, 4096), *spec), array(m, (4096, 1024), *spec)
+        return jax.jit(step), ([pair] * 3, array(m, (512, 1024), "data"))
+
+    return run
+
+
+def _fsdp_in_a_loop(*, constrain: bool) -> Callable[[], Any]:
+    def run() -> Any:
+        m = mesh("data")
+
+        def kept(x: Any) -> Any:
+            return constrained(m, x, "data") if constrain else x
+
+        def loss(params: Any, x: Any) -> Any:
+            def layer(h: Any, w: Any) -> Any:
+                return kept(kept(h) + kept(jnp.tanh(h @ w[0])) @ w[1]), None
+
+            return jnp.mean(lax.scan(layer, x, params)[0] ** 2)
+
+        def step(params: Any, x: Any) -> Any:
+            return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params, x))
+
+        params = array(m, (4, 1024, 4096), None, None, "data"), array(m, (4, 4096, 1024), None, None, "data")
+        out = jax.tree.map(lambda w: w.sharding, params)
+        return jax.jit(step, out_shardings=out), (params, array(m, (512, 1024), "data"))
+
+    return run
+
+
+def _both_sides(*, reduced: bool) -> Callable[[], Any]:
+    def run() -> Any:
+        m = mesh("x")
+
+        def product(a: Any, b: Any) -> Any:
+            if not reduced:
+                a, b = constrained(m, a), constrained(m, b)
+            return constrained(m, a @ b)
+
+        return jax.jit(product), (array(m, (512, 4096), None, "x"), array(m, (4096, 512), "x"))
+
+    return run
+
+
+def _own_slice(*, scattered: bool) -> Callable[[], Any]:
+    def run() -> Any:
+        m = mesh("x")
+
+        def local(a: Any, b: Any) -> Any:
+            if scattered:
+                return lax.psum_scatter(a @ b, "x", scatter_dimension=0, tiled=True)
+            y = lax.psum(a @ b, "x")
+            size = y.shape[0] // 8
+            return lax.dynamic_slice_in_dim(y, lax.axis_index("x") * size, size, 0)
+
+        split = jax.shard_map(local, mesh=m, in_specs=(P(None, "x"), P("x")), out_specs=P("x"))
+        return jax.jit(split), (array(m, (1024, 4096), None, "x"), array(m, (4096, 512), "x"))
+
+    return run
+
+
+def _microbatches(*, constrain: bool) -> Callable[[], Any]:
+    def run() -> Any:
+        m = mesh("data")
+
+        def step(w: Any, x: Any) -> Any:
+            def loss(w: Any, rows: Any) -> Any:
+                return jnp.sum(jnp.tanh(rows @ w) ** 2)
+
+            if constrain:
+                x = constrained(m, x.reshape(16, 4, 512).swapaxes(0, 1), None, "data")
+            else:
+                x = x.reshape(4, 16, 512)
+            total, _ = lax.scan(lambda g, rows: (g + jax.grad(loss)(w, rows), None), jnp.zeros_like(w), x)
+            return w - 0.1 * total
+
+        return jax.jit(step), (array(m, (512, 512)), array(m, (64, 512), "data"))
+
+    return run
+
+
+def _rows(*, of_shards: bool) -> Callable[[], Any]:
+    """Rows of a table at indices that are sharded over the table's axis."""
+
+    def run() -> Any:
+        m = mesh("x")
+        args = array(m, (8192, 512), "x"), array(m, (8192,), "x", dtype=jnp.int32)
+        if not of_shards:
+            return jax.jit(lambda a, i: a[i], out_shardings=NamedSharding(m, P("x"))), args
+
+        def local(a: Any, i: Any) -> Any:
+            i = lax.all_gather(i, "x", tiled=True) - lax.axis_index("x") * a.shape[0]
+            mine = (i >= 0) & (i < a.shape[0])
+            rows = jnp.where(mine[:, None], a[jnp.clip(i, 0, a.shape[0] - 1)], 0.0)
+            return lax.psum_scatter(rows, "x", scatter_dimension=0, tiled=True)
+
+        return jax.jit(jax.shard_map(local, mesh=m, in_specs=P("x"), out_specs=P("x"))), args
+
+    return run
+
+
+def _pipeline() -> Any:
+    m = mesh("pipe")
+
+    def run(ws: Any, x: Any) -> Any:
+        def tick(buffer: Any, i: Any) -> Any:
+            buffer = constrained(m, jnp.roll(buffer, 1, axis=0).at[0].set(x[i]), "pipe")
+            return jnp.tanh(jnp.einsum("pbd,pde->pbe", buffer, ws)), buffer[-1]
+
+        return lax.scan(tick, jnp.zeros((8, 16, 256)), jnp.arange(16))[1]
+
+    return jax.jit(run), (array(m, (8, 256, 256), "pipe"), array(m, (16, 16, 256)))
+
+
+def _convolution() -> Any:
+    m = mesh("x")
+
+    def run(a: Any, k: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(a, k, (1, 1), "SAME", dimension_numbers=dims)
+
+    out = NamedSharding(m, P(None, "x"))
+    return jax.jit(run, out_shardings=out), (array(m, (4, 256, 64, 16), None, "x"), array(m, (3, 3, 16, 16)))
+
+
+def _ring() -> Any:
+    m = mesh("context")
+
+    def local(q: Any, k: Any, v: Any) -> Any:
+        def turn(carried: Any, _: None) -> Any:
+            k, v, out = carried
+            out += jnp.tanh(q @ k.T) @ v
+            to_next = [(i, (i + 1) % 8) for i in range(8)]
+            return (*(lax.ppermute(x, "context", to_next) for x in (k, v)), out), None
+
+        return lax.scan(turn, (k, v, jnp.zeros_like(q)), None, length=8)[0][2]
+
+    run = jax.shard_map(local, mesh=m, in_specs=P("context"), out_specs=P("context"))
+    return jax.jit(run), tuple(array(m, (4096, 128), "context") for _ in range(3))
+
+
+def _of_one(run: Callable[..., Any], *args: Any, out: Any = None) -> Callable[[], Any]:
+    """A function of arrays given as (shape, spec)."""
+
+    def made() -> Any:
+        m = mesh("x")
+        jitted = jax.jit(run) if out is None else jax.jit(run, out_shardings=NamedSharding(m, P(*out)))
+        return jitted, tuple(array(m, shape, *spec, dtype=dtype) for shape, spec, dtype in args)
+
+    return made
+
+
+def _cross_entropy(h: Any, w: Any, targets: Any) -> Any:
+    return -jnp.take_along_axis(jax.nn.log_softmax(h @ w), targets[:, None], 1).mean()
+
+
+_F, _I = jnp.float32, jnp.int32
+_HEAD = ((64, 512), (), _F), ((512, 32768), (None, "x"), _F)
+CASES: dict[str, Case] = {
+    "top k of logits": Case("gathered_for_one_operation", _top_k, _top_k_of_shards),
+    "a cumulative sum": Case("gathered_for_one_operation", _cumulative_sum, _cumulative_sum_of_shards),
+    "a Fourier transform": Case("gathered_for_one_operation", _fourier, _fourier_of_lines),
+    "a sort": Case("gathered_for_one_operation", _sort(None, "x"), _sort("x", None)),
+    "a stack sharded by layer": Case("stack_gathered", _stack("fsdp"), _stack(None, "fsdp")),
+    "FSDP": Case(
+        "activations_not_constrained", _fsdp("data", constrain=False), _fsdp("data", constrain=True)
+    ),
+    "FSDP by columns": Case(
+        "activations_not_constrained",
+        _fsdp(None, "data", constrain=False),
+        _fsdp(None, "data", constrain=True),
+    ),
+    "FSDP in a loop": Case(
+        "activations_not_constrained", _fsdp_in_a_loop(constrain=False), _fsdp_in_a_loop(constrain=True)
+    ),
+    "both operands gathered": Case(
+        "contraction_gathered", _both_sides(reduced=False), _both_sides(reduced=True)
+    ),
+    "a sum's own slice": Case("summed_whole", _own_slice(scattered=False), _own_slice(scattered=True)),
+    "microbatches by reshape": Case(
+        "computed_repeatedly", _microbatches(constrain=False), _microbatches(constrain=True)
+    ),
+    "rows at sharded indices": Case("table_gathered", _rows(of_shards=False), _rows(of_shards=True)),
+    "a pipeline's shift": Case(None, _pipeline),
+    "halos of a convolution": Case(None, _convolution),
+    "ring attention": Case(None, _ring),
+    "the likeliest token": Case(None, _of_one(lambda h, w: jnp.argmax(h @ w, -1), *_HEAD)),
+    "cross-entropy over shards": Case(None, _of_one(_cross_entropy, *_HEAD, ((64,), (), _I))),
+    "a roll": Case(None, _of_one(lambda a: jnp.roll(a, 1, 0) + a, ((4096, 512), ("x",), _F), out=("x",))),
+    "a transpose": Case(None, _of_one(lambda a: a.T * 2, ((4096, 4096), ("x",), _F), out=("x",))),
+    "a batch norm": Case(
+        None,
+        _of_one(
+            lambda x, w: ((x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5)) @ w,
+            ((1024, 512), ("x",), _F),
+            ((512, 512), (), _F),
+            out=("x",),
+        ),
+    ),
+}

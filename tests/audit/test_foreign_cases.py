@@ -1,0 +1,76 @@
+"""Other people's programs: the finding of each, and that its remedy ends it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from tests.audit.foreign_cases import CASES
+
+import meshwright
+from meshwright.audit.foreign import audit_file
+from meshwright.audit.hlo.read import parse_hlo
+from meshwright.errors import AuditError
+
+
+def _kinds(program: Any) -> list[str]:
+    run, args = program
+    with jax.numpy_rank_promotion("allow"):
+        return [one["kind"] for one in meshwright.audit(run, *args, hardware="v5p")["warnings"]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_program_has_its_finding_and_its_remedy_ends_it(name: str) -> None:
+    case = CASES[name]
+    kinds = _kinds(case.run())
+    assert kinds == [] if case.kind is None else set(kinds) == {case.kind}
+    if case.fixed is not None:
+        assert _kinds(case.fixed()) == []
+
+
+def test_the_result_prints_as_ten_lines() -> None:
+    run, args = CASES["FSDP"].run()
+    found = meshwright.audit(run, *args, hardware="v5p")
+    lines = repr(found).splitlines()
+    assert len(lines) <= 10 and max(map(len, lines)) < 170
+    assert lines[0].startswith("differs: 1 findings; ") and "activations_not_constrained" in lines[1]
+    assert "compiled for CPUs, priced on v5p" in lines[-1]
+
+
+_GATHER = """HloModule {name}
+
+ENTRY %main {{
+  %a = f32[8,64]{{1,0}} parameter(0)
+  ROOT %g = f32[64,64]{{1,0}} all-gather(f32[8,64]{{1,0}} %a), replica_groups={groups}, dimensions={{0}}
+}}
+"""
+
+
+@pytest.mark.parametrize("groups", ["{{0,1,2,3,4,5,6,7}}", "[1,8]<=[8]"])
+def test_a_header_without_devices_takes_them_from_the_groups(groups: str) -> None:
+    assert parse_hlo(_GATHER.format(name="xla", groups=groups)).num_devices == 8
+
+
+def test_two_modules_and_mlir_are_refused(tmp_path: Path) -> None:
+    module = _GATHER.format(name="one", groups="[1,8]<=[8]")
+    texts = {
+        "2 modules (one, one)": module + "\n" + module,
+        "this is MLIR": "module @jit_f attributes {mhlo.num_partitions = 8 : i32} {\n}",
+        "not partitioned yet": module.replace(
+            "parameter(0)\n", "parameter(0)\n  %b = f32[8,64]{1,0} add(%a, %a), sharding={replicated}\n"
+        ),
+    }
+    for why, text in texts.items():
+        file = tmp_path / "step.txt"
+        file.write_text(text)
+        with pytest.raises(AuditError, match=re.escape(why)):
+            audit_file(file)
+
+
+def test_arguments_with_an_abstract_mesh_need_hardware() -> None:
+    mesh = AbstractMesh((8,), ("data",))
+    x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, PartitionSpec("data")))
+    with pytest.raises(AuditError, match="ahead of time needs hardware="):
+        meshwright.audit(lambda x: x @ x, x)
