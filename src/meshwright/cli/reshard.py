@@ -17,7 +17,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.nn.start.devices import use_devices_of
 from meshwright.options import option
-from meshwright.plan_file import Plan, load_plan
+from meshwright.plan_file import PLAN_FILE, Plan, load_plan
 from meshwright.report.text import seconds_text
 from meshwright.units import format_bytes
 
@@ -26,23 +26,32 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @command(app)
 def reshard(
-    before: Annotated[str, typer.Argument(help="The layout of today: a plan.toml, or fsdp=64.")],
+    before: Annotated[str, typer.Argument(help="The layout of today: a plan.toml, a run, or fsdp=64.")],
     after: Annotated[str, typer.Argument(help="The layout to move to: a plan.toml, or data=8,tensor=8.")],
     model: str | None = option(None, help="A preset, a config.json, a folder or a TOML.", unset="the plan's"),
     hardware: str | None = option(None, help="The machine of both layouts.", unset="the plan's"),
     changes: str | None = CHANGES,
+    output: Path | None = option(
+        None, flag="--out", help="Move the run's checkpoint, and write it as a run that goes on there."
+    ),
+    audit: bool = option(False, help="Compile the move and compare the emitted bytes with the planned ones."),
+    target: str | None = option(None, help="The compiler of --audit: cpu, tpu, gpu.", unset="cpu"),
     run: bool = option(False, help="Run every move on virtual devices and compare with the derived bytes."),
     as_json: bool = JSON,
 ) -> None:
     """Derive and price the collectives that move a model's weights from one layout to another.
 
-    Exits 1 if a move that is run emits other collectives, or gives another array.
+    Exits 1 if a move that is run emits other collectives or gives another array, or if the compiled program
+    sends bytes that differ by more than 2%.
 
     \b
     mw reshard fsdp=64 data=8,tensor=8 --model qwen3-32b --hardware h100:8x8
     mw reshard train.toml serve.toml
+    mw reshard runs/demo other.toml --out runs/moved
     """
-    plans = [load_plan(Path(one)) if one.endswith(".toml") else None for one in (before, after)]
+    plans = [_plan(one) for one in (before, after)]
+    if output is not None:
+        _check_moves(before, plans[1], output)
     config = _model(model, changes, plans)
     machine = _machine(hardware, plans)
     dtype = machine.chip.platform.dtype
@@ -56,12 +65,54 @@ def reshard(
         require("run")
         with waiting("running the moves on virtual devices"):
             document["ran"] = _run(config, move)
+    if audit:
+        require("run")
+        document["audit"] = _audit(config, layouts, machine, target or "cpu")
+    if output is not None:
+        require("run")
+        document["moved"] = _move(Path(before), plans, output)
     if as_json:
         emit(document)
     else:
         show(*_lines(document), _table(document), *_ran_lines(document))
-    if any(one["differs"] for one in document.get("ran", [])):
+    ran = [*document.get("ran", []), *([document["audit"]] if audit else [])]
+    if any(one["differs"] for one in ran):
         raise typer.Exit(1)
+
+
+def _plan(written: str) -> Plan | None:
+    """The plan of a file or of a run's folder; None for a layout."""
+    if written.endswith(".toml"):
+        return load_plan(Path(written))
+    return load_plan(Path(written) / PLAN_FILE) if (Path(written) / PLAN_FILE).is_file() else None
+
+
+def _check_moves(run: str, after: Plan | None, output: Path) -> None:
+    if after is None or not (Path(run) / PLAN_FILE).is_file():
+        raise PlanError("--out moves a run: mw reshard runs/demo plan.toml --out runs/moved")
+    require("run")
+    use_devices_of(catalog.load(after.hardware))
+    from meshwright.reinforcement.checkpoint_move import check_moves
+
+    check_moves(Path(run), after, output)
+
+
+def _move(run: Path, plans: list[Plan | None], output: Path) -> dict[str, Any]:
+    from meshwright.reinforcement.checkpoint_move import move_run
+
+    after = plans[1]
+    assert after is not None, "_check_moves has refused it"
+    with waiting("moving the checkpoint"):
+        return move_run(run, after, output)
+
+
+def _audit(config: ModelConfig, layouts: list[Layout], machine: Hardware, target: str) -> dict[str, Any]:
+    from meshwright.audit.compile.targets import choose_target
+    from meshwright.audit.reshard import ReshardJob, audit_reshard
+
+    chosen = choose_target(machine.spec, layouts[0], target)
+    with waiting(f"compiling the move with {chosen.title}"):
+        return audit_reshard(ReshardJob(config, layouts[0], layouts[1], machine.spec), chosen)
 
 
 def _model(model: str | None, changes: str | None, plans: list[Plan | None]) -> ModelConfig:
@@ -175,8 +226,18 @@ def _run(config: ModelConfig, move: WeightsMove) -> list[dict[str, Any]]:
 
 
 def _ran_lines(document: dict[str, Any]) -> list[str]:
+    lines = []
+    if moved := document.get("moved"):
+        time = f" in {seconds_text(moved['move_seconds'])}" if moved["move_seconds"] else ""
+        lines.append(f"\nstep {moved['step']} moved{time}; go on with mw train --run {moved['run']} --resume")
+    if audited := document.get("audit"):
+        lines.append(f"\n{audited['compiler']}: a device sends, planned and emitted")
+        rows = [*audited["operations"], {"op": "all", **audited}]
+        for row in rows:
+            planned, emitted = (format_bytes(row[f"{side}_bytes"]) for side in ("planned", "emitted"))
+            lines.append(f"  {row['op']:<12} {planned:>8} {emitted:>8}")
     if "ran" not in document:
-        return []
+        return lines
     wrong = [one["parameter"] for one in document["ran"] if one["differs"]]
     verdict = f"differ: {', '.join(wrong)}" if wrong else "emit the derived collectives and give equal arrays"
-    return [f"\nrun on virtual devices: {len(document['ran'])} moves {verdict}"]
+    return [*lines, f"\nrun on virtual devices: {len(document['ran'])} moves {verdict}"]
