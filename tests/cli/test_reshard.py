@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.train.processes import Runs, exact_lines
 
 from meshwright.cli.main import main
 
@@ -37,6 +38,32 @@ def test_plans_name_the_model_and_the_machine(tmp_path, capsys: pytest.CaptureFi
     assert (document["model"], document["hardware"], document["dtype"]) == ("tiny", "cpu:8", "f32")
 
 
+@pytest.mark.slow
+def test_the_compiled_move_sends_the_planned_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight replicas of tensor=8 from fsdp=64, as a generator of 32B takes a trainer's weights."""
+    arguments = ["--model", "qwen3-32b", "--hardware", "h100:8x8", "--audit", "--json"]
+    assert main(["reshard", "fsdp=64", "data=8,tensor=8", *arguments]) == 0
+    audited = json.loads(capsys.readouterr().out)["audit"]
+    assert not audited["differs"]
+    assert audited["emitted_bytes"] == pytest.approx(audited["planned_bytes"], rel=0.02)
+
+
+@pytest.mark.slow
+def test_a_moved_run_goes_on_bit_for_bit(tmp_path) -> None:
+    """As the run itself does under the other layout."""
+    runs = Runs(tmp_path, "cpu:4", "fsdp=4")
+    other, run = tmp_path / "other.toml", tmp_path / "run"
+    runs.write_plan(other, "cpu:4", "fsdp=2,tensor=2")
+    runs.mw(*runs.begin(run, "--steps", "4"))
+    out, _ = runs.mw("reshard", str(run), str(other), "--out", str(tmp_path / "moved"))
+    assert "step 4 moved in" in out and f"mw train --run {tmp_path / 'moved'} --resume" in out
+    runs.mw("train", "--run", str(tmp_path / "moved"), "--resume", "--steps", "8")
+    runs.mw("train", str(other), "--run", str(run), "--resume", "--steps", "8")
+    assert exact_lines(tmp_path / "moved") == exact_lines(run)
+    _, err = runs.mw("reshard", str(run), str(other), "--out", str(tmp_path / "moved"), code=2)
+    assert "holds files already" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -44,6 +71,8 @@ def test_plans_name_the_model_and_the_machine(tmp_path, capsys: pytest.CaptureFi
         (["fsdp=8", "tensor=4", *TINY], "has 8 devices and"),
         (["fsdp=8", "nothing.toml"], "nothing.toml"),
         (["fsdp=8", "tp=8", *TINY], "write tensor=8"),
+        (["fsdp=8", "tensor=8", *TINY, "--out", "moved"], "--out moves a run"),
+        (["data=8", "data=4,tensor=2", *TINY, "--audit", "--target", "abc"], "--target 'abc'"),
     ],
 )
 def test_bad_input_is_one_line(
