@@ -43,7 +43,7 @@ class RlRuns(Runs):
             ("plan.generate", "cpu:4", "data=4"),
         ):
             options = ["--model", "tiny", "--set", "vocab_size=257", "--hardware", hardware]
-            work = ["--batch-tokens", "512", "--seq-len", "16"]
+            work = ["--batch-tokens", "2048", "--seq-len", "16"]
             dtypes = ",weights_dtype=f32,compute_dtype=f32"
             path = folder / f"{name}.toml"
             self.mw("plan", "train", *options, *work, "--layout", layout + dtypes, "-o", str(path))
@@ -55,7 +55,7 @@ class RlRuns(Runs):
         return [
             "train", str(self.plan), "--rl", "--from", str(self.folder / "checkpoint"),
             "--data", str(self.prompts), "--reward", f"{self.reward}:score", "--run", str(run),
-            "--output-tokens", "4", "--schedule", "constant", "--learning-rate", "2e-3", *more,
+            "--output-tokens", "4", "--schedule", "constant", "--learning-rate", "1e-3", *more,
         ]  # fmt: skip
 
 
@@ -75,12 +75,10 @@ def exact(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_model_learns_to_sort_digits(runs: RlRuns, tmp_path: Path) -> None:
     """From a start that fails; the engine samples what the trainer scores, to float32's roundings."""
-    out, _ = runs.mw(
-        *runs.arguments(tmp_path / "run", "--prompts", "32", "--samples", "8", "--steps", "60", "--seed", "1")
-    )
+    out, _ = runs.mw(*runs.arguments(tmp_path / "run", "--prompts", "50", "--samples", "16", "--steps", "45"))
     lines = lines_of(tmp_path / "run")
     rewards = [line["reward"] for line in lines]
-    assert rewards[0] < 0.2 and max(rewards[-25:]) > 0.8
+    assert rewards[0] < 0.2 and min(rewards[-5:]) > 0.8
     assert max(line["logprob_difference"] for line in lines) < 1e-4
     assert f"reward {rewards[-1]:.3f}; log-probabilities of engine and trainer differ by at most" in out
 
