@@ -1,6 +1,10 @@
 """MkDocs' hook: what pages show of the code, pictures, and links out of docs/ to the repository.
 
 A page holds `<!-- generated: commands -->` where the text that `PIECES["commands"]` makes is to stand.
+
+    python -m docs.generate.site docs/reference/layouts.md
+
+prints a page with its pieces.
 """
 
 import re
@@ -26,7 +30,8 @@ PIECES: dict[str, Callable[[], str]] = {
     "hardware": hardware.text,
     "families": support.read,
 }
-MARKER = re.compile(r"^<!-- generated: (?P<name>.*) -->$", re.MULTILINE)
+# The second line is for readers of the repository, and is left out of the site.
+MARKER = re.compile(r"^<!-- generated: (?P<name>.*) -->(?:\n\*In a clone,.*\*)?$", re.MULTILINE)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -48,3 +53,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def filled(markdown: str) -> str:
     """The page with every piece where its marker stands. Raises KeyError for one that nothing makes."""
     return MARKER.sub(lambda match: PIECES[match["name"]](), markdown)
+
+
+if __name__ == "__main__":
+    for page in sys.argv[1:]:
+        print(filled(Path(page).read_text(encoding="utf-8")))
