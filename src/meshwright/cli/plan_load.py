@@ -85,6 +85,6 @@ def boot_lines(boot: Mapping[str, Any] | None) -> Iterator[str]:
     verdict = "it starts" if boot["boots"] else "it does not start"
     yield (
         f"{verdict}: {parts} of {format_bytes(boot['device'])} a chip; "
-        f"caches of {boot['positions']:,} positions; about {format_seconds(boot['load_seconds'])} to load and "
-        f"{format_seconds(boot['compile_seconds'])} to compile and capture graphs"
+        f"caches of {boot['positions']:,} positions; about {format_seconds(boot['load_seconds'])} to load "
+        f"and {format_seconds(boot['compile_seconds'])} to compile and capture graphs"
     )
