@@ -24,7 +24,12 @@ PROBLEM = 1
 def serve(
     *,
     url: str | None = option(None, help="The server: http://127.0.0.1:8000."),
-    plan: Path | None = option(None, help="Simulate a server of this plan.toml instead of calling one."),
+    plan: Path | None = option(
+        None, help="Simulate a server of this plan.toml: instead of a server, or beside --url to compare."
+    ),
+    anchor: Path | None = option(
+        None, help="With --plan: scale the plan's steps by this earlier run of --url with --plan (its -o)."
+    ),
     model: str | None = option(None, help="Model name in the requests.", unset="the server's only model"),
     traffic: Traffic,
     targets: LatencyTargets,
@@ -37,25 +42,26 @@ def serve(
 ) -> None:
     """Load-test a server of OpenAI's API and time every token.
 
-    With --plan no server is called: the engine's scheduler runs on a simulated clock that advances by the
-    plan's prices. Exits 1 if a request failed, or if no number of replicas meets the targets.
+    With --plan and no --url no server is called: the engine's scheduler runs on a simulated clock that
+    advances by the plan's prices. With both, the same requests are simulated too, and measured figures stand
+    next to planned ones. Exits 1 if a request failed, or if no number of replicas meets the targets.
 
     \b
     mw bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4 --ttft 0.5 --tpot 0.05
     mw bench serve --url http://127.0.0.1:8000 --chat --turns 10 --prefix-tokens 500 -o serve.json
     mw bench serve --plan plan.toml --rate 20 --requests 2000 --ttft 1 --tpot 0.03 --replicas 0
     mw bench serve --plan plan.toml --rate 4 --mode all
+    mw bench serve --url http://127.0.0.1:8000 --plan plan.toml --rate 4 -o run.json
+    mw bench serve --plan plan.toml --rate 8 --anchor run.json
     mw report serve.json -o serve.html
     """
-    if (url is None) == (plan is None):
-        raise typer.BadParameter("name a server with --url, or a plan to simulate with --plan")
-    if sum(value is not None for value in (traffic.concurrency, traffic.rate, traffic.trace)) > 1:
-        raise typer.BadParameter("--concurrency, --rate and --trace cannot be combined")
-    if traffic.burst > 1 and traffic.rate is None:
-        raise typer.BadParameter("--burst needs --rate")
-    _refuse_unread(
-        plan, servers, {"--chat": traffic.chat, "--api-key": api_key, "--model": model}, output, plot=plot
-    )
+    _check_asked(url, plan, anchor, traffic)
+    of_server = {} if url else {"--chat": traffic.chat, "--api-key": api_key, "--model": model}
+    _refuse_unread(plan, servers, of_server, output, plot=plot)
+    if url and plan and (servers.mode == "all" or not servers.replicas):
+        raise typer.BadParameter(
+            "with --url, --plan simulates one server: leave out --mode all, --replicas 0"
+        )
     chats = traffic.chats()
     from meshwright.load.traffic import Load
 
@@ -70,15 +76,21 @@ def serve(
             key = api_key or os.environ.get("OPENAI_API_KEY")
             client = Client(url, model=model, api_key=key, options=fields, timeout_seconds=timeout)
             measured = asyncio.run(_measure(client, load, targets, report))
+            if plan is not None:
+                from meshwright.load.beside import beside
+                from meshwright.load.planned_server import simulated
+
+                measured = beside(measured, simulated(plan, servers, load, targets, report))
         else:
             from meshwright.load.planned_server import ALL_MODES, NotEnoughError, simulated, simulated_modes
 
             assert plan is not None, "one of the two is given"
+            factor = _anchored(anchor)
             try:
                 if servers.mode == ALL_MODES:
                     _tell_modes(simulated_modes(plan, servers, load, targets, report), as_json=as_json)
                     return
-                measured = simulated(plan, servers, load, targets, report)
+                measured = simulated(plan, servers, load, targets, report, factor)
             except NotEnoughError as error:
                 note(f"mw: {error}")
                 raise typer.Exit(PROBLEM) from error
@@ -91,6 +103,28 @@ def serve(
     _tell(measured, output, plot=plot, as_json=as_json)
     if measured["errors"]:
         raise typer.Exit(PROBLEM)
+
+
+def _anchored(anchor: Path | None) -> float:
+    """The factor of step times by an earlier run; 1 without one."""
+    if anchor is None:
+        return 1.0
+    from meshwright.load.beside import factor_of
+
+    factor = factor_of(anchor)
+    note(f"--anchor: steps take {factor:.2f} times their planned time")
+    return factor
+
+
+def _check_asked(url: str | None, plan: Path | None, anchor: Path | None, traffic: Traffic) -> None:
+    if url is None and plan is None:
+        raise typer.BadParameter("name a server with --url, or a plan to simulate with --plan")
+    if anchor is not None and (plan is None or url is not None):
+        raise typer.BadParameter("--anchor needs --plan, without --url")
+    if sum(value is not None for value in (traffic.concurrency, traffic.rate, traffic.trace)) > 1:
+        raise typer.BadParameter("--concurrency, --rate and --trace cannot be combined")
+    if traffic.burst > 1 and traffic.rate is None:
+        raise typer.BadParameter("--burst needs --rate")
 
 
 def _refuse_unread(

@@ -1,8 +1,11 @@
 """A simulated load test of a serving plan, for `mw bench serve`."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
+
+import numpy as np
 
 from meshwright.cost.serving_step import in_inference
 from meshwright.errors import PlanError, nearest
@@ -14,7 +17,7 @@ from meshwright.load.engine_server import transfer_seconds_of
 from meshwright.load.padded import PaddedSteps
 from meshwright.load.percentiles import summary
 from meshwright.load.settings import LatencyTargets, SimulatedServers
-from meshwright.load.simulator import Planned, Used, collector_paused, simulate_server
+from meshwright.load.simulator import Planned, StepPrices, Used, collector_paused, simulate_server
 from meshwright.load.traffic import Load, num_cut, within
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.engine.limits import Limits
@@ -34,7 +37,12 @@ class NotEnoughError(PlanError):
 
 
 def simulated(
-    path: Path, servers: SimulatedServers, load: Load, targets: LatencyTargets, report: Any
+    path: Path,
+    servers: SimulatedServers,
+    load: Load,
+    targets: LatencyTargets,
+    report: Any,
+    factor: float = 1.0,
 ) -> dict[str, Any]:
     """The document of `mw bench serve` for the plan at `path`, with the key `simulated`.
 
@@ -52,6 +60,8 @@ def simulated(
         raise PlanError("--replicas 0 needs a target; add --ttft or --tpot")
     report("pricing the plan's steps", None)
     server = _server(plan, servers)
+    if factor != 1:
+        server = replace(server, prices=ScaledPrices(server.prices, factor))
     chats = within(list(load.chats), plan.workload.seq_len, load.prefix_tokens)
     asked, load = load.chats, replace(load, chats=chats)
     if servers.replicas:
@@ -75,6 +85,22 @@ def simulated_modes(
 ) -> dict[str, dict[str, Any]]:
     """The documents of `simulated` by mode."""
     return {mode: simulated(path, replace(servers, mode=mode), load, targets, report) for mode in MODES}
+
+
+@dataclass(frozen=True)
+class ScaledPrices:
+    """Step prices times a factor that a measured run gave."""
+
+    prices: StepPrices
+    factor: float
+
+    def seconds(
+        self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
+    ) -> float:
+        return self.factor * self.prices.seconds(num_sequences, mean_context, chunks, num_drafts)
+
+    def generating(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
+        return self.factor * self.prices.generating(num_sequences, mean_contexts)
 
 
 def _server(plan: Plan, servers: SimulatedServers) -> Planned:

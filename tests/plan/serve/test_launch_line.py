@@ -37,3 +37,23 @@ def test_settings_that_engines_lack_are_not_planned(name: str):
     assert runs_on(engine, Layout.of(tensor=8))
     assert not runs_on(engine, Layout.of(tensor=8, kv_replicas=2, cache="batch"))
     assert engine.command and engine.defaults and {"step_tokens", "context"} <= set(engine.flags)
+
+
+# Flags of `EngineArgs` in the wheel of vLLM 0.33.0, and of `ServerArgs` in SGLang-JAX of August 2026.
+_KNOWN = {
+    "vllm": {
+        "--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel", "--max-num-seqs",
+        "--max-num-batched-tokens", "--max-model-len", "--gpu-memory-utilization", "--kv-cache-dtype",
+    },
+    "sglang-jax": {
+        "--model-path", "--tp-size", "--ep-size", "--max-running-requests", "--chunked-prefill-size",
+        "--context-length", "--mem-fraction-static",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _KNOWN)
+def test_lines_have_flags_that_the_engine_reads(name: str):
+    for config, words in ((DENSE, {"tensor": 8}), (MIXTURE, {"data": 8, "expert": 8})):
+        line = launch_line(ENGINES[name], config, Layout.of(**words), sequences=64, context=4096)
+        assert {word for word in line.command.split() if word.startswith("--")} <= _KNOWN[name]

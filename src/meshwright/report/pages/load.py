@@ -87,7 +87,19 @@ def facts(document: JsonDocument) -> list[str]:
     elif result["predicted_seconds"]:
         planned = format_seconds(result["predicted_seconds"])
         lines.append(f"planned step {planned}: measured {result['ratio']:.2f} times")
-    return lines
+    return [*lines, *map(_beside, document["results"][1:])]
+
+
+def _beside(row: JsonDocument) -> str:
+    """A measured figure and the planned one."""
+    is_time = "seconds" in row
+    unit = "seconds" if is_time else "new_tokens_per_second"
+    texts = [
+        "unknown" if value is None else format_seconds(value) if is_time else f"{value:.1f}"
+        for value in (row[unit], row[f"predicted_{unit}"])
+    ]
+    times = "" if row["ratio"] is None else f", {row['ratio']:.2f} times"
+    return f"{row['name'].replace('_', ' ')}: measured {texts[0]}, planned {texts[1]}{times}"
 
 
 def _simulated(load: JsonDocument) -> str:
