@@ -265,8 +265,8 @@ def test_seconds_of_a_generate_step(steps: StepSeconds, num_sequences: int, cont
 
 
 def test_seconds_of_a_prompt(steps: StepSeconds):
-    """It gathers tables as long as a context."""
-    cost, _ = pass_cost(CONFIG, LAYOUT.at("prefill"), MACHINE, 1, 256, 4096)
+    """It gathers blocks of its pages up to its end."""
+    cost, _ = pass_cost(CONFIG, LAYOUT.at("prefill"), MACHINE, 1, 256, 1024)
     assert steps.seconds(0, 0, [(256, 1024)]) == pytest.approx(cost.seconds, rel=0.01)
 
 
