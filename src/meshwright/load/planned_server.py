@@ -120,6 +120,7 @@ def _server(plan: Plan, servers: SimulatedServers) -> Planned:
     disaggregated = servers.mode == DISAGGREGATED
     if disaggregated:
         check_one_cache(plan.layout, plan.model, f"--mode {DISAGGREGATED}")
+        limits = replace(limits, has_states=False)  # planned: states are handed over with the pages
     steps = PaddedSteps.of(plan.model, plan.layout, hardware, limits, servers.num_drafts)
     return Planned(
         limits,
