@@ -48,6 +48,7 @@ MEANINGS = {
     "`once` runs with `expert_nodes`.",
     "weights_dtype": "Dtype of stored weights; narrower than bf16 only in inference.",
     "experts_dtype": "Dtype of the weights of experts in inference, if not `weights_dtype`.",
+    "tables_dtype": "Dtype of the embedding and the output projection in inference, if not `weights_dtype`.",
     "compute_dtype": "Dtype of activations and of gathered weights.",
     "matmul_dtype": "Dtype of matmul operands, if not `compute_dtype`. [Number types](#number-types) lists "
     "scales, and chips that emulate products. In inference `weights_dtype` must be the same.",

@@ -24,6 +24,7 @@ from meshwright.cli.common import (
     warn_of_long_context,
 )
 from meshwright.cli.parameters import OptionsOf
+from meshwright.dtypes import number_type
 from meshwright.engines.engine import ENGINES, Engine
 from meshwright.errors import PlanError
 from meshwright.hardware.prices import Prices
@@ -130,14 +131,17 @@ def serve(
         machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
     precisions = dtypes.precisions(machines)
     software = _engine(engine, {"--rate": rate, "--ttft-p95": ttft_p95, "--tpot-p95": tpot_p95})
+    if not rate:
+        precisions = [words | _tables_of(words, software) for words in precisions]
     only = Layout.parse(layout) if layout else None
     prompt_tokens, output_tokens = requests.pop("prompt_tokens"), requests.pop("output_tokens")
     if phase:
         of_requests = {"--lengths": lengths, "--trace": trace, **changed_options(Serve, requests)}
-        of_requests |= {"--explain": explain, "--engine": engine}
+        of_requests |= {"--explain": explain, "--rate": rate}
         refuse_with(of_requests, "--phase prices one step and no requests")
         if len(machines) > 1 or len(precisions) > 1:
             raise PlanError("--phase prices one step; name one machine and one dtype")
+        machines = _running(machines, software)
         length = _phase_length(config, phase, prompt_tokens, context)
         workload = Workload(batch or 1, length, phase.value)
         layouts = _layouts(config, machines[0], precisions[0], only)
@@ -165,11 +169,23 @@ def serve(
         load = RatedLoad(rate, turns, ttft_p95 or inf, tpot_p95 or inf)
         plan_for_load(config, machines, software, load, precisions, only, as_json)
         return
-    if software:
-        from meshwright.plan.serve.with_engine import running
-
-        machines = [running(machine, software) for machine in machines]
+    machines = _running(machines, software)
     _search(config, machines, work, precisions, only, runnable, explain, output, as_json, software)
+
+
+def _running(machines: list[Hardware], software: Engine | None) -> list[Hardware]:
+    """The machines with an engine on them; as they are without one."""
+    if software is None:
+        return machines
+    from meshwright.plan.serve.with_engine import running
+
+    return [running(machine, software) for machine in machines]
+
+
+def _tables_of(words: Mapping[str, str], software: Engine | None) -> dict[str, str]:
+    """The dtype of the tables in an engine, which quantises only the projections of layers."""
+    narrow = software is not None and number_type(words["weights_dtype"]).scales is not None
+    return {"tables_dtype": words["compute_dtype"]} if narrow else {}
 
 
 def _engine(name: str | None, of_rate: Mapping[str, float | None]) -> Engine | None:

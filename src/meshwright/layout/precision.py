@@ -25,7 +25,8 @@ class Precision:
     gradients, as summed over devices (None: compute_dtype) and over microbatches (None: trained_dtype).
     optimizer: a name in OPTIMIZERS. optimizer_dtype: its state, such as Adam's two moments. master_weights:
     whether the optimizer keeps a float32 copy of the weights. experts_dtype: weights of experts in inference,
-    if narrower than weights_dtype; chips that can multiply this type do.
+    if narrower than weights_dtype; chips that can multiply this type do. tables_dtype: the embedding and the
+    output projection in inference, if wider than weights_dtype, as serving engines keep them.
     """
 
     weights_dtype: str = "bf16"
@@ -39,6 +40,7 @@ class Precision:
     optimizer: str = "adamw"
     matmul_scales: str | None = None
     experts_dtype: str | None = None
+    tables_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name, fits in FITS.items():
@@ -74,7 +76,9 @@ class Precision:
             return record.name
         if param.init != "normal" or name in _NEVER_QUANTISED or is_adapter(path):
             return self.compute_dtype
-        return record.tables if record.tables and name in _TABLES else record.name
+        if name in _TABLES and (self.tables_dtype or record.tables):
+            return self.tables_dtype or record.tables or record.name
+        return record.name
 
     def check_trains(self, adapters: bool) -> None:
         """Raises LayoutError for stored weights that no optimizer updates.
@@ -92,6 +96,7 @@ class Precision:
 
 _MAY_BE_NONE = (
     "experts_dtype",
+    "tables_dtype",
     "matmul_dtype",
     "matmul_scales",
     "gradients_dtype",
@@ -101,6 +106,7 @@ _MAY_BE_NONE = (
 FITS = {
     "weights_dtype": types_for("weights"),
     "experts_dtype": types_for("weights"),
+    "tables_dtype": types_for("weights"),
     "kv_dtype": types_for("cache"),
     "compute_dtype": types_for("activations"),
     "matmul_dtype": types_for("operands"),

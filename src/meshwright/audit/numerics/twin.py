@@ -59,6 +59,7 @@ def in_float32(layout: Layout) -> Layout:
 # Types that are those of other words if they are None.
 _FOLLOWING = (
     "matmul_dtype", "gradients_dtype", "kv_dtype", "saved_dtype", "matmul_scales", "experts_dtype",
+    "tables_dtype",
 )  # fmt: skip
 
 
