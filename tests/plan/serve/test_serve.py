@@ -21,7 +21,7 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.attention import uses_ring
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
-from meshwright.models.presets import PRESETS
+from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.explain import explain_serving
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.phase import price_phase
@@ -398,3 +398,18 @@ def test_the_library_plans_serving_and_saves_what_is_served(tmp_path):
     assert "B_crit" in str(best.explain()) and found.to_dict()["best"] == best.to_dict()
     plan = load_plan(best.save(tmp_path / "plan.toml"))
     assert plan.workload == Workload(best.batch, 1152, "generate") and plan.layout == best.layout
+
+
+@pytest.mark.slow
+def test_the_order_of_machines_changes_nothing():
+    """The mixture of the book's questions: prices of one machine are not those of another."""
+    config = load_model("docs/book/served-moe.toml")
+    machines = [load("v5e:2x4"), load("v5e:4x4"), load("v5e:4x8")]
+    types = [{"weights_dtype": "int8", "kv_dtype": "int8"}]
+    forwards, backwards = (
+        search_serving(config, each, Requests(4096, 512), precisions=types)
+        for each in (machines, machines[::-1])
+    )
+    assert [one.hardware for one in forwards.smallest] == ["v5e:4x4"]
+    assert forwards.smallest == backwards.smallest and str(forwards.best) == str(backwards.best)
+    assert [*map(str, forwards.frontier)] == [*map(str, backwards.frontier)]
