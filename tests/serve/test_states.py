@@ -80,7 +80,7 @@ def restarts_of(runner: JaxRunner) -> list[int]:
 @pytest.mark.parametrize(
     ("config", "split"),
     [
-        (HYBRID, layout(1)),
+        pytest.param(HYBRID, layout(1), marks=pytest.mark.slow),
         pytest.param(HYBRID, layout(2), marks=pytest.mark.slow),
         pytest.param(HYBRID, layout(2).replace(cache="batch"), marks=pytest.mark.slow),
         pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
