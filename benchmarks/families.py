@@ -1,6 +1,7 @@
 """How many causal language models are read, and whether their parameters equal transformers' own.
 
     python benchmarks/families.py                     # every causal LM of the installed transformers
+    python benchmarks/families.py --write benchmarks/results/families.json
     python benchmarks/families.py --configs FILE      # JSON lines with `name` and `config` (a config.json)
 
 Each model is built by transformers on the meta device, with the sizes of its configuration's defaults or of
@@ -91,11 +92,36 @@ def _built(config: Mapping[str, Any]) -> tuple[int | None, str]:
     return model.num_parameters() + sum(biases), ""
 
 
+# Why counts differ.
+_DIFFERENCES = {
+    "longcat_flash": "transformers also gives gate and in matrices to the experts that return their input",
+}
+
+
+def _result(rows: list[Row]) -> dict[str, Any]:
+    compared = [row for row in rows if row.ours is not None and row.theirs is not None]
+    return {
+        "transformers": transformers.__version__,
+        "models": len(rows),
+        "read": sum(row.ours is not None for row in rows),
+        "compared": len(compared),
+        "equal": sum(not row.differs for row in compared),
+        "differs": {
+            row.name: {"ours": row.ours, "theirs": row.theirs, "why": _DIFFERENCES.get(row.name)}
+            for row in compared
+            if row.differs
+        },
+        "not_compared": {row.name: row.note for row in rows if row.ours is not None and row.theirs is None},
+        "not_read": [row.name for row in rows if row.ours is None],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--configs", type=Path, help="a file of JSON lines instead of transformers' classes")
     parser.add_argument("--no-counts", action="store_true", help="only read, which takes seconds")
     parser.add_argument("--only", nargs="*", help="names of models")
+    parser.add_argument("--write", type=Path, help="a file for the result, as JSON")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     files = (
@@ -118,6 +144,8 @@ def main() -> None:
             print(f"differs   {row.name}: {row.ours:,} parameters, transformers {row.theirs:,} ({more:+,})")
     num_read = sum(row.ours is not None for row in rows)
     compared = [row for row in rows if row.theirs is not None]
+    if options.write:
+        options.write.write_text(json.dumps(_result(rows), indent=1) + "\n")
     print(
         f"{num_read} of {len(rows)} are read; of {len(compared)} compared with transformers "
         f"{transformers.__version__}, {sum(not row.differs for row in compared)} have the same count"

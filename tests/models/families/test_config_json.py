@@ -27,7 +27,7 @@ _UNITS = {"B": 1e9, "M": 1e6}
 _UNCOUNTED = {"demo", "tiny", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b", "phi-3.5-mini"}
 _UNCOUNTED |= {"ministral-3-3b", "ministral-3-8b", "ministral-3-14b", "glm-4.7-flash", "k-exaone-236b-a23b"}
 _UNCOUNTED |= {"granite-3.3-2b", "granite-3.3-8b", "granite-3.1-1b-a400m", "granite-3.1-3b-a800m"}
-_UNCOUNTED |= {"helium-1-2b", "kolibri-1"}
+_UNCOUNTED |= {"helium-1-2b", "kolibri-1", "gemma-4-e2b"}
 _UNCOUNTED |= {"gpt-3-medium", "gpt-3-large", "glm-4.5", "glm-4.5-air", "glm-4.6"}
 
 
@@ -132,6 +132,35 @@ def test_transformers_counts_planned_families_the_same(model_type: str) -> None:
     for flops in (forward_flops(config, 4096).total, forward_flops(config, 4096, causal=False).total):
         assert flops > 2 * (count_params(config).active - count_params(config).vocab)
     assert kv_cache_bytes(config, 4096) + state_bytes(config) > 0
+
+
+def test_blocks_of_several_shapes_are_counted() -> None:
+    """Llama Nemotron's, counted by hand: a layer, one without attention, only attention, a matrix for it."""
+
+    def block(kv_group: int | None, mult: float | None, *, linear: bool = False) -> dict[str, Any]:
+        attends = kv_group is not None or linear
+        attention = {"n_heads_in_group": kv_group, "no_op": not attends, "replace_with_linear": linear}
+        return {"attention": attention, "ffn": {"ffn_mult": mult, "no_op": mult is None}}
+
+    blocks = [block(8, 5.25), block(None, 1.3125), block(16, None), block(None, 5.25, linear=True)]
+    config = from_hf(
+        {
+            "architectures": ["DeciLMForCausalLM"],
+            "model_type": "nemotron-nas",
+            "num_hidden_layers": 4,
+            "hidden_size": (width := 8192),
+            "num_attention_heads": 64,
+            "vocab_size": 128_256,
+            "max_position_embeddings": 131_072,
+            "block_configs": blocks,
+        },
+        "nemotron",
+    )
+    of_attention = [width + 2 * width**2 + 2 * width * heads * 128 for heads in (8, 4)]
+    of_mlp = [width + 3 * width * d_ff for d_ff in (28_672, 7168, 28_672)]
+    rest = 2 * 128_256 * width + width + width + width**2
+    assert count_params(config).total == sum(of_attention) + sum(of_mlp) + rest
+    assert kv_cache_bytes(config, 1) == 2 * 2 * 128 * (8 + 4)
 
 
 def _hf_model(transformers: Any, name: str) -> Any:
