@@ -109,7 +109,7 @@ def _alike(config: Mapping[str, Any], name: str, unknown: str) -> Family:
     if config.get("is_encoder_decoder") or config.get("model_type") in _OTHER_MATHEMATICS:
         raise _unsupported(name, unknown)
     known = {key for key in config if key not in EVERY_FILE}
-    best: tuple[tuple[int, int], Family] | None = None
+    best: tuple[tuple[int, int, int], Family] | None = None
     fewest: tuple[int, Family, list[str]] | None = None
     for family in families():
         rules = rules_of(family)
@@ -120,8 +120,8 @@ def _alike(config: Mapping[str, Any], name: str, unknown: str) -> Family:
         if odd:
             fewest = min(fewest or (len(odd), family, odd), (len(odd), family, odd), key=lambda each: each[0])
             continue
-        # Of families with the same keys, the one with the fewest other properties.
-        fit = (sum(key in family.keys for key in known), -len(family.sets))
+        # A family that runs before one that is planned only; then the most keys, and the fewest properties.
+        fit = (int(family.is_written), sum(key in family.keys for key in known), -len(family.sets))
         best = max(best or (fit, family), (fit, family), key=lambda each: each[0])
     if best is None and fewest is not None and fewest[0] <= _FEW:
         _, family, odd = fewest
