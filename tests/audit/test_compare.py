@@ -427,7 +427,7 @@ def test_of_a_pipeline_a_gather_may_be_kept_in_each_of_its_loops() -> None:
 def test_of_two_uses_of_a_table_the_more_frequent_is_left() -> None:
     planned = [replace(_planned("all_gather", "fsdp"), count=count) for count in (5, 4)]
     (row,) = line_up(planned, [_emitted("all_gather", "fsdp")] * 5)
-    assert row.status == "equivalent" and row.note.startswith("gathered once for both uses of the tied table")
+    assert row.status == "equivalent" and row.note.startswith("gathered once for both uses of wq")
     assert line_up(planned, [_emitted("all_gather", "fsdp")] * 4)[0].status == "differs"
 
 

@@ -84,7 +84,7 @@ def test_both_gradients_of_a_tied_table_may_be_summed_in_steps() -> None:
     (both,) = line_up(planned, emitted * 2, Side(has_reduce_scatter=True))
     assert (both.status, both.note) == ("equivalent", "reduced within each slice, then across slices")
     (once,) = line_up(planned, emitted, Side(has_reduce_scatter=True))
-    assert once.status == "equivalent" and once.note.startswith("the tied table's two gradients are added")
+    assert once.status == "equivalent" and once.note.startswith("w_in's two gradients are added")
 
 
 @pytest.mark.parametrize("kept", [("reduce_scatter", "all_gather"), ("all_reduce",)])

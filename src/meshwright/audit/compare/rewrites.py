@@ -167,7 +167,9 @@ def tied(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
         moved = max(actual[op, axes], *(steps[kind, axes] for kind in REDUCTIONS))
         if len(counts) == _TWICE and moved < _HALF * expected[op, axes]:
             less[op, axes] -= round(size * min(counts))
-            notes.append(_TIED["all_gather" if op == "all_gather" else "sum"])
+            is_table = any(p.tensor in ("embed", "unembed") for p in q.planned)
+            note = _TIED["all_gather" if op == "all_gather" else "sum"]
+            notes.append(note if is_table else note.replace("the tied table", q.planned[0].tensor))
     return (less, "; ".join(dict.fromkeys(notes))) if notes else None
 
 
