@@ -210,3 +210,14 @@ def test_a_step_of_an_engine_has_wide_tables(capsys):
     engine = document(capsys, *step, "--engine", "vllm")
     weights = [one["bytes_per_chip"]["weights"] for one in (ours, engine)]
     assert weights[0] < 70.7e9 and abs(weights[1] / 2**30 - 67.7) < 0.1
+
+
+def test_a_serving_plan_opens_with_its_verdict(capsys):
+    asked = (*MODEL, "--hardware", "v5e:2x2,h100:1x2", "--prompt-tokens", "1k", "--output-tokens", "128")
+    verdict = document(capsys, *asked, "--tpot", "30ms")["verdict"]
+    assert verdict["asked"].endswith("answers of 128, with a time per token of at most 30 ms.")
+    assert "a chip-hour (Google Cloud, list price on demand, February 2025)" in verdict["price"]
+    assert " tokens/s, " in verdict["best"] and verdict["next"] != verdict["best"]
+    assert main([*asked]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("Best: ") and any(line.startswith("Price: ") for line in lines[:5])

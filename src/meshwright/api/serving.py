@@ -19,6 +19,7 @@ from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.ranges import serving_ranges
 from meshwright.plan.serve.search import ServePlan
 from meshwright.plan.serve.serving_plan import plan_of_point
+from meshwright.plan.serve.verdict import serving_verdict
 from meshwright.plan_file import Plan, save_plan
 from meshwright.progress import Progress
 
@@ -168,6 +169,7 @@ def serve_document(
         tokens_per_second=best.tokens_per_second,
     )
     return {
+        "verdict": serving_verdict(config, work.requests, work.targets, searched),
         "frontier": [point.to_dict() for point in searched.frontier],
         "best": best.to_dict(),
         "ranges": ranges,

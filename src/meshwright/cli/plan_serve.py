@@ -354,6 +354,7 @@ def _search(
 
 def _show(document: dict, seconds: float, explanation: "ServeExplanation | None") -> None:
     from meshwright.cli.plan_output import prose
+    from meshwright.plan.verdict import verdict_lines
     from meshwright.report.serving_points import ranges_text, requests_text
     from meshwright.report.terminal.serving import frontier_plot, frontier_table
 
@@ -364,6 +365,7 @@ def _show(document: dict, seconds: float, explanation: "ServeExplanation | None"
     ]
     show(
         f"{document['model']['name']}, {requests_text(requests)}",
+        *verdict_lines(document["verdict"] | {"asked": None}),
         frontier_table(document),
         frontier_plot(document),
         f"best: {best['hardware']}, {best['layout'].removesuffix(',remat=none')}, {best['batch']} sequences "
