@@ -33,8 +33,8 @@ def _words(point: Point) -> str:
     layout = str(point.layout).removesuffix(",remat=none")
     return (
         f"{point.hardware.spec}, {layout}, {format_number_of(point.batch, 'sequence')} at once: "
-        f"{point.tokens_per_second:,.0f} tokens/s, {format_seconds(point.tpot_seconds)} per token, first token "
-        f"after {format_seconds(point.ttft_seconds)}"
+        f"{point.tokens_per_second:,.0f} tokens/s, {format_seconds(point.tpot_seconds)} per token, first "
+        f"token after {format_seconds(point.ttft_seconds)}"
     )
 
 
