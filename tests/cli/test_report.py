@@ -30,7 +30,8 @@ def test_a_plan_alone_is_a_page_that_says_why(plan, tmp_path, capsys):
     assert sorted(path.name for path in plots.iterdir()) == sorted(names)
     html = output.read_text()
     page = Page(html)
-    assert page.open == [] and page.headings == ["The plan", "The figures", "The mesh", "The fine print"]
+    assert page.open == []
+    assert page.headings == ["The answer", "The plan", "The figures", "The mesh", "The fine print"]
     assert "Where the time goes" in html and "data=4,fsdp=2" in html
 
 
