@@ -75,7 +75,7 @@ def train(
     else:
         plan = load_plan(plan_path) if plan_path is not None else None
     job = prepare_job(plan, _figures(plan_path), options, given)
-    learning = _rl_settings(job, plan_path, rl, given_rl)
+    learning = _rl_settings(job, plan_path, rl, options.resume, given_rl)
     check_writable(job.run / "settings.json")
     for sentence in job.notes:
         note(f"mw: {sentence}")
@@ -120,22 +120,23 @@ def _collectives(rows: list["OperationTime"]) -> tuple[float | None, float | Non
 
 
 def _rl_settings(
-    job: TrainingJob, plan_path: Path | None, rl: bool, given: dict[str, object]
+    job: TrainingJob, plan_path: Path | None, rl: bool, resumes: bool, given: dict[str, object]
 ) -> RlSettings | None:
     """The settings of reinforcement learning; None for training on a corpus.
 
-    Raises MeshwrightError for options of one with the other.
+    resumes: --resume is given, perhaps before the first checkpoint. Raises MeshwrightError for options of one
+    with the other.
     """
-    if not (rl or (job.resume and (job.run / RL_SETTINGS).is_file())):
+    if not (rl or (resumes and (job.run / RL_SETTINGS).is_file())):
         if given:
             raise MeshwrightError(f"{flag_of(next(iter(given)))} is of --rl, which is not given")
         return None
     if not isinstance(job.settings.data, str) or job.settings.eval:
         raise MeshwrightError("--rl takes one --data, a .jsonl file of prompts, and no --eval")
     beside = plan_path.with_suffix(".generate.toml") if plan_path is not None else None
-    if beside is not None and beside.is_file() and not job.resume:
+    if beside is not None and beside.is_file() and not resumes:
         given = {"generate_plan": str(beside)} | given
-    settings = rl_settings(job.run, given, resumes=job.resume)
+    settings = rl_settings(job.run, given, resumes=resumes)
     check_learns(job.plan, settings)
     return settings
 
