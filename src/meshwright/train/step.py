@@ -1,7 +1,7 @@
 """The training step of a plan: loss, gradients, clipping and AdamW, compiled for its layout."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec, reshard
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
@@ -21,26 +21,24 @@ from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
 from meshwright.models.parameters import is_adapter, parameters
-from meshwright.models.transformer import Places
 from meshwright.native.processor import give_back_freed_memory, keep_freed_memory
 from meshwright.nn.array_types import jax_dtype
-from meshwright.nn.attention.blockwise import dealt_positions, zigzag
+from meshwright.nn.attention.blockwise import dealt_positions
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
-from meshwright.nn.loss import NOT_COUNTED, nats_of
+from meshwright.nn.loss import nats_of
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import abstract_params, flatten, init_params, joined, shardings
 from meshwright.nn.pipeline.spmd_1f1b import SpmdPipeline
-from meshwright.nn.policy_loss import ClippedPolicyLoss, PolicyRows
+from meshwright.nn.policy_loss import ClippedPolicyLoss
 from meshwright.nn.start.compiler_options import compiler_options
-from meshwright.nn.start.device_mesh import device_mesh, named_sharding, partition_spec
+from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.nn.start.processes import wait_for_all
-from meshwright.notation.array import ShardedArray
 from meshwright.platforms import platform_of
 from meshwright.platforms.platform import Options
+from meshwright.train.batch_rows import BatchRows
 from meshwright.train.optimizers import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
 from meshwright.train.optimizers.adafactor import MeanSquares, mean_squares
-from meshwright.train.row_codes import BEGINS, ID_BITS, UNCOUNTED
 from meshwright.train.settings import check_has_routers
 
 
@@ -64,13 +62,13 @@ class Mastered(NamedTuple):
     moments: Any
 
 
-class CompiledStep:
+class CompiledStep(BatchRows):
     """The step for `train.loop.train`: of one model, layout and workload on its devices.
 
     peak_flops_per_second: of one chip, in the compute dtype; for MFU. options: XLA's, in addition to
     `compiler_options`. start_from: a Hugging Face checkpoint with the first parameters, except adapters.
-    masked: rows have the flags of `row_codes`: attention stays within a document, and uncounted targets have
-    no loss. objective: the loss of each target in place of the cross-entropy; rows are then PolicyRows.
+    masked: as of BatchRows. objective: the loss of each target in place of the cross-entropy; rows are then
+    PolicyRows.
     """
 
     def __init__(
@@ -92,9 +90,9 @@ class CompiledStep:
         check_fits(layout, config, workload.num_sequences, workload.seq_len)
         check_updates(layout, config)
         check_one_program(layout, "a compiled step is")
-        self.config, self.layout, self.workload = config, layout, workload
-        self.start_from, self.masked = start_from, masked
-        self.mesh = device_mesh(layout) if mesh is None else mesh
+        mesh = device_mesh(layout) if mesh is None else mesh
+        super().__init__(layout, mesh, workload.num_sequences, workload.seq_len, masked=masked)
+        self.config, self.workload, self.start_from = config, workload, start_from
         if platform_of(self.mesh).host_memory:
             give_back_freed_memory()
             keep_freed_memory()
@@ -112,7 +110,6 @@ class CompiledStep:
         self.optimizer = make_optimizer(
             replace(optimizer, optimizer=layout.precision.optimizer), layout.precision.optimizer_dtype, config
         )
-        self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
         self.tokens_per_step = workload.num_tokens
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
         self.peak_flops_per_second = chip_flops_per_second * layout.mesh.num_devices
@@ -182,50 +179,13 @@ class CompiledStep:
         """The state of a restored one, which has the form of `abstract_state`."""
         return saved
 
-    # Batches
-
-    @cached_property
-    def batch_sharding(self) -> NamedSharding:
-        """Rows of T+1 tokens split over the batch axes; T is split after inputs and targets are cut."""
-        rows = token_sharding(self.layout, "tokens").replace(axes={"T": ()})
-        return named_sharding(rows, self.mesh)
-
-    def abstract_tokens(self) -> jax.ShapeDtypeStruct:
-        shape = (self.batch_sequences, self.seq_len + 1)
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.batch_sharding)
-
-    @property
-    def own_rows(self) -> list[int]:
-        """The numbers of the batch's rows that devices of this process hold, ascending.
-
-        Processes with devices that differ only in other axes hold the same rows.
-        """
-        batch = self.abstract_tokens().shape
-        held = self.batch_sharding.addressable_devices_indices_map(batch).values()
-        return sorted({row for index in held if index for row in range(*index[0].indices(batch[0]))})
-
-    def put(self, rows: Any) -> Any:
-        """The batch. rows: this process's rows of it, `own_rows`, an array or several."""
-        batch, own = self.abstract_tokens().shape, self.own_rows
-
-        def placed(array: np.ndarray) -> Array:
-            def held(index: Any) -> np.ndarray:
-                first, end, _ = index[0].indices(batch[0])
-                place = own.index(first)
-                return array[place : place + end - first]
-
-            return jax.make_array_from_callback(batch, self.batch_sharding, held)
-
-        return jax.tree.map(placed, rows)
-
     # The step
 
     def step(self, state: TrainState, tokens: Any) -> tuple[TrainState, dict[str, Array]]:
         """(next state, {"loss", "grad_norm", "learning_rate"}); the state is donated.
 
-        tokens: rows of the batch, or PolicyRows.
-
-        If the routers' losses have weights, also "balance_loss" and "router_z_loss", means over the layers.
+        tokens: rows of the batch, or PolicyRows. If the routers' losses have weights, "balance_loss" and
+        "router_z_loss" too, means over the layers.
         """
         with jax.set_mesh(self.mesh):
             return self._run(self.jitted, state, self.put(tokens))
@@ -309,67 +269,12 @@ class CompiledStep:
         tokens, targets, places = self.dealt(rows)
         return transformer.losses(self.config, ops, ops.reads(params), tokens, targets, places)
 
-    def all_over_counted(self, rows: Array) -> Array:
-        """B T over the number of counted targets, in the whole batch, since microbatches differ."""
-        targets = rows[:, 1:]
-        counted = jnp.sum((targets & (BEGINS | UNCOUNTED)) == 0)
-        return targets.size / jnp.maximum(counted, 1).astype(jnp.float32)
-
-    def dealt(self, rows: Any) -> tuple[Array, Any, Places]:
-        """Tokens and targets [B, T] of rows[B, T+1], dealt so that shards of T have equal work."""
-        if isinstance(rows, PolicyRows):
-            tokens, targets, places = self.dealt(rows.tokens)
-            place = partial(reshard, out_shardings=partition_spec(self._token_split))
-            figures = (place(self._deal(of_targets[:, 1:])) for of_targets in rows[1:])
-            return tokens, PolicyRows(targets, *figures), places
-        deal, place = self._deal, partial(reshard, out_shardings=partition_spec(self._token_split))
-        positions = jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], (rows.shape[0], self.seq_len))
-        if not self.masked:
-            tokens, targets = place(deal(rows[:, :-1])), place(deal(rows[:, 1:]))
-            return tokens, targets, Places(deal(positions))
-        begins = (rows[:, :-1] & BEGINS) != 0
-        first = lax.cummax(jnp.where(begins, positions, 0), axis=1)  # where each token's document begins
-        targets = rows[:, 1:]
-        targets = jnp.where((targets & (BEGINS | UNCOUNTED)) == 0, targets & ID_BITS, NOT_COUNTED)
-        tokens = place(deal(rows[:, :-1] & ID_BITS))
-        return tokens, place(deal(targets)), Places(deal(positions - first), deal(first))
-
-    @property
-    def _token_split(self) -> ShardedArray:
-        return token_sharding(self.layout, "tokens")
-
-    def _deal(self, x: Array) -> Array:
-        """x[B, T] as `dealt`."""
-        attended = token_sharding(attention_layout(self.layout), "tokens").axes_of("T")
-        return zigzag(x, num_shards=self.layout.mesh.size(attended))
-
     def _pipeline(self, params: Any, leaves: Any, rows: Array, ops: JaxOps) -> SpmdPipeline:
         microbatches = jnp.moveaxis(self.microbatches(rows), 1, 0)
         weights = self.router_weights if ops.router_losses else None
         share = self.share(rows)
         parts = microbatches, self.dealt, share, ops, weights
         return SpmdPipeline(self.config, self.layout, params, leaves, *parts)
-
-    def share(self, rows: Any) -> Any:
-        """The weight of a microbatch's mean over its targets in the mean over counted ones of rows[B, T+1].
-
-        PolicyRows have weights of their own.
-        """
-        scale = self.all_over_counted(rows) if self.masked and not isinstance(rows, PolicyRows) else 1.0
-        return scale / self.layout.schedule.microbatches
-
-    def microbatches(self, rows: Any) -> Any:
-        """rows[B, T+1] as [B/m, m, T+1].
-
-        Row i of a device goes to microbatch i mod m, so that no row changes its device.
-        """
-        count, spec = self.layout.schedule.microbatches, self.batch_sharding.spec
-
-        def cut(array: Array) -> Array:
-            shape = (array.shape[0] // count, count, array.shape[1])
-            return jnp.reshape(array, shape, out_sharding=PartitionSpec(spec[0], None, None))
-
-        return jax.tree.map(cut, rows)
 
     def _step(self, state: TrainState, rows: Any) -> tuple[TrainState, dict[str, Array]]:
         (loss, of_routers), grads = self._losses_and_gradients(state.params, rows)
