@@ -72,7 +72,7 @@ class Apart:
         self._server = transfer.start_transfer_server(jax.devices()[0].client, f"{_HOST}:0", [f"{_HOST}:0"])
         self._numbers = count()
         job = Job(config, layout, hardware[1], crossing, num_slots, context, self._server.address())
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         self._connection, self._process = _started(self._log)
         self._say(job)
         self._hear()

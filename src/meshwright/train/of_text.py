@@ -13,9 +13,9 @@ from meshwright.train.documents import check_source
 TRAIN_SECONDS, MIN_STEPS, MAX_STEPS = 180.0, 200, 4000
 LEARNING_RATE = 3e-3
 _SEQ_LEN, _NUM_SEQUENCES = 128, 16
-# Bytes of text from which a vocabulary of this size pays: each entry needs some hundred occurrences.
+# (bytes of text, size of its vocabulary): each entry needs some hundred occurrences.
 _VOCABULARIES = ((20_000_000, 4096), (2_000_000, 2048), (300_000, 1024), (0, 512))
-# Bytes of the text for which a larger model does not only learn it by heart.
+# A larger model learns a shorter text by heart.
 _LARGE_TEXT = 20_000_000
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 

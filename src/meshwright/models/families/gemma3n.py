@@ -32,7 +32,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
         matrix("low_rank_in", "Dn", "D", n=rank),
         matrix("low_rank_out", "nD", "n", n=rank),
         vector("low_rank_norm", "D"),
-        # The streams of the residual, of which a layer computes one.
+        # The streams of the residual; a layer computes a single one.
         matrix("router_streams", "Do", "D", o=streams),
         vector("router_streams_norm", "D"),
         vector("streams_scale", "D"),

@@ -6,7 +6,7 @@ from meshwright.models.families.common import ACTIVATION
 from meshwright.models.families.family import Family, Fixed, Key, Release, Rule, ignored, needed, published
 from meshwright.models.mixers import Selective
 
-# A state has no heads; those of attention, which there is none of, only say what a tensor axis may split.
+# A state has no heads. These only bound the degree of a tensor axis.
 _HEAD = 64
 
 

@@ -151,7 +151,7 @@ def _scaling(
     settings: Mapping[str, Any], given: Mapping[str, Any], fields: Mapping[str, Any], name: str
 ) -> RopeScaling | None:
     kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind in ("default", "mrope"):  # of text alone, the sections of mrope have the same positions
+    if kind in ("default", "mrope"):  # the sections of mrope have equal positions in text
         return None
     kind = "longrope" if kind == "su" else kind
     if kind not in get_args(RopeKind):
