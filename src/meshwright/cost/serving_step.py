@@ -267,8 +267,8 @@ class _CachedOps(SymbolicOps):
             self._all_to_keep({"latent": latent, "rope": rope})
         return super().latent_attention(name, q, latent, rope, w, places, cache, kind, scale=scale)
 
-    def _index_keys(self, k: Value) -> Value:
-        return k if self.sizes["T"] == self.sizes["S"] else self.cached(1, self.sizes["S"])["index"]
+    def _index_keys(self, k: Value, every: int) -> Value:
+        return k if self.sizes["T"] == self.sizes["S"] else self.cached(1, self.sizes["S"] // every)["index"]
 
     def _all_to_keep(self, kept: Mapping[str, Value]) -> None:
         """Gathers a prompt's positions, since the cache of a sequence has all of them."""
@@ -338,13 +338,14 @@ class _CachedOps(SymbolicOps):
     def cached(self, num_layers: int, positions: int, variant: int = 0) -> dict[str, Value]:
         """The arrays of `positions` in the cache of `num_layers` layers of a variant, then their scales."""
         sizes, dtype = self.sizes, self.layout.precision.cache_dtype
-        of_layers = dimensions(self.config.at(variant)) if variant else {}
+        config = self.config.at(variant)
+        of_layers = dimensions(config) if variant else {}
         self.sizes = {**sizes, **of_layers, "L": num_layers, "S": positions}
         arrays = {
             name: self.value(self._kept_as.activation(name, "L" + letters), dtype)
-            for name, letters in cache_arrays(self.config).items()
+            for name, letters in cache_arrays(config).items()
         }
-        for name in cache_scales(self.config, dtype):
+        for name in cache_scales(config, dtype):
             array = arrays[name].array
             scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
             arrays[f"{name}_scales"] = self.value(scales, "f32")

@@ -368,11 +368,11 @@ def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int
 
     With an indexer: the keys of the index at all positions, and the rest at the chosen positions.
     """
-    read = sum(read_positions(seq_len, window) * _kv_elements(layer) for layer, window in _attending(config))
+    read = 0
     for layer, window in _attending(config):
-        if layer.indexer:
-            scored = window.entries(seq_len) if window and window.compressed else seq_len
-            read += (scored - min(scored, layer.indexer.top_k)) * layer.indexer.head_dim
+        index_dim = layer.indexer.head_dim if layer.indexer else 0
+        scored = window.entries(seq_len) if window and window.compressed else seq_len
+        read += read_positions(seq_len, window) * (_kv_elements(layer) - index_dim) + scored * index_dim
     return int(read * dtype_bytes(dtype))
 
 

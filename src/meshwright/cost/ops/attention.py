@@ -102,8 +102,9 @@ class AttentionOps(ProductOps):
 
         No gradient passes through the choice.
         """
-        keys = self._keys_multiplied(k, None)
-        held = self._index_keys(k)
+        every = (kind.window.compressed if kind.window else 0) or 1
+        keys = self._keys_multiplied(k, None) / every
+        held = self._index_keys(k, every)
         flops = 2 * keys * self.elements(q.array)
         moved = q.bytes_per_device + held.bytes_per_device + weights.bytes_per_device
         shape = self.sizes["T"], float(self.sizes["y"]), keys
@@ -112,8 +113,8 @@ class AttentionOps(ProductOps):
         self.add(Node(name, "attention", inputs, (chosen,), (), (Work(flops, moved, shape=shape),)))
         return cache
 
-    def _index_keys(self, k: Value) -> Value:
-        """The keys of the index that queries are scored with."""
+    def _index_keys(self, k: Value, every: int) -> Value:
+        """The keys of the index that queries are scored with, one for `every` positions."""
         return k
 
     def _by_heads(

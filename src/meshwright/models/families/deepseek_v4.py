@@ -44,7 +44,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
         extra
         for part in ("attention", "mlp")
         for extra in (
-            matrix(f"{part}_streams", "oDk", "oD", o=streams, k=gates),
+            matrix(f"{part}_streams", "Dok", "D", o=streams, k=gates),
             vector(f"{part}_streams_norm", "k", k=gates),
             vector(f"{part}_streams_norm_scale", "v", v=3),
         )
