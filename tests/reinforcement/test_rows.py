@@ -1,7 +1,9 @@
 """Rows of rollouts, seeds, prompts and rewards, without devices."""
 
 import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -119,6 +121,39 @@ def test_a_judge_reads_the_row(tmp_path: Path) -> None:
         judge([{"prompt": "1+1", "right": 2}], ["2"])
     with pytest.raises(MeshwrightError, match="write http"):
         JudgeReward("localhost", None)
+
+
+class Judge(BaseHTTPRequestHandler):
+    """Replies with the answer's number, or with a text that has none."""
+
+    def do_GET(self) -> None:
+        self._reply({"data": [{"id": "judge"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["model"] == "judge" and body["temperature"] == 0
+        answer = body["messages"][0]["content"].rpartition("Answer:\n")[2].split("\n")[0]
+        reply = f"I give {answer}." if answer != "?" else "no idea"
+        self._reply({"choices": [{"message": {"content": reply}}]})
+
+    def _reply(self, document: object) -> None:
+        text = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_served_judge_scores_answers() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        judge = JudgeReward(f"http://127.0.0.1:{server.server_address[1]}/v1", None)
+        assert judge([{"prompt": "a"}] * 3, ["0.5", "-2", "?"]) == [0.5, -2.0, 0.0]
+        assert judge.unread == 1
+        server.shutdown()
 
 
 def test_settings_are_kept_by_a_resumed_run(tmp_path: Path) -> None:

@@ -127,14 +127,15 @@ def _rl_settings(
     resumes: --resume is given, perhaps before the first checkpoint. Raises MeshwrightError for options of one
     with the other.
     """
-    if not (rl or (resumes and (job.run / RL_SETTINGS).is_file())):
+    goes_on = resumes and (job.run / RL_SETTINGS).is_file()
+    if not (rl or goes_on):
         if given:
             raise MeshwrightError(f"{flag_of(next(iter(given)))} is of --rl, which is not given")
         return None
     if not isinstance(job.settings.data, str) or job.settings.eval:
         raise MeshwrightError("--rl takes one --data, a .jsonl file of prompts, and no --eval")
     beside = plan_path.with_suffix(".generate.toml") if plan_path is not None else None
-    if beside is not None and beside.is_file() and not resumes:
+    if beside is not None and beside.is_file() and not goes_on:
         given = {"generate_plan": str(beside)} | given
     settings = rl_settings(job.run, given, resumes=resumes)
     check_learns(job.plan, settings)
