@@ -136,7 +136,7 @@ FIGURES: dict[str, dict[str, Prior]] = {
         "kernel_seconds": Prior(2e-6, 0.5, 0.3, 0.0, "profiles show gaps of 1 to 3 us"),
     },
 }
-# What is known of families without rows here: (figure, source).
+# What is known of families: (figure, source).
 KNOWN = {
     "mi300x": {
         "matmul.bf16": (
@@ -161,6 +161,7 @@ ATTENTION_HALF_KEYS = {"gpu": 256.0, "tpu": 0.0}
 KNOWN_OF_SOFTWARE = (
     "whole_sums",
     "gathers_first",
+    "broadcasts",
     "unfused_norms",
     "host_node_seconds",
     "host_stage_seconds",
@@ -169,6 +170,30 @@ KNOWN_OF_SOFTWARE = (
 # Programs with deviations of their own from the generic program that they are records under.
 OWN_PROGRAMS = ("nanotron",)
 OWN_SPREAD = 0.15
+# Figures that stay at their priors: fitting them makes no source that is left out closer, and the order of
+# layouts no better. Chosen one by one on linearised fits, by the medians of sources and the errors of rows.
+FROZEN = {
+    "gpu": (
+        "matmul_half_outputs", "memory", "links.nvlink", "launch_seconds", "exchanging", "network_latency",
+        "kernel_seconds", "fp4", "links.network",
+    ),
+    "tpu": (
+        "matmul.bf16", "waiting", "links.ici", "memory", "exchanging", "links.dcn", "kernel_seconds",
+        "elementwise", "overlap", "attention", "experts",
+    ),
+    "family": (
+        "elementwise", "memory", "exchanging", "links.dcn", "launch_seconds", "links.nvlink", "links.ici",
+        "experts", "kernel_seconds", "fp4", "overlap", "links.network", "matmul.bf16",
+    ),
+    "software": (
+        "matmul.bf16", "overlap", "host_seconds", "kernel_seconds", "exchanging", "launch_seconds",
+        "host_collective_seconds",
+    ),
+}  # fmt: skip
+# Frozen figures that deviate for a program all the same: its own rows alone say so, and its record has them.
+DEVIATES = {"deepspeed": ("matmul.bf16", "overlap")}
+# The spread of a frozen figure that others deviate from.
+_FIXED = 1e-4
 # Factor on the spreads of priors, with which the evidence of rows is weighed.
 EVIDENCE = 1.0
 # Logits of the matmul share by log(watts), within a family: dense products draw all power, and the clock
@@ -400,17 +425,19 @@ class Model:
 
         for kind in sorted(set(self.families.values())):
             for name, prior in FIGURES[kind].items():
-                take(kind, name, _free(name, prior.guess), prior.kind)
+                take(kind, name, _free(name, prior.guess), _FIXED if name in FROZEN[kind] else prior.kind)
         for family, kind in self.families.items():
             for name, prior in FIGURES[kind].items():
-                if prior.family:
+                if prior.family and name not in FROZEN["family"]:
                     take(family, name, 0.0, prior.family)
         for software in sorted({row.software for row in rows if row.kind == "gpu"}):
             for name, prior in FIGURES["gpu"].items():
-                if prior.software:
+                is_free = name not in FROZEN["software"] or name in DEVIATES.get(software, ())
+                if prior.software and is_free:
                     take(f"software {software}", name, 0.0, prior.software)
             for name, (guess, spread) in HOST.get(software, {}).items():
-                take(f"software {software}", name, math.log(guess), spread)
+                fixed = name in FROZEN["software"]
+                take(f"software {software}", name, math.log(guess), _FIXED if fixed else spread)
         for name, figure in _deviations(rows):
             take(name, figure, 0.0, OWN_SPREAD)
         self.start, self.sigma = np.array(start), EVIDENCE * np.array(sigma)
@@ -433,15 +460,16 @@ class Model:
             n: float(_figure(n, self.free(x, owners, n) + shift.get(n, 0.0)))
             for n in self.names(kind, software)
         }
-        known = {} if family in self.families else KNOWN.get(family, {})
-        return found | {name: figure for name, (figure, _) in known.items()}
+        return found | {name: figure for name, (figure, _) in KNOWN.get(family, {}).items()}
 
     def evaluate(self, row: Row, x: np.ndarray, *, slopes: bool) -> tuple[float, dict[str, float]]:
         """(log error, its derivative by each figure on its free axis)."""
         names, owners = self.names(row.kind, row.software), self.owners(row)
         values = {name: self.free(x, owners, name) for name in names}
         values["matmul.bf16"] += power_shift(row.published.chip)
-        moved = names if slopes else []
+        known = KNOWN.get(row.family, {})
+        values |= {name: _free(name, figure) for name, (figure, _) in known.items()}
+        moved = [name for name in names if name not in known] if slopes else []
         arrays = {
             name: _figure(name, _array([v, *(v + _STEP_SIZE * (name == other) for other in moved)]))
             for name, v in values.items()
@@ -660,7 +688,7 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         if "[step]\n" not in text:  # it takes another chip's
             continue
         kept = [line for line in text.splitlines() if line.startswith("scatter_passes")]
-        known = {} if count else KNOWN.get(family, {})
+        known = KNOWN.get(family, {})
         notes = {name.partition(".")[0]: source for name, (_, source) in known.items()}
         lines = table_lines(figures, chip.kind, chip.flops_per_second, note, notes)
         if kept:  # what a compiler emits is no matter of the fit
@@ -678,7 +706,7 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         count = owners.count(name)
         owner = name if name in OWN_PROGRAMS else stating(PROGRAMS, PROGRAM_FILES, name, "odds")
         file = PROGRAM_FILES / f"{owner}.toml"
-        file.write_text(software_text(model, x, name, count, file.read_text()), encoding="utf-8")
+        file.write_text(software_text(model, x, name, owner, count, file.read_text()), encoding="utf-8")
 
 
 def stating(records: Folder, files: Path, name: str, key: str) -> str:
@@ -700,8 +728,8 @@ def write_network(name: str, figures: Mapping[str, float], note: str) -> None:
         file.write_text(re.sub(rf'^{key} = ".*"$', f'{key} = "{note}"', text, flags=re.M), encoding="utf-8")
 
 
-def software_text(model: Model, x: np.ndarray, name: str, count: int, text: str) -> str:
-    """The file of a software: its head as it is, and factors over XLA's figures."""
+def software_text(model: Model, x: np.ndarray, name: str, owner: str, count: int, text: str) -> str:
+    """The file of a software: its head as it is, and factors over XLA's figures. owner: the record."""
     shared = PROGRAMS[name].fitted_on
     head = text.split("\n\n")[0]
     head = "\n".join(line for line in head.splitlines() if line.partition(" ")[0] not in HOST.get(shared, {}))
@@ -710,16 +738,28 @@ def software_text(model: Model, x: np.ndarray, name: str, count: int, text: str)
     for figure, prior in FIGURES["gpu"].items():
         if not prior.software or figure in ("fp8", "fp4"):
             continue
-        factor = math.exp(model.free(x, own, figure) - x[model.places[xla, figure]])
-        short = figure.partition(".")[0]
-        (odds if _is_share(figure) else seconds).append(f"{short} = {factor:.3g}")
-    host = [f"{figure} = {math.exp(model.free(x, own, figure)):.3g}" for figure in HOST.get(shared, {})]
+        factor = math.exp(model.free(x, own, figure) - model.free(x, (xla,), figure))
+        if f"{factor:.3g}" != "1":
+            short = figure.partition(".")[0]
+            (odds if _is_share(figure) else seconds).append(f"{short} = {factor:.3g}")
+    parent = PROGRAMS[owner].parent
+    given = HOST.get(PROGRAMS[parent].fitted_on, {}) if parent else {}
+    fixed = [n for n, (guess, _) in HOST.get(shared, {}).items() if n in FROZEN["software"]]
+    fixed = [n for n in fixed if name not in OWN_PROGRAMS and given.get(n, (0,))[0] == HOST[shared][n][0]]
+    stated = [figure for figure in HOST.get(shared, {}) if figure not in fixed]
+    host = [f"{figure} = {math.exp(model.free(x, own, figure)):.3g}" for figure in stated]
     note = f"benchmarks/fit_published.py on {count} published rows of this software, beside those of others"
     known = text.partition("[sources]\n")[2].splitlines()
-    keys = ["odds", "seconds", *HOST.get(shared, {})]
-    kept = [line for line in known if line.partition(" ")[0] not in keys]
-    sources = ["[sources]", *(f'{key} = "{note}"' for key in keys), *kept]
-    return "\n".join([head, *host, "", *odds, "", *seconds, "", *sources]) + "\n"
+    fitted = ["odds", "seconds", *HOST.get(shared, {})]
+    kept = [line for line in known if line.partition(" ")[0] not in fitted]
+    tables = [table for table in (odds, seconds) if len(table) > 1]
+    keys = [*(table[0].strip("[]") for table in tables), *stated]
+    notes = dict.fromkeys(FROZEN["software"], "frozen at its prior (benchmarks/fit_published.py)")
+    if name in OWN_PROGRAMS:
+        notes = {}
+    sources = ["[sources]", *(f'{key} = "{notes.get(key, note)}"' for key in keys), *kept]
+    parts = [[head, *host], *tables, sources]
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
 def write_out_of_sample(

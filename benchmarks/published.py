@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 from meshwright.cli.validate import validation_document
+from meshwright.validate.alike import TRUST
 from meshwright.validate.published import read_rows
-from meshwright.validate.score import TRUST, anchored_by_source, predict
+from meshwright.validate.score import anchored_by_source, predict
 
 FITTED = Path(__file__).parent / "results/fit_published.json"
 # The bars: (median, 90th percentile) of the scores, and single figures.

@@ -221,3 +221,67 @@ class TestFlushes:
         more = 8 * machine.chip.step.host_flush_seconds
         assert more > 0
         assert small.cost().seconds - large.cost().seconds == pytest.approx(more)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "layout", "masks", "measured"),
+    [
+        # gpt3_7b_tp4_pp1_memory_speed, on eight H100s; dropout keeps a byte for each output of a block.
+        (
+            {"num_layers": 32, "d_model": 4096, "d_ff": 16384, "num_heads": 32, "vocab_size": 131_584},
+            Shape(4, 8192, 8192),
+            "data=2,tensor=4,microbatches=2",
+            2 * 32 * 2 * 8192 * 4096,
+            57.1437e9,
+        ),
+        # gpt3_15b_8t_release: 13.27 GB between steps, so the optimizer is over 16 ranks.
+        (
+            {"num_layers": 32, "d_model": 6144, "d_ff": 24576, "num_heads": 48, "vocab_size": 256_000},
+            Shape(64, 4096, 4096),
+            "data=16,tensor=8,sequence_parallel=true,microbatches=18",
+            0,
+            28.16e9,
+        ),
+    ],
+)
+def test_megatron_takes_what_its_own_tests_measure(
+    fields: dict, shape: Shape, layout: str, masks: int, measured: float
+) -> None:
+    """Megatron-LM, tests/functional_tests/test_cases/gpt: mem-max-allocated-bytes of the golden values."""
+    config = replace(
+        SMALL,
+        num_kv_heads=8,
+        d_head=128,
+        positions="learned",
+        max_seq_len=shape.query_len,
+        norm="layer",
+        gated=False,
+        **fields,
+    )
+    parsed = Layout.parse(f"{layout},zero=1,master_weights=true,gradients_dtype=f32")
+    found = step_memory(record_loss(config, parsed, shape), parsed, PROGRAMS["megatron-core"]).total
+    assert found + masks == pytest.approx(measured, rel=0.03)
+
+
+def test_reserved_memory_has_an_update_beside_the_activations() -> None:
+    """Float32 copies of bf16 gradients, and with lists of tensors an array of a moment's size."""
+    layout = Layout.of(master_weights=True, gradients_dtype="bf16")
+    graph = record(layout, SMALL)
+    runs = replace(EAGER, memory_figure="reserved", reports_first_stage=False)
+    params = count_params(SMALL).total
+    reserved, listed = (
+        reported_bytes(graph, layout, replace(runs, by_tensor_lists=lists), 1e12) for lists in (False, True)
+    )
+    assert listed - reserved == pytest.approx(1.05 * F32 * params)
+    assert reserved > step_memory(graph, layout, runs).total
+
+
+def test_narrow_operands_are_kept_narrow() -> None:
+    """Two copies of each weight in fp8, and the inputs of products in fp8, or next to those of attention."""
+    te = PROGRAMS["te"]
+    layout = Layout.of(matmul_dtype="fp8")
+    wide, narrow = (_memory(one, runs=te) for one in (Layout.of(), layout))
+    assert narrow.weights - wide.weights == 2 * L * LAYER_WEIGHTS
+    # Both norms' outputs and the activated gate shrink; attention's output is kept twice.
+    assert wide.activations - narrow.activations == L * (2 * BTD + BTF - TOKENS * N * H)
+    assert _memory(layout, runs=replace(te, casts_weights=True)).weights == wide.weights

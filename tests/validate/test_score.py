@@ -4,7 +4,7 @@ import csv
 import json
 import re
 from dataclasses import MISSING, fields, replace
-from math import log
+from math import exp, log
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from meshwright.cost.serving_step import pass_cost
 from meshwright.errors import PlanError
 from meshwright.models.count import count_params
 from meshwright.validate import out_of_sample as out_of_sample_module
+from meshwright.validate.alike import TRUST
 from meshwright.validate.load_test_row import MAX_BATCH
 from meshwright.validate.out_of_sample import out_of_sample
 from meshwright.validate.published import (
@@ -27,7 +28,7 @@ from meshwright.validate.published import (
 )
 from meshwright.validate.reproduce import reproduce
 from meshwright.validate.score import (
-    TRUST,
+    SERVED_TRUST,
     Prediction,
     anchored_by_source,
     grouped,
@@ -215,7 +216,7 @@ def test_served_rows_are_anchored_by_the_first_of_their_metric(tmp_path: Path):
     rows = [rate, replace(rate, id="I2", value=30.0), served(tmp_path, metric="tpot_s")]
     found = anchored_by_source([Prediction(row, 2 * row.value, layout="tensor=2") for row in rows])
     assert [p.is_anchor for p in found] == [True, False, True]
-    assert found[1].predicted == pytest.approx(60 / 2**TRUST)  # in time twice as long
+    assert found[1].predicted == pytest.approx(60 / 2**SERVED_TRUST)  # in time twice as long
     assert [p.row.id for p in inference_rows(found)] == ["I2"] and found[1].baseline is None
 
 
@@ -442,19 +443,19 @@ def test_quantiles_interpolate():
     assert (found.within_10_percent, found.within_20_percent) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
 
 
-def test_an_anchor_sets_one_factor_for_its_source_chip_and_dtype():
+def test_two_anchors_correct_the_rows_that_are_like_them():
     timed = replace(LLAMA, metric=STEP, value=4.0)
-    first, second = (
-        predicted(timed, 2.0, mfu=0.4),
-        predicted(replace(timed, id="A2", value=7.0), 3.0, mfu=0.3),
-    )
-    other = predicted(replace(timed, id="A3", dtype="fp8"), 5.0)
-    found = anchored_by_source([first, second, other])
-    assert [p.is_anchor for p in found] == [True, False, True]
-    assert found[1].predicted == pytest.approx(3.0 * 2**TRUST)
+    first = predicted(timed, 2.0, mfu=0.4)
+    second = predicted(replace(timed, id="A2", chips=64 * timed.chips), 4.0)
+    like = predicted(replace(timed, id="A3", value=7.0), 3.0, mfu=0.3)
+    other = predicted(replace(timed, id="A4", dtype="fp8", remat="selective"), 5.0)
+    found = anchored_by_source([first, second, like, other])
+    assert [p.is_anchor for p in found] == [True, True, False, False]
+    assert found[2].predicted == pytest.approx(3.0 * 2**TRUST, rel=1e-3)
+    assert found[3].predicted == pytest.approx(5.0 * 2 ** (TRUST * exp(-2)), rel=1e-3)
     # The anchor's MFU of 0.4 instead of its own 0.3.
-    assert found[1].baseline == pytest.approx(7.0 * 0.3 / 0.4)
-    assert [p.row.id for p in step_rows(found)] == ["A2"]
+    assert found[2].baseline == pytest.approx(7.0 * 0.3 / 0.4)
+    assert [p.row.id for p in step_rows(found)] == ["A3", "A4"]
 
 
 def test_memory_is_not_scaled_by_an_anchor():

@@ -13,13 +13,13 @@ from meshwright.cli.parameters import command
 from meshwright.errors import PlanError
 from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR
 from meshwright.options import option
+from meshwright.validate.alike import TRUST
 from meshwright.validate.ledger import FirstLook, covered, summary
 from meshwright.validate.ledger import ledger as ledger_of
 from meshwright.validate.load_test_row import LoadTestRow
 from meshwright.validate.out_of_sample import out_of_sample
 from meshwright.validate.published import TableRow, UnreadRow, read_rows
 from meshwright.validate.score import (
-    TRUST,
     Prediction,
     Ranking,
     Score,
@@ -49,9 +49,12 @@ def validate(
         typer.Argument(help="Tables of published results, scored together.", metavar="FILE.csv"),
     ] = None,
     ledger: bool = option(False, help="Print the errors at the first look at each source, and today's."),
-    anchor: bool = option(False, help="Correct each source, chip and dtype by its first row."),
+    anchor: bool = option(False, help="Correct each source and chip by its first two rows."),
     trust: float = option(
-        TRUST, least=0, most=1, help="With --anchor: share of the first row's (log) error to correct."
+        TRUST,
+        least=0,
+        most=1,
+        help="With --anchor: share of a row's log error that a row just like it has.",
     ),
     median_bar: float | None = option(
         None,

@@ -13,8 +13,15 @@ XLA plans the memory of a step as a whole (memory.py). Without such a plan
                  addition to the flat array of the gather; of layers, the last and the next one are gathered
     gradients    that are scattered layer by layer come from the memory of another stream of kernels, which an
                  allocator never reuses for this stream. Other gradients take memory that activations free
-    blocks       freed by a layer's forward pass are too small for an array of the loss, and stay allocated
+    blocks       freed by a layer's forward pass are too small for an array of the loss, and stay allocated;
+                 those freed by activations are too small for an update's, and stay reserved
     buckets      of DistributedDataParallel are copies of the gradients in the type of the weights
+    the update   has a float32 copy of narrower gradients and, if it runs on lists of tensors, an array of
+                 the size of a moment. Activations are freed by then
+    a product    of queries, keys and values stays whole if values are a view of it (Megatron-Core: rotary
+                 embeddings make new queries and keys)
+    operands     cast to fp8 are kept in fp8 (Transformer Engine), in addition if another operation needs
+                 them in bf16; so are two copies of each weight of a layer
 
 Sources: PyTorch, torch/distributed/tensor/parallel/loss.py (the split loss), pytorch/pytorch#129721 (the
 memory of FSDP's streams), torch/distributed/fsdp (the root's weights are not resharded after the forward
@@ -26,7 +33,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from meshwright.cost.arrays import larger, largest, smaller
-from meshwright.cost.graph import Graph, Segment, kept_with, saved_values
+from meshwright.cost.graph import Graph, Segment, Value, kept_with, saved_values
 from meshwright.cost.memory import Memory, gathered_weights_bytes, held_bytes
 from meshwright.cost.pipeline.stages import SegmentRuns
 from meshwright.dtypes import dtype_bytes
@@ -74,9 +81,17 @@ def eager_phases(
     layers = [(segment, count) for segment, count in present if segment.source]
     ends = [segment for segment, _ in present if not segment.source]
 
+    narrow = _narrow_operand(layout, software)
+    if narrow and not software.casts_weights:
+        weights = weights + whole(
+            sum(count * _copies_of_weights(segment, narrow) for segment, count in layers)
+        )
     saved = alive * held.a_microbatch + held.once + sum(_unfused(segment, software) for segment in ends)
     if layout.schedule.remat in _RUN_ONCE:
         saved += alive * sum(count * _unfused(segment, software) for segment, count in layers)
+    if layout.schedule.remat != "full":
+        more = (count * _in_program(segment, layout, software) for segment, count in layers)
+        saved += alive * sum(more)
     kept = whole(smaller(saved, held.on_chip) if layout.schedule.offload else saved)
     host = whole(saved - kept)
     gathered = (2 if layout.rules.zero_stage == 3 else 1) * sum(map(gathered_weights_bytes, ends))
@@ -89,7 +104,85 @@ def eager_phases(
         Memory(weights, early, optimizer, kept, loss, host),
         Memory(weights, early, optimizer, kept, layer, host),
         Memory(weights, gradients, optimizer, 0, layer),
+        Memory(weights, gradients, optimizer, 0, update_bytes(optimizer, layout, software)),
     )
+
+
+def update_bytes(optimizer: Any, layout: Layout, software: TrainingProgram) -> Any:
+    """Bytes of an update in addition to the states.
+
+    optimizer: of its state, as if that were Adam's: two arrays.
+    """
+    precision = layout.precision
+    moment_bytes = dtype_bytes(precision.optimizer_dtype)
+    updated_in = dtype_bytes("f32" if precision.master_weights else precision.trained_dtype)
+    made_in = dtype_bytes(precision.gradients_dtype or precision.trained_dtype)
+    copied = updated_in if made_in < updated_in else 0
+    listed = moment_bytes if software.by_tensor_lists else 0
+    return whole(optimizer / 2 / moment_bytes * (copied + listed))
+
+
+def _narrow_operand(layout: Layout, software: TrainingProgram) -> str | None:
+    """The type in which the program keeps operands of products, if that is narrower than activations."""
+    precision = layout.precision
+    narrow, made = precision.matmul_dtype, precision.compute_dtype
+    is_cast = software.casts_operands and narrow and dtype_bytes(narrow) < dtype_bytes(made)
+    return narrow if is_cast else None
+
+
+def _copies_of_weights(segment: Segment, dtype: str) -> Any:
+    """Bytes of a layer's weights by rows and by columns in a narrow type."""
+    products = (node for node in segment.nodes if node.kind == "matmul" and node.weight_gradient)
+    weights = {id(node.inputs[1]): node.inputs[1] for node in products}
+    return 2 * sum(_as(value, dtype) for value in weights.values())
+
+
+def _as(value: Value, dtype: str) -> Any:
+    return value.bytes_per_device * dtype_bytes(dtype) / dtype_bytes(value.dtype)
+
+
+def _in_program(segment: Segment, layout: Layout, software: TrainingProgram) -> Any:
+    """Bytes that the program's kernels keep of a layer, above those of the values that it reads."""
+    kept = {id(value): value for value in saved_values(segment, layout.schedule.remat)}
+    made_by, more = segment.producers, 0
+    narrow = _narrow_operand(layout, software)
+    products, others = _readers(segment)
+    for key, value in kept.items():
+        if narrow and key in products:
+            more += _as(value, narrow) - (0 if key in others else value.bytes_per_device)
+    for node in segment.nodes:
+        if software.joins_keys and node.kind == "attention":
+            *rotated, values = node.inputs[:3]
+            product = made_by.get(id(values))
+            if product and product.kind == "matmul" and id(values) in kept:
+                moved = (value for value in rotated if made_by[id(value)].kind != "matmul")
+                more += sum(value.bytes_per_device for value in moved)
+        if software.weighs_early and node.kind == "elementwise" and node.inputs:
+            rows = node.inputs[0]
+            is_sum = "C" in rows.array.dims and "C" not in node.outputs[0].array.dims
+            if is_sum and id(rows) in kept:
+                more -= rows.bytes_per_device
+    return more
+
+
+def _readers(segment: Segment) -> tuple[set[int], set[int]]:
+    """(values that products read in their backward pass, values that other operations read), by id.
+
+    A product that reads a moved value keeps the value before the move. Flash attention reads its result.
+    """
+    before = {
+        id(out): id(node.inputs[0])
+        for node in segment.nodes
+        if node.kind in ("move", "exchange") and node.inputs
+        for out in node.outputs
+    }
+    products: set[int] = set()
+    others = {id(segment.source)}
+    for node in segment.nodes:
+        is_product = node.kind == "matmul" and bool(node.weight_gradient)
+        results = node.outputs if node.kind == "attention" else ()
+        (products if is_product else others).update(id(value) for value in (*node.needs, *results))
+    return products | {before[key] for key in products if key in before}, others
 
 
 @kept_with

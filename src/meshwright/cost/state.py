@@ -42,6 +42,7 @@ class StageState:
 
     def __init__(self, graph: Graph, layout: Layout, stage: int = 0) -> None:
         self.layout, self._parts = layout, tuple(_weights_of_stage(graph, layout, stage))
+        self._graph = graph
         totals: list[Any] = [0] * len(fields(Stored))
         for part, share in self._parts:
             read = (share.read * count for count in (part.stored, part.stored_bytes, part.accumulated))
@@ -105,6 +106,23 @@ class StageState:
             if (share.second_once if transfer.once else share.second)
         ]
         return transfers + [(transfer, 1.0) for transfer in self._between_stages()]
+
+    def broadcasts(self) -> Iterator[tuple[Transfer, Any]]:
+        """(transfer, times a step) of updated weights that each rank with a part sends to the others.
+
+        A broadcast over a ring passes as many ranks as an all-gather does.
+        """
+        gathers = (
+            t for _, node in self._graph.nodes() for t in node.update_transfers if t.op == "all_gather"
+        )
+        axes = next((transfer.axes for transfer in gathers), None)
+        if axes:
+            ranks = self.layout.mesh.size(axes)
+            sent, dtype = whole(self.stored.weight_bytes / ranks), self.layout.precision.trained_dtype
+            yield (
+                Transfer("updated weights", "all_gather", axes, "a rank's", sent, dtype, critical=True),
+                ranks,
+            )
 
     def _num_updates(self, part: StoredWeights) -> int:
         """Updates of the part in a step.

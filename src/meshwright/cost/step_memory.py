@@ -23,6 +23,10 @@ from meshwright.programs.program import TrainingProgram
 # Layers that a host runs ahead of the device: CUDA queues 1,024 launches, and a layer's forward pass in
 # PyTorch is some 45 kernels, copies and events.
 _LAYERS_AHEAD = 23
+# Share of reserved memory that no array has: sizes are rounded, and blocks are cut (torchtitan's figures and
+# BigScience's are 3 to 14% above the arrays).
+_FRAGMENTS = 0.05
+_CONTEXT_BYTES, _COMMUNICATOR_BYTES = 500e6, 400e6
 
 
 def step_memory(graph: Graph, layout: Layout, software: TrainingProgram | None = None) -> Memory:
@@ -41,6 +45,14 @@ def stage_memory(
     states = state_bytes(state, microbatches, software)
     memory = _largest(stage_phases(graph, stage.counts, states, stage.alive, microbatches, layout, software))
     return replace(memory, host=memory.host + state.host_bytes)
+
+
+def _phases(graph: Graph, layout: Layout, software: TrainingProgram) -> Iterable[tuple[Memory, ...]]:
+    """The phases of every stage with other layers."""
+    microbatches = layout.schedule.microbatches
+    for stage in stages_of_kinds(graph, layout):
+        states = state_bytes(StageState(graph, layout, stage.number), microbatches, software)
+        yield stage_phases(graph, stage.counts, states, stage.alive, microbatches, layout, software)
 
 
 def state_bytes(
@@ -92,7 +104,25 @@ def reported_bytes(graph: Graph, layout: Layout, software: TrainingProgram, room
     if software.reports_first_stage:
         needed = stage_memory(graph, layout, stage_of(graph, layout, 0), software).total
     held = _held_while_sent(graph, layout) if software.holds_sent and layout.pipe == 1 else 0.0
+    if software.memory_figure == "allocated":
+        return max(needed, min(room, needed + held))
+    # Blocks that activations free are too small for the arrays of an update, and stay reserved.
+    *before, update = max(_phases(graph, layout, software), key=lambda phases: max(p.total for p in phases))
+    needed = max(memory.total for memory in before) + update.buffers
+    held += _FRAGMENTS * needed
+    if software.memory_figure == "device":
+        held += _process_bytes(layout)
     return max(needed, min(room, needed + held))
+
+
+def _process_bytes(layout: Layout) -> float:
+    """Bytes of a process outside of its allocator: the context, and buffers of communicators.
+
+    Sources: NVIDIA, CUDA C++ best practices: a context has some 500 MB; NCCL, NCCL_BUFFSIZE: 4 MiB a channel,
+    for 16 to 32 channels with two peers.
+    """
+    groups = sum(size > 1 for size in (layout.num_batch_shards, layout.tensor, layout.pipe, layout.context))
+    return _CONTEXT_BYTES + groups * _COMMUNICATOR_BYTES
 
 
 def flushes(graph: Graph, layout: Layout, software: TrainingProgram, room: float) -> float:

@@ -124,7 +124,7 @@ class Update(NamedTuple):
         return cls(
             work_seconds(state.update_work(), "update", dtypes, chip),
             2 * host_seconds(state.host_bytes, chip),
-            state.update_transfers(microbatches),
+            [*state.update_transfers(microbatches), *(state.broadcasts() if chip.step.broadcasts else ())],
         )
 
     @property

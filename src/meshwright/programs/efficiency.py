@@ -70,6 +70,8 @@ class StepEfficiency:
     unfused_norms: whether the steps of an RMS norm are separate kernels.
     gathers_first: whether all weights that ZeRO 1 or 2 updated are gathered before the next forward pass
     begins; otherwise each is gathered before its first use.
+    broadcasts: whether each rank of an optimizer's shard group broadcasts its updated weights, one rank after
+    the other, instead of an all-gather of all.
     whole_sums: whether gradients are summed whole under ZeRO 1, and not scattered to the optimizer's shards.
     slowdown: measured step over priced step, of a run that anchors the prices (mw plan --anchor).
     sources: the source of each figure, by key.
@@ -112,6 +114,7 @@ class StepEfficiency:
     grouped: bool = field(default=False, metadata=UNREAD)
     whole_sums: bool = field(default=False, metadata=UNREAD)
     gathers_first: bool = field(default=False, metadata=UNREAD)
+    broadcasts: bool = field(default=False, metadata=UNREAD)
     unfused_norms: bool = field(default=False, metadata=UNREAD)
     slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -33,25 +33,39 @@ class TrainingProgram(Record):
 
     fitted_on: the `software` of the published rows that its constants were fitted on.
     odds, seconds: factors on figures of StepEfficiency, by name. host_*, whole_sums, gathers_first,
-    unfused_norms: as there.
+    broadcasts, unfused_norms: as there.
     eager: whether operations run one by one, each with memory of its own, or as a program that a compiler
     planned. flash_since: its attention keeps scores on the chip from this year on. flash: whether it does.
     fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
     and keep only their operands; others keep the results of their steps.
     loss_arrays: float32 arrays as large as the logits that a loss has in addition; split_loss_arrays: if
     the vocabulary is split; 0: PyTorch's. whole_logits: whether logits of a split vocabulary are gathered
-    before the loss. fused_loss: whether one kernel makes the cotangents of the logits, as Flash Attention's
+    before the loss. compiled_loss_since: from this year on it has one of these arrays, since it is compiled;
+    0: never. fused_loss: whether one kernel makes the cotangents of the logits, as Flash Attention's
     and Liger's cross-entropy do.
     selective: the layout's `remat` that this program calls selective recomputation.
     buckets: whether data ranks sum gradients in copies of them (DistributedDataParallel's buckets).
     holds_sent: whether sent arrays stay until the collective's stream is done (`Tensor.record_stream`,
     PyTorch's way unless TORCH_NCCL_AVOID_RECORD_STREAMS is set).
     reports_first_stage: whether its memory figure is the first stage's; otherwise the fullest stage's.
+    memory_figure: its figure of memory: "allocated" arrays; "reserved", with the blocks that its allocator
+    keeps; or "device", all that the driver says a process holds, with the context and buffers of collectives.
+    joins_keys: whether values are a view of one product of queries, keys and values, which stays whole.
+    weighs_early: whether weights of chosen experts multiply the activations within an expert, so that its
+    results are not kept.
+    casts_operands: whether operands that are cast to a narrower type are kept in that type, together with
+    two copies of each weight in it, by rows and by columns. casts_weights: whether these copies replace the
+    weights, which the optimizer has in float32.
+    narrow_states: whether weights and summed gradients have the type of products, with a float32 copy of
+    weights in the optimizer, however they are sharded.
+    by_tensor_lists: whether the optimizer updates lists of tensors at once (`foreach`), with an array of the
+    size of a moment in addition.
     counts_head: whether the head counts as layers when layers are divided over stages.
     once_since: from this year on a token goes to a node once, for all of its experts there
     (`Schedule.dispatch`); 0: never.
     static_rows: whether shapes do not depend on data: the rows of experts then have a fixed capacity.
-    wide_sums: whether gradients of whole weights are summed in float32, even if little memory is left.
+    wide_sums: whether gradients are summed in float32, and sharded weights are float32, even if little memory
+    is left.
     narrow_sums: whether gradients of sharded weights are summed in the type of products.
     is_ours: whether its programs are this project's: attention has the platform's kernels. Others are taken
     to have a kernel for every model.
@@ -69,6 +83,7 @@ class TrainingProgram(Record):
     wide_sums: bool = False
     narrow_sums: bool = False
     gathers_first: bool = False
+    broadcasts: bool = False
     unfused_norms: bool = False
     eager: bool = False
     whole_logits: bool = False
@@ -82,9 +97,17 @@ class TrainingProgram(Record):
     selective: str = "attention"
     loss_arrays: int = 0
     split_loss_arrays: int = 0
+    compiled_loss_since: int = 0
     buckets: bool = False
     holds_sent: bool = False
     reports_first_stage: bool = False
+    memory_figure: str = "allocated"
+    joins_keys: bool = False
+    weighs_early: bool = False
+    casts_operands: bool = False
+    casts_weights: bool = False
+    narrow_states: bool = False
+    by_tensor_lists: bool = False
     fused_loss: bool = False
 
     def applied(self, step: StepEfficiency) -> StepEfficiency:
@@ -105,6 +128,7 @@ class TrainingProgram(Record):
             **{name: getattr(self, name) for name in _HOST},
             whole_sums=self.whole_sums,
             gathers_first=self.gathers_first,
+            broadcasts=self.broadcasts,
             unfused_norms=self.unfused_norms,
         )
 

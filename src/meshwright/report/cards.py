@@ -106,12 +106,21 @@ def _layout_card(run: Run) -> Card | None:
 def _step_card(run: Run) -> Card | None:
     measured, planned = measured_step_seconds(run.metrics), step_seconds_of_plan(run)
     if measured is None:
-        return Card("Step time, planned", format_seconds(planned), "not run yet") if planned else None
+        detail = " · ".join(["not run yet", *_range(run, "step_seconds", format_seconds)])
+        return Card("Step time, planned", format_seconds(planned), detail) if planned else None
     if not planned:
         return Card("Step time", format_seconds(measured), "measured, no plan to compare")
     ratio = measured / planned
-    detail = f"planned {format_seconds(planned)} · measured / planned {ratio:.2f}"
+    parts = [f"planned {format_seconds(planned)}", f"measured / planned {ratio:.2f}"]
+    detail = " · ".join([*parts, *_range(run, "step_seconds", format_seconds)])
     return Card("Step time", format_seconds(measured), detail, "good" if 0.8 <= ratio <= 1.25 else "warn")
+
+
+def _range(run: Run, figure: str, write: Callable[[float], str]) -> list[str]:
+    """The range of a planned figure that holds for 8 of 10 new sources, if the plan states one."""
+    best = winner(run.plan) if run.plan else None
+    known = (best or {}).get(f"{figure}_interval")
+    return [f"8 of 10 runs: {write(known[0])} to {write(known[1])}"] if known else []
 
 
 def _speed_card(run: Run) -> Card | None:
@@ -139,6 +148,7 @@ def _memory_card(run: Run) -> Card | None:
     detail = f"{format_bytes(left)} ({left / usable:.0%}) free of {format_bytes(usable)}"
     if left < 0:
         detail = f"{format_bytes(-left)} more than the {format_bytes(usable)} there are"
+    detail = " · ".join([detail, *_range(run, "bytes_per_chip", format_bytes)])
     tone = "bad" if left < 0 else "warn" if left < 0.05 * usable else "good"
     return Card("Memory per chip", format_bytes(needed), detail, tone)
 

@@ -51,12 +51,22 @@ class Mix:
 
 @dataclass(frozen=True)
 class PricedMix:
-    """A mix with its prices. bytes_per_chip: memory of the program. reported_bytes: by its software."""
+    """A mix with its prices. bytes_per_chip: memory of the program."""
 
+    case: Case
     mix: Mix
     candidates: tuple[Candidate, ...]
     bytes_per_chip: float
-    reported_bytes: float
+
+    @cached_property
+    def reported_bytes(self) -> float:
+        """Memory of a chip as the mix's software reports it."""
+        hardware = self.mix.hardware
+        capacity = hardware.chip.program_bytes
+        return sum(
+            share * reported_bytes(_graph(self.case, part), part, hardware.software, capacity)
+            for share, part in self.mix.parts
+        )
 
     @cached_property
     def step_seconds(self) -> float:
@@ -80,12 +90,7 @@ def _priced(case: Case, mix: Mix) -> PricedMix:
         for _, layout in mix.parts
     )
     total = sum(share * memory_of(case, mix.hardware, part).total for share, part in mix.parts)
-    room = mix.hardware.chip.program_bytes
-    reported = sum(
-        share * reported_bytes(_graph(case, part), part, mix.hardware.software, room)
-        for share, part in mix.parts
-    )
-    return PricedMix(mix, tuple(candidates), total, reported)
+    return PricedMix(case, mix, tuple(candidates), total)
 
 
 def mixes(case: Case) -> list[Mix]:

@@ -34,6 +34,14 @@ _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
 # All fp16 except a float32 copy: the loss is scaled so that gradients fit the range of fp16.
 _SCALED_LOSS: dict[str, object] = {**_BF16_WEIGHTS, "master_weights": True}
 
+# Figures of memory by words of a row's unit.
+_MEMORY_FIGURES = {
+    "allocated": "allocated",
+    "reserved": "reserved",
+    "device": "device",
+    "nvidia-smi": "device",
+}
+
 _REMATS = {"none": ("none",), "full": ("full",)}
 _SHORT_PIPE = 2
 # Sequences of a microbatch if a source does not give them: a tuned run has the fastest that fits.
@@ -100,7 +108,12 @@ def machine_of_row(row: AnyRow) -> Hardware:
         named = PROGRAMS.of_table(row.source)
         machine = machine.running(named.name if named and _is_of(named, row.software) else row.software)
         flash = row.year is None or row.year >= machine.software.flash_since
-    return replace(machine, software=replace(machine.software, is_ours=False, flash=flash))
+    software = replace(machine.software, is_ours=False, flash=flash)
+    if isinstance(row, PublishedRow) and row.year and 0 < software.compiled_loss_since <= row.year:
+        software = replace(software, loss_arrays=1, split_loss_arrays=1)
+    figure = next((figure for word, figure in _MEMORY_FIGURES.items() if word in (row.unit or "")), None)
+    software = replace(software, memory_figure=figure or software.memory_figure)
+    return replace(machine, software=software)
 
 
 def _is_of(program: TrainingProgram, software: str) -> bool:
@@ -143,11 +156,16 @@ def _states(
     narrow: list[Mapping[str, object]] = [_BF16_WEIGHTS, _BF16]
     if named(row.dtype) == "f16":
         return [_SCALED_LOSS], []
+    if software.narrow_states:
+        return [_MASTER_COPY | {"gradients_dtype": "bf16"}], narrow if sharded else []
     if not sharded:
         narrower = [] if software.wide_sums else [_MASTER_COPY | {"gradients_dtype": "bf16"}]
         return [_MASTER_COPY, *narrower], []
     kept = [_MASTER_COPY | {"zero": 1}] if (row.pipe or 1) > 1 else []
-    return [*kept, _NARROW_SUMS if software.narrow_sums else _SHARDED_F32], narrow
+    return [
+        *kept,
+        _NARROW_SUMS if software.narrow_sums else _SHARDED_F32,
+    ], [] if software.wide_sums else narrow
 
 
 def _layouts(

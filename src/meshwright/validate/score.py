@@ -2,21 +2,16 @@
 
     error = predicted / published - 1, in the row's unit
 
-There are two scores. The free score uses only the catalog's figures. In the anchored score the first row of
-each source, chip and dtype gives a factor of all step times, as for a user who has measured one run; these
-rows are not scored. Each score is compared with a baseline without a planner: the median MFU of other
-sources' rows with the chip and dtype, or the MFU of the anchoring row.
-
-    factor = (published / predicted of the first row) ^ TRUST
-
-The error of one row is partly that of its software, which other rows share, and partly its own (of its model,
-layout and run). TRUST is the share of the first part, so that the factor is the expectation for other rows.
+There are two scores. The free score uses only the catalog's figures. In the anchored score the first two rows
+of each source and chip correct the others, as for a user who has measured two runs (alike.py); these rows are
+not scored. Each score is compared with a baseline without a planner: the median MFU of other sources' rows
+with the chip and dtype, or the MFU of the first anchor.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import inf, sqrt
+from math import exp, inf, log, sqrt
 from statistics import mean, median
 from typing import TypeVar, cast
 
@@ -25,15 +20,17 @@ from meshwright.models.count import train_flops_per_token
 from meshwright.plan.assumptions import spread_on
 from meshwright.plan.spread import quantile
 from meshwright.programs.program import PROGRAMS
+from meshwright.validate.alike import TRUST, Traits, expected_error
 from meshwright.validate.choice import choose
 from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow, UnreadRow
 from meshwright.validate.reproduce import Case, reproduce
 from meshwright.validate.static_batches import reproduce_inference
 
 _Item = TypeVar("_Item")
-# With constants fitted without a row's source, 0.1 to 0.25 give about equal errors of the other rows, and
-# smaller ones than larger values (benchmarks/fit_published.py --loso).
-TRUST = 0.2
+# Rows of a source and chip that correct its other rows.
+ANCHORS = 2
+# The share of a first row's log error that other rows of serving have: 0.1 to 0.25 give about equal errors.
+SERVED_TRUST = 0.2
 
 
 @dataclass(frozen=True)
@@ -140,33 +137,44 @@ def _predict(row: AnyRow | UnreadRow) -> Prediction:
 
 
 def anchored_by_source(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Prediction]:
-    """Predictions of times, scaled by the factor of the first row with the same source, chip and dtype.
+    """Predictions of times, corrected by the first rows with the same source and chip.
 
-    For serving, the metric must also be the same.
+    Up to ANCHORS training rows correct the others, each as far as it is like them (`expected_error`). A row
+    of serving is scaled by the first with the same metric and weights, by SERVED_TRUST of its log error.
     """
-    factors: dict[Hashable, tuple[float, float | None]] = {}
+    anchors: dict[Hashable, list[tuple[Prediction, float]]] = {}
     anchored = []
     for free in predictions:
         row = free.row
         if row.metric == MEMORY or free.predicted is None:
             anchored.append(free)
             continue
-        key, seconds = _anchored_together(row), row.seconds(free.predicted)
-        if key not in factors:
-            factors[key] = (row.seconds() / seconds) ** trust, free.mfu
+        seconds = row.seconds(free.predicted)
+        kept = anchors.setdefault(_anchored_together(row), [])
+        if len(kept) < (1 if isinstance(row, InferenceRow) else ANCHORS):
+            kept.append((free, log(seconds / row.seconds())))
             of_row = None if free.mfu is None else row.value
             anchored.append(replace(free, predicted=row.value, baseline=of_row, is_anchor=True))
             continue
-        factor, mfu = factors[key]
+        mfu = kept[0][0].mfu
         baseline = row.in_unit(row.seconds() * free.mfu / mfu) if free.mfu and mfu else None
-        anchored.append(replace(free, predicted=row.in_unit(seconds * factor), baseline=baseline))
+        seconds *= exp(-_carried(row, kept, trust))
+        anchored.append(replace(free, predicted=row.in_unit(seconds), baseline=baseline))
     return anchored
+
+
+def _carried(row: AnyRow, kept: Sequence[tuple[Prediction, float]], trust: float) -> float:
+    """The log error that a row has in expectation, given those of its anchors."""
+    if isinstance(row, InferenceRow):
+        return SERVED_TRUST * kept[0][1]
+    anchors = [(Traits.of(one.row), error) for one, error in kept if isinstance(one.row, PublishedRow)]
+    return expected_error(anchors, Traits.of(row), trust)
 
 
 def _anchored_together(row: AnyRow) -> Hashable:
     if isinstance(row, InferenceRow):
         return row.source, row.chip, row.weight_dtype, row.metric
-    return row.source, row.chip, row.dtype
+    return row.source, row.chip
 
 
 def _mfu(row: PublishedRow, case: Case) -> float | None:
