@@ -36,11 +36,11 @@ def test_steps_that_are_anchored_take_that_many_times_as_long():
     from meshwright.load.planned_server import ScaledPrices
 
     class Prices:
-        def seconds(self, *_) -> float:
+        def seconds(self, num_sequences, mean_context, chunks, num_drafts) -> float:
             return 2.0
 
-        def generating(self, number, contexts) -> np.ndarray:
-            return np.full(len(contexts), 2.0)
+        def generating(self, num_sequences, mean_contexts) -> np.ndarray:
+            return np.full(len(mean_contexts), 2.0)
 
     scaled = ScaledPrices(Prices(), 1.5)
     assert scaled.seconds(1, 1.0, (), 0) == 3.0

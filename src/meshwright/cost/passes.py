@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from meshwright.cost.arrays import each, larger, smaller
 from meshwright.cost.graph import Direction, Node, Segment, Transfer, Work, kept_with, recomputed_nodes
+from meshwright.dtypes import number_type
 from meshwright.hardware.chip import Chip
 from meshwright.layout import Layout
 from meshwright.points import share_at
@@ -146,11 +147,16 @@ def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> WorkSecon
     if work.routed and chip.step.grouped:
         # Where experts are multiplied in 4 bits, one kernel has their products and the activation in between:
         # the activation counts (trtllm-gen and flashinfer, in vLLM, SGLang and TensorRT-LLM).
-        kernels = 0 if dtypes.experts == "fp4" and "fp4" in chip.flops_per_second else 1
+        kernels = 0 if dtypes.experts and _is_native_4_bits(dtypes.experts, chip) else 1
     overhead = kernels * chip.step.kernel_seconds
     # To bring tokens to the experts of a product.
     routing = chip.step.experts_seconds if kind == "matmul" and work.routed else 0.0
     return WorkSeconds(busy + overhead + routing, compute, hbm, overhead)
+
+
+def _is_native_4_bits(dtype: str, chip: Chip) -> bool:
+    number = number_type(dtype)
+    return number.bits == 4 and not number.is_integer and dtype in chip.flops_per_second
 
 
 def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Decoder(Protocol):
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int], /) -> str: ...
 
 
 # What decoding yields for bytes that are not, or not yet, UTF-8.
