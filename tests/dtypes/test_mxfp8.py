@@ -149,6 +149,7 @@ def test_the_compiled_step_is_the_planned_one() -> None:
     assert (audit["verdict"], audit["findings"]) == ("match", [])
 
 
+@pytest.mark.slow
 def test_the_command_line_plans_and_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").mkdir()
     for number in range(20):

@@ -385,22 +385,18 @@ def _assert_adapters_agree(config: ModelConfig, text: str, *, masked: bool = Fal
         np.testing.assert_allclose(moved[path], move, rtol=0, atol=1e-3 * most, err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
         "pipe=2,fsdp=2,microbatches=2,schedule=zb-h1",
-        *(
-            pytest.param(text, marks=pytest.mark.slow)
-            for text in (
-                "pipe=2,data=2,tensor=2,microbatches=2,schedule=lanes",
-                "pipe=4,fsdp=2,microbatches=2,schedule=lanes,remat=full",
-                "pipe=2,data=4,zero=2,microbatches=2,schedule=lanes",
-                "pipe=2,data=2,context=2,microbatches=2,schedule=lanes",
-                "pipe=2,data=2,zero=1,microbatches=4,schedule=1f1b,remat=matmuls",
-                "pipe=2,tensor=2,microbatches=4,schedule=dualpipe,sequence_parallel=true",
-                "pipe=2,data=2,microbatches=4,schedule=interleaved,interleave=2",
-            )
-        ),
+        "pipe=2,data=2,tensor=2,microbatches=2,schedule=lanes",
+        "pipe=4,fsdp=2,microbatches=2,schedule=lanes,remat=full",
+        "pipe=2,data=4,zero=2,microbatches=2,schedule=lanes",
+        "pipe=2,data=2,context=2,microbatches=2,schedule=lanes",
+        "pipe=2,data=2,zero=1,microbatches=4,schedule=1f1b,remat=matmuls",
+        "pipe=2,tensor=2,microbatches=4,schedule=dualpipe,sequence_parallel=true",
+        "pipe=2,data=2,microbatches=4,schedule=interleaved,interleave=2",
     ],
 )
 def test_adapters_in_a_pipeline_equal_one_device(text: str) -> None:

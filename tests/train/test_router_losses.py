@@ -17,6 +17,7 @@ PLAIN = replace(TINY, name="plain mixture", moe=MoE(num_experts=8, experts_per_t
 LOSSES = 1.0, 0.5
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_one_device() -> None:
     assert_agrees(PLAIN, "fsdp=2,data=2,expert=2,tensor=2,sequence_parallel=true,microbatches=2", LOSSES)
 

@@ -119,7 +119,7 @@ def test_masked_rows(config: ModelConfig, text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "pipe=2,data=2,microbatches=4,offload=true",
+        pytest.param("pipe=2,data=2,microbatches=4,offload=true", marks=pytest.mark.slow),
         # Fewer microbatches than the ring has slots.
         pytest.param("pipe=4,fsdp=2,microbatches=2,offload=true,remat=full", marks=pytest.mark.slow),
     ],

@@ -302,7 +302,7 @@ def test_masked_rows(config: ModelConfig, text: str) -> None:
     "options",
     [
         pytest.param("", marks=pytest.mark.slow),
-        ",offload_optimizer=true",
+        pytest.param(",offload_optimizer=true", marks=pytest.mark.slow),
         # What it keeps of matrices with rows and columns is no stack of layers.
         pytest.param(",optimizer=adafactor", marks=pytest.mark.slow),
         pytest.param(",offload_optimizer=true,master_weights=true,zero=1", marks=pytest.mark.slow),
