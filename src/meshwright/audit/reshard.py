@@ -16,6 +16,7 @@ from meshwright.errors import AuditError
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
+from meshwright.nn.start.devices import flags_with_devices
 from meshwright.notation.collective import gathered_of_block
 
 # Emitted bytes that differ from the planned ones by a larger share are an error of either side.
@@ -41,21 +42,22 @@ def audit_reshard(job: ReshardJob, target: Target) -> dict[str, Any]:
     """
     environment = {**os.environ, **target.environment}
     if not target.topology:
-        count = f"--xla_force_host_platform_device_count={job.before.mesh.num_devices}"
-        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
-    ran = subprocess.run(
-        [sys.executable, "-m", "meshwright.audit.reshard"],
-        env=environment,
-        input=pickle.dumps((job, asdict(target))),
-        capture_output=True,
-        timeout=_TIMEOUT_SECONDS,
-        check=False,
-    )
-    if ran.returncode:
-        raise AuditError(
-            f"the move from {job.before} to {job.after} does not compile: "
-            f"{error_line(ran.stderr.decode(errors='replace'), ran.returncode)}"
+        environment["XLA_FLAGS"] = flags_with_devices(job.before.mesh.num_devices)
+    move = f"the move from {job.before} to {job.after}"
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-m", "meshwright.audit.reshard"],
+            env=environment,
+            input=pickle.dumps((job, asdict(target))),
+            capture_output=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
         )
+    except subprocess.TimeoutExpired:
+        raise AuditError(f"{move}: compiling took over {_TIMEOUT_SECONDS} s") from None
+    if ran.returncode:
+        why = error_line(ran.stderr.decode(errors="replace"), ran.returncode)
+        raise AuditError(f"{move} does not compile: {why}")
     return json.loads(ran.stdout.decode().strip().splitlines()[-1])
 
 

@@ -61,13 +61,13 @@ def launch_settings(
         kept = needs if key.startswith("note.") else lines
         if _applies(key.removeprefix("note."), values):
             kept.extend(template.format_map(values).splitlines())
-    text = {
-        "arguments": lambda: "\n".join(lines),
-        "python": lambda: "\n".join(lines),
-        "yaml": lambda: "\n".join(lines),
-        "toml": lambda: _toml(lines),
-        "json": lambda: json.dumps(_nested(lines), indent=2),
-    }[launcher.form]()
+    match launcher.form:
+        case "toml":
+            text = _toml(lines)
+        case "json":
+            text = json.dumps(_nested(lines), indent=2)
+        case _:
+            text = "\n".join(lines)
     return LaunchSettings(launcher, launcher.command.format_map(values), text, tuple(needs))
 
 

@@ -227,7 +227,7 @@ def search(
             )
         raise nothing_found(config, hardware, workload, scout.spaces, given, reason)
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
-    plainer = _plainest_of_others(pool, planned)
+    plainer = _plainest_of_others(pool, workload, planned)
     scout.narrow(pool, workload, planned, runs=runs)
     priced = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
@@ -259,9 +259,13 @@ def search(
     )
 
 
-def _plainest_of_others(pool: Fastest, planned: Workload) -> Considered | None:
+def _plainest_of_others(pool: Fastest, asked: Workload, planned: Workload) -> Considered | None:
     """The plainest layout of another batch that is as fast by tokens a second; None without any."""
-    rates = [(choice.seconds / choice.num_sequences, choice) for _, choice in islice(pool, 3 * NUM_RANKED)]
+    # The pool's seconds are those of the work that was asked for, if the batch is smaller.
+    rates = [
+        (seconds / max(asked.num_sequences, choice.num_sequences), choice)
+        for seconds, choice in islice(pool, 3 * NUM_RANKED)
+    ]
     same = [rate for rate, choice in rates if choice.num_sequences == planned.num_sequences]
     limit = (1 + TIE) * min(same, default=0.0)
     others = [

@@ -25,6 +25,7 @@ from meshwright.audit.compile.targets import target_mesh
 from meshwright.audit.hlo.link import Call, Sent
 from meshwright.errors import AuditError, OutOfMemoryError
 from meshwright.hardware.description import host_memory_bytes
+from meshwright.nn.start.devices import flags_with_devices
 from meshwright.plan_file import Plan, load_plan, save_plan
 from meshwright.platforms import Compiler
 from meshwright.units import format_bytes
@@ -130,8 +131,7 @@ def _run(folder: Path, plan: Plan, target: Target) -> None:
     """Compile in another process, watched until it ends."""
     environment = {**os.environ, **target.environment}
     if not target.topology:
-        count = f"--xla_force_host_platform_device_count={plan.layout.mesh.num_devices}"
-        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
+        environment["XLA_FLAGS"] = flags_with_devices(plan.layout.mesh.num_devices)
     command = [sys.executable, "-m", "meshwright.audit.compile.compile", str(folder)]
     with (folder / _LOG).open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

@@ -24,6 +24,7 @@ from meshwright.audit.compile.cache import fetch, source_key, store
 from meshwright.audit.compile.compile import error_line
 from meshwright.audit.numerics.twin import in_narrow_types, tiny_model, tiny_plan
 from meshwright.errors import AuditError, LayoutError, MeshwrightError
+from meshwright.nn.start.devices import flags_with_devices
 from meshwright.plan_file import PLAN_FILE, Plan, save_plan
 
 __all__ = ["cached_numerics", "check_numerics", "tiny_model", "tiny_plan"]
@@ -70,8 +71,7 @@ def check_numerics(plan: Plan) -> dict[str, Any]:
             return compared(small, narrow)
         except MeshwrightError as error:
             raise AuditError(f"{small.layout}: the tiny model does not run: {error}") from error
-    count = f"--xla_force_host_platform_device_count={small.layout.mesh.num_devices}"
-    flags = " ".join((os.environ.get("XLA_FLAGS", ""), *_QUICK_TO_COMPILE, count)).strip()
+    flags = " ".join((flags_with_devices(small.layout.mesh.num_devices), *_QUICK_TO_COMPILE))
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     with tempfile.TemporaryDirectory(prefix="meshwright-numerics-") as folder:
         save_plan(small, Path(folder) / PLAN_FILE)

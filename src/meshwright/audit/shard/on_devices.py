@@ -17,6 +17,7 @@ from meshwright.audit.shard.shard_job import ShardJob
 from meshwright.cost.strategy import Strategy
 from meshwright.dtypes import dtype_bytes, number_type, types_for
 from meshwright.errors import AuditError
+from meshwright.nn.start.devices import flags_with_devices
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
 from meshwright.notation.einsum import Contraction
@@ -102,7 +103,7 @@ def _num_local_devices() -> int:
 
 def _run_in_process(job: ShardJob) -> dict[str, Any]:
     """The report of a separate process with enough virtual devices."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={job.mesh.num_devices}"
+    flags = flags_with_devices(job.mesh.num_devices)
     try:
         ran = subprocess.run(
             [sys.executable, "-m", "meshwright.audit.shard.execution"],

@@ -15,9 +15,13 @@ def split_host(num_devices: int) -> None:
 
     Call it before JAX is imported.
     """
+    os.environ["XLA_FLAGS"] = flags_with_devices(num_devices)
+
+
+def flags_with_devices(num_devices: int) -> str:
+    """XLA_FLAGS of this process, with another number of virtual devices: for it, or a process of its own."""
     flags = _COUNT.sub("", os.environ.get("XLA_FLAGS", "")).split()
-    flags.append(f"--xla_force_host_platform_device_count={num_devices}")
-    os.environ["XLA_FLAGS"] = " ".join(flags)
+    return " ".join((*flags, f"--xla_force_host_platform_device_count={num_devices}"))
 
 
 def use_cpu_devices(num_devices: int) -> None:
