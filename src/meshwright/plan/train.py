@@ -227,7 +227,7 @@ def search(
             )
         raise nothing_found(config, hardware, workload, scout.spaces, given, reason)
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
-    plainer = _plainest_of_others(pool, workload, planned)
+    others = _of_other_batches(pool, workload, planned)
     scout.narrow(pool, workload, planned, runs=runs)
     priced = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
@@ -237,7 +237,8 @@ def search(
     if not runs and runnable is None:
         why = scout.reason(priced[0].layout)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
-    if plainer and _num_axes(plainer.layout) < _num_axes(priced[0].layout):
+    fewer = (one for one in others if _num_axes(one[1].layout) < _num_axes(priced[0].layout))
+    if plainer := next((choice for seconds, choice in fewer if pool.seconds(choice) <= seconds), None):
         other = price(config, hardware, replace(planned, num_sequences=plainer.num_sequences), plainer.layout)
         notices.append(
             f"{other.num_tokens:,.0f} tokens a step allow {other.layout}, which is plainer: "
@@ -259,19 +260,26 @@ def search(
     )
 
 
-def _plainest_of_others(pool: Fastest, asked: Workload, planned: Workload) -> Considered | None:
-    """The plainest layout of another batch that is as fast by tokens a second; None without any."""
-    # The pool's seconds are those of the work that was asked for, if the batch is smaller.
-    rates = [
-        (seconds / max(asked.num_sequences, choice.num_sequences), choice)
-        for seconds, choice in islice(pool, 3 * NUM_RANKED)
-    ]
-    same = [rate for rate, choice in rates if choice.num_sequences == planned.num_sequences]
-    limit = (1 + TIE) * min(same, default=0.0)
+def _of_other_batches(pool: Fastest, asked: Workload, planned: Workload) -> list[tuple[float, Considered]]:
+    """Layouts of other batches, plainest first, with the seconds at which they do as many tokens a second.
+
+    Their bounds allow these seconds; some take longer.
+    """
+
+    def work(number: int) -> int:
+        """The sequences that the pool's seconds are for: at least the requested ones."""
+        return max(asked.num_sequences, number)
+
+    same = (pair for pair in pool if pair[1].num_sequences == planned.num_sequences)
+    seconds = next((seconds for seconds, _ in same), 0.0)
+    limit = (1 + TIE) * seconds / work(planned.num_sequences)
+    largest = round((1 + BATCH_WITHIN[0]) * asked.num_sequences)
     others = [
-        choice for rate, choice in rates if rate <= limit and choice.num_sequences != planned.num_sequences
+        (limit * work(choice.num_sequences), choice)
+        for choice in pool.within(limit * largest)
+        if choice.num_sequences != planned.num_sequences
     ]
-    return min(others, key=lambda choice: plainness(choice.layout), default=None)
+    return sorted(others, key=lambda other: plainness(other[1].layout))
 
 
 def _num_axes(layout: Layout) -> int:

@@ -161,26 +161,33 @@ class PipelineSchedule:
 _ROUNDS = 4
 
 
+@lru_cache(maxsize=16)  # a search asks for the stages of a table in turn
+def _table(schedule: PipelineSchedule, stages: int, microbatches: int, chunks: int) -> PassTable:
+    return schedule.table(stages, microbatches, chunks)
+
+
 @lru_cache(maxsize=4096)
 def _alive_in(
     schedule: PipelineSchedule, stages: int, microbatches: int, chunks: int, stage: int
 ) -> tuple[Alive, ...]:
     """`PipelineSchedule.alive` by a walk through the stage's row."""
-    table = schedule.table(stages, microbatches, chunks)
-    split, states = table.split[stage], set[Alive]()
+    table = _table(schedule, stages, microbatches, chunks)
+    split = table.split[stage]
+    most_left: dict[int, int] = {}  # by what is saved
     saved = left = 0
-    for passed in table.rows[stage]:
-        is_split = (passed.microbatch, passed.chunk) in split
-        saved += passed.kind == "F"
-        left += passed.kind == "B" and is_split
-        states.add(Alive(saved, left))
-        saved -= passed.kind == "B"
-        left -= passed.kind == "W"
-    return tuple(sorted(one for one in states if not any(_has_more(other, one) for other in states)))
-
-
-def _has_more(first: Alive, other: Alive) -> bool:
-    return first != other and all(mine >= its for mine, its in zip(first, other, strict=True))
+    for kind, microbatch, chunk, _ in table.rows[stage]:
+        if kind == "F":
+            saved += 1
+        elif kind == "B" and (microbatch, chunk) in split:
+            left += 1
+        most_left[saved] = max(left, most_left.get(saved, 0))
+        saved -= kind == "B"
+        left -= kind == "W"
+    peaks: list[Alive] = []
+    for saved, left in sorted(most_left.items(), reverse=True):
+        if not peaks or left > peaks[-1].left:
+            peaks.append(Alive(saved, left))
+    return tuple(reversed(peaks))
 
 
 def fitting(*values: int) -> str:

@@ -32,7 +32,8 @@ def zb_v(p: int, m: int, v: int) -> list[list[TablePass]]:
     for s in range(p):
         places = [(kind, chunk, depth) for kind in "FB" for chunk, depth in enumerate((s, 2 * p - 1 - s))]
         slots = {(kind, chunk): (needed[kind][depth], ran[kind][depth]) for kind, chunk, depth in places}
-        stages.append(_Filling(deque(_forwards_and_backwards(s, p, m)), slots, 2 * p))
+        order = [(one, *slots[one.kind, one.chunk]) for one in _forwards_and_backwards(s, p, m)]
+        stages.append(_Filling(deque(order), 2 * p))
     slot, busy = 0, stages
     while busy:
         slot += 1
@@ -71,11 +72,11 @@ def _forwards_and_backwards(s: int, p: int, m: int) -> list[TablePass]:
 class _Filling:
     """The partial row of a stage, with its remaining F and B, live chunks and W due.
 
-    slots: by kind and chunk, the slots that make each microbatch's input, and the slots of its passes.
+    order: each pass, with the slots that make the inputs of its kind and chunk, and the slots of its kind and
+    chunk, both by microbatch.
     """
 
-    order: deque[TablePass]
-    slots: dict[tuple[str, int], tuple[list[float], list[float]]]
+    order: deque[tuple[TablePass, list[float], list[float]]]
     limit: int
     row: list[TablePass] = field(default_factory=list)
     num_alive: int = 0
@@ -87,11 +88,12 @@ class _Filling:
         The next pass starts if an earlier slot made its input and its activations fit in memory.
         """
         if self.order:
-            kind, i, chunk, _ = self.order[0]
-            needed, ran = self.slots[kind, chunk]
+            passed, needed, ran = self.order[0]
+            kind, i, chunk, _ = passed
             if needed[i] < slot and (kind == "B" or self.num_alive < self.limit):
                 ran[i] = slot
-                self.row.append(self.order.popleft())
+                self.row.append(passed)
+                self.order.popleft()
                 if kind == "F":
                     self.num_alive += 1
                 else:
