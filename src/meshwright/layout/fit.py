@@ -233,6 +233,7 @@ _LETTER_NAMES = {
     "g": "groups of heads of a state",
     "u": "heads of a state",
     "i": "channels of the convolution",
+    "m": "elements of the experts' latent",
 }
 
 

@@ -141,6 +141,10 @@ def _entry(where: str, letter: str, axes: object) -> tuple[str, Axes]:
     return letter, tuple(axes)
 
 
+# Letters of the arrays whose experts E are split: their matrices, rows, and biases.
+_SPLIT_WITH = ("M", "C", "ED", "Em")
+
+
 @lru_cache(maxsize=8192)
 def _split(table: Table, name: str, letters: str) -> ShardedArray:
     dims = dict(table.arrays).get(name.rpartition("/")[2], table.letters)
@@ -153,7 +157,7 @@ def _split(table: Table, name: str, letters: str) -> ShardedArray:
         # Heads of a state are split as query heads are, and channels of a convolution as the feed-forward.
         if letter in LIKE_LETTERS and letter not in letters:
             letter = next((one for one in LIKE_LETTERS[letter] if one in letters), letter)
-        if letter in letters and (letter != "E" or "M" in letters or "C" in letters or "ED" in letters):
+        if letter in letters and (letter != "E" or any(one in letters for one in _SPLIT_WITH)):
             taken[letter] = tuple(axis for axis in axes if axis not in used)
             used |= set(axes)
     return ShardedArray(name, tuple(letters), tuple(taken.get(letter, ()) for letter in letters))

@@ -112,7 +112,9 @@ class MoE:
     its best expert, or with sigmoids as its best two. normalized: the weights of a token's experts add up to
     1. chosen_by_logits: the bias is added to the logits. post_norm: the result of experts is normed. scaling:
     factor of the weights. scales_input: the weights multiply the input of an expert, not its output (Llama
-    4).
+    4). latent (m): experts read and write this number of elements, into and out of which one matrix each
+    projects a token and the sum of its experts (Nemotron 3); None for d_model. latent_norm: that sum is
+    normed before (Kimi K3).
     """
 
     num_experts: int
@@ -134,6 +136,8 @@ class MoE:
     shared_gate: bool = False
     chosen_by_logits: bool = False
     post_norm: bool = False
+    latent: int | None = None
+    latent_norm: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "moe")
@@ -182,7 +186,8 @@ class Indexer:
 
     of queries from the queries' latent, or from the token if there is none, and one key of head_dim (y)
     elements a token, which is cached too. weighted: heads have weights. normed: keys have a layer norm; or
-    keys, or both keys and queries, an RMS norm.
+    keys, or both keys and queries, an RMS norm. shared: the layer reads the keys that an earlier layer's
+    indexer chose, and has none of its own (GLM-5.2).
     Source: DeepSeek-AI, "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556.
     """
 
@@ -191,6 +196,7 @@ class Indexer:
     top_k: int
     weighted: bool = True
     normed: IndexNorm = "layer"
+    shared: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "indexer")

@@ -84,7 +84,7 @@ def component(name: str) -> str:
     """
     if name in ("embed", "positions", "unembed") or name.startswith("table_"):
         return "vocab"
-    if name.startswith(("w_", "expert_", "shared_")):
+    if name.startswith(("w_", "expert_", "shared_", "latent_w_")):
         return "mlp"
     if "router" in name:
         return "router"

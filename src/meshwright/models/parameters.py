@@ -65,6 +65,7 @@ def dimensions(config: ModelConfig, path: str = "") -> Mapping[str, int]:
         sizes["Z"] = config.lora_rank
     if moe := config.moe:
         sizes |= {"E": moe.num_experts, "M": moe.d_ff, "U": moe.d_ff_all_shared}
+        sizes |= {"m": moe.latent} if moe.latent else {}
     if mla := config.mla:
         sizes |= {"R": mla.kv_rank, "J": mla.nope_dim, "A": mla.rope_dim, "O": mla.value_dim}
         sizes |= {"Q": mla.q_rank} if mla.q_rank else {}
@@ -313,17 +314,28 @@ def _experts(config: ModelConfig) -> dict[str, Param]:
         params["router_bias"] = Param("E", "zeros")
     if config.moe.choice_bias:
         params["router_choice_bias"] = Param("E", "zeros")
-    params |= {f"expert_{name}": Param("EDM") for name in first_matrices(config)}
-    params["expert_out"] = Param("EMD", fan_in="M")
+    d = row_letter(config)
+    params |= {f"expert_{name}": Param(f"E{d}M", fan_in=d) for name in first_matrices(config)}
+    params["expert_out"] = Param(f"EM{d}", fan_in="M")
     if config.moe.expert_bias:
         params |= {f"expert_{name}_bias": Param("EM", "zeros") for name in first_matrices(config)}
-        params["expert_out_bias"] = Param("ED", "zeros")
+        params["expert_out_bias"] = Param(f"E{d}", "zeros")
+    if config.moe.latent:
+        params |= {"latent_w_in": Param("Dm"), "latent_w_out": Param("mD", fan_in="m")}
+        params |= {"latent_w_in_bias": Param("m", "zeros")} if config.mlp_bias else {}
+        params |= {"latent_w_out_bias": Param("D", "zeros")} if config.mlp_bias else {}
+        params |= _norm(config, "latent_norm", "m") if config.moe.latent_norm else {}
     if config.moe.num_shared_experts:
         params |= {f"shared_{name}": Param("DU") for name in first_matrices(config)}
         params["shared_out"] = Param("UD", fan_in="U")
         if config.moe.shared_gate:
             params["shared_router"] = Param("D")
     return params
+
+
+def row_letter(config: ModelConfig) -> str:
+    """The letter of the elements that an expert reads and writes: D, or m of a latent."""
+    return "m" if config.moe and config.moe.latent else "D"
 
 
 def first_matrices(config: ModelConfig) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ heads, K key-value heads, G = N/K, H head dimension, V vocabulary, W learned pos
 adapters.
 Stacks of layers: L layers, P dense layers of a mixture of experts; Y and X the layers of either kind
 that read the keys and values of an earlier layer.
-Experts: E experts, C tokens of one expert, M an expert's feed-forward, U the shared experts'.
+Experts: E experts, C tokens of one expert, M an expert's feed-forward, U the shared experts', m the latent
+that experts read if it is not D.
 Latent attention: Q rank of queries, R of keys and values, J a head's part without positions, A its
 rotary part (H = J + A), O head dimension of values.
 Mixers with a state: small letters, as models/mixers/mixer.py says; and small letters for their stacks.
@@ -29,6 +30,7 @@ from meshwright.models.parameters import (
     EMBED_NORM,
     SLOPES,
     first_matrices,
+    row_letter,
     value_letter,
 )
 
@@ -512,11 +514,19 @@ def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) 
     gates = ops.router("router", h, w["router"], w.get("router_bias"), w.get("router_choice_bias"))
 
     def through(ops: ExpertOps, w: Mapping[str, Any], d: Any) -> Any:
-        d = ops.kept("dispatch", d)
-        return _feed_forward(config, ops, w, d, "expert", "ECD,EDM->ECM", "ECM,EMD->ECD")
+        d, m = ops.kept("dispatch", d), row_letter(config)
+        return _feed_forward(config, ops, w, d, "expert", f"EC{m},E{m}M->ECM", f"ECM,EM{m}->EC{m}")
 
     weights = {name: weight for name, weight in w.items() if name.startswith("expert_")}
-    y = ops.experts(through, weights, h, gates)
+    x = h
+    if "latent_w_in" in w:
+        (x,) = ops.einsums(h, w, latent_w_in="BTD,Dm->BTm")
+        x = _biased(ops, w, "latent_w_in", x)
+    y = ops.experts(through, weights, x, gates)
+    if "latent_w_out" in w:
+        y = _apply_norm(config, ops, w, "latent_norm", y) if "latent_norm" in w else y
+        (y,) = ops.einsums(y, w, latent_w_out="BTm,mD->BTD")
+        y = _biased(ops, w, "latent_w_out", y)
     if "shared_in" not in w:
         return y
     shared = _feed_forward(config, ops, w, h, "shared", "BTD,DU->BTU", "BTU,UD->BTD")

@@ -300,13 +300,19 @@ def _experts(config: ModelConfig, w: Weights, h: Array, capacity: Capacity | Non
     gates = _gates(scores, w.get("router_choice_bias"), moe)
     gates = capacity(gates) if capacity else gates
 
+    x = h @ w["latent_w_in"] + w.get("latent_w_in_bias", 0.0) if "latent_w_in" in w else h
+
     def of_expert(own: Weights, gate: Array) -> Array:
         if moe.scales_input:
-            return jnp.where(gate > 0, _feed_forward(config, own, "expert", h * gate), 0.0)
-        return gate * _feed_forward(config, own, "expert", h)
+            return jnp.where(gate > 0, _feed_forward(config, own, "expert", x * gate), 0.0)
+        return gate * _feed_forward(config, own, "expert", x)
 
     own = {name: a for name, a in w.items() if name.startswith("expert_")}
     total = jnp.sum(jax.vmap(of_expert)(own, jnp.moveaxis(gates, -1, 0)[..., None]), 0)
+    if "latent_norm" in w:
+        total = _norm(config, w, "latent_norm", total)
+    if "latent_w_out" in w:
+        total = total @ w["latent_w_out"] + w.get("latent_w_out_bias", 0.0)
     if "shared_in" not in w:
         return total
     shared = _feed_forward(config, w, "shared", h)

@@ -34,6 +34,7 @@ class ExpertOps(ProductOps):
     """The router and the experts of `models/transformer.py`."""
 
     _local_gates: Value | None = None  # of the rows of the current layer
+    _elements = "D"  # the letter of a row's elements
 
     def router(
         self, name: str, x: Value, w: Value, b: Value | None = None, choice: Value | None = None
@@ -52,6 +53,7 @@ class ExpertOps(ProductOps):
         gates: Value,
     ) -> Value:
         """y[B, T, D] in one pass: no device gets over twice its even share of rows."""
+        self._elements = x.array.dims[-1]
         rows = self._dispatch("dispatch", x, gates)
         return self._combine("combine", block(self, w, rows), gates, x)
 
@@ -62,11 +64,11 @@ class ExpertOps(ProductOps):
         devices of a group of experts, and are sorted there.
         """
         if has_fixed_rows(self.layout):
-            rows = self.value(sorted_rows(self.layout, "d"), x.dtype)
+            rows = self.value(sorted_rows(self.layout, "d", self._elements), x.dtype)
             needs = (x, gates) if self._scales_input else (gates,)
             rows = self.elementwise(f"{name}_sort", (x, gates), rows, needs)
-            return self._exchange(name, rows, to_experts(self.layout, "d"))
-        gathered = self._exchange(name, x, tokens_to_experts(self.layout, "x"))
+            return self._exchange(name, rows, to_experts(self.layout, "d", self._elements))
+        gathered = self._exchange(name, x, tokens_to_experts(self.layout, "x", self._elements))
         gates = self._resharded_gates(gates, gates_to_experts(self.layout, "gates"))
         if self.expert_rows.crossing is not None:
             gathered, gates = self._to_nodes(name, gathered, gates, self.expert_rows.crossing)
@@ -74,13 +76,13 @@ class ExpertOps(ProductOps):
         inputs = gathered, gates, *self._agreed_passes(name, gates, self.expert_rows.blocks)
         needs = (gathered, gates) if self._scales_input else (gates,)
         if not row_routing(self.layout).exchanged:
-            rows = self.value(expert_rows(self.layout, "d"), x.dtype)
+            rows = self.value(expert_rows(self.layout, "d", f"EC{self._elements}"), x.dtype)
             return self.elementwise(f"{name}_sort", inputs, rows, needs)
         with self._capacity(self.expert_rows.sorted):
-            rows = self.value(sorted_rows(self.layout, "d"), x.dtype)
+            rows = self.value(sorted_rows(self.layout, "d", self._elements), x.dtype)
         rows = self.elementwise(f"{name}_sort", inputs, rows, needs)
         counts = (self._counts(name, rows),) if self.expert_rows.blocks is not None else ()
-        return self._exchange(name, rows, to_experts(self.layout, "d"), counts)
+        return self._exchange(name, rows, to_experts(self.layout, "d", self._elements), counts)
 
     @property
     def _scales_input(self) -> bool:
@@ -102,21 +104,21 @@ class ExpertOps(ProductOps):
                 self._resharded_gates(sent, crossed), gathered_in_node(layout, "gates", "CE")
             )
         with self._capacity(capacity, even):
-            crossed = to_nodes(layout, "x")
+            crossed = to_nodes(layout, "x", f"EC{self._elements}")
             inputs = (x, gates, *agreed)
             x = self.elementwise(f"{name}_sort", inputs, self.value(crossed.given, x.dtype), (gates,))
             x = self._exchange(name, x, crossed)
         with self._capacity(capacity, capacity):
-            return self._exchange(name, x, gathered_in_node(layout, "x")), sent
+            return self._exchange(name, x, gathered_in_node(layout, "x", f"EC{self._elements}")), sent
 
     def _from_nodes(self, name: str, y: Value, crossing: Crossing) -> Value:
         """[B, T, D]: each node's sums for its rows of tokens, added on the tokens' devices."""
         layout, (capacity, even) = self.layout, self._of_tokens(crossing)
         with self._capacity(capacity, capacity):
-            y = self._exchange(name, y, sums_from_node(layout, "y"))
+            y = self._exchange(name, y, sums_from_node(layout, "y", self._elements))
         with self._capacity(capacity, even):
-            y = self._exchange(name, y, sums_from_nodes(layout, "y"))
-        parts = self.value(tokens_from_experts(layout, "y").given, y.dtype)
+            y = self._exchange(name, y, sums_from_nodes(layout, "y", self._elements))
+        parts = self.value(tokens_from_experts(layout, "y", self._elements).given, y.dtype)
         return self.elementwise(f"{name}_sum", (y,), parts, ())
 
     def _of_tokens(self, crossing: Crossing) -> tuple[Any, Any]:
@@ -169,18 +171,18 @@ class ExpertOps(ProductOps):
         Grouped rows are summed before.
         """
         if has_fixed_rows(self.layout):
-            rows = self._exchange(name, y, from_experts(self.layout, "y"))
+            rows = self._exchange(name, y, from_experts(self.layout, "y", self._elements))
             out = self.value(like.array, like.dtype)
             needs = (gates,) if self._scales_input else (rows, gates)
             return self.elementwise(f"{name}_sum", (rows, gates), out, needs)
-        back, local = tokens_from_experts(self.layout, "y"), self._local_gates
+        back, local = tokens_from_experts(self.layout, "y", self._elements), self._local_gates
         assert local is not None, "experts are combined after their dispatch"
         if row_routing(self.layout).exchanged:
             with self._capacity(self.expert_rows.sorted):
-                y = self._exchange(name, y, from_experts(self.layout, "y"))
+                y = self._exchange(name, y, from_experts(self.layout, "y", self._elements))
         if self.expert_rows.crossing is not None:
             with self._capacity(*self._of_tokens(self.expert_rows.crossing)):
-                parts = self.value(sums_from_node(self.layout, "y").given, y.dtype)
+                parts = self.value(sums_from_node(self.layout, "y", self._elements).given, y.dtype)
             needs = (local,) if self._scales_input else (y, local)
             y = self.elementwise(f"{name}_sum", (y, local), parts, needs)
             return self._exchange(name, self._from_nodes(name, y, self.expert_rows.crossing), back)

@@ -92,7 +92,8 @@ def tensor_degrees(config: ModelConfig, num_chips: int) -> list[int]:
     of_stacks = [dimensions(config.at(number)) for number in range(len(config.variants) + 1)]
     sizes = of_stacks[0]
     letters = [letter for letter in WIDE_LETTERS if letter != "V" and sizes.get(letter)]
-    letters += [own for like in LIKE_LETTERS.values() if (own := next((x for x in like if x in sizes), ""))]
+    of_mixers = (like for letter, like in LIKE_LETTERS.items() if letter in WIDE_LETTERS)
+    letters += [own for like in of_mixers if (own := next((x for x in like if x in sizes), ""))]
     return [
         degree
         for degree in divisors(num_chips)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from meshwright.layout.axes import EXPERT_NODES
 from meshwright.layout.layout import Layout
 from meshwright.layout.rules import Table
+from meshwright.models.mixers import LIKE_LETTERS
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.einsum import Reshard, cotangent, mirrored
 
@@ -118,10 +119,11 @@ def expert_rows(layout: Layout, name: str, letters: str = "ECD") -> ShardedArray
     return expert_table(layout).split(name, letters)
 
 
-def sorted_rows(layout: Layout, name: str) -> ShardedArray:
+def sorted_rows(layout: Layout, name: str, d: str = "D") -> ShardedArray:
     """The rows d[E, C, D] as the tokens' own devices sort them by expert, before they travel.
 
-    An expert's tokens have no order: the axes that E takes are innermost, so one AllToAll moves them.
+    An expert's tokens have no order: the axes that E takes are innermost, so one AllToAll moves them. d: the
+    letter of a row's elements.
     """
     way, experts = row_routing(layout), layout.table.axes_of("E")
     rows = tuple(
@@ -130,8 +132,8 @@ def sorted_rows(layout: Layout, name: str) -> ShardedArray:
             key=lambda axis: (axis in experts, axis in way.rows),
         )
     )
-    columns = layout.activation(name, "BTD").axes_of("D")
-    return ShardedArray(name, ("E", "C", "D"), (_fixed_axes(layout), rows, columns))
+    columns = layout.activation(name, f"BT{d}").axes_of(d)
+    return ShardedArray(name, ("E", "C", d), (_fixed_axes(layout), rows, columns))
 
 
 def _fixed_axes(layout: Layout) -> Axes:
@@ -142,25 +144,25 @@ def _fixed_axes(layout: Layout) -> Axes:
     return _among(layout.table.axes_of("E"), (*way.repeated, *way.nodes))
 
 
-def to_experts(layout: Layout, name: str) -> Reshard:
+def to_experts(layout: Layout, name: str, d: str = "D") -> Reshard:
     """The reshard of rows from their tokens' devices, which sorted them, to d[E, C, D] on the experts'.
 
     >>> print(*to_experts(Layout.of(fsdp=4, expert=2), "d").forward)
     AllToAll_{expert} d[E, C_{fsdp,expert}, D] -> d[E_expert, C_fsdp, D]
     """
-    used = expert_rows(layout, name)
+    used = expert_rows(layout, name, f"EC{d}")
     if not has_fixed_rows(layout):
         used = used.replace(axes={"E": (*_fixed_axes(layout), *row_routing(layout).exchanged)})
-    return mirrored(sorted_rows(layout, name), used)
+    return mirrored(sorted_rows(layout, name, d), used)
 
 
-def from_experts(layout: Layout, name: str) -> Reshard:
+def from_experts(layout: Layout, name: str, d: str = "D") -> Reshard:
     """The reverse of `to_experts`."""
-    dispatch = to_experts(layout, name)
+    dispatch = to_experts(layout, name, d)
     return mirrored(dispatch.used, dispatch.given)
 
 
-def tokens_to_experts(layout: Layout, name: str) -> Reshard:
+def tokens_to_experts(layout: Layout, name: str, d: str = "D") -> Reshard:
     """The reshard of x[B, T, D] to the tokens whose rows a device makes, or sends to nodes.
 
     Every device that makes rows of a token, or that has columns of its experts, adds to its cotangent.
@@ -168,7 +170,7 @@ def tokens_to_experts(layout: Layout, name: str) -> Reshard:
     >>> print(*tokens_to_experts(Layout.of(fsdp=4, expert=2, grouped=True), "x").forward)
     AllGather_{expert} x[B_{fsdp,expert}, T, D] -> x[B_fsdp, T, D]
     """
-    tokens, way = layout.activation(name, "BTD"), row_routing(layout).to_nodes
+    tokens, way = layout.activation(name, f"BT{d}"), row_routing(layout).to_nodes
     kept = {*way.tokens} - {*way.gathered}
     used = tokens.replace(axes={letter: _among(tokens.axes_of(letter), kept) for letter in "BT"})
     return Reshard(tokens, used, cotangent(used).replace(unreduced=(*way.gathered, *way.repeated)))
@@ -184,9 +186,9 @@ def gates_to_experts(layout: Layout, name: str) -> Reshard:
     return Reshard(gates, used, cotangent(used).replace(unreduced=partial))
 
 
-def tokens_from_experts(layout: Layout, name: str) -> Reshard:
+def tokens_from_experts(layout: Layout, name: str, d: str = "D") -> Reshard:
     """The reshard to x[B, T, D] of the parts that each device's experts, or their columns, add to tokens."""
-    dispatch = tokens_to_experts(layout, name)
+    dispatch = tokens_to_experts(layout, name, d)
     return mirrored(dispatch.used.replace(unreduced=dispatch.yielded.unreduced), dispatch.given)
 
 
@@ -200,7 +202,7 @@ def to_nodes(layout: Layout, name: str, letters: str = "ECD") -> Reshard:
     AllToAll_{expert_nodes} x[E, C_{fsdp,expert,expert_nodes}, D] -> x[E_expert_nodes, C_{fsdp,expert}, D]
     """
     rows, nodes = sorted_rows(layout, name), row_routing(layout).nodes
-    axes = {"C": (*rows.axes_of("C"), *nodes), "D": rows.axes_of("D")}
+    axes = {"C": (*rows.axes_of("C"), *nodes)} | dict.fromkeys(LIKE_LETTERS["D"] + "D", rows.axes_of("D"))
     given = ShardedArray(name, tuple(letters), tuple(axes.get(letter, ()) for letter in letters))
     return mirrored(given, given.replace(axes={"E": nodes, "C": rows.axes_of("C")}))
 
@@ -215,15 +217,15 @@ def gathered_in_node(layout: Layout, name: str, letters: str = "ECD") -> Reshard
     return Reshard(given, used, cotangent(used).replace(unreduced=gathered))
 
 
-def sums_from_node(layout: Layout, name: str) -> Reshard:
+def sums_from_node(layout: Layout, name: str, d: str = "D") -> Reshard:
     """The reshard of each device's sums over its columns to the devices that received the tokens."""
-    dispatch = gathered_in_node(layout, name)
+    dispatch = gathered_in_node(layout, name, f"EC{d}")
     return mirrored(dispatch.used.replace(unreduced=dispatch.yielded.unreduced), dispatch.given)
 
 
-def sums_from_nodes(layout: Layout, name: str) -> Reshard:
+def sums_from_nodes(layout: Layout, name: str, d: str = "D") -> Reshard:
     """The reverse of `to_nodes`."""
-    dispatch = to_nodes(layout, name)
+    dispatch = to_nodes(layout, name, f"EC{d}")
     return mirrored(dispatch.used, dispatch.given)
 
 

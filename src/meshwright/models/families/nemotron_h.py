@@ -67,6 +67,15 @@ class _Blocks:
 _KEYS: dict[str, Rule] = {
     key: rule for key, rule in SIZES.items() if key not in ("num_hidden_layers", "rms_norm_eps", "hidden_act")
 }
+
+
+def _experts(d: str) -> dict[str, Tensor]:
+    """The tensors of experts that read and write elements of this letter."""
+    return linear("expert_in", f"{_MIXER}.experts.{{}}.up_proj", "M", d) | linear(
+        "expert_out", f"{_MIXER}.experts.{{}}.down_proj", d, "M"
+    )
+
+
 _PATTERN = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 
 FAMILY = Family(
@@ -98,7 +107,7 @@ FAMILY = Family(
         "use_bias": Key("state_space.proj_bias", False),
         "time_step_min": Key("state_space.min_step", 0.001, also=("mamba_dt_min",)),
         "sliding_window": Fixed((None,)),
-        "moe_latent_size": Fixed((None,)),
+        "moe_latent_size": Key("moe.latent"),
     }
     | fixed(attention_bias=False, mamba_proj_bias=False, mamba_hidden_act="silu")
     | ignored(
@@ -137,10 +146,12 @@ FAMILY = Family(
     | mamba_tensors(_MIXER)
     | linear("w_in", f"{_MIXER}.up_proj", "F", "D")
     | linear("w_out", f"{_MIXER}.down_proj", "D", "F")
-    | linear("expert_in", f"{_MIXER}.experts.{{}}.up_proj", "M", "D")
-    | linear("expert_out", f"{_MIXER}.experts.{{}}.down_proj", "D", "M")
+    | linear("latent_w_in", f"{_MIXER}.fc1_latent_proj", "m", "D")
+    | linear("latent_w_out", f"{_MIXER}.fc2_latent_proj", "D", "m")
+    | _experts("D")
     | linear("shared_in", f"{_MIXER}.shared_experts.up_proj", "U", "D")
     | linear("shared_out", f"{_MIXER}.shared_experts.down_proj", "D", "U"),
+    variants=lambda model: _experts("m") if model.moe and model.moe.latent else {},
     more_layers=True,
     releases=(
         Release(

@@ -6,7 +6,8 @@ A mixer is one file of this folder: a table of ModelConfig with its sizes, weigh
 Letters: g groups of heads (key heads), u heads of a group, s elements of a key (the state's size), p elements
 of a value, c taps of a convolution along positions and t the inputs that it remembers (c - 1), r rank of
 decays and gates, i channels of a short convolution. Heads are split as query heads N are: by g, or by u if
-there is one group, in which case arrays have no g. Channels i are split as F is.
+there is one group, in which case arrays have no g. Channels i are split as F is. The latent m that experts
+read in place of a token (models/config.py, MoE) is split as D is.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from meshwright.models.param import Param
 
 # The letters that take the place of a letter of the rules in arrays of mixers, the first that an array has.
-LIKE_LETTERS: Mapping[str, str] = {"N": "gu", "F": "i"}
+LIKE_LETTERS: Mapping[str, str] = {"N": "gu", "F": "i", "D": "m"}
 # Functions of `apply` whose results stay in float32, since they are exponents or small shares.
 WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "slope", "step")
 # Positions that the chunked form computes at once.

@@ -72,6 +72,21 @@ TINY: dict[str, Tiny] = {
             "moe_shared_expert_intermediate_size": 20,
         },
         written="NemotronHForCausalLM",
+    ),
+    "nemotron_h_latent": Tiny(
+        "NemotronH",
+        MOE
+        | {
+            "hybrid_override_pattern": "M*-ME",
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 6,
+            "n_groups": 4,
+            "n_routed_experts": 8,
+            "moe_shared_expert_intermediate_size": 20,
+            "moe_latent_size": 16,
+        },
+        written="NemotronHForCausalLM",
         split="daily",
-    )
+    ),
 }
