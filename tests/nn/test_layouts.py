@@ -116,6 +116,11 @@ MIXTURE = replace(
         scaling=1.5,
     ),
 )
+assert MIXTURE.moe
+# Experts that read a latent of a token.
+NARROW_EXPERTS = replace(
+    MIXTURE, name="narrow_experts", moe=replace(MIXTURE.moe, latent=16, latent_norm=True, choice_bias=False)
+)
 OSS = replace(
     TINY,
     name="oss",
@@ -333,6 +338,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
     ("config", "text"),
     [
         (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls"),
+        (NARROW_EXPERTS, "fsdp=4,tensor=2,sequence_parallel=true,expert=2"),
         pytest.param(OSS, "data=4,expert=2,tensor=2,remat=full", marks=pytest.mark.slow),
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (WIDE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
@@ -342,6 +348,8 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
             for config, text in [
                 (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true"),
                 (MIXTURE, "data=8,expert=8"),
+                (NARROW_EXPERTS, "data=8,expert=8,expert_nodes=4,dispatch=once"),
+                (NARROW_EXPERTS, "fsdp=2,tensor=2,tensor2=2,expert=2,grouped=true,remat=matmuls"),
                 (MIXTURE, "data=8,expert=8,expert_nodes=4,dispatch=once"),
                 (MIXTURE, "fsdp=8,expert=4,expert_nodes=2,remat=matmuls,dispatch=once"),
                 (MIXTURE, "fsdp=2,tensor=4,sequence_parallel=true,expert=8,expert_nodes=2,dispatch=once"),

@@ -586,6 +586,11 @@ class ModelConfig:
         """The mixer that keeps a state for each sequence; None if all layers have attention."""
         return next((mixer for name in MIXERS if (mixer := getattr(self, name)) is not None), None)
 
+    @property
+    def own_indexer(self) -> Indexer | None:
+        """The indexer, unless keys are those that an earlier layer's chose."""
+        return None if self.indexer is None or self.indexer.shared else self.indexer
+
     @cached_property
     def base(self) -> "ModelConfig":
         """The model without adapters."""

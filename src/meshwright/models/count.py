@@ -135,10 +135,10 @@ def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> 
     if mixer := config.state_mixer:
         scores += num_states(config) * mixer.chunk_flops(config.d_model)
     for layer, window in _attending(config):
-        if layer.indexer:
+        if indexer := layer.own_indexer:
             scored = seen_keys(seq_len, None) if causal else seq_len
             scored = scored / (window.compressed if window and window.compressed else 1)
-            scores += 2 * scored * layer.indexer.num_heads * layer.indexer.head_dim
+            scores += 2 * scored * indexer.num_heads * indexer.head_dim
     return Flops(**counts, scores=scores)
 
 
@@ -273,7 +273,7 @@ def cache_arrays(config: ModelConfig) -> dict[str, str]:
     of_heads = {"k": "BSKH", "v": f"BSK{value_letter(config)}"}
     of_heads = {"k": "BSKH"} if config.values_are_cached_keys else of_heads
     arrays = {"latent": "BSR", "rope": "BSA"} if config.mla else of_heads
-    return arrays | ({"index": "BSy"} if config.indexer else {})
+    return arrays | ({"index": "BSy"} if config.own_indexer else {})
 
 
 def cache_scales(config: ModelConfig, dtype: str) -> dict[str, str]:
@@ -370,7 +370,7 @@ def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int
     """
     read = 0
     for layer, window in _attending(config):
-        index_dim = layer.indexer.head_dim if layer.indexer else 0
+        index_dim = layer.own_indexer.head_dim if layer.own_indexer else 0
         scored = window.entries(seq_len) if window and window.compressed else seq_len
         read += read_positions(seq_len, window) * (_kv_elements(layer) - index_dim) + scored * index_dim
     return int(read * dtype_bytes(dtype))

@@ -271,20 +271,21 @@ def _latent_attention(config: ModelConfig) -> dict[str, Param]:
             "wv_up": Param("RNO", fan_in="R"),
             "wo": Param("NOD", fan_in="NO"),
         }
+        | ({"wg": Param("DNO")} if config.attention_gate else {})
     )
 
 
 def _indexer(config: ModelConfig) -> dict[str, Param]:
-    if config.indexer is None:
+    if (indexer := config.own_indexer) is None:
         return {}
     from_latent = config.q_rank or (config.mla and config.mla.q_rank)
     params = {"index_q": Param("Qxy", fan_in="Q") if from_latent else Param("Dxy"), "index_k": Param("Dy")}
     params["index_norm"] = Param("y", "ones")
-    if config.indexer.normed == "layer":
+    if indexer.normed == "layer":
         params["index_norm_bias"] = Param("y", "zeros")
-    if config.indexer.normed == "both":
+    if indexer.normed == "both":
         params["index_q_norm"] = Param("y", "ones")
-    if config.indexer.weighted:
+    if indexer.weighted:
         params["index_weights"] = Param("Dx")
     return params
 

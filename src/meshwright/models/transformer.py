@@ -421,13 +421,19 @@ def _attention(
     k, v = kv or shared
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
     a, cache = ops.attention("attention", q, k, v, places, cache, kind, **scores)
-    if config.attention_gate:
-        (gate,) = _products(config, ops, w, h, wg="BTD,DNH->BTNH")
-        a = ops.gated("attention_gate", a, gate)
+    a = _gated(config, ops, w, h, a, "H")
     if config.inner_norms:
         a = _apply_norm(config, ops, w, "attention_inner_norm", a, num_letters=2)
     shares = config.layers_per_cache > 1 or config.num_kv_shared
     return a, cache, tuple(kv) if kv and shares else None
+
+
+def _gated(config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, a: Any, o: str) -> Any:
+    """The result of attention a[B, T, N, o], gated by a projection of h[B, T, D] if the model has a gate."""
+    if not config.attention_gate:
+        return a
+    (gate,) = _products(config, ops, w, h, wg=f"BTD,DN{o}->BTN{o}")
+    return ops.gated("attention_gate", a, gate)
 
 
 def _normed(
@@ -460,16 +466,17 @@ def _latent_attention(
     if config.temperature_floor:
         q = ops.temperature("temperature", q, places, kind)
     cache = _indexed(config, ops, w, h, down, cache, kind)
-    return ops.latent_attention(
+    a, cache = ops.latent_attention(
         "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale
     )
+    return _gated(config, ops, w, h, a, "O"), cache
 
 
 def _indexed(
     config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, down: Any, cache: Any, kind: Any
 ) -> Any:
     """The cache, after an indexer has chosen keys by the normed h[B, T, D] or by the queries' latent."""
-    if config.indexer is None:
+    if config.own_indexer is None:
         return cache
     if down is None:
         (index_q,) = ops.einsums(h, w, index_q="BTD,Dxy->BTxy")
@@ -477,7 +484,7 @@ def _indexed(
         (index_q,) = ops.einsums(down, w, index_q="BTQ,Qxy->BTxy")
     specs = {"index_k": "BTD,Dy->BTy", "index_weights": "BTD,Dx->BTx"}
     index_k, *weights = ops.einsums(h, w, **{name: spec for name, spec in specs.items() if name in w})
-    norm = "layer" if config.indexer.normed == "layer" else "rms"
+    norm = "layer" if config.own_indexer.normed == "layer" else "rms"
     index_k = ops.norm("index_norm", index_k, w["index_norm"], w.get("index_norm_bias"), kind=norm)
     return ops.index("index", index_q, index_k, weights[0] if weights else index_q, cache, kind)
 

@@ -20,14 +20,18 @@ PUBLISHED = {
     for release in family.releases
     for name, preset in release.models.items()
 }
-# A model whose family is only planned has no written form.
-WRITTEN = [name for name, config in PRESETS.items() if families.load_family(str(config.family)).is_written]
+# A model whose family is only planned, or with weights that only plans know, has no written form.
+WRITTEN = [
+    name
+    for name, config in PRESETS.items()
+    if families.load_family(str(config.family)).is_written and not config.extras
+]
 _UNITS = {"B": 1e9, "M": 1e6}
 # They are counted as the other sizes of their tables, or were published with their vision towers.
 _UNCOUNTED = {"demo", "tiny", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b", "phi-3.5-mini"}
 _UNCOUNTED |= {"ministral-3-3b", "ministral-3-8b", "ministral-3-14b", "glm-4.7-flash", "k-exaone-236b-a23b"}
 _UNCOUNTED |= {"granite-3.3-2b", "granite-3.3-8b", "granite-3.1-1b-a400m", "granite-3.1-3b-a800m"}
-_UNCOUNTED |= {"helium-1-2b", "kolibri-1", "gemma-4-e2b"}
+_UNCOUNTED |= {"helium-1-2b", "kolibri-1", "gemma-4-e2b", "step-3.5-flash"}
 _UNCOUNTED |= {"gpt-3-medium", "gpt-3-large", "glm-4.5", "glm-4.5-air", "glm-4.6"}
 
 

@@ -127,6 +127,7 @@ DEEPSEEK_EXPERTS: dict[str, Rule] = (
     ROUTER
     | fixed(moe_layer_freq=1)
     | ignored("training only", "aux_loss_alpha", "seq_aux", "ep_size")
+    | ignored("how transformers runs it", "moe_router_dtype")
     | {
         "n_routed_experts": needed("moe.num_experts", "num_routed_experts"),
         "num_experts_per_tok": needed("moe.experts_per_token"),

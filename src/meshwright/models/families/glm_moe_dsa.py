@@ -1,7 +1,53 @@
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshwright.errors import ModelError
+from meshwright.models.config import ModelConfig
+from meshwright.models.families.by_layer import by_layer
 from meshwright.models.families.deepseek_v3 import FAMILY as V3
 from meshwright.models.families.deepseek_v32 import INDEXER_KEYS, INDEXER_TENSORS, SPARSE_SETS
-from meshwright.models.families.family import Family, Fixed, Key, Release, ignored, mixture, preset
+from meshwright.models.families.family import (
+    Family,
+    Fixed,
+    Key,
+    Part,
+    Release,
+    ignored,
+    mixture,
+    preset,
+    published,
+)
 from meshwright.models.families.rope import Rope
+
+
+class _Indexers:
+    """The layers that have an indexer; the others read the keys that the last one chose."""
+
+    parts: Mapping[str, Part] = {
+        "indexer_types": Part(("indexer",), (list,)),
+        "index_topk_pattern": Part(("indexer",), (str,)),
+        "index_topk_freq": Part(("indexer",), (int,)),
+        "index_skip_topk_offset": Part(("indexer",), (int,)),
+    }
+
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        numbers = range(fields["num_layers"])
+        every, offset = given.get("index_topk_freq") or 1, given.get("index_skip_topk_offset") or 2
+        shared = [max(n - offset + 1, 0) % every > 0 for n in numbers]
+        if pattern := given.get("index_topk_pattern"):
+            shared = [letter == "S" for letter in pattern]
+        if kinds := given.get("indexer_types"):
+            if unknown := {*kinds} - {"full", "shared"}:
+                raise ModelError(f"{name}: indexer_types has {min(unknown)!r}; fits: 'full' and 'shared'")
+            shared = [kind == "shared" for kind in kinds]
+        indexer = fields["indexer"]
+        return by_layer([{"indexer": replace(indexer, shared=shared[n])} for n in numbers])
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        layers = (model.at(layer.kind.variant) for layer in model.layers)
+        return {"indexer_types": ["full" if layer.own_indexer else "shared" for layer in layers]}
+
 
 FAMILY = Family(
     "glm_moe_dsa",
@@ -12,18 +58,47 @@ FAMILY = Family(
     | {
         "rms_norm_eps": Key("norm_eps", 1e-5),
         "first_k_dense_replace": Key("moe.num_dense_layers", 3),
-        "index_topk_freq": Fixed((1,)),
-        "indexer_types": Fixed((None, "full"), of_each=True),
         "indexer_rope_interleave": Fixed((True,)),
     }
-    | ignored(
-        "as its class computes it", "layer_types", "mlp_layer_types", "index_skip_topk_offset", "num_experts"
-    ),
+    | ignored("as its class computes it", "layer_types", "mlp_layer_types", "num_experts")
+    | ignored("of the module that predicts a second token", "index_share_for_mtp_iteration"),
     sets={**V3.sets, **SPARSE_SETS},
-    groups=(Rope(),),
+    groups=(Rope(), _Indexers()),
     tensors={**V3.tensors, **INDEXER_TENSORS},
     more_layers=True,
     releases=(
+        Release(
+            # Without the module that predicts a second token.
+            "config.json of zai-org/GLM-5.2",
+            {
+                "glm-5.2": published(
+                    "743B",
+                    num_hidden_layers=78,
+                    hidden_size=6144,
+                    intermediate_size=12_288,
+                    num_attention_heads=64,
+                    vocab_size=154_880,
+                    max_position_embeddings=1_048_576,
+                    rope_parameters={"rope_theta": 8e6, "rope_type": "default"},
+                    q_lora_rank=2048,
+                    kv_lora_rank=512,
+                    qk_nope_head_dim=192,
+                    qk_rope_head_dim=64,
+                    v_head_dim=256,
+                    n_routed_experts=256,
+                    num_experts_per_tok=8,
+                    n_shared_experts=1,
+                    moe_intermediate_size=2048,
+                    routed_scaling_factor=2.5,
+                    num_nextn_predict_layers=1,
+                    index_n_heads=32,
+                    index_head_dim=128,
+                    index_topk=2048,
+                    index_topk_freq=4,
+                    index_skip_topk_offset=3,
+                )
+            },
+        ),
         Release(
             # Without the module that predicts a second token.
             "config.json of zai-org/GLM-5",

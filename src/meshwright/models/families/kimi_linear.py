@@ -2,6 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.config import ModelConfig
+from meshwright.models.families.by_layer import vector
 from meshwright.models.families.common import (
     EPS_1E_5,
     LATENT,
@@ -24,6 +25,7 @@ from meshwright.models.families.family import (
     mixture,
     needed,
     preset,
+    published,
 )
 from meshwright.models.families.state_layers import StateLayers
 
@@ -31,10 +33,20 @@ _ATTENTION = f"{LAYER}.self_attn"
 _CONVOLVED = ("gs", "gs", "gup")
 
 
+# Queries by which a layer's parts, and the head, weigh the results of earlier blocks (attention residuals).
+_ATTENTION_RESIDUALS = (
+    *(vector(f"{part}_weigh", "D") for part in ("mixer", "feed_forward")),
+    *(vector(f"{part}_weigh_norm", "D") for part in ("mixer", "feed_forward")),
+    vector("head_weigh", "D", in_layers=False),
+    vector("head_weigh_norm", "D", in_layers=False),
+)
+
+
 class _LinearAttention:
     """The table of older files with the sizes of delta attention, and the numbers of its layers from 1."""
 
     parts: Mapping[str, Part] = {
+        "attn_res_block_size": Part(("extras",), (int,)),
         "linear_attn_config": Part(("delta", "mixers"), (dict,)),
         "linear_num_heads": Part(("delta",), (int,)),
         "linear_head_dim": Part(("delta",), (int,)),
@@ -49,7 +61,11 @@ class _LinearAttention:
         heads = table.get("num_heads", given.get("linear_num_heads", 32))
         size = table.get("head_dim", given.get("linear_head_dim", 128))
         width = table.get("short_conv_kernel_size", given.get("linear_conv_kernel_dim", 4))
-        read: dict[str, Any] = {"delta": GatedDelta(heads, heads, size, size, width, rank=size)}
+        wide_gate = bool(table.get("use_full_rank_gate", False))
+        delta = GatedDelta(heads, heads, size, size, width, rank=size, wide_gate=wide_gate)
+        read: dict[str, Any] = {"delta": delta}
+        if given.get("attn_res_block_size"):
+            read["extras"] = _ATTENTION_RESIDUALS
         if "layer_types" not in given and (attending := table.get("full_attn_layers")):
             layers = range(1, fields["num_layers"] + 1)
             read["mixers"] = tuple("attention" if n in attending else "state" for n in layers)
@@ -70,8 +86,9 @@ class _LinearAttention:
 
 FAMILY = Family(
     "kimi_linear",
-    "Kimi Linear",
+    "Kimi Linear, Kimi K3",
     ("KimiLinearForCausalLM",),
+    wrappers=("kimi_k3",),
     keys={key: rule for key, rule in SIZES.items() if key != "max_position_embeddings"}
     | EPS_1E_5
     | LATENT
@@ -90,8 +107,14 @@ FAMILY = Family(
         "moe_layer_freq": Fixed((1,)),
         "num_nextn_predict_layers": Fixed((0,)),
         "mla_use_nope": Fixed((True,)),
+        "mla_use_output_gate": Key("attention_gate", False),
+        "routed_expert_hidden_size": Key("moe.latent"),
+        "latent_moe_use_norm": Key("moe.latent_norm", False),
+        "hidden_act": Fixed(("silu", "situ")),
+        "topk_method": Fixed(("noaux_tc",)),
     }
     | fixed(attention_bias=False)
+    | ignored("planned only: its activation", "activation_situ_beta", "activation_situ_linear_beta")
     | ignored("training only", "output_router_logits")
     | ignored("how it chooses experts", "use_grouped_topk")
     | ignored("its attention has no positions", "rope_theta", "rope_scaling", "rope_parameters"),
@@ -150,6 +173,41 @@ FAMILY = Family(
                     mixers=tuple(
                         "attention" if n in (4, 8, 12, 16, 20, 24, 27) else "state" for n in range(1, 28)
                     ),
+                )
+            },
+        ),
+        Release(
+            "Kimi Team 2026, https://arxiv.org/abs/2607.24653; text_config of moonshotai/Kimi-K3",
+            {
+                "kimi-k3": published(
+                    "2779B",
+                    vocab_size=163_840,
+                    hidden_size=7168,
+                    intermediate_size=33_792,
+                    num_hidden_layers=93,
+                    num_attention_heads=96,
+                    num_key_value_heads=96,
+                    rms_norm_eps=1e-5,
+                    q_lora_rank=1536,
+                    kv_lora_rank=512,
+                    qk_nope_head_dim=128,
+                    qk_rope_head_dim=64,
+                    v_head_dim=128,
+                    mla_use_output_gate=True,
+                    num_experts=896,
+                    num_experts_per_token=16,
+                    num_shared_experts=2,
+                    moe_intermediate_size=3072,
+                    routed_expert_hidden_size=3584,
+                    latent_moe_use_norm=True,
+                    routed_scaling_factor=1.0,
+                    attn_res_block_size=12,
+                    linear_attn_config={
+                        "num_heads": 96,
+                        "head_dim": 128,
+                        "use_full_rank_gate": True,
+                        "full_attn_layers": [*range(4, 93, 4), 93],
+                    },
                 )
             },
         ),

@@ -8,6 +8,7 @@ from meshwright.models.families.common import (
 )
 from meshwright.models.families.family import (
     Family,
+    Fixed,
     Key,
     Release,
     Tensor,
@@ -34,6 +35,7 @@ FAMILY = Family(
         "num_local_experts": needed("moe.num_experts", "num_experts"),
         "use_routing_bias": Key("moe.choice_bias", True),
     }
+    | {"attn_type_list": Fixed((1,), of_each=True)}
     | fixed(scoring_func="sigmoid", qk_norm_type="per_layer", shared_intermediate_size=0)
     | ignored(
         "of modules that predict further tokens",

@@ -17,6 +17,7 @@ from meshwright.models.families.family import (
     mixture,
     needed,
     preset,
+    published,
 )
 from meshwright.models.families.state_layers import ATTENTION_NAMES, STATE_NAMES, mamba_tensors
 
@@ -77,6 +78,11 @@ def _experts(d: str) -> dict[str, Tensor]:
 
 
 _PATTERN = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+_SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEME" + "MEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+_ULTRA = (
+    "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEME"
+    + "MEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+)
 
 FAMILY = Family(
     "nemotron_h",
@@ -87,7 +93,7 @@ FAMILY = Family(
     | {
         "num_local_experts": Key("moe.num_experts", 8, also=("n_routed_experts",)),
         "num_experts_per_tok": Key("moe.experts_per_token", 2),
-        "head_dim": Key("d_head", 128),
+        "head_dim": Key("d_head", 128, also=("attention_head_dim",)),
         "layer_norm_epsilon": Key("norm_eps", 1e-5, also=("norm_eps",)),
         "mlp_hidden_act": Key("activation", "relu2", form=ACTIVATION),
         "mlp_bias": Key("mlp_bias", False),
@@ -114,7 +120,7 @@ FAMILY = Family(
         "how transformers runs it",
         "chunk_size", "expand", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "num_logits_to_keep",
         "rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_limit", "time_step_max",
-        "use_mamba_kernels", "hidden_dropout",
+        "use_mamba_kernels", "hidden_dropout", "rms_norm_eps", "time_step_rank",
     )
     | ignored("its attention has no positions", "rope_theta", "partial_rotary_factor", "rope_parameters")
     | ignored(
@@ -181,6 +187,52 @@ FAMILY = Family(
                     mixers=tuple({"M": "state", "*": "attention"}.get(one, "none") for one in _PATTERN),
                     feed_forwards=tuple({"E": "experts"}.get(one, "none") for one in _PATTERN),
                 )
+            },
+        ),
+        Release(
+            # Without the module that predicts a second token.
+            "config.json of nvidia/NVIDIA-Nemotron-3-Super-120B-A12B and Ultra-550B-A55B",
+            {
+                "nemotron-3-super-120b-a12b": published(
+                    "121B",
+                    "12.7B",
+                    hidden_size=4096,
+                    intermediate_size=2688,
+                    hybrid_override_pattern=_SUPER,
+                    num_attention_heads=32,
+                    num_key_value_heads=2,
+                    vocab_size=131072,
+                    max_position_embeddings=262144,
+                    n_routed_experts=512,
+                    num_experts_per_tok=22,
+                    moe_intermediate_size=2688,
+                    moe_shared_expert_intermediate_size=5376,
+                    moe_latent_size=1024,
+                    routed_scaling_factor=5.0,
+                    mamba_num_heads=128,
+                    mamba_head_dim=64,
+                    ssm_state_size=128,
+                ),
+                "nemotron-3-ultra-550b-a55b": published(
+                    "549B",
+                    "55B",
+                    hidden_size=8192,
+                    intermediate_size=5120,
+                    hybrid_override_pattern=_ULTRA,
+                    num_attention_heads=64,
+                    num_key_value_heads=2,
+                    vocab_size=131072,
+                    max_position_embeddings=262144,
+                    n_routed_experts=512,
+                    num_experts_per_tok=22,
+                    moe_intermediate_size=5120,
+                    moe_shared_expert_intermediate_size=10240,
+                    moe_latent_size=2048,
+                    routed_scaling_factor=5.0,
+                    mamba_num_heads=256,
+                    mamba_head_dim=64,
+                    ssm_state_size=128,
+                ),
             },
         ),
     ),

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import HERMES, LLAMA_KEYS, LLAMA_TENSORS, NO_LOCAL_LAYERS
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, preset
+from meshwright.models.families.family import Family, Fixed, Key, Release, fixed, ignored, preset
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import (
     DELTA_KEYS,
@@ -13,7 +13,7 @@ QWEN3_5_KEYS = (
     LLAMA_KEYS
     | NO_LOCAL_LAYERS
     | DELTA_KEYS
-    | {"head_dim": Key("d_head", 256)}
+    | {"head_dim": Key("d_head", 256), "output_gate_type": Fixed(("swish", "silu"))}
     | fixed(attention_bias=False, attn_output_gate=True, mlp_only_layers=[])
     | ignored(
         "of the module that predicts a second token", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"

@@ -23,7 +23,7 @@ class GatedDelta(StateMixer):
     """num_key_heads (g) of key_dim (s), num_value_heads (g u) of value_dim (p), conv_width (c) taps.
 
     rank (r): of the decays, one for each element of a key, and of the gates (Kimi Linear); None: one decay
-    for each value head, and gates of full rank.
+    for each value head, and gates of full rank. wide_gate: gates of full rank in any case (Kimi K3).
     """
 
     title: ClassVar[str] = "gated delta rule"
@@ -35,6 +35,7 @@ class GatedDelta(StateMixer):
     value_dim: int
     conv_width: int = 4
     rank: int | None = None
+    wide_gate: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "delta")
@@ -58,9 +59,12 @@ class GatedDelta(StateMixer):
         params = {"state_q": Param("Dgs"), "state_k": Param("Dgs"), "state_v": Param("Dgup")}
         if self.rank:
             params |= {"state_decay_down": Param("Dr"), "state_decay_up": Param("rgus", fan_in="r")}
+        else:
+            params["state_decay"] = Param("Dgu")
+        if self.rank and not self.wide_gate:
             params |= {"state_gate_down": Param("Dr"), "state_gate_up": Param("rgup", fan_in="r")}
         else:
-            params |= {"state_gate": Param("Dgup"), "state_decay": Param("Dgu")}
+            params["state_gate"] = Param("Dgup")
         return params | {
             "state_beta": Param("Dgu"),
             "conv_q": Param("gsc", "taps", "c"),
@@ -114,13 +118,13 @@ class GatedDelta(StateMixer):
     ) -> tuple[Any, Any]:
         specs = {"state_q": "BTD,Dgs->BTgs", "state_k": "BTD,Dgs->BTgs", "state_v": "BTD,Dgup->BTgup"}
         specs |= {"state_beta": "BTD,Dgu->BTgu"}
-        if self.rank:
-            specs |= {"state_decay_down": "BTD,Dr->BTr", "state_gate_down": "BTD,Dr->BTr"}
-        else:
-            specs |= {"state_decay": "BTD,Dgu->BTgu", "state_gate": "BTD,Dgup->BTgup"}
+        specs |= {"state_decay_down": "BTD,Dr->BTr"} if self.rank else {"state_decay": "BTD,Dgu->BTgu"}
+        narrow_gate = self.rank and not self.wide_gate
+        specs |= {"state_gate_down": "BTD,Dr->BTr"} if narrow_gate else {"state_gate": "BTD,Dgup->BTgup"}
         q, k, v, beta, decay, gate = ops.einsums(h, w, **specs)
         if self.rank:
             (decay,) = ops.einsums(decay, w, state_decay_up="BTr,rgus->BTgus")
+        if narrow_gate:
             (gate,) = ops.einsums(gate, w, state_gate_up="BTr,rgup->BTgup")
 
         def convolved(name: str, x: Any, cache: Any) -> tuple[Any, Any]:
