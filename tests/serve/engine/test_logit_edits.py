@@ -9,16 +9,17 @@ from meshwright.serve.device.sampling import batch_edits
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.logit_edits import LogitEdits
 from meshwright.serve.engine.request import Event, Request, SamplingParams
+from meshwright.serve.engine.sequence import TokenSequence
 
 
 def edits(request: Request) -> LogitEdits:
-    found = LogitEdits.of(request, VOCAB_SIZE)
-    assert found is not None
-    return found
+    return LogitEdits(request, VOCAB_SIZE)
 
 
 def test_a_request_without_edits_has_none():
-    assert LogitEdits.of(Request((1,)), VOCAB_SIZE) is None
+    sequence = TokenSequence(Request((1,)), 1, 0, lambda _: None)
+    sequence.make_edits(VOCAB_SIZE)
+    assert sequence.edits is None
     assert batch_edits([(SamplingParams(), None)], VOCAB_SIZE) is None
 
 

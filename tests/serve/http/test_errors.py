@@ -10,7 +10,7 @@ CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 PROMPTS = "a string, a list of strings, a list of token ids or a list of lists of token ids, not empty"
-STOPS = "a string or a list of up to 4 strings, none of them empty"
+STOPS = "a string or a list of up to 4 strings, none of them empty or longer than 1,000 characters"
 
 
 @pytest.mark.parametrize(

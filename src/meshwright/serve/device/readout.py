@@ -16,7 +16,7 @@ from jax import Array
 
 from meshwright.nn.attention.paged import PADDING
 from meshwright.serve.device.programs import InferencePrograms
-from meshwright.serve.engine.request import TokenScore
+from meshwright.serve.engine.request import Scores, TokenScore
 
 ROWS = 64  # of each shard in one product with the head
 
@@ -76,17 +76,19 @@ class Results(NamedTuple):
     def outputs(self) -> list[Any]:
         return [output for _, output in (*self.scores, *self.embeddings)]
 
-    def read(self) -> tuple[Mapping[int, list[TokenScore]], Mapping[int, np.ndarray]]:
+    def read(self) -> tuple[Mapping[int, Sequence[TokenScore]], Mapping[int, np.ndarray]]:
         """Scores and embeddings by work; waits for the device."""
-        scores, embeddings = defaultdict[int, list[TokenScore]](list), dict[int, np.ndarray]()
+        scores, embeddings = defaultdict[int, list[Scores]](list), dict[int, np.ndarray]()
         for reads, output in self.scores:
-            columns = (x.tolist() for x in jax.device_get(output))
-            for read, logprob, ids, logprobs in zip(reads, *columns, strict=True):
-                if read is not _PADDING:
-                    top = tuple(zip(ids, logprobs, strict=True))[: read.num_top]
-                    scores[read.work].append(TokenScore(read.target, logprob, top))
+            logprobs, ids, top_logprobs = map(np.asarray, jax.device_get(output))
+            works = np.array([read.work for read in reads])
+            targets = np.array([read.target for read in reads], np.int32)
+            for first in {read.work: read for read in reads if read is not _PADDING}.values():
+                rows, top = np.flatnonzero(works == first.work), slice(first.num_top)
+                part = Scores(targets[rows], logprobs[rows], ids[rows, top], top_logprobs[rows, top])
+                scores[first.work].append(part)
         for reads, output in self.embeddings:
             for read, hidden in zip(reads, jax.device_get(output), strict=True):
                 if read is not _PADDING:
                     embeddings[read.work] = hidden / max(float(np.linalg.norm(hidden)), 1e-12)
-        return scores, embeddings
+        return {work: Scores.joined(parts) for work, parts in scores.items()}, embeddings

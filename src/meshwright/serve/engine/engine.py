@@ -17,7 +17,6 @@ from meshwright.errors import RequestError
 from meshwright.serve.engine.batch import Batch, Runner, StepResult
 from meshwright.serve.engine.handover import Arrivals
 from meshwright.serve.engine.limits import check_length
-from meshwright.serve.engine.logit_edits import LogitEdits
 from meshwright.serve.engine.metrics import Forecast, Metrics
 from meshwright.serve.engine.occupancy import Occupancy
 from meshwright.serve.engine.policy import Mode, policy_of
@@ -144,7 +143,6 @@ class Engine:
                 index,
                 stream.put,
                 limit=1 if self._generator is not None and request.generates else -1,
-                edits=LogitEdits.of(request, self.vocab_size),
                 lifetime=lifetime,
             )
             for index, (request, lifetime) in enumerate(zip(requests, lifetimes, strict=True))
@@ -205,6 +203,10 @@ class Engine:
                 dispatched = None
                 try:
                     if batch.works:
+                        for work in batch.works:
+                            # Not while it waits: hundreds may, each with arrays of the vocabulary.
+                            if work.samples:
+                                work.sequence.make_edits(self.vocab_size)
                         dispatched = _Dispatched(batch, time.perf_counter(), self._runner.run(batch))
                 finally:  # also if the device fails: the step before was whole
                     if under_way is not None:

@@ -27,11 +27,6 @@ class LogitEdits:
             forbidden[list(params.allowed_ids)] = False
             self._bias[forbidden] = -np.inf
 
-    @staticmethod
-    def of(request: Request, vocab_size: int) -> "LogitEdits | None":
-        """The edits of `request`, None if it has none."""
-        return LogitEdits(request, vocab_size) if request.edits_logits else None
-
     def accept(self, token: int) -> None:
         """Count a token of the answer."""
         self.counts[token] += 1

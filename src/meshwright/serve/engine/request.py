@@ -1,8 +1,8 @@
 """A request for tokens, and the events that answer it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, overload
 
 import numpy as np
 
@@ -118,6 +118,43 @@ class TokenScore(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Scores(Sequence[TokenScore]):
+    """Scores of prompt tokens, as arrays: objects would take 20 times the memory, and stop the interpreter
+    for seconds whenever it collects garbage.
+
+    tokens: i32[T]. logprobs: f32[T]. top_ids: i32[T, K]. top_logprobs: f32[T, K], descending.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, logprobs: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray
+    ) -> None:
+        self._columns = tokens, logprobs, top_ids, top_logprobs
+
+    @staticmethod
+    def joined(parts: Iterable[Sequence[TokenScore]]) -> Sequence[TokenScore]:
+        """The scores of one part after another."""
+        given = [part for part in parts if part]
+        if len(given) < 2:
+            return given[0] if given else ()
+        if all(isinstance(part, Scores) for part in given):
+            columns = zip(*(part._columns for part in given if isinstance(part, Scores)), strict=True)
+            return Scores(*map(np.concatenate, columns))
+        return [score for part in given for score in part]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    @overload
+    def __getitem__(self, where: int, /) -> TokenScore: ...
+    @overload
+    def __getitem__(self, where: slice, /) -> "Scores": ...
+    def __getitem__(self, where: int | slice, /) -> "TokenScore | Scores":
+        if isinstance(where, slice):
+            return Scores(*(column[where] for column in self._columns))
+        token, logprob, ids, logprobs = (column[where].tolist() for column in self._columns)
+        return TokenScore(token, logprob, tuple(zip(ids, logprobs, strict=True)))
+
+
 @dataclass(frozen=True)
 class Event:
     """One more token of the request at `index` among those submitted together.
@@ -131,7 +168,7 @@ class Event:
     index: int
     score: TokenScore | None
     finish_reason: FinishReason | None = None
-    prompt: tuple[TokenScore, ...] = ()
+    prompt: Sequence[TokenScore] = ()
     embedding: np.ndarray | None = None
     pages: object = None
 

@@ -237,7 +237,7 @@ class Scheduler:
 
         None next to prompts, which fill a step as well, nor if a token changes the logits of the next.
         """
-        has_edits = sequence.edits is not None
+        has_edits = sequence.request.edits_logits
         if sequence.num_uncomputed > 1 or not (self._drafts_pay or has_edits):
             return []
         if sequence.num_pending:

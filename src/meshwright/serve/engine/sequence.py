@@ -10,7 +10,15 @@ import numpy as np
 
 from meshwright.serve.engine.logit_edits import LogitEdits
 from meshwright.serve.engine.pages import Pages
-from meshwright.serve.engine.request import EngineError, Event, FinishReason, Reads, Request, TokenScore
+from meshwright.serve.engine.request import (
+    EngineError,
+    Event,
+    FinishReason,
+    Reads,
+    Request,
+    Scores,
+    TokenScore,
+)
 
 
 class Tokens(Protocol):
@@ -62,7 +70,8 @@ class TokenSequence:
     once the steps under way have ended. num_cached: tokens that were cached when it started.
     limit: tokens of the answer that this engine generates; max_tokens, unless another generates the rest.
     rank: its place among others, by the policy. num_preempted: times that it lost its pages.
-    prompt_scores, embedding: read so far. new_tokens: makes `tokens` of a prompt.
+    prompt_scores: read so far, each part by the position before its first token. embedding: as read.
+    edits: made before its first token, if it has any. new_tokens: makes `tokens` of a prompt.
     """
 
     request: Request
@@ -77,7 +86,7 @@ class TokenSequence:
     num_preempted: int = 0
     num_cached: int = 0
     limit: int = -1
-    prompt_scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: dict[int, Sequence[TokenScore]] = field(default_factory=dict)
     embedding: np.ndarray | None = None
     edits: LogitEdits | None = None
     finish_reason: FinishReason | None = None
@@ -120,7 +129,8 @@ class TokenSequence:
 
     def add_prompt_scores(self, start: int, scores: Sequence[TokenScore]) -> None:
         """Note the scores of the tokens after position `start`; scores of a lost prefill are replaced."""
-        self.prompt_scores[start:] = scores
+        kept = {begin: part[: start - begin] for begin, part in self.prompt_scores.items() if begin < start}
+        self.prompt_scores = kept | {start: scores}
 
     def append(self, score: TokenScore | None) -> Event:
         """The event of the next token, or of a whole prompt; sets finish_reason with the last."""
@@ -128,8 +138,13 @@ class TokenSequence:
             self.finish_reason = "length"
         else:
             self.take(score.token)
-        prompt, self.prompt_scores = tuple(self.prompt_scores), []
+        prompt, self.prompt_scores = Scores.joined(self.prompt_scores.values()), {}
         return Event(self.index, score, self.finish_reason, prompt, self.embedding)
+
+    def make_edits(self, vocab_size: int) -> None:
+        """Make `edits` if the request has any, unless they are made."""
+        if self.edits is None and self.request.edits_logits:
+            self.edits = LogitEdits(self.request, vocab_size)
 
     def take(self, token: int) -> None:
         """Append the next token; sets finish_reason with the last."""

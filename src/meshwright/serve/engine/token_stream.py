@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from meshwright.serve.engine.request import EngineError, Event, FinishReason
 from meshwright.serve.engine.sequence import Lifetime
+from meshwright.serve.turns import Turns
 
 
 class _Mailbox:
@@ -56,6 +57,7 @@ class TokenStream:
         self._arrival: asyncio.Future[None] | None = None  # of the next item, if it is awaited
         self._unfinished = set(range(len(lifetimes)))
         self._release = release
+        self._turns = Turns()
 
     def put(self, item: Event | EngineError) -> None:
         """Hand over an event, from any thread."""
@@ -98,6 +100,8 @@ class TokenStream:
             while not self._items:
                 self._arrival = self._loop.create_future()
                 await self._arrival
+                self._turns.begin()
+            await self._turns.take()
             item = self._items.popleft()
             if isinstance(item, EngineError):
                 raise item

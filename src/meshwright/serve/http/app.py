@@ -34,7 +34,7 @@ from meshwright.serve.http.page import page
 from meshwright.serve.http.protocol import ChatRequest, CompletionRequest, StreamOptions
 from meshwright.serve.http.reading import Asked, Read, Reader, unknown_model
 from meshwright.serve.http.responses import ResponsesForm
-from meshwright.serve.http.stream import EventStream, unless_disconnected, whole_body
+from meshwright.serve.http.stream import EventStream, json_response, unless_disconnected, whole_body
 from meshwright.serve.text.generation import Generation
 from meshwright.serve.text.tokenizer import Tokenizer
 from meshwright.serve.workers.pool import Calls, InThreads
@@ -243,7 +243,7 @@ class _Api:
             return EventStream(generation, form, num_prompt_tokens, options, self.limits.stalled_seconds)
         with generation:
             body = await unless_disconnected(request, whole_body(generation, form, num_prompt_tokens))
-        return JSONResponse(body)
+        return json_response(body)
 
     async def tokenize(self, request: Request) -> Response:
         return _json(await self._read(request, "tokenize"))

@@ -1,11 +1,12 @@
 """Log-probabilities as OpenAI's API writes them, of completions and of chats."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from meshwright.serve.engine.request import TokenScore
+from meshwright.serve.http.long_json import Many, listed
 from meshwright.serve.text.generation import AnswerToken
 from meshwright.serve.text.tokenizer import Tokenizer
 
@@ -45,49 +46,56 @@ def completion_logprobs(
     prompt: prompt tokens to include; all but the first have scores. start: character offset of the answer in
     the whole text.
     """
-    entries = [_unscored(names, prompt[0])] if prompt else []
-    entries += [_entry_of(names, score) for score in (*scores, *(token.score for token in tokens))]
-    lengths = [len(names.text(token)) for token in prompt]
-    offsets = [0, *accumulate(lengths)][: len(lengths)] + [start + token.offset for token in tokens]
+    first = prompt[:1]
+    count = len(first) + len(scores) + len(tokens)
+
+    def scored() -> Iterator[TokenScore]:
+        return chain(scores, (token.score for token in tokens))
+
+    def offsets() -> Iterator[int]:
+        lengths = (len(names.text(token)) for token in prompt[:-1])
+        return chain(accumulate(lengths, initial=0) if prompt else (), (start + x.offset for x in tokens))
+
+    def with_first(entry: Callable[[TokenScore], Any], of_first: Callable[[int], Any]) -> list[Any] | Many:
+        return listed(count, lambda: chain(map(of_first, first), map(entry, scored())))
+
     return {
-        "tokens": [name for name, _, _ in entries],
-        "token_logprobs": [logprob for _, logprob, _ in entries],
-        "top_logprobs": [top for _, _, top in entries],
-        "text_offset": offsets,
+        "tokens": with_first(lambda score: names.name(score.token), names.name),
+        "token_logprobs": with_first(lambda score: _finite(score.logprob), lambda _: None),
+        "top_logprobs": with_first(lambda score: _likeliest(names, score), lambda _: None),
+        "text_offset": listed(count, offsets),
     }
 
 
-def _unscored(names: TokenNames, token: int) -> tuple[str, None, None]:
-    return names.name(token), None, None
-
-
-def _entry_of(names: TokenNames, score: TokenScore) -> tuple[str, float, Json]:
+def _likeliest(names: TokenNames, score: TokenScore) -> Json:
     # The token itself is listed even if it is not among the likeliest.
     top: Json = {}
     for token, logprob in (*score.top[: names.num_top], (score.token, score.logprob)):
         top.setdefault(names.name(token), _finite(logprob))
-    return names.name(score.token), _finite(score.logprob), top
+    return top
 
 
 def chat_logprobs(names: TokenNames, tokens: Sequence[AnswerToken]) -> Json:
     """The `logprobs` object of a chat completion."""
-    content = []
-    for token in tokens:
-        top = [_entry(names, other, logprob) for other, logprob in token.score.top[: names.num_top]]
-        content.append(_entry(names, token.score.token, token.score.logprob) | {"top_logprobs": top})
-    return {"content": content, "refusal": None}
+
+    def content() -> Iterator[Json]:
+        for token in tokens:
+            top = [_entry(names, other, logprob) for other, logprob in token.score.top[: names.num_top]]
+            yield _entry(names, token.score.token, token.score.logprob) | {"top_logprobs": top}
+
+    return {"content": listed(len(tokens), content), "refusal": None}
 
 
 def prompt_logprobs(
     names: TokenNames, num_top: int | None, scores: Sequence[TokenScore]
-) -> list[Json | None] | None:
+) -> list[Any] | Many | None:
     """vLLM's `prompt_logprobs`: None for the first token, then an object by token id; None if not asked for.
 
     A token that is not among the reported alternatives has no rank.
     """
     if num_top is None:
         return None
-    return [None, *(_ranked(names, score, num_top) for score in scores)]
+    return listed(1 + len(scores), lambda: chain([None], (_ranked(names, x, num_top) for x in scores)))
 
 
 def _ranked(names: TokenNames, score: TokenScore, num_top: int) -> Json:

@@ -77,10 +77,10 @@ def prompts_of(prompt: Prompt) -> list[str | list[int]]:
     return list(prompt)  # pyright: ignore[reportReturnType]
 
 
-StopString = Annotated[str, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 Stop = Annotated[
     StopString | Annotated[list[StopString], Field(max_length=4)],
-    _described("a string or a list of up to 4 strings, none of them empty"),
+    _described("a string or a list of up to 4 strings, none of them empty or longer than 1,000 characters"),
 ]
 
 

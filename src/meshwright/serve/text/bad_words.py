@@ -9,6 +9,7 @@ from meshwright.serve.engine.request import Constraint, NewConstraint
 from meshwright.serve.text.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
+_MOST_TOKENS = 20_000  # of all words: long ones are compared with the answer in each step
 
 
 def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens, ...]:
@@ -26,6 +27,8 @@ def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens,
         found.append(first)
         if len(after_blank) == len(first) and after_blank[0] != first[0]:
             found.append(after_blank)
+    if sum(map(len, found)) > _MOST_TOKENS:
+        raise RequestError(f"bad_words have more than {_MOST_TOKENS:,} tokens", param="bad_words")
     return tuple(found)
 
 
@@ -43,17 +46,21 @@ class _WithoutWords:
     """A Constraint."""
 
     def __init__(self, words: Sequence[Tokens], vocab_size: int, also: Constraint | None) -> None:
-        self._words, self._vocab_size, self._also = words, vocab_size, also
+        self._vocab_size, self._also = vocab_size, also
+        self._first = [word[0] for word in words if len(word) == 1]
+        self._after: dict[int, list[Tokens]] = {}  # longer words, by their last token but one
+        for word in words:
+            if len(word) > 1:
+                self._after.setdefault(word[-2], []).append(word)
         self._length = max(map(len, words)) - 1
         self._last: Tokens = ()
 
     def allowed(self) -> np.ndarray:
         free = np.ones(self._vocab_size, bool) if self._also is None else self._also.allowed()
-        forbidden = [
-            word[-1]
-            for word in self._words
-            if self._last[len(self._last) - len(word) + 1 :] == word[:-1] and len(word) - 1 <= len(self._last)
-        ]
+        last, forbidden = self._last, list(self._first)
+        for word in self._after.get(last[-1], ()) if last else ():
+            if len(word) - 1 <= len(last) and last[len(last) - len(word) + 1 :] == word[:-1]:
+                forbidden.append(word[-1])
         kept = free.copy()
         kept[forbidden] = False
         return kept if kept.any() else free

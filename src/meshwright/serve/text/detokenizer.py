@@ -1,6 +1,7 @@
 """Tokens to text, a token at a time: no half characters, no leaked stop strings."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -82,6 +83,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
         assert all(stops), "an empty stop string would stop everything"
         self._stops, self._keeps = tuple(stops), keeps
+        self._num_matched = [0] * len(stops)  # characters of each stop string that end the text so far
         self._held = ""
         self.stopped = False
 
@@ -95,7 +97,7 @@ class StopStrings:
             end, minus_length = min(matches)
             self.stopped, self._held = True, ""
             return text[: end if self._keeps else end + minus_length]
-        num_held = self._num_held(text)
+        num_held = max(self._matched(number, piece) for number in range(len(self._stops)))
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
 
@@ -104,11 +106,28 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _num_held(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
-        longest = min(max(map(len, self._stops)) - 1, len(text))
-        starts = range(longest, 0, -1)
-        return next((n for n in starts if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+    def _matched(self, number: int, piece: str) -> int:
+        """Length of the longest end of the text, now with `piece`, that a stop string begins with."""
+        stop, count = self._stops[number], self._num_matched[number]
+        shorter = _shorter_starts(stop)
+        for character in piece:
+            while count and stop[count] != character:
+                count = shorter[count - 1]
+            count += stop[count] == character
+        self._num_matched[number] = count
+        return count
+
+
+@lru_cache(64)
+def _shorter_starts(text: str) -> list[int]:
+    """For each start of the text, the longest shorter start that ends it (by Knuth, Morris, Pratt)."""
+    lengths, count = [0], 0
+    for character in text[1:]:
+        while count and text[count] != character:
+            count = lengths[count - 1]
+        count += text[count] == character
+        lengths.append(count)
+    return lengths
 
 
 class TextStream:

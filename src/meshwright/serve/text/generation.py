@@ -34,7 +34,7 @@ class Delta:
     text: str
     finish_reason: FinishReason | None = None
     tokens: tuple[AnswerToken, ...] = ()
-    prompt: tuple[TokenScore, ...] = ()
+    prompt: Sequence[TokenScore] = ()
 
 
 class _Answer:
@@ -43,7 +43,7 @@ class _Answer:
     def __init__(self, text: TextStream) -> None:
         self.text = text
         self._tokens: list[AnswerToken] = []
-        self._prompt: tuple[TokenScore, ...] = ()
+        self._prompt: Sequence[TokenScore] = ()
 
     def take(self, event: Event) -> Delta | None:
         """What `event` adds; None while its text is held back."""
