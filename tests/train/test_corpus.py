@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer
 
 from meshwright.errors import DataError
 from meshwright.train import documents
-from meshwright.train.bpe import END_OF_TEXT
+from meshwright.train.bpe import END_OF_TEXT, train_tokenizer
 from meshwright.train.corpus import Batches, Corpus, prepare_corpus, unigram_entropy
 from meshwright.train.documents import Document, cut, divide, read_documents
 from meshwright.train.row_codes import BEGINS, ids
@@ -134,6 +135,34 @@ def test_jsonl_documents_are_its_lines(tmp_path):
     ]
 
 
+def test_a_json_list_and_a_byte_order_mark_are_read(tmp_path):
+    listed, lines = tmp_path / "texts.json", tmp_path / "texts.jsonl"
+    listed.write_text('[{"text": "one"}, {"text": "two"}]')
+    lines.write_text('\ufeff{"text": "one"}\r\n{"text": "two"}\r\n', newline="")
+    for source in (listed, lines):
+        assert [document.text for document in read_documents(str(source))] == ["one", "two"]
+    listed.write_text('[{"text": "one"}, {"body": "two"}]')
+    with pytest.raises(DataError, match=r"texts.json record 2: has no 'text' string"):
+        list(read_documents(str(listed)))
+
+
+def test_a_short_evaluation_set_is_named(tmp_path):
+    long, short = tmp_path / "long.txt", tmp_path / "short.txt"
+    long.write_text("some words of a text\n" * 500)
+    short.write_text("few\n")
+    with pytest.raises(DataError, match=r"short.txt: its eval.x split has"):
+        prepare_corpus(
+            str(long), tmp_path / "data", vocab_size=300, seq_len=64, evaluations={"x": str(short)}
+        )
+
+
+def test_words_without_end_are_cut_for_the_tokenizer():
+    word = "".join(chr(97 + n * 7919 % 26) for n in range(300_000))
+    started = time.process_time()
+    assert train_tokenizer([f"a {word} b", " " * 300_000], 300).get_vocab_size() <= 300
+    assert time.process_time() - started < 10  # uncut: a minute, quadratic in the length
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -141,7 +170,10 @@ def test_jsonl_documents_are_its_lines(tmp_path):
             '{"text": ',
             "is not JSON (Expecting value: line 2 column 1 (char 10)); give an object with a 'text' field",
         ),
-        ('{"body": "x"}', "has no 'text' string; give an object with a 'text' or 'messages' field"),
+        (
+            '{"body": "x"}',
+            "has no 'text' string; give an object with a 'text' or 'messages' field, or rename one of 'body'",
+        ),
         ("[1]", "has no 'text' string; give an object with a 'text' or 'messages' field"),
     ],
 )
@@ -229,7 +261,7 @@ def test_what_is_no_tokenizer_is_refused(folder, corpus, tmp_path):
     with pytest.raises(DataError, match=r"tokenizer.json: no such file; give a tokenizer.json"):
         prepare()
     broken.write_text("{")
-    with pytest.raises(DataError, match=r"tokenizer.json: is not a tokenizer.json \("):
+    with pytest.raises(DataError, match=r"tokenizer.json is not a tokenizer: "):
         prepare()
     broken.write_text(corpus.tokenizer_path.read_text().replace(END_OF_TEXT, "<|other|>"))
     with pytest.raises(DataError, match=r"has no token that ends a document; known: <\|endoftext\|>, "):

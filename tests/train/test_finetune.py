@@ -192,7 +192,7 @@ ASKED, ANSWERED = {"role": "user", "content": "hi"}, {"role": "assistant", "cont
 WITH_TOOLS = ChatTemplate(
     "{% if tools %}{{ tools | tojson(separators=(',', ':')) }}\n{% endif %}"
     "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+    "{{ m.tool_calls | tojson if m.tool_calls }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
@@ -217,8 +217,8 @@ WITH_TOOLS = ChatTemplate(
         ),
         (
             {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [{}]}, ANSWERED]},
-            "user: hi|assistant: |assistant: ho|",
-            ["|", "ho|"],
+            "user: hi|assistant: [{}]|assistant: ho|",
+            ["[{}]|", "ho|"],
         ),
         (
             {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]},
@@ -229,6 +229,16 @@ WITH_TOOLS = ChatTemplate(
             {"instruction": "Add.", "input": "1 + 1", "output": "2"},
             "user: Add.\n\n1 + 1|assistant: 2|",
             ["2|"],
+        ),
+        (
+            {"instruction": "Add.", "output": "2", "history": [["hi", "ho"]]},
+            "user: hi|assistant: ho|user: Add.|assistant: 2|",
+            ["ho|", "2|"],
+        ),
+        (
+            {"messages": [ASKED, {**ANSWERED, "train": False}, ASKED, {**ANSWERED, "loss": True}]},
+            "user: hi|assistant: ho|user: hi|assistant: ho|",
+            ["ho|"],
         ),
         ({"prompt": "1 + 1 = ", "completion": "2"}, "1 + 1 = 2", ["2"]),
         (
@@ -260,7 +270,12 @@ def test_keys_that_are_not_read_are_named(tmp_path: Path) -> None:
         ({"messages": [ASKED, {**ANSWERED, "weight": 0}]}, "'assistant' with a weight of 1 to learn from"),
         ({"messages": [ASKED, ANSWERED], "tools": [{"type": "function"}]}, "the chat template does not read"),
         ({"messages": [ASKED, ANSWERED], "functions": []}, "has 'functions', which is not read"),
-        ({"messages": [ASKED, {"role": "assistant", "content": None}]}, "a 'content' string"),
+        ({"messages": [ASKED, {"role": "assistant", "content": None}]}, "message 2 has a 'content' of null"),
+        ({"messages": [ASKED, {**ANSWERED, "loss": 0.5}]}, r"a message has loss = 0.5; fits: 0, 1"),
+        ({"messages": [ASKED, {**ANSWERED, "thinking": "hm"}]}, "'thinking', which the chat template does"),
+        ({"messages": [ASKED, ANSWERED], "weight": 0.5}, "has 'weight', which is not read"),
+        ({"prompt": "a", "response": "b"}, "rename 'response' to 'completion'"),
+        ({"conversations": [{"from": "function_call", "value": "x"}]}, "a 'function_call' is not JSON"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is 'image'; fits: text"),
         ({"conversations": [{"from": "alien", "value": "x"}]}, "'from' is 'alien'; fits: human, user"),
         ({"instruction": "a"}, "'instruction' needs an 'output'"),

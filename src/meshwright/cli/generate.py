@@ -12,7 +12,7 @@ import typer
 
 from meshwright.cli.common import CHECKPOINT, JSON, emit, note, progress
 from meshwright.cli.parameters import OptionsOf, command
-from meshwright.errors import RequestError
+from meshwright.errors import CheckpointError, RequestError
 from meshwright.options import option
 from meshwright.serve.model_folder import check_model_folder
 from meshwright.serve.settings import EngineSettings
@@ -61,7 +61,7 @@ def generate(
     settings.use_devices()
     from meshwright.cli.service import context_of, open_service
     from meshwright.serve.device.loading import load_model_folder
-    from meshwright.serve.engine.request import Request, SamplingParams
+    from meshwright.serve.engine.request import EngineError, Request, SamplingParams
 
     folder = load_model_folder(checkpoint)
     with ends_after(_TOKENIZER_SECONDS, f"{checkpoint / 'tokenizer.json'}: reading it and the prompt"):
@@ -78,7 +78,11 @@ def generate(
             service = stack.enter_context(open_service(checkpoint, settings, report))
         sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
         request = Request(tokens, min(max_tokens, most), sampling, service.tokenizer.eos_ids)
-        document = asyncio.run(_answer(service, request, stop, None if as_json else prompt))
+        try:
+            document = asyncio.run(_answer(service, request, stop, None if as_json else prompt))
+        except EngineError as error:  # such as weights that are not numbers
+            _write(None if as_json else "\n")
+            raise CheckpointError(f"checkpoint {checkpoint}: {error}") from error
     if as_json:
         emit(document)
     else:

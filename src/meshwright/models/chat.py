@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, Template, TemplateError
 from jinja2.ext import Extension
-from jinja2.nodes import Node
+from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -22,6 +22,8 @@ _MOST_CHARS = 1_000_000
 PLAIN_TEMPLATE = """\
 {% for message in messages %}
 {{ message.role }}: {{ message.content }}
+{%- if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}
+
 
 {% endfor %}
 {% if add_generation_prompt %}assistant:{% endif %}"""
@@ -31,17 +33,31 @@ PLAIN_TEMPLATE = """\
 class ChatTemplate:
     """A Jinja template over messages, in the dialect of Hugging Face tokenizers.
 
-    special_tokens: `bos_token`, `eos_token`, ... as the template names them.
+    special_tokens: `bos_token`, `eos_token`, ... as the template names them. tool_source: another template
+    for conversations with tools, None for the same one.
     """
 
-    def __init__(self, source: str = PLAIN_TEMPLATE, special_tokens: Mapping[str, str] | None = None) -> None:
-        self.source, self._special_tokens = source, dict(special_tokens or {})
+    def __init__(
+        self,
+        source: str = PLAIN_TEMPLATE,
+        special_tokens: Mapping[str, str] | None = None,
+        tool_source: str | None = None,
+    ) -> None:
+        self.source, self.tool_source = source, tool_source
+        self._special_tokens = dict(special_tokens or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ChatTemplate, (self.source, self._special_tokens)
+        return ChatTemplate, (self.source, self._special_tokens, self.tool_source)
 
     @cached_property
     def _template(self) -> Template:
+        return self._parsed(self.source)
+
+    @cached_property
+    def _tool_template(self) -> Template:
+        return self._template if self.tool_source is None else self._parsed(self.tool_source)
+
+    def _parsed(self, source: str) -> Template:
         # Sandboxed: the template comes with a checkpoint, and a checkpoint is data.
         # Not optimised: constants such as 9 ** 9 ** 9 would be computed while it is parsed.
         environment = ImmutableSandboxedEnvironment(
@@ -54,14 +70,14 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
         try:
-            return environment.from_string(self.source)
+            return environment.from_string(source)
         except (TemplateError, RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
             fault = " ".join(str(error).split())[:300] or type(error).__name__
             raise CheckpointError(f"the checkpoint's chat template does not parse: {fault}") from error
 
     def check(self) -> None:
         """Raise CheckpointError if the template does not parse."""
-        _ = self._template
+        _ = self._template, self._tool_template
 
     def render(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
         """The prompt that asks for the next assistant message; RequestError if the template refuses.
@@ -69,9 +85,12 @@ class ChatTemplate:
         context: further names that the template may read, such as tools. Raises CheckpointError if the
         template does not parse.
         """
-        names = {"add_generation_prompt": True} | self._special_tokens | context
+        # Names that transformers always passes, so that `tools is not none` means the same.
+        names = {"add_generation_prompt": True, "tools": None, "documents": None}
+        names |= self._special_tokens | context
         try:
-            return self._template.render(messages=messages, **names)
+            template = self._tool_template if names["tools"] else self._template
+            return template.render(messages=messages, **names)
         except CheckpointError:
             raise
         except Exception as error:  # a template can raise any: it divides by 0, indexes, recurses
@@ -82,8 +101,12 @@ class ChatTemplate:
 
     @property
     def reads_tools(self) -> bool:
-        """Whether the template knows of tools."""
-        return "tools" in self.source
+        """Whether the template writes tools."""
+        return self.tool_source is not None or "tools" in self.source
+
+    def reads(self, key: str) -> bool:
+        """Whether the template may write this key of a message."""
+        return any(key in source or "items()" in source for source in (self.source, self.tool_source or ""))
 
 
 def _refuse(message: str) -> None:
@@ -104,24 +127,31 @@ def _to_json(
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}`, with which templates mark answers: what is within."""
+    """`{% generation %}...{% endgeneration %}`, which marks answers in templates: its body."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
         self.tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A scope of its own, as in transformers: names set within are not known after it.
+        return [Scope(body, lineno=line)]
 
 
 def load_chat_template(folder: Path) -> ChatTemplate:
     """The template of a checkpoint in Hugging Face format, PLAIN_TEMPLATE if it has none.
 
-    Reads chat_template.jinja and tokenizer_config.json. Raises CheckpointError if they cannot be read.
+    Read as by transformers: chat_template.jinja and additional_chat_templates/tool_use.jinja, else
+    `chat_template` of tokenizer_config.json (a text, or templates by name) or of chat_template.json, which
+    processors have. Raises CheckpointError if they cannot be read.
     """
     config = json_object(folder / "tokenizer_config.json")
-    return ChatTemplate(_template(folder, config), special_tokens(config))
+    sources = _sources(folder, config)
+    return ChatTemplate(
+        sources.get("default", PLAIN_TEMPLATE), special_tokens(config), sources.get("tool_use")
+    )
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -146,21 +176,32 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: content for name, content in contents.items() if isinstance(content, str)}
 
 
-def _template(folder: Path, config: Mapping[str, Any]) -> str:
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        template = read_text(path, CheckpointError)
-    else:
-        path, template = folder / "tokenizer_config.json", config.get("chat_template")
-        if isinstance(template, list):  # several by name
-            named = [each for each in template if isinstance(each, dict) and each.get("name") == "default"]
-            template = named[-1].get("template") if named else None
-        if template is None:
-            template = PLAIN_TEMPLATE
-        if not isinstance(template, str):
-            raise CheckpointError(f"{path}: chat_template is {type(template).__name__}, not text")
-    if len(template) > _MOST_CHARS:
-        raise CheckpointError(
-            f"{path}: the chat template has {len(template):,} characters; at most {_MOST_CHARS:,} are read"
-        )
-    return template
+def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of a checkpoint by name: `default`, `tool_use`."""
+    files = {
+        "default": folder / "chat_template.jinja",
+        "tool_use": folder / "additional_chat_templates" / "tool_use.jinja",
+    }
+    sources: dict[str, Any] = {
+        name: read_text(path, CheckpointError) for name, path in files.items() if path.exists()
+    }
+    path = folder
+    if "default" not in sources:
+        path, given = folder / "tokenizer_config.json", config.get("chat_template")
+        if given is None:
+            path = folder / "chat_template.json"
+            given = json_object(path).get("chat_template")
+        if isinstance(given, list):
+            sources |= {
+                str(each.get("name")): each.get("template") for each in given if isinstance(each, dict)
+            }
+        elif given is not None:
+            sources["default"] = given
+    for name, source in sources.items():
+        if name in files and not isinstance(source, str):
+            raise CheckpointError(f"{path}: chat_template is {type(source).__name__}, not text")
+        if name in files and len(source) > _MOST_CHARS:
+            raise CheckpointError(
+                f"{path}: the chat template has {len(source):,} characters; at most {_MOST_CHARS:,} are read"
+            )
+    return sources

@@ -1,12 +1,15 @@
 """The tokenizer of a run: a byte-level BPE trained on its corpus, or one given as tokenizer.json."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from meshwright.errors import DataError
 from meshwright.models.chat import json_object, special_tokens
+from meshwright.models.tokenizer_file import read_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -14,7 +17,10 @@ END_OF_TEXT = "<|endoftext|>"
 _END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _NUM_BYTES = 256
 # Other files of a tokenizer in a checkpoint: special tokens, and the format of conversations.
-BESIDE_TOKENIZER = ("tokenizer_config.json", "chat_template.jinja")
+BESIDE_TOKENIZER = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+# A run without a space has no words to learn from, and merging within it takes minutes: it is cut.
+_LONGEST_WORD = 1000
+_LONG_WORD = re.compile(rf"(?<!\S)\S{{{_LONGEST_WORD + 1},}}|(?<!\s)\s{{{_LONGEST_WORD + 1},}}")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -29,8 +35,18 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(texts, trainer)
+    bpe.train_from_iterator(chain.from_iterable(map(_with_short_words, texts)), trainer)
     return bpe
+
+
+def _with_short_words(text: str) -> Iterator[str]:
+    """The text, cut within words of more than _LONGEST_WORD characters."""
+    start = 0
+    for word in _LONG_WORD.finditer(text):
+        yield text[start : word.start()]
+        yield from (text[at : at + _LONGEST_WORD] for at in range(*word.span(), _LONGEST_WORD))
+        start = word.end()
+    yield text[start:] if start else text
 
 
 def check_vocab_size(vocab_size: int) -> None:
@@ -52,10 +68,7 @@ def load_bpe(path: Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json. Raises DataError if it is not one."""
     if not path.is_file():
         raise DataError(f"tokenizer {path}: no such file; give a tokenizer.json")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust side raises bare Exception
-        raise DataError(f"tokenizer {path}: is not a tokenizer.json ({error})") from None
+    return read_tokenizer(path, DataError)
 
 
 def end_of_text_id(bpe: Tokenizer, path: Path | None) -> int:

@@ -5,10 +5,11 @@
     {"instruction": "...", "input": "...", "output": "..."}                      Alpaca
     {"prompt": "...", "completion": "..."}                                       texts, or lists of messages
 
-A message may have `weight` 0 (its answer is not learnt) or 1, a `content` of text parts, and `tool_calls`
-instead of a content.
+A message may have `weight` 0 (its answer is not learnt) or 1, or `train`, `loss` or `trainable` as true or
+false; a `content` of text parts; and `tool_calls` instead of a content. Tools may be a JSON text.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,13 +20,21 @@ from meshwright.models.chat import ChatTemplate
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages", "tools", "chat_template_kwargs"),
     "conversations": ("conversations", "system", "tools"),
-    "instruction": ("instruction", "input", "output", "system"),
+    "instruction": ("instruction", "input", "output", "system", "history"),
     "prompt": ("prompt", "completion", "tools"),
 }
 # Keys that change the text in other programs.
-_REFUSED = ("functions", "function_call", "documents", "images", "audio", "videos", "chosen", "rejected")
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
-          "tool": "tool", "observation": "tool"}  # fmt: skip
+_REFUSED = (
+    "functions", "function_call", "documents", "image", "images", "audio", "audios", "videos", "chosen",
+    "rejected", "weight", "weights", "mask", "kto_tag",
+)  # fmt: skip
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
+          "model": "assistant", "assistant": "assistant", "function_call": "assistant", "system": "system",
+          "tool": "tool", "observation": "tool", "function_response": "tool"}  # fmt: skip
+# Keys of a message that say whether its answer is learnt.
+_LEARNT = ("weight", "train", "loss", "trainable")
+# Keys of a message that add to its text. A template without them would leave that text out.
+_WRITTEN = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "prefix")
 Spans = tuple[tuple[int, int], ...]
 
 
@@ -46,7 +55,7 @@ def example(record: Mapping[str, Any], where: str, chat: ChatTemplate) -> tuple[
     where: names the record in errors. Raises DataError for what cannot be read, or would change the text
     and is not read.
     """
-    if refused := next((key for key in _REFUSED if key in record), None):
+    if refused := next((key for key in _REFUSED if key in record and record[key] not in (None, 1)), None):
         raise DataError(f"{where}: has {refused!r}, which is not read; leave it out")
     match format_of(record):
         case "messages":
@@ -72,12 +81,22 @@ def _of_sharegpt(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         who = turn.get("from")
         if who not in _ROLES:
             raise DataError(f"{where}: 'from' is {who!r}; fits: {', '.join(_ROLES)}")
-        messages.append({"role": _ROLES[who], "content": turn.get("value"), **_weight_of(turn)})
+        said = {"content": turn.get("value")} if who != "function_call" else _called(turn.get("value"), where)
+        others = {key: value for key, value in turn.items() if key not in ("from", "value")}
+        messages.append({"role": _ROLES[who], **said, **others})
     return messages
 
 
-def _weight_of(turn: Mapping[str, Any]) -> dict[str, Any]:
-    return {"weight": turn["weight"]} if "weight" in turn else {}
+def _called(value: object, where: str) -> dict[str, Any]:
+    """A message's tool calls from the JSON text of one call or a list."""
+    try:
+        calls = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        calls = None
+    calls = calls if isinstance(calls, list) else [calls]
+    if not all(isinstance(call, dict) and "name" in call for call in calls):
+        raise DataError(f"{where}: a 'function_call' is not JSON with a 'name' and 'arguments'")
+    return {"content": None, "tool_calls": [{"type": "function", "function": call} for call in calls]}
 
 
 def _of_alpaca(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -88,7 +107,17 @@ def _of_alpaca(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         raise DataError(f"{where}: 'instruction' needs an 'output', and both are strings")
     asked = "\n\n".join(filter(None, (instruction, given)))
     messages = [{"role": "system", "content": system}] if system else []
-    return [*messages, {"role": "user", "content": asked}, {"role": "assistant", "content": output}]
+    history = record.get("history") or []
+    if not isinstance(history, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 for pair in history
+    ):
+        raise DataError(f"{where}: 'history' must be a list of [question, answer]")
+    turns = [*history, (asked, output)]
+    return messages + [
+        {"role": role, "content": text}
+        for turn in turns
+        for role, text in zip(("user", "assistant"), turn, strict=True)
+    ]
 
 
 def _completed(record: Mapping[str, Any], where: str, chat: ChatTemplate) -> tuple[str, Spans]:
@@ -98,7 +127,11 @@ def _completed(record: Mapping[str, Any], where: str, chat: ChatTemplate) -> tup
         asked = [{**one, "weight": 0} if _is_answer(one) else one for one in prompt]
         return _conversation([*asked, *completion], record.get("tools"), where, chat, {})
     if not isinstance(prompt, str) or not isinstance(completion, str) or not completion:
-        raise DataError(f"{where}: 'prompt' needs a 'completion'; both are strings, or lists of messages")
+        answer = next((key for key in ("response", "answer", "output", "chosen") if key in record), None)
+        hint = f"; rename {answer!r} to 'completion'" if answer else ""
+        raise DataError(
+            f"{where}: 'prompt' needs a 'completion'; both are strings, or lists of messages{hint}"
+        )
     return prompt + completion, ((len(prompt), len(prompt) + len(completion)),)
 
 
@@ -115,7 +148,15 @@ def _conversation(
     """
     if not isinstance(messages, list):
         raise _no_messages(where)
-    read = [_message(message, where) for message in messages]
+    read = [_message(message, f"{where}: message {number}") for number, message in enumerate(messages, 1)]
+    for number, message in enumerate(read, 1):
+        if unread := next((key for key in _WRITTEN if message.get(key) and not chat.reads(key)), None):
+            raise DataError(
+                f"{where}: message {number} has {unread!r}, which the chat template does not write; "
+                "put its text into the content, or give the tokenizer a chat template with it"
+            )
+    if isinstance(tools, str):
+        tools = _tools(tools, where)
     if tools and not chat.reads_tools:
         raise DataError(f"{where}: has 'tools', which the chat template does not read; leave them out")
     given = {**options, **({"tools": tools} if tools else {})}
@@ -141,6 +182,14 @@ def _conversation(
     return text, tuple(spans)
 
 
+def _tools(written: str, where: str) -> object:
+    """The tools of a JSON text, as in files for LLaMA-Factory."""
+    try:
+        return json.loads(written or "[]")
+    except ValueError as error:
+        raise DataError(f"{where}: 'tools' is a text that is not JSON ({error})") from None
+
+
 def _no_messages(where: str) -> DataError:
     return DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")
 
@@ -148,15 +197,16 @@ def _no_messages(where: str) -> DataError:
 def _message(message: object, where: str) -> dict[str, Any]:
     """A message as templates read it: with a text, and without its weight."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise _no_messages(where)
+        raise DataError(f"{where} is not an object with a 'role' and a 'content' string")
     content = message.get("content")
     if isinstance(content, list):
         content = _text_of(content, where)
     elif content is None and message.get("tool_calls"):
         content = ""
     if not isinstance(content, str):
-        raise _no_messages(where)
-    return {**{key: value for key, value in message.items() if key != "weight"}, "content": content}
+        kind = "null" if content is None else type(content).__name__
+        raise DataError(f"{where} has a 'content' of {kind}; give a string, text parts, or 'tool_calls'")
+    return {**{key: value for key, value in message.items() if key not in _LEARNT}, "content": content}
 
 
 def _text_of(parts: Sequence[object], where: str) -> str:
@@ -171,8 +221,8 @@ def _text_of(parts: Sequence[object], where: str) -> str:
 
 
 def _learnt(message: Mapping[str, Any], where: str) -> bool:
-    """Whether the loss counts a message: its weight, by default 1."""
-    weight = message.get("weight", 1)
-    if weight not in (0, 1):
-        raise DataError(f"{where}: a message has weight = {weight!r}; fits: 0, 1")
-    return bool(weight)
+    """Whether the loss counts a message: by default it does."""
+    for key in _LEARNT:
+        if message.get(key, 1) not in (0, 1, None):
+            raise DataError(f"{where}: a message has {key} = {message[key]!r}; fits: 0, 1")
+    return all(message.get(key) not in (0,) for key in _LEARNT)

@@ -213,7 +213,8 @@ def prepare_corpus(
             texts = ((document, split) for document in read_documents(evaluations[name], bad_data, chat))
             _pack(texts, bpe, end_id, packers, survey, report)
         where = ", ".join(part.path for part in sources)
-        num_tokens = {split: packer.finish(split, where) for split, packer in packers.items()}
+        read_from = dict.fromkeys(packers, where) | {extra[name]: path for name, path in evaluations.items()}
+        num_tokens = {split: packer.finish(split, read_from[split]) for split, packer in packers.items()}
         rows = {split: np.load(partial / f"{split}.npy", mmap_mode="r") for split in packers}
         bpe.encode_special_tokens = False  # a server reads special tokens in the text as such
         bpe.save(str(partial / "tokenizer.json"))
@@ -427,8 +428,6 @@ def _pack(
     report: Progress,
 ) -> dict[str, int]:
     """Write the tokens of documents, each with an end token; returns the documents of each split."""
-    bpe.no_truncation()
-    bpe.no_padding()
     num_documents, done = dict.fromkeys(packers, 0), 0
     for batch in _batched(pieces):
         report("packing", min(done / max(survey.num_characters, 1), 1.0))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from meshwright.errors import DataError
-from meshwright.files import parse_json
+from meshwright.files import parse_json, read_text
 from meshwright.models.chat import ChatTemplate
 from meshwright.train.conversations import example, format_of, unread_keys
 
@@ -237,7 +237,9 @@ def _walk(root: Path, skipped: frozenset[str]) -> Iterator[Path]:
 
 def _read_file(path: Path, name: str, bad_data: BadData, chat: ChatTemplate | None) -> Iterator[Document]:
     if path.suffix == ".jsonl":
-        yield from _read_jsonl(path, name, bad_data, chat or ChatTemplate())
+        yield from _read_records(_records_of_lines(path), path, name, bad_data, chat or ChatTemplate())
+    elif path.suffix == ".json" and _begins_list(path):
+        yield from _read_records(_records_of_list(path), path, name, bad_data, chat or ChatTemplate())
     elif path.suffix == ".parquet":
         try:
             yield from _read_parquet(path, name)
@@ -247,6 +249,12 @@ def _read_file(path: Path, name: str, bad_data: BadData, chat: ChatTemplate | No
         yield from _read_text(path, name)
     else:
         raise DataError(f"corpus {path}: is not UTF-8 text; give {_KINDS}")
+
+
+def _begins_list(path: Path) -> bool:
+    """Whether the file is a JSON list, as of Alpaca and ShareGPT, and not a text."""
+    with path.open("rb") as file:
+        return file.read(_PART_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
 def _leave_out(error: DataError, bad_data: BadData) -> None:
@@ -284,22 +292,42 @@ def _read_text(path: Path, name: str) -> Iterator[Document]:
             text += file.read(_LONGEST + 1 - len(text))
 
 
-def _read_jsonl(path: Path, name: str, bad_data: BadData, chat: ChatTemplate) -> Iterator[Document]:
+def _read_records(
+    records: Iterator[tuple[str, bytes | object]],
+    path: Path,
+    name: str,
+    bad_data: BadData,
+    chat: ChatTemplate,
+) -> Iterator[Document]:
+    """The documents of a file's records. records: (name within the file, its line or its value)."""
     unread: dict[str, None] = {}
-    with path.open("rb") as file:
-        for number, line in enumerate(_lines(file), start=1):
-            if line.strip():
-                where = f"corpus {path} line {number}"
-                try:
-                    if len(line) > _LONGEST_LINE:
-                        raise DataError(f"{where}: has more than {_LONGEST_LINE:,} bytes")
-                    document = _of_record(line, f"{name}:{number}", where, chat, unread)
-                except DataError as error:
-                    _leave_out(error, bad_data)
-                else:
-                    yield document
+    for number, (place, record) in enumerate(records, start=1):
+        where = f"corpus {path} {place}"
+        try:
+            document = _of_record(record, f"{name}:{number}", where, chat, unread)
+        except DataError as error:
+            _leave_out(error, bad_data)
+        else:
+            if document:
+                yield document
     if named := [key for key in unread if key not in _OF_DATA_SETS]:
         warnings.warn(f"corpus {path}: keys that are not read: {', '.join(named[:8])}", stacklevel=2)
+
+
+def _records_of_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(_lines(file), start=1):
+            yield f"line {number}", line
+
+
+def _records_of_list(path: Path) -> Iterator[tuple[str, object]]:
+    """The records of a JSON list, as of Alpaca and ShareGPT."""
+    try:
+        records = parse_json(read_text(path, DataError).removeprefix("\ufeff"))
+    except ValueError as error:
+        raise DataError(f"corpus {path}: is not JSON ({error}); give a list of objects") from None
+    for number, record in enumerate(records, start=1):
+        yield f"record {number}", record
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -310,12 +338,19 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
             line = file.readline(_LONGEST_LINE + 1)
 
 
-def _of_record(line: bytes, name: str, where: str, chat: ChatTemplate, unread: dict[str, None]) -> Document:
-    """The document of a line. unread: takes the keys that are not read."""
-    try:
-        record = parse_json(line.decode())
-    except ValueError as error:
-        raise DataError(f"{where}: is not JSON ({error}); give an object with a 'text' field") from None
+def _of_record(
+    record: object, name: str, where: str, chat: ChatTemplate, unread: dict[str, None]
+) -> Document | None:
+    """The document of a record, None for a blank line. unread: takes the keys that are not read."""
+    if isinstance(record, bytes):
+        if not record.strip():
+            return None
+        if len(record) > _LONGEST_LINE:
+            raise DataError(f"{where}: has more than {_LONGEST_LINE:,} bytes")
+        try:
+            record = parse_json(record.removeprefix(codecs.BOM_UTF8).decode())
+        except ValueError as error:
+            raise DataError(f"{where}: is not JSON ({error}); give an object with a 'text' field") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: has no 'text' string; give an object with a 'text' or 'messages' field")
     if format_of(record):
@@ -323,7 +358,11 @@ def _of_record(line: bytes, name: str, where: str, chat: ChatTemplate, unread: d
     elif isinstance(text := record.get("text"), str):
         answers = None
     else:
-        raise DataError(f"{where}: has no 'text' string; give an object with a 'text' or 'messages' field")
+        keys = ", ".join(repr(str(key)[:40]) for key in list(record)[:6])
+        raise DataError(
+            f"{where}: has no 'text' string; give an object with a 'text' or 'messages' field"
+            + (f", or rename one of {keys}" if keys else "")
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -4,11 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from meshwright.errors import CheckpointError
 from meshwright.files import write_whole
 from meshwright.layout import Layout
+from meshwright.models.tokenizer_file import read_tokenizer
 from meshwright.nn.adapters import merged
 from meshwright.nn.files import checkpoint_files
 from meshwright.nn.files.checkpoint import restore_params, sound_step
@@ -54,6 +53,6 @@ def _copy_tokenizer(run: Path, folder: Path) -> None:
     if (folder / "tokenizer_config.json").is_file():
         return
     end = json.loads((run / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
-    token = Tokenizer.from_file(str(run / "tokenizer.json")).id_to_token(end)
+    token = read_tokenizer(run / "tokenizer.json", CheckpointError).id_to_token(end)
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": token}
     write_whole(folder / "tokenizer_config.json", json.dumps(described, indent=2) + "\n")

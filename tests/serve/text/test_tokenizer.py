@@ -2,12 +2,13 @@
 
 import json
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from tests.serve.mock import EOS, byte_tokenizer
 
 from meshwright.errors import CheckpointError, RequestError
-from meshwright.models.chat import ChatTemplate
+from meshwright.models.chat import ChatTemplate, load_chat_template
 from meshwright.serve.text.tokenizer import load_tokenizer
 
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
@@ -135,7 +136,7 @@ def test_a_template_is_data_and_runs_nothing():
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer.json": None}, r"has no tokenizer\.json; serving text needs one beside the weights$"),
+        ({"tokenizer.json": None}, r"has no tokenizer\.json; serving text needs one next to the weights$"),
         ({"tokenizer.json": '{"model": '}, r"tokenizer\.json is not a tokenizer: "),
         ({"config.json": "{"}, r"config\.json is not JSON: "),
         ({"tokenizer_config.json": "[]"}, r"tokenizer_config\.json holds list, not a JSON object$"),
@@ -149,3 +150,20 @@ def test_a_broken_checkpoint_is_named(folder, files, message):
             write(folder, name, content)
     with pytest.raises(CheckpointError, match=message):
         load_tokenizer(folder)
+
+
+def test_templates_for_tools_are_read(tmp_path: Path) -> None:
+    folder = tmp_path
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools }}"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    chat = load_chat_template(folder)
+    assert (chat.render(HELLO), chat.render(HELLO, tools=[1]), chat.reads_tools) == ("plain", "[1]", True)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "chat_template.json").write_text('{"chat_template": "a processor\'s"}')
+    assert load_chat_template(folder).render(HELLO) == "a processor's"
+
+
+def test_names_are_as_transformers_passes_them() -> None:
+    assert ChatTemplate("{% if tools is not none %}tools{% endif %}").render(HELLO) == ""
+    within = "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}[{{ x }}]"
+    assert ChatTemplate(within).render(HELLO) == "1[]"

@@ -11,8 +11,8 @@ from typing import Any
 import tokenizers
 
 from meshwright.errors import CheckpointError, RequestError
-from meshwright.files import read_text
 from meshwright.models.chat import ChatTemplate, json_object, load_chat_template, special_tokens
+from meshwright.models.tokenizer_file import in_a_line, is_of_tokenizers, read_tokenizer
 from meshwright.serve.workers.stages import enter
 
 # Time limits in a worker. A prompt of a million tokens takes two seconds to tokenise.
@@ -67,9 +67,9 @@ class Tokenizer:
         try:
             return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
-            if not _is_of_tokenizers(error):
+            if not is_of_tokenizers(error):
                 raise
-            raise RequestError(f"the tokenizer fails on the text: {_in_a_line(error)}") from error
+            raise RequestError(f"the tokenizer fails on the text: {in_a_line(error)}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -133,15 +133,6 @@ class _WithSpecial(Tokenizer):
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def _is_of_tokenizers(error: BaseException) -> bool:
-    """Whether it is an error of the library: a plain Exception, or a panic of Rust, which is none."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
-def _in_a_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
 def _byte_level_alphabet() -> dict[str, int]:
     """The byte of each character of a byte-level vocabulary (Radford et al. 2019).
 
@@ -164,20 +155,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise CheckpointError(f"{folder} has no tokenizer.json; serving text needs one beside the weights")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(read_text(path, CheckpointError))
-    except CheckpointError:
-        raise
-    except BaseException as error:  # tokenizers raises plain Exception, and panics of Rust are none
-        if not _is_of_tokenizers(error):
-            raise
-        raise CheckpointError(f"{path} is not a tokenizer: {_in_a_line(error)}") from error
-    if not tokenizer.get_vocab_size():
-        raise CheckpointError(f"{path} has no tokens")
-    # transformers saves what its last call set; a prompt is neither filled nor cut.
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+        raise CheckpointError(f"{folder} has no tokenizer.json; serving text needs one next to the weights")
+    tokenizer = read_tokenizer(path, CheckpointError)
     config = json_object(folder / "tokenizer_config.json")
     special = special_tokens(config)
     eos_ids = _eos_ids(folder, tokenizer, special)
