@@ -192,8 +192,8 @@ ASKED, ANSWERED = {"role": "user", "content": "hi"}, {"role": "assistant", "cont
 WITH_TOOLS = ChatTemplate(
     "{% if tools %}{{ tools | tojson(separators=(',', ':')) }}\n{% endif %}"
     "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "{{ m.tool_calls | tojson if m.tool_calls }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{{ m.tool_calls | tojson if m.tool_calls }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+    "|{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
 

@@ -9,6 +9,7 @@ A command's module is imported when the command runs, so help and plans answer a
 """
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from typer.main import get_command as to_command
 
 from meshwright import __version__
 from meshwright.cli.extras import bringing
+from meshwright.cli.other_words import command_here, option_here, subcommand_here
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.nn.start.processes import COORDINATOR
 from meshwright.notation.array import shorten
@@ -32,25 +34,6 @@ BAD_INPUT, INTERRUPTED = 2, 130
 _NO_COMMAND = "Missing command."
 # Maximum length of a path or a layout in a message.
 _LONGEST_WORD = 160
-
-# Options of other programs, and what to write instead.
-_OTHER_OPTIONS = {
-    **dict.fromkeys(
-        ("--global-batch", "--global-batch-size", "--gbs", "--batch-size"),
-        "--batch-tokens, the sequences times --seq-len,",
-    ),
-    **dict.fromkeys(("--sequence-length", "--max-seq-len", "--context-length", "--seq-length"), "--seq-len"),
-    **dict.fromkeys(("--lora", "--lora-rank", "--lora-r"), "--set lora_rank=16"),
-    **dict.fromkeys(("--gpu", "--gpus", "--chip", "--machine", "--num-gpus"), "--hardware h100:8"),
-    **dict.fromkeys(("--tp", "--tensor-parallel-size"), "--given tensor=8"),
-    **dict.fromkeys(("--pp", "--pipeline-parallel-size"), "--given pipe=4"),
-    **dict.fromkeys(("--dp", "--data-parallel-size"), "--given data=8"),
-    **dict.fromkeys(("--cp", "--context-parallel-size"), "--given context=2"),
-    **dict.fromkeys(("--ep", "--expert-parallel-size"), "--given expert=8"),
-    **dict.fromkeys(("--dtype", "--precision"), "--weights-dtype"),
-    **dict.fromkeys(("--input-len", "--input-tokens", "--isl"), "--prompt-tokens"),
-    **dict.fromkeys(("--output-len", "--osl"), "--output-tokens"),
-}
 
 # Module of cli/ and the line that `mw --help` shows.
 COMMANDS = {
@@ -102,7 +85,9 @@ class _LazyGroup(TyperGroup):
             self.main(args=args, prog_name=ctx.command_path, standalone_mode=False)
             raise typer.Exit
         if name not in COMMANDS:
-            raise MeshwrightError(f"command {name!r} is unknown; {nearest(name, list(COMMANDS))}")
+            ours = command_here(name, COMMANDS)
+            hint = f"type {ours}" if ours else nearest(name, [*COMMANDS, "help", "version"])
+            raise MeshwrightError(f"command {name!r} is unknown; {hint}")
         _refuse_empty(args)
         command = to_command(import_module(f"meshwright.cli.{name}").app)
         command.name = name
@@ -220,9 +205,18 @@ def _usage_fault(error: typer.TyperException) -> str:
     names = getattr(context.command, "commands", None) if context else None
     if context and names and error.message == _NO_COMMAND:
         return f"name a command of {context.command_path}: {', '.join(names)}"
-    # Typer exports no classes for these two.
-    if ours := _OTHER_OPTIONS.get(given := getattr(error, "option_name", "")):
-        return f"{given} is {ours} here"
+    # Typer exports no classes for these.
+    if context and (given := getattr(error, "option_name", "")) and type(error).__name__ == "NoSuchOption":
+        options = [name for param in context.command.params for name in param.opts]
+        if ours := option_here(given, options):
+            return f"{given} is {ours} here"
+        if not getattr(error, "possibilities", None):
+            return f"no such option: {given}; {context.command_path} --help lists them"
+    if context and names and (match := re.match(r"No such command '(.+?)'", error.message)):
+        if ours := subcommand_here(match[1]):
+            return f"{context.command_path} has no command {match[1]!r}; type {context.command_path} {ours}"
+        if "Did you mean" not in error.message:
+            return f"{context.command_path} has no command {match[1]!r}; {nearest(match[1], list(names))}"
     if type(error).__name__ == "MissingParameter" and context:
         return _missing(context)
     # The parser of choices puts the kind of error before a validator's message.

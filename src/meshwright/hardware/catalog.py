@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from functools import cache
 from importlib import resources
@@ -145,9 +145,43 @@ def _description(name: str) -> Description:
     if not re.fullmatch(r"[\w-]+", name) or not file.is_file():
         known = _aliases()
         if name.lower() not in known:
-            raise HardwareError(f"hardware {name!r} is unknown; {nearest(name.lower(), list(known))}")
+            raise HardwareError(f"hardware {name!r} is unknown; {_like(name.lower(), known)}")
         return _description(known[name.lower()])
     return _with_step(read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}"))
+
+
+# Machines that clouds rent and vendors sell, each with its chips.
+# Sources: instance types in the documentation of AWS EC2, Google Compute Engine and Azure ND, 2025.
+_MACHINES = {
+    "p4d.24xlarge": "a100-40gb:8", "p4de.24xlarge": "a100-80gb:8", "p5.48xlarge": "h100:8",
+    "p5e.48xlarge": "h200:8", "p5en.48xlarge": "h200:8", "p6-b200.48xlarge": "b200:8",
+    "trn1.32xlarge": "trainium1:16", "trn2.48xlarge": "trainium2:16", "inf2.48xlarge": "inferentia2:12",
+    "a2-highgpu-8g": "a100-40gb:8", "a2-ultragpu-8g": "a100-80gb:8", "a3-highgpu-8g": "h100:8",
+    "a3-megagpu-8g": "h100:8", "a3-ultragpu-8g": "h200:8", "a4-highgpu-8g": "b200:8", "g2-standard-4": "l4:1",
+    "ct5lp-hightpu-8t": "v5e:8", "ct5p-hightpu-4t": "v5p:4", "ct6e-standard-8t": "v6e:8",
+    "nd96isr_h100_v5": "h100:8", "nd96isr_h200_v5": "h200:8", "nd96amsr_a100_v4": "a100-80gb:8",
+    "dgx-a100": "a100-80gb:8", "dgx-h100": "h100:8", "hgx-h100": "h100:8", "dgx-h200": "h200:8",
+    "hgx-h200": "h200:8", "dgx-b200": "b200:8", "hgx-b200": "b200:8", "nvl72": "gb200-nvl72:72",
+}  # fmt: skip
+
+
+def _like(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown chip: the machine of a cloud, a chip whose words it has, or the nearest ones."""
+    machine = name.removeprefix("standard_").replace("dgx_", "dgx-").replace("hgx_", "hgx-")
+    if machine in _MACHINES:
+        return f"write {_MACHINES[machine]}"
+    words = set(re.split(r"[^a-z0-9]+", name.replace("litepod", "e").replace("lite", "e")))
+    joined = re.sub(r"[^a-z0-9]", "", name)
+    held = [chip for chip in known if words >= set(chip.split("-")) or joined == chip.replace("-", "")]
+    if held:
+        return f"did you mean {max(held, key=len)}?"
+    kinds = {"nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"),
+    "google": ("v5p", "v6e"),
+             "apple": ("m4-max", "m3-ultra"), "macbook": ("m4-max", "m4-pro"), "mac": ("m4-max", "m4-pro"),
+             "aws": ("trainium2", "inferentia2"), "gpu": ("h100", "rtx4090")}  # fmt: skip
+    for word in words & kinds.keys():
+        return f"did you mean {' or '.join(kinds[word])}?"
+    return nearest(name, list(known))
 
 
 @cache

@@ -87,4 +87,5 @@ class Schedule:
 def check_positive(name: str, value: object) -> None:
     """Raises LayoutError where `value` is no positive integer."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise LayoutError(f"layout: {name} = {value!r}; it must be a positive integer")
+        hint = ", and settings are joined by commas" if " " in str(value) else ""
+        raise LayoutError(f"layout: {name} = {value!r}; it must be a positive integer{hint}")

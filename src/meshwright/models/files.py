@@ -85,6 +85,21 @@ def model_from_dict(values: Mapping[str, Any], where: str) -> ModelConfig:
     return ModelConfig(**values)
 
 
+# Keys of config.json and of other programs, and those of a TOML here.
+_OTHER_KEYS = {
+    "head_dim": "d_head", "kv_channels": "d_head", "hidden_size": "d_model", "n_embd": "d_model",
+    "dim": "d_model",
+    "intermediate_size": "d_ff", "ffn_hidden_size": "d_ff", "hidden_dim": "d_ff",
+    "num_hidden_layers": "num_layers",
+    "n_layers": "num_layers", "n_layer": "num_layers", "layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "n_heads": "num_heads", "n_head": "num_heads", "num_key_value_heads": "num_kv_heads",
+    "n_kv_heads": "num_kv_heads", "num_query_groups": "num_kv_heads",
+    "max_position_embeddings": "max_seq_len",
+    "max_seq_length": "max_seq_len", "context_length": "max_seq_len", "n_ctx": "max_seq_len",
+    "vocab": "vocab_size", "n_vocab": "vocab_size", "tie_word_embeddings": "tied_embeddings",
+}  # fmt: skip
+
 _TABLES: dict[str, type] = {"rope_scaling": RopeScaling} | TABLES
 
 
@@ -92,7 +107,9 @@ def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
     known = [field.name for field in fields(kind)]
     for key in values:
         if key not in known:
-            raise ModelError(f"{where}: {key!r} is unknown; {nearest(key, known)}")
+            ours = _OTHER_KEYS.get(key)
+            hint = f"write {ours}" if ours in known else nearest(key, known)
+            raise ModelError(f"{where}: {key!r} is unknown; {hint}")
     needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [key for key in needed if key not in values]:
         raise ModelError(f"{where} lacks {', '.join(missing)}")

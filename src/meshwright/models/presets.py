@@ -28,7 +28,34 @@ def load_model(spec: str) -> ModelConfig:
         return read_model(path)
     if (name := _on_the_hub(spec)) in PRESETS:
         return PRESETS[name]
-    raise ModelError(f"model {spec!r} is neither a preset nor a path; {nearest(spec.lower(), list(PRESETS))}")
+    raise ModelError(f"model {spec!r} is neither a preset nor a path; {_like(spec)}")
+
+
+# Models whose sizes are not published.
+_CLOSED = ("gpt-4", "gpt4", "gpt-5", "gpt5", "o1", "o3", "claude", "gemini", "chatgpt", "gpt-3.5")
+
+
+def _like(spec: str) -> str:
+    """A hint of the presets with the letters and digits of `spec`, or the nearest ones."""
+    if spec.lower().startswith(_CLOSED):
+        return "its sizes are not published: take an open model, or a TOML of your own"
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9.]|meta|instruct|chat$|base$|hf$", "", text.lower())
+
+    wanted = plain(spec.rpartition("/")[2])
+    same = [name for name in PRESETS if plain(name) == wanted]
+    size = re.fullmatch(r"\d+(\.\d+)?[bm]", wanted) is not None
+    begins = [name for name in PRESETS if plain(name).startswith(wanted) and not size]
+    ends = [name for name in PRESETS if size and wanted in name.split("-")]
+    # Names such as llama-8b, which leave out the version.
+    family = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?[bm])", wanted)
+    among = [
+        name for name in PRESETS if family and name.startswith(family[1]) and name.endswith(f"-{family[2]}")
+    ]
+    if wanted and (found := same or begins or ends or among):
+        return f"did you mean {' or '.join(found[:4])}?"
+    return nearest(spec.lower(), list(PRESETS))
 
 
 def _on_the_hub(spec: str) -> str:

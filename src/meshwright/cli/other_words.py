@@ -1,0 +1,199 @@
+"""Commands and options as other programs name them, and what to type here instead."""
+
+from collections.abc import Collection
+
+# Options here, each with the names that other programs give it. An option is offered only to commands
+# that have it, so a name may occur several times.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "--batch-tokens, the sequences times --seq-len,": (
+        "--global-batch", "--global-batch-size", "--gbs", "--batch-size", "--train-batch-size", "--batch",
+        "--global-bs",
+    ),
+    "--seq-len": (
+        "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length",
+        "--seqlen",
+        "--seq", "--context", "--ctx", "--max-length", "--block-size",
+    ),
+    "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
+    "--set lora_rank=16 --weights-dtype int4": ("--qlora", "--load-in-4bit"),
+    "--hardware h100:8": (
+        "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
+        "--accelerator",
+        "--gpu-type", "--tpu", "--num-devices", "--world-size", "--nproc-per-node", "--gpus-per-node",
+    ),
+    "--hardware h100:4x8, 4 hosts of 8,": ("--nodes", "--num-nodes", "--nnodes", "--hosts"),
+    "--tensor 8": ("--tp", "--tp-size", "--tensor-parallel-size", "--tensor-parallel"),
+    "--given tensor=8": (
+        "--tp", "--tp-size", "--tensor-parallel-size", "--tensor-model-parallel-size", "--tensor-parallel",
+        "--tensor", "--mp",
+    ),
+    "--given pipe=4": (
+        "--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size",
+        "--pipeline-parallel",
+        "--pipe", "--pipeline",
+    ),
+    "--given data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
+    "--given context=2": ("--cp", "--context-parallel-size", "--context-parallel", "--sp-size"),
+    "--given expert=8": ("--ep", "--expert-parallel-size", "--expert-model-parallel-size",
+    "--expert-parallel"),
+    "--given fsdp=8": ("--fsdp", "--fsdp-size", "--shard", "--hsdp"),
+    "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage"),
+    "--given remat=full": (
+        "--remat", "--gradient-checkpointing", "--activation-checkpointing", "--recompute",
+        "--recompute-granularity", "--recompute-activations", "--checkpoint-activations",
+    ),
+    "--given microbatches=8": (
+        "--micro-batch-size", "--mbs", "--microbatch", "--microbatches", "--micro-batches",
+        "--gradient-accumulation-steps", "--grad-accum", "--accumulation",
+    ),
+    "--given sequence_parallel=true": ("--sp", "--sequence-parallel"),
+    "--given schedule=interleaved": ("--pipeline-schedule", "--schedule", "--virtual-stages"),
+    "--for megatron": ("--framework", "--trainer", "--backend", "--program"),
+    "--engine vllm": ("--framework", "--backend", "--server", "--software"),
+    "--compute-dtype": ("--mixed-precision", "--bf16", "--fp16", "--amp"),
+    "--matmul-dtype fp8": ("--fp8",),
+    "--given matmul_dtype=fp8": ("--fp8", "--matmul-dtype"),
+    "--weights-dtype": (
+        "--dtype", "--precision", "--quantization", "--quantize", "--quant", "--load-in-8bit",
+        "--load-in-4bit",
+        "--weight-dtype", "--torch-dtype", "--bits",
+    ),
+    "--kv-dtype": ("--kv-cache-dtype", "--cache-dtype", "--kv-bits"),
+    "--prompt-tokens": (
+        "--input-len", "--input-tokens", "--isl", "--input-length", "--prompt-len", "--prompt-length",
+        "--input",
+    ),
+    "--output-tokens": (
+        "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens", "--output-len",
+    ),
+    "--max-tokens": ("--max-new-tokens", "--num-tokens", "--max-length", "--length", "--n-predict"),
+    "--temperature": ("--temp",),
+    "--top-p": ("--topp", "--nucleus"),
+    "--rate": ("--qps", "--rps", "--request-rate", "--requests-per-second", "--load"),
+    "--ttft": ("--ttft-slo", "--first-token", "--latency"),
+    "--tpot": ("--tpot-slo", "--itl", "--inter-token-latency"),
+    "--phase generate --batch": ("--concurrency", "--max-num-seqs", "--max-batch-size", "--batch-size"),
+    "--slots": ("--concurrency", "--max-num-seqs", "--max-batch-size", "--batch-size", "--parallel"),
+    "--context": ("--max-model-len", "--max-seq-len", "--ctx-size", "--context-length", "--max-total-tokens"),
+    "--prompt-tokens and --output-tokens": ("--max-model-len", "--seq-len", "--max-seq-len",
+    "--context-length"),
+    "--checkpoint": ("--model", "--model-path", "--weights", "--ckpt", "--pretrained", "--model-id"),
+    "--from": ("--pretrained", "--base-model", "--model", "--init-from", "--checkpoint"),
+    "--model": ("--model-name", "--model-id", "--arch", "--config", "--preset"),
+    "--data": ("--dataset", "--train-data", "--data-path", "--train-file", "--corpus", "--dataset-path"),
+    "--learning-rate": ("--lr", "--peak-lr", "--max-lr"),
+    "--steps, the batches to train on,": ("--epochs", "--num-epochs", "--num-train-epochs", "--max-steps",
+                                          "--train-iters", "--iterations", "--iters"),
+    "--optimizer": ("--optim", "--opt"),
+    "--given optimizer=adafactor": ("--optim", "--optimizer", "--opt"),
+    "--layout optimizer=adafactor,...": ("--optim", "--optimizer", "--opt"),
+    "--clip-norm": ("--clip-grad", "--max-grad-norm", "--grad-clip", "--gradient-clipping"),
+    "--weight-decay": ("--wd",),
+    "--run": ("--output-dir", "--save", "--out-dir", "--output", "--out", "--run-dir", "--logdir", "-o"),
+    "--resume": ("--resume-from-checkpoint", "--load", "--continue", "--resume-from"),
+    "--checkpoint-every": ("--save-steps", "--save-interval", "--checkpoint-interval", "--save-every"),
+    "-o": ("--out", "--save", "--out-file", "--outfile", "--file", "--write", "--html", "--export"),
+    "--json": ("--format", "--output-format", "--jsonl", "--as-json", "--yaml"),
+    "--explain": ("--verbose", "-v", "--why", "--details", "--detail", "--breakdown", "--full"),
+    "--top": ("--topk", "--limit", "-n", "--max-results", "--num", "-k"),
+    "--price": ("--cost", "--price-per-hour", "--gpu-price", "--hourly", "--cost-per-hour"),
+    "--headroom": ("--memory-fraction", "--gpu-memory-utilization", "--margin", "--reserve"),
+    "--max-price-per-hour": ("--budget", "--max-cost", "--max-price"),
+    "--days": ("--deadline", "--duration"),
+    "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
+    "--set num_layers=32,d_model=4096": (
+        "--num-layers", "--layers", "--hidden-size", "--d-model", "--num-attention-heads",
+        "--ffn-hidden-size",
+    ),
+    "--drafts": ("--num-speculative-tokens", "--speculative", "--speculative-tokens", "--spec-tokens"),
+    "--mode": ("--disaggregated", "--disaggregation", "--chunked-prefill"),
+    "--chunk": ("--chunked-prefill", "--chunked-prefill-size", "--max-num-batched-tokens", "--prefill-chunk"),
+    "--prefix-cache": ("--enable-prefix-caching", "--prefix-caching"),
+    "--replicas": ("--num-replicas", "--instances", "--data-parallel-size", "--dp"),
+    "--api-key-file": ("--key",),
+    "--dims B=1024,D=4096": ("--bytes", "--size", "--shape", "--message-size"),
+    "--mesh X=8": ("--axes", "--axis", "--group", "--ranks"),
+    "--requests": ("--num-prompts", "--num-requests"),
+    "--url": ("--base-url", "--endpoint", "--host"),
+}  # fmt: skip
+
+# Command lines here, each with the commands that people try.
+_COMMANDS: dict[str, tuple[str, ...]] = {
+    "demo": ("quickstart", "init", "tutorial", "example", "examples", "start", "hello", "try"),
+    "plan train": (
+        "estimate", "search", "optimize", "optimise", "layout", "layouts", "parallelism", "autotune", "cost",
+        "mfu", "solve", "plan-training", "planner", "predict",
+    ),
+    "plan serve": ("size", "capacity", "deploy", "frontier", "inference", "plan-serving"),
+    "train --from DIR --lora 16": ("finetune", "fine-tune", "sft", "lora", "qlora", "peft", "adapt"),
+    "train plan.toml --rl": ("rl", "grpo", "ppo", "rlhf", "dpo"),
+    "generate": ("chat", "run", "infer", "complete", "prompt", "sample", "ask"),
+    "serve": ("server", "api", "host", "openai", "up"),
+    "model": ("models", "list", "ls", "presets", "params", "parameters", "count", "inspect", "show",
+    "summary",
+              "flops", "list-models"),
+    "hardware": ("chips", "gpus", "gpu", "tpu", "tpus", "devices", "machines", "machine", "chip",
+    "accelerators"),
+    "fit": ("memory", "vram", "oom", "fits", "will-it-fit", "can-i-run", "mem"),
+    "audit": ("check", "verify", "lint", "hlo", "analyze", "analyse", "inspect-hlo", "profile"),
+    "bench serve": ("loadtest", "load-test", "load", "stress", "simulate"),
+    "bench": ("benchmark", "benchmarks", "perf", "measure"),
+    "doctor": ("env", "info", "status", "diagnose", "test", "setup", "install"),
+    "export": ("convert", "to-hf", "save", "merge"),
+    "reshard": ("convert-checkpoint", "resharding"),
+    "quantize": ("quantise", "quant", "awq", "gptq"),
+    "shard": ("einsum", "sharding", "derive"),
+    "collective": ("all-reduce", "allreduce", "all-gather", "allgather", "nccl", "comms"),
+    "ui": ("web", "gui", "dashboard", "app", "explore", "studio"),
+    "report": ("html", "visualize", "visualise", "render"),
+    "compare": ("diff", "vs"),
+    "validate": ("evaluate", "accuracy", "score"),
+    "launch": ("torchrun", "mpirun", "srun", "slurm", "k8s", "ray"),
+    "--install-completion": ("completion", "completions", "complete-shell"),
+    "CMD --help": ("man", "docs", "usage", "explain"),
+    "train my.txt": ("pretrain", "fit-model", "learn"),
+}  # fmt: skip
+
+
+def option_here(given: str, options: Collection[str]) -> str:
+    """What a command with these options has for another program's option; empty if nothing is known.
+
+    >>> option_here("--tensor_parallel_size", ["--model", "--given"])
+    '--given tensor=8'
+    """
+    plain = given.replace("_", "-").lower()
+    for ours, theirs in _OPTIONS.items():
+        if plain in theirs and ours.split()[0].rstrip(",") in options:
+            return ours
+    return plain if plain in options and plain != given else ""
+
+
+def command_here(given: str, commands: Collection[str]) -> str:
+    """The command line for a command that people try; empty if nothing is known.
+
+    >>> command_here("finetune", ["train"]), command_here("plan-train", ["plan"])
+    ('mw train --from DIR --lora 16', 'mw plan train')
+    """
+    plain = given.replace("_", "-").lower()
+    for ours, theirs in _COMMANDS.items():
+        if plain in theirs:
+            return f"mw {ours}"
+    words = plain.split("-")
+    for order in (words, words[::-1]):
+        if len(order) == 2 and order[0] in commands and order[0] in ("plan", "bench"):
+            return f"mw {order[0]} {subcommand_here(order[1]) or order[1]}"
+    return ""
+
+
+_SUBCOMMANDS = {
+    "train": ("training", "pretrain", "pretraining", "finetune", "fit"),
+    "serve": ("serving", "inference", "infer", "server", "generate", "decode", "prefill", "deploy"),
+    "rl": ("rlhf", "grpo", "ppo", "reinforcement", "post-training"),
+    "matmul": ("gemm", "matmuls", "mfu"),
+    "collectives": ("nccl", "comms", "all-reduce", "collective", "network"),
+}
+
+
+def subcommand_here(given: str) -> str:
+    """The command of a group for another word; empty if nothing is known."""
+    return next((ours for ours, theirs in _SUBCOMMANDS.items() if given.lower() in theirs), "")

@@ -1,0 +1,114 @@
+"""Slips at the command line: each is answered with what to type instead."""
+
+import shlex
+
+import pytest
+
+from meshwright.cli.main import main
+
+TRAIN = "--model llama-3-8b --hardware h100:1x8 --batch-tokens 1Mi --seq-len 8192"
+SERVE = "--model llama-3-8b --hardware h100:1x8"
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("hlep", "did you mean help"),
+        ("pln train", "did you mean plan"),
+        ("plan-train", "type mw plan train"),
+        ("train-plan", "type mw plan train"),
+        ("plan training", "type mw plan train"),
+        ("plan inference", "type mw plan serve"),
+        ("plan", "name a command of mw plan: serve, rl, train"),
+        ("plan train llama-3-8b h100:1x8", "such as mw plan train --model"),
+        ("plan train --model llama-3-8b --gpus 8", "--gpus is --hardware h100:8 here"),
+        ("plan train $P --model llama3-8b", "did you mean llama-3-8b?"),
+        ("plan train $P --model 'Llama 3 8B'", "did you mean llama-3-8b?"),
+        ("plan train $P --model llama-8b", "did you mean llama-3-8b or"),
+        ("plan train $P --model 70b", "or llama-3-70b"),
+        ("plan train $P --model gpt-4", "take an open model"),
+        ("plan train $P --hardware h100", "write h100:8"),
+        ("plan train $P --hardware h100-80gb:1x8", "did you mean h100?"),
+        ("plan train $P --hardware A100-SXM4-80GB:8", "did you mean a100-80gb?"),
+        ("plan train $P --hardware tpu-v5p:4x4x4", "did you mean v5p?"),
+        ("plan train $P --hardware v5p:4x4", "write v5p:2x2x4"),
+        ("plan train $P --hardware v5lite-16", "did you mean v5e?"),
+        ("plan train $P --hardware p5.48xlarge", "write h100:8"),
+        ("plan train $P --hardware a3-megagpu-8g", "write h100:8"),
+        ("plan train $P --hardware Standard_ND96isr_H100_v5", "write h100:8"),
+        ("plan train $P --hardware dgx-h100", "write h100:8"),
+        ("plan train $P --batch-size 128", "is --batch-tokens, the sequences times --seq-len"),
+        ("plan train $P --gbs 128", "is --batch-tokens, the sequences"),
+        ("plan train $P --seq 8192", "--seq is --seq-len here"),
+        ("plan train $P --seq_len 8192", "--seq_len is --seq-len here"),
+        ("plan train $P --max-seq-len 8192", "is --seq-len here"),
+        ("plan train $P --batch-tokens 1MB", "4M (4e6)"),
+        ("plan train $P --tp 8", "--tp is --given tensor=8 here"),
+        ("plan train $P --tensor-model-parallel-size 8", "is --given tensor=8 here"),
+        ("plan train $P --pp 2", "is --given pipe=4 here"),
+        ("plan train $P --ep 2", "is --given expert=8 here"),
+        ("plan train $P --layout tp=8", "write tensor=8"),
+        ("plan train $P --layout tensor8", "write data=2,fsdp=4"),
+        ("plan train $P --layout 'tensor=2 data=4'", "joined by commas"),
+        ("plan train $P --layout tensor=2", "fits: data=4,tensor=2 or tensor=8"),
+        ("plan train $P --layout fsdp=8,remat=selective", "write remat=attention"),
+        ("plan train $P --layout fsdp=8,recompute=full", "write remat=full"),
+        ("plan train $P --layout fsdp=8,microbatch=4", "did you mean microbatches"),
+        ("plan train $P --zero 3", "is --given zero=3 here"),
+        ("plan train $P --fsdp", "is --given fsdp=8 here"),
+        ("plan train $P --fp8", "is --given matmul_dtype=fp8 here"),
+        ("plan train $P --dtype bf16", "is --weights-dtype here"),
+        ("plan train $P --compute-dtype fp16", "fits: f32, bf16"),
+        ("plan train $P --lora", "is --set lora_rank=16 here"),
+        ("plan train $P --qlora", "is --set lora_rank=16 --weights-dtype int4 here"),
+        ("plan train $P --gradient-checkpointing", "is --given remat=full here"),
+        ("plan train $P --gradient-accumulation-steps 8", "is --given microbatches=8 here"),
+        ("plan train $P --optimizer adafactor", "is --given optimizer=adafactor here"),
+        ("plan train $P --for megatron-lm", "did you mean megatron?"),
+        ("plan train $P --for pytorch", "did you mean torchtitan?"),
+        ("plan train $P --given 'memory<=70'", "write 70GB or 65GiB"),
+        ("plan train $P --topk 3", "is --top here"),
+        ("plan train $P --format json", "is --json here"),
+        ("plan train $P -v", "-v is --explain here"),
+        ("plan train $P --out x.toml", "is -o here"),
+        ("plan train $P --headroom 10", "write 10% or 0.1"),
+        ("plan train $P --price h100:2.5", "write 2.5, or v5p=4.2,h100=2.5"),
+        ("plan serve $S --tpot 30", "write 30ms, or 30s"),
+        ("plan serve $S --qps 20", "is --rate here"),
+        ("plan serve $S --isl 1024", "is --prompt-tokens here"),
+        ("plan serve $S --max-model-len 8192", "is --context here"),
+        ("plan serve $S --quantization fp8", "is --weights-dtype here"),
+        ("plan serve $S --weights-dtype awq", "fits: f32, bf16"),
+        ("plan serve $S --kv-cache-dtype fp8", "is --kv-dtype here"),
+        ("plan serve $S", "add --prompt-tokens 8k --output-tokens 512"),
+        ("serve --model llama-3-8b", "is --checkpoint here"),
+        ("serve llama-3-8b", "such as mw serve --checkpoint"),
+        ("train plan.toml --dataset a.jsonl", "is --data here"),
+        ("train plan.toml --lr 1e-4", "is --learning-rate here"),
+        ("train my-missing.txt", "give 'stdlib', a folder"),
+        ("generate --checkpoint a hi --temp 0.7", "is --temperature here"),
+        ("chat", "type mw generate"),
+        ("finetune", "type mw train --from DIR --lora 16"),
+        ("models", "type mw model"),
+        ("chips", "type mw hardware"),
+        ("oom", "type mw fit"),
+        ("benchmark", "type mw bench"),
+        ("completion", "type mw --install-completion"),
+        ("model llama3", "or llama-3-8b"),
+        ("fit llama-3-8b --hardware macbook", "did you mean m4-max"),
+        ("fit llama-3-8b --gpu 4090", "is --hardware"),
+    ],
+)
+def test_a_slip_is_answered_with_what_to_type(
+    typed: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(typed.replace("$P", TRAIN).replace("$S", SERVE))
+    assert main(words) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_keys_of_other_files_are_named(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text("hidden_size = 64\n")
+    assert main(["model", str(path)]) == 2
+    assert "'hidden_size' is unknown; write d_model" in capsys.readouterr().err
