@@ -5,11 +5,28 @@ from dataclasses import replace
 import pytest
 
 import meshwright as mw
+from meshwright.cost.weights_move import weights_move
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware import catalog
-from meshwright.post_training.rollouts import best_rollouts, generators
-from meshwright.post_training.step import Question, apart, crossover, score_seconds, together
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.load.simulator import Planned, simulate_server
+from meshwright.load.traffic import Chat, Load
+from meshwright.plan.serve.steps import StepSeconds
+from meshwright.post_training import step as step_module
+from meshwright.post_training.rollouts import best_rollouts, generators, server_ends
+from meshwright.post_training.step import (
+    Question,
+    apart,
+    best_trainer,
+    crossing_layout,
+    crossover,
+    least_training_seconds,
+    score_seconds,
+    together,
+)
 from meshwright.post_training.work import PostTraining
+from meshwright.serve.engine.limits import Limits
 
 WORK = PostTraining(prompts=32, prompt_tokens=256, output_tokens=512, samples=4)
 CONFIG, MACHINE = mw.model("llama-3-8b"), catalog.load("h100:2x8")
@@ -97,3 +114,42 @@ def test_less_memory_means_fewer_sequences_or_no_server() -> None:
 def test_a_cut_below_the_mean_is_refused() -> None:
     with pytest.raises(MeshwrightError, match="--most-output-tokens 100 is below the mean of 512"):
         replace(WORK, most_output_tokens=100)
+
+
+def test_pools_that_cannot_be_faster_are_left_out(steps: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds leave out trainers without changing the fastest step."""
+    searched: list[int] = []
+
+    def counted(asked: Question, machine: Hardware) -> tuple:
+        searched.append(machine.num_chips)
+        return best_trainer(asked, machine)
+
+    monkeypatch.setattr(step_module, "best_trainer", counted)
+    fastest = list(apart(ASKED, steps[0]))[-1]
+    pruned = len(searched)
+    monkeypatch.setattr(step_module, "least_training_seconds", lambda asked, machine: 0.0)
+    searched.clear()
+    every = list(apart(ASKED, steps[0]))[-1]
+    assert pruned <= len(searched) and every.trainer.layout == fastest.trainer.layout
+    assert least_training_seconds(ASKED, fastest.trainer.hardware) < fastest.trainer.step_seconds
+
+
+def test_a_pool_of_any_size_receives_weights() -> None:
+    """96 chips do not divide a model dimension of 5,120: three copies over 32 chips do."""
+    model, pool = mw.model("qwen3-32b"), catalog.load("h100:12x8")
+    crossing = crossing_layout(model, 96)
+    assert (crossing.degree("data"), crossing.degree("fsdp")) == (3, 32)
+    move = weights_move(model, crossing, Layout.of(data=24, tensor=4), pool)
+    assert move.seconds > 0
+
+
+def test_the_size_of_pages_changes_no_rollouts() -> None:
+    [generator, *_] = generators(CONFIG, MACHINE, WORK, 0.0, "bf16")
+    [first, *others] = server_ends(CONFIG, generator, WORK)
+    limits = Limits.of_layout(CONFIG, generator.layout, MACHINE.chip.platform, generator.slots, WORK.context)
+    prices = StepSeconds(CONFIG, generator.layout, generator.machine, limits.max_step_tokens(0), WORK.context)
+    chats = [Chat(0.0, (turn,)) for turn in WORK.shares(generator.replicas, 1)[0]]
+    answers, _ = simulate_server(Planned(limits, prices, prefix_cache=False), Load(chats, None))
+    assert first == max(answer.end_seconds for answer in answers)
+    assert server_ends(CONFIG, generator, WORK, within=first) == []
+    assert others

@@ -205,14 +205,15 @@ def search(
     num_ranked: int = NUM_RANKED,
     on_progress: Callable[[int], None] | None = None,
     launcher: Launcher | None = None,
+    explained: bool = True,
 ) -> Search:
     """The `num_ranked` best layouts by step time, or the nearest to fitting.
 
     given: conditions on every layout. runnable: True ranks runnable layouts, False all layouts; None ranks
     runnable layouts, or all if none is runnable. batch_within: shares by which the batch may differ from the
     workload's. A later share is tried only if no earlier one has a layout. launcher: ranks the layouts that
-    this program runs, with the machine `running` it; `runnable` has no effect. Raises PlanError if no layout
-    divides.
+    this program runs, with the machine `running` it; `runnable` has no effect. explained: False leaves out
+    notices and the faster layout that does not run. Raises PlanError if no layout divides.
     """
     started = time.perf_counter()
     runnable = True if launcher else runnable
@@ -227,11 +228,11 @@ def search(
             )
         raise nothing_found(config, hardware, workload, scout.spaces, given, reason)
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
-    others = _of_other_batches(pool, workload, planned)
+    others = _of_other_batches(pool, workload, planned) if explained else []
     scout.narrow(pool, workload, planned, runs=runs)
     priced = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
-    if planned != workload:
+    if explained and planned != workload:
         near = scout.nearest(workload, runs=runs)
         notices.append(planned_words(workload, planned, _why_another(pool, near, workload, hardware)))
     if not runs and runnable is None:
@@ -244,7 +245,8 @@ def search(
             f"{other.num_tokens:,.0f} tokens a step allow {other.layout}, which is plainer: "
             f"{format_seconds(other.step_seconds)}, {format_bytes(other.needed_bytes)} a chip."
         )
-    faster = scout.faster(priced, workload, planned) if runs and not launcher else None
+    looks_further = explained and runs and not launcher
+    faster = scout.faster(priced, workload, planned) if looks_further else None
     assumed = assumptions(config, planned, priced[0])
     forget_prices()
     forget_placements()

@@ -1,8 +1,9 @@
 """Rollouts of a step on a pool of chips: the layout of its servers, and their simulated time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 from meshwright.errors import LayoutError, MeshwrightError, PlanError
 from meshwright.hardware import catalog
@@ -13,6 +14,7 @@ from meshwright.layout.workload import Workload
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import widest_window
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.phase import max_batch, price_phase
 from meshwright.plan.serve.steps import StepSeconds
@@ -99,33 +101,53 @@ def best_rollouts(
     config: ModelConfig, pool: Hardware, work: PostTraining, held_bytes: float, weights_dtype: str
 ) -> Rollouts:
     """The rollouts of the layout that ends them first, by simulation."""
-    candidates = [
-        simulated(config, generator, work)
-        for generator in generators(config, pool, work, held_bytes, weights_dtype)
-    ]
-    return min(candidates, key=lambda candidate: candidate.seconds)
+    first, *others = generators(config, pool, work, held_bytes, weights_dtype)
+    best = simulated(config, first, work)
+    for generator in others:
+        if ends := server_ends(config, generator, work, best.seconds):
+            best = _rollouts(config, generator, work, ends)
+    return best
 
 
 def simulated(config: ModelConfig, generator: Generator, work: PostTraining) -> Rollouts:
     """The rollouts by the server's scheduler, of some servers; one of them has the longest rollout."""
+    return _rollouts(config, generator, work, server_ends(config, generator, work))
+
+
+def server_ends(
+    config: ModelConfig, generator: Generator, work: PostTraining, within: float = inf
+) -> list[float]:
+    """Seconds until each simulated server is done; empty if any of them takes `within` or more."""
+    # Every slot has the pages of a whole context, so their size changes no time. Whole contexts take fewer
+    # steps to simulate; windows keep pages of their own.
+    page = work.context if widest_window(config) is None else min(DEFAULT_PAGE, work.context)
     limits = Limits.of_layout(
         config,
         generator.layout,
         generator.machine.chip.platform,
         generator.slots,
         work.context,
-        page_size=min(DEFAULT_PAGE, work.context),
+        page_size=page,
     )
     prices = StepSeconds(
         config, generator.layout, generator.machine, limits.max_step_tokens(0), limits.context
     )
-    ends, tokens = [], 0
+    ends: list[float] = []
     for turns in work.shares(generator.replicas, _SIMULATED):
         chats = [Chat(0.0, (turn,)) for turn in turns]
         answers, _ = simulate_server(Planned(limits, prices, prefix_cache=False), Load(chats, None))
         ends.append(max(answer.end_seconds for answer in answers))
-        tokens += sum(turn.output_tokens for turn in turns)
+        if ends[-1] >= within:
+            return []
+    return ends
+
+
+def _rollouts(
+    config: ModelConfig, generator: Generator, work: PostTraining, ends: Sequence[float]
+) -> Rollouts:
     seconds = max(ends)
+    shares = work.shares(generator.replicas, _SIMULATED)
+    tokens = sum(turn.output_tokens for turns in shares for turn in turns)
     memory = price_phase(
         config, generator.machine, Workload(generator.slots, work.context, "generate"), [generator.layout]
     ).memory

@@ -7,7 +7,8 @@ apart       one pool rolls out while the other trains on the rollouts before; we
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
+from functools import cached_property
+from math import ceil, gcd, inf
 
 from meshwright.cost.weights_move import WeightsMove, weights_move
 from meshwright.errors import LayoutError, MeshwrightError, NotationError, PlanError
@@ -17,6 +18,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import train_flops_per_token
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.serve.layouts import most_heads
 from meshwright.plan.serve.phase import price_phase
@@ -27,8 +29,8 @@ from meshwright.post_training.work import PostTraining
 
 # Sequences of a training batch are this long at most, and hold several rollouts.
 _MOST_SEQ_LEN = 32_768
-# Shares of the pool that roll out, as multiples of the share that balances both phases.
-_AROUND = (0.75, 1.0, 1.35)
+# Shares of the pool that roll out, as multiples of the share that balances both phases, which comes first.
+_AROUND = (1.0, 0.75, 1.35)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _in_turn(
         ("roll out", rollouts.seconds),
         ("score", scoring),
         ("states from the host", swap),
-        ("train", trainer.step_seconds * asked.work.num_updates),
+        ("train", training_seconds(asked, trained)),
         ("states to the host", swap),
         ("move weights", move.seconds),
     ]
@@ -148,52 +150,95 @@ def _in_turn(
 
 
 def apart(asked: Question, near: Step | None) -> Iterator[Step]:
-    """The form on two pools, for shares of the chips around the one that balances both.
+    """The form on two pools, each step faster than the one before.
 
-    near: a step of the other form, which says how many chip-seconds each phase takes.
+    Tries shares of the chips around the one that balances both pools, and searches a trainer only if rollouts
+    and the FLOPs of training allow a faster step. near: a step of the other form, which says how many
+    chip-seconds each phase takes.
     """
+    best = inf
     for trains, rolls in _pools(asked.machine, _share(near)):
         try:
-            trained = best_trainer(asked, trains)
             rollouts = best_rollouts(asked.config, rolls, asked.work, 0.0, asked.weights_dtype)
             move = weights_move(
-                asked.config, Layout.of(fsdp=rolls.num_chips), rollouts.generator.of_pool, rolls
+                asked.config,
+                crossing_layout(asked.config, rolls.num_chips),
+                rollouts.generator.of_pool,
+                rolls,
             )
+            pools = _Pools(asked, trains, rolls, rollouts, move)
+            if pools.seconds(pools.scoring + least_training_seconds(asked, trains)) >= best:
+                continue
+            step = _at_once(pools, best_trainer(asked, trains))
         except (PlanError, LayoutError, NotationError):
             continue
-        yield _at_once(asked, trained, rollouts, move, rolls)
+        if step.seconds < best:
+            best = step.seconds
+            yield step
 
 
-def _at_once(
-    asked: Question,
-    trained: tuple[Candidate, Workload],
-    rollouts: Rollouts,
-    move: WeightsMove,
-    rolls: Hardware,
-) -> Step:
-    trainer, workload = trained
-    trains = trainer.hardware
-    # Every chip of the smaller pool sends or receives its share of the weights; then servers exchange them.
-    crossing = move.bytes_before * rolls.num_chips / min(trains.num_chips, rolls.num_chips)
-    moving = crossing / _between(asked.machine) + move.seconds
-    servers = trains.num_chips // rollouts.generator.machine.num_chips
-    scorer = replace(rollouts.generator, replicas=max(1, servers))
-    scoring = score_seconds(asked, scorer)
-    training = trainer.step_seconds * asked.work.num_updates
-    busy = {"train": scoring + training, "roll out": rollouts.seconds}
-    seconds = max(busy.values()) + moving
+def crossing_layout(config: ModelConfig, num_chips: int) -> Layout:
+    """The layout in which the pool that rolls out receives weights: sharded as far as they divide."""
+    shards = gcd(num_chips, config.d_model)
+    return Layout.of(data=num_chips // shards, fsdp=shards)
+
+
+def least_training_seconds(asked: Question, machine: Hardware) -> float:
+    """Lower bound of a step's training: the model's FLOPs at the peak of every chip."""
+    workload = workload_of(asked)
+    peak = max(machine.chip.flops(dtype) for dtype in asked.compute_dtypes)
+    flops = train_flops_per_token(asked.config, workload.seq_len) * asked.work.num_tokens
+    return flops / (peak * machine.num_chips)
+
+
+@dataclass(frozen=True)
+class _Pools:
+    """Two pools, and a step's parts that do not depend on the trainer's layout."""
+
+    asked: Question
+    trains: Hardware
+    rolls: Hardware
+    rollouts: Rollouts
+    move: WeightsMove
+
+    @cached_property
+    def moving(self) -> float:
+        """Seconds to move weights: over the network, then between servers.
+
+        Every chip of the smaller pool sends or receives its share.
+        """
+        smaller = min(self.trains.num_chips, self.rolls.num_chips)
+        crossing = self.move.bytes_before * self.rolls.num_chips / smaller
+        return crossing / _between(self.asked.machine) + self.move.seconds
+
+    @cached_property
+    def scoring(self) -> float:
+        """Seconds of scores on the trainer's chips, in the layout of the servers."""
+        servers = self.trains.num_chips // self.rollouts.generator.machine.num_chips
+        return score_seconds(self.asked, replace(self.rollouts.generator, replicas=max(1, servers)))
+
+    def seconds(self, learning: float) -> float:
+        """Seconds of a step whose scores and training take `learning`."""
+        return max(learning, self.rollouts.seconds) + self.moving
+
+
+def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
+    (trainer, workload), rollouts, moving = trained, pools.rollouts, pools.moving
+    training = training_seconds(pools.asked, trained)
+    busy = {"train": pools.scoring + training, "roll out": rollouts.seconds}
+    seconds = pools.seconds(busy["train"])
     phases = (
         Phase("roll out", "roll out", 0.0, rollouts.seconds),
-        Phase("train", "score", 0.0, scoring),
-        Phase("train", "train", scoring, training),
+        Phase("train", "score", 0.0, pools.scoring),
+        Phase("train", "train", pools.scoring, training),
         Phase("both", "move weights", max(busy.values()), moving),
     )
-    chips = {"train": trains.num_chips, "roll out": rolls.num_chips}
+    chips = {"train": pools.trains.num_chips, "roll out": pools.rolls.num_chips}
     waiting = sum(chips[pool] * (seconds - moving - busy[pool]) for pool in chips)
     waiting += chips["roll out"] * rollouts.idle_share * rollouts.seconds
     idle = waiting / (seconds * sum(chips.values()))
     needed = {"train": float(trainer.needed_bytes), "roll out": rollouts.needed_bytes}
-    return Step("apart", trainer, workload, rollouts, move, phases, seconds, idle, 1, needed)
+    return Step("apart", trainer, workload, rollouts, pools.move, phases, seconds, idle, 1, needed)
 
 
 def best_trainer(asked: Question, machine: Hardware) -> tuple[Candidate, Workload]:
@@ -201,17 +246,14 @@ def best_trainer(asked: Question, machine: Hardware) -> tuple[Candidate, Workloa
 
     Raises PlanError if none fits.
     """
-    work = asked.work
-    seq_len = min(_MOST_SEQ_LEN, asked.config.max_seq_len, 1 << (work.context - 1).bit_length())
-    tokens = work.num_tokens / work.num_updates
-    workload = Workload(max(1, ceil(tokens / seq_len)), seq_len)
     searched = search(
         asked.config,
         machine,
-        workload,
+        workload_of(asked),
         weights_dtype=asked.weights_dtype,
         compute_dtypes=asked.compute_dtypes,
         num_ranked=3,
+        explained=False,
     )
     if not searched.best.fits:
         lack = searched.best.shortage
@@ -220,6 +262,25 @@ def best_trainer(asked: Question, machine: Hardware) -> tuple[Candidate, Workloa
             f"{searched.best.layout}, needs {lack.over_bytes / 1e9:.1f} GB {lack.where} more than available"
         )
     return searched.best, searched.workload
+
+
+def workload_of(asked: Question) -> Workload:
+    """The sequences of an update, into which rollouts are packed.
+
+    A multiple of a power of two, up to 1/64 more than needed, so that many layouts divide it.
+    """
+    work = asked.work
+    seq_len = min(_MOST_SEQ_LEN, asked.config.max_seq_len, 1 << (work.context - 1).bit_length())
+    needed = ceil(work.num_tokens / work.num_updates / seq_len)
+    multiple = 1 << max(0, (needed // 64).bit_length() - 1)
+    return Workload(-(-needed // multiple) * multiple, seq_len)
+
+
+def training_seconds(asked: Question, trained: tuple[Candidate, Workload]) -> float:
+    """Seconds of all updates of a step; a smaller batch than asked for takes more updates."""
+    trainer, planned = trained
+    more = max(1.0, workload_of(asked).num_sequences / planned.num_sequences)
+    return trainer.step_seconds * asked.work.num_updates * more
 
 
 def score_seconds(asked: Question, generator: Generator) -> float:

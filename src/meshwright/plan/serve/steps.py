@@ -51,13 +51,9 @@ class StepSeconds:
         generating = np.array([np.interp(everywhere, self._batches, row) for row in rows])
         self._generating, self._by_number = generating.tolist(), generating.T.copy()
         self._chunks = _lengths(most_tokens, _SHORTEST_PROMPT)
-        # Of each length the ends that are priced, and their seconds.
-        self._prompts = [
-            (ends, [self._prefill(length, end) for end in ends])
-            for length in self._chunks
-            # Several prompts together may be longer than a context.
-            for ends in [[end for end in self._contexts if end >= length] or [length]]
-        ]
+        # The ends of each length. Several prompts together may be longer than a context.
+        self._ends = [[end for end in self._contexts if end >= length] or [length] for length in self._chunks]
+        self._prefilled = lru_cache(maxsize=None)(self._prefill)
         self._prompt = lru_cache(maxsize=1 << 16)(self._price_prompt)
 
     def seconds(
@@ -107,9 +103,11 @@ class StepSeconds:
 
     def _chunk(self, place: int, ends: int) -> float:
         """Seconds of a pass with the size of chunk number `place`, the last token at position `ends`."""
-        known, seconds = self._prompts[place]
+        known, length = self._ends[place], self._chunks[place]
         low, high, share = _between(known, ends)
-        return (1 - share) * seconds[low] + share * seconds[high]
+        # Few ends are asked for, and pricing one takes milliseconds.
+        shorter, longer = self._prefilled(length, known[low]), self._prefilled(length, known[high])
+        return (1 - share) * shorter + share * longer
 
     def _generate(self, context: int) -> np.ndarray:
         return self._passes("generate", self._shards * np.ceil(self._batches / self._shards), 1, context)
