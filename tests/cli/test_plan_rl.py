@@ -22,6 +22,15 @@ def test_plans_of_both_phases_are_written(tmp_path: Path, capsys: pytest.Capture
     assert [form["step_seconds"] for form in document["forms"]] == sorted(
         form["step_seconds"] for form in document["forms"]
     )
+    assert set(document) == {
+        "model", "hardware", "rollouts", "prompt_tokens", "output_tokens", "longest_answer", "tokens",
+        "updates", "forms", "best", "why", "crossover",
+    }  # fmt: skip
+    for form in document["forms"]:
+        assert set(form) == {
+            "form", "step_seconds", "idle_share", "staleness", "chips", "price", "currency", "trainer",
+            "generator", "move", "bytes_per_chip", "phases",
+        }  # fmt: skip
     assert load_plan(plan).workload.phase == "train"
     assert load_plan(plan.with_suffix(".generate.toml")).workload.phase == "generate"
     html = page.read_text()

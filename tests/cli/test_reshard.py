@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.train.processes import Runs, exact_lines
 
+from meshwright.audit.compile.targets import is_installed
 from meshwright.cli.main import main
 
 TINY = ["--model", "tiny", "--hardware", "cpu:8"]
@@ -39,9 +40,16 @@ def test_plans_name_the_model_and_the_machine(tmp_path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_the_compiled_move_sends_the_planned_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("target", "hardware"), [("cpu", "h100:8x8"), ("tpu", "v5p:4x4x4"), ("gpu", "h100:8x8")]
+)
+def test_the_compiled_move_sends_the_planned_bytes(
+    target: str, hardware: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Eight replicas of tensor=8 from fsdp=64, as a generator of 32B takes a trainer's weights."""
-    arguments = ["--model", "qwen3-32b", "--hardware", "h100:8x8", "--audit", "--json"]
+    if target != "cpu" and not is_installed(target):
+        pytest.skip(f"no compiler for {target}")
+    arguments = ["--model", "qwen3-32b", "--hardware", hardware, "--audit", "--target", target, "--json"]
     assert main(["reshard", "fsdp=64", "data=8,tensor=8", *arguments]) == 0
     audited = json.loads(capsys.readouterr().out)["audit"]
     assert not audited["differs"]

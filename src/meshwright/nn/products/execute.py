@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import reshard
 
 from meshwright.nn.products.contract import local_product
-from meshwright.nn.products.exchange import acts_on_several_dims, exchange
+from meshwright.nn.products.exchange import exchange, is_exchange
 from meshwright.nn.products.scatter import reduce_scatter
 from meshwright.nn.start.device_mesh import named_here, partition_spec, reduced_axes
 from meshwright.notation.array import Axes, ShardedArray
@@ -96,7 +96,7 @@ def _run(x: Array, steps: Sequence[Collective]) -> Array:
 
 
 def _run_step(x: Array, step: Collective) -> Array:
-    if step.op in ("all_gather", "reduce_scatter", "all_to_all") and acts_on_several_dims(step):
+    if step.op in ("all_gather", "reduce_scatter", "all_to_all") and is_exchange(step):
         return exchange(x, step)
     if step.op == "reduce_scatter":
         return reduce_scatter(x, step)
