@@ -57,6 +57,7 @@ def count_params(config: ModelConfig) -> ParamCount:
         moe = config.at(variant_of(path)).moe
         if moe and name.startswith("expert_"):
             unused += size - size * moe.experts_per_token // moe.num_experts
+        unused += size if name.startswith("unused_") else 0
     return ParamCount(**counts, active=sum(counts.values()) - unused)
 
 

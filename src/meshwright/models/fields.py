@@ -14,6 +14,7 @@ _MAY_BE_ZERO = (
     "position_offset",
     "mtp_layers",
     "num_shared_experts",
+    "rope_dim",
     "num_dense_layers",
     "num_kv_shared",
     "tower_params",

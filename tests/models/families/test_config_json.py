@@ -127,15 +127,32 @@ def test_transformers_counts_planned_families_the_same(model_type: str) -> None:
 
     theirs = transformers.CONFIG_MAPPING[model_type]
     made = theirs(**COUNTED[model_type])
+    whole = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     with torch.device("meta"):
-        model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])(made)
+        model = getattr(transformers, whole)(made) if whole else transformers.AutoModel.from_config(made)
     biases = sum(b.numel() for path, b in model.named_buffers() if path.endswith("e_score_correction_bias"))
-    config = from_hf(made.to_dict() | {"architectures": [type(model).__name__]}, model_type)
-    assert count_params(config).total == model.num_parameters() + biases
+    # The text model of a larger one has its output projection outside.
+    head = 0 if whole or made.tie_word_embeddings else made.vocab_size * made.hidden_size
+    listed = {"architectures": [type(model).__name__]} if whole else {}
+    config = from_hf(made.to_dict() | listed, model_type)
+    assert count_params(config).total == model.num_parameters() + biases + head
     assert model_lacks(config)
     for flops in (forward_flops(config, 4096).total, forward_flops(config, 4096, causal=False).total):
         assert flops > 2 * (count_params(config).active - count_params(config).vocab)
     assert kv_cache_bytes(config, 4096) + state_bytes(config) > 0
+
+
+def test_the_text_model_of_a_larger_one_is_read() -> None:
+    """Llama 3.2 Vision's, counted as transformers counts it; and Qwen's that speaks, by its thinker."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    made = transformers.MllamaConfig()
+    with torch.device("meta"):
+        model = transformers.MllamaForCausalLM(made.text_config)
+    assert count_params(from_hf(made.to_dict(), "mllama")).total == model.num_parameters()
+    omni = transformers.Qwen2_5OmniConfig().to_dict()
+    text = from_hf(omni, "omni")
+    assert (text.family, text.num_layers) == ("qwen2", 28)
 
 
 def test_blocks_of_several_shapes_are_counted() -> None:

@@ -58,3 +58,29 @@ def listed(given: Mapping[str, Any], key: str, default: Any, num_layers: int) ->
     value = given.get(key)
     value = default if value is None else value
     return list(value)[:num_layers] if isinstance(value, list | tuple) else [value] * num_layers
+
+
+def hyper_connections(streams: int, gates: int, scales: int) -> tuple[Extra, ...]:
+    """The weights that mix the streams of the residual, before and after each part of a layer.
+
+    gates: weights that a part has for each token; scales: numbers that multiply them. Source: Zhu et al.,
+    "Hyper-Connections", https://arxiv.org/abs/2409.19606.
+    """
+    return tuple(
+        extra
+        for part in ("attention", "mlp")
+        for extra in (
+            matrix(f"{part}_streams", "Dok", "D", o=streams, k=gates),
+            vector(f"{part}_streams_norm", "k", k=gates),
+            vector(f"{part}_streams_norm_scale", "v", v=scales),
+        )
+    )
+
+
+def joined_streams(streams: int) -> tuple[Extra, ...]:
+    """The weights that join the streams of the residual after the last layer."""
+    return (
+        vector("streams_head", "oDz", in_layers=False, o=streams, z=streams),
+        vector("streams_head_norm", "o", in_layers=False, o=streams),
+        vector("streams_head_norm_scale", "q", in_layers=False, q=1),
+    )

@@ -112,6 +112,14 @@ NUM_EXPERTS: dict[str, Rule] = {key: rule for key, rule in EXPERTS.items() if ke
 NO_LOCAL_LAYERS = fixed(use_sliding_window=False) | ignored(
     "counts only with use_sliding_window", "sliding_window", "max_window_layers"
 )
+# Of families that are only planned.
+PLANNED_POSITIONS = ignored(
+    "planned only, and positions change no plan",
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "partial_rotary_factor",
+)
 # The modules that predict further tokens, which are counted apart. Files that we write have none.
 MTP: dict[str, Rule] = {
     "num_nextn_predict_layers": Key("mtp_layers", 0, form=Form(write=lambda value, model: 0))

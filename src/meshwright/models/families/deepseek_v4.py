@@ -3,7 +3,14 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.models.config import Indexer
-from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
+from meshwright.models.families.by_layer import (
+    ByLayer,
+    by_layer,
+    hyper_connections,
+    joined_streams,
+    matrix,
+    vector,
+)
 from meshwright.models.families.common import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
 from meshwright.models.families.family import Family, Fixed, Key, Release, Rule, ignored, needed, published
 
@@ -38,17 +45,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     ]
     index_width, streams = given.get("index_head_dim", 128), given.get("hc_mult", 4)
     indexer = Indexer(given.get("index_n_heads", 64), index_width, given.get("index_topk", 512), normed="rms")
-    # The streams of the residual, mixed before and after attention and feed-forward.
-    gates = 2 * streams + streams**2
-    shared = tuple(
-        extra
-        for part in ("attention", "mlp")
-        for extra in (
-            matrix(f"{part}_streams", "Dok", "D", o=streams, k=gates),
-            vector(f"{part}_streams_norm", "k", k=gates),
-            vector(f"{part}_streams_norm_scale", "v", v=3),
-        )
-    )
+    shared = hyper_connections(streams, 2 * streams + streams**2, 3)
     # The latent is both key and value, and has a norm.
     shared += (vector("kv_latent_norm", "H"),)
     least, most = min(_RATES.values()), max(_RATES.values())
@@ -80,12 +77,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
             }
         )
     read = by_layer(layers)
-    once = (
-        vector("streams_head", "oDz", in_layers=False, o=streams, z=streams),
-        vector("streams_head_norm", "o", in_layers=False, o=streams),
-        vector("streams_head_norm_scale", "q", in_layers=False, q=1),
-    )
-    return read | {"extras": read["extras"] + once}
+    return read | {"extras": read["extras"] + joined_streams(streams)}
 
 
 _KEYS: dict[str, Rule] = {

@@ -6,6 +6,7 @@ FAMILY = Family(
     "ernie4_5",
     "ERNIE 4.5 (dense)",
     ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+    model_types=("ernie4_5", "paddleocr_vl_text"),
     keys=LLAMA_KEYS
     | EPS_1E_5
     | {

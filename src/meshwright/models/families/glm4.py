@@ -7,6 +7,8 @@ FAMILY = Family(
     "glm4",
     "GLM-4 0414, GLM-Z1",
     ("Glm4ForCausalLM",),
+    model_types=("glm4", "glm4v_text"),
+    wrappers=("glm4v", "glm46v", "glmga"),
     keys=GLM_KEYS,
     sets={"post_norms": True},
     groups=(Rope(share=0.5),),

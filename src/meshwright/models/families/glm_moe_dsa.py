@@ -1,5 +1,5 @@
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.errors import ModelError
@@ -21,19 +21,29 @@ from meshwright.models.families.family import (
 from meshwright.models.families.rope import Rope
 
 
-class _Indexers:
-    """The layers that have an indexer; the others read the keys that the last one chose."""
+@dataclass(frozen=True)
+class Indexers:
+    """The layers that have an indexer; the others read the keys that the last of them chose.
 
-    parts: Mapping[str, Part] = {
-        "indexer_types": Part(("indexer",), (list,)),
-        "index_topk_pattern": Part(("indexer",), (str,)),
-        "index_topk_freq": Part(("indexer",), (int,)),
-        "index_skip_topk_offset": Part(("indexer",), (int,)),
-    }
+    every, offset: after the first layers each n-th has one, if the file does not say it.
+    """
+
+    every: int = 1
+    offset: int = 2
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        return {
+            "indexer_types": Part(("indexer",), (list,)),
+            "index_topk_pattern": Part(("indexer",), (str, list)),
+            "index_topk_freq": Part(("indexer",), (int,)),
+            "index_skip_topk_offset": Part(("indexer",), (int,)),
+        }
 
     def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
         numbers = range(fields["num_layers"])
-        every, offset = given.get("index_topk_freq") or 1, given.get("index_skip_topk_offset") or 2
+        every = given.get("index_topk_freq") or self.every
+        offset = given.get("index_skip_topk_offset") or self.offset
         shared = [max(n - offset + 1, 0) % every > 0 for n in numbers]
         if pattern := given.get("index_topk_pattern"):
             shared = [letter == "S" for letter in pattern]
@@ -63,7 +73,7 @@ FAMILY = Family(
     | ignored("as its class computes it", "layer_types", "mlp_layer_types", "num_experts")
     | ignored("of the module that predicts a second token", "index_share_for_mtp_iteration"),
     sets={**V3.sets, **SPARSE_SETS},
-    groups=(Rope(), _Indexers()),
+    groups=(Rope(), Indexers()),
     tensors={**V3.tensors, **INDEXER_TENSORS},
     more_layers=True,
     releases=(

@@ -26,6 +26,7 @@ FAMILY = Family(
     "gpt2",
     "GPT-2, GPT-3, Megatron's GPT",
     ("GPT2LMHeadModel",),
+    model_types=("gpt2", "gpt-sw3"),
     keys={
         "n_layer": needed("num_layers", "num_hidden_layers"),
         "n_embd": needed("d_model", "hidden_size"),

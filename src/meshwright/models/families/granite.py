@@ -6,6 +6,7 @@ FAMILY = Family(
     "granite",
     "Granite 3",
     ("GraniteForCausalLM",),
+    model_types=("granite", "granite4_vision_text", "granite_docling_text"),
     keys=LLAMA_KEYS | ATTENTION_BIAS | MULTIPLIERS | {"mlp_bias": Key("mlp_bias", False)},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,

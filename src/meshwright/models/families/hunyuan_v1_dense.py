@@ -24,6 +24,7 @@ FAMILY = Family(
     "hunyuan_v1_dense",
     "Hunyuan (dense)",
     ("HunYuanDenseV1ForCausalLM",),
+    model_types=("hunyuan_v1_dense", "hunyuan_vl_text"),
     keys=HUNYUAN_KEYS,
     sets=HUNYUAN_SETS,
     groups=(Rope(),),

@@ -9,7 +9,7 @@ FAMILY = Family(
     "llama",
     "LLaMA 1 to 3.3",
     ("LlamaForCausalLM",),
-    model_types=("llama", "emu3_text_model"),
+    model_types=("llama", "emu3_text_model", "internlm3", "iquestcoder"),
     wrappers=("emu3", "llava", "llava_next", "idefics3", "smolvlm"),
     keys=LLAMA_KEYS | ATTENTION_BIAS | {"mlp_bias": Key("mlp_bias", False)} | fixed(sliding_window=None),
     groups=(Rope(),),

@@ -8,7 +8,7 @@ FAMILY = Family(
     "qwen2",
     "Qwen 2, 2.5",
     ("Qwen2ForCausalLM", "MiMoForCausalLM"),
-    model_types=("qwen2", "mimo", "qwen2_vl_text", "qwen2_5_vl_text"),
+    model_types=("qwen2", "mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
     wrappers=("qwen2_vl", "qwen2_5_vl", "got_ocr2"),
     keys=LLAMA_KEYS
     | NO_LOCAL_LAYERS

@@ -14,7 +14,7 @@ FAMILY = Family(
     "qwen3_moe",
     "Qwen3-MoE",
     ("Qwen3MoeForCausalLM",),
-    model_types=("qwen3_moe", "qwen3_vl_moe_text"),
+    model_types=("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"),
     wrappers=("qwen3_vl_moe",),
     keys=LLAMA_KEYS
     | ATTENTION_BIAS

@@ -24,6 +24,7 @@ class GatedDelta(StateMixer):
 
     rank (r): of the decays, one for each element of a key, and of the gates (Kimi Linear); None: one decay
     for each value head, and gates of full rank. wide_gate: gates of full rank in any case (Kimi K3).
+    wide_decay: a decay for each element of a key, of full rank (Bailing).
     """
 
     title: ClassVar[str] = "gated delta rule"
@@ -36,6 +37,7 @@ class GatedDelta(StateMixer):
     conv_width: int = 4
     rank: int | None = None
     wide_gate: bool = False
+    wide_decay: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "delta")
@@ -55,12 +57,17 @@ class GatedDelta(StateMixer):
         }
         return sizes | ({"r": self.rank} if self.rank else {})
 
+    @property
+    def _decays(self) -> str:
+        """The letters of decays: one for each value head, or for each element of its keys."""
+        return "gus" if self.rank or self.wide_decay else "gu"
+
     def params(self) -> dict[str, Param]:
         params = {"state_q": Param("Dgs"), "state_k": Param("Dgs"), "state_v": Param("Dgup")}
-        if self.rank:
+        if self.rank and not self.wide_decay:
             params |= {"state_decay_down": Param("Dr"), "state_decay_up": Param("rgus", fan_in="r")}
         else:
-            params["state_decay"] = Param("Dgu")
+            params["state_decay"] = Param(f"D{self._decays}")
         if self.rank and not self.wide_gate:
             params |= {"state_gate_down": Param("Dr"), "state_gate_up": Param("rgup", fan_in="r")}
         else:
@@ -71,7 +78,7 @@ class GatedDelta(StateMixer):
             "conv_k": Param("gsc", "taps", "c"),
             "conv_v": Param("gupc", "taps", "c"),
             "decay_log": Param("gu", "decay"),
-            "decay_bias": Param("gus" if self.rank else "gu", "ones"),
+            "decay_bias": Param(self._decays, "ones"),
             "state_norm": Param("p", "ones"),
             "state_out": Param("gupD", fan_in="gup"),
         }
@@ -118,11 +125,14 @@ class GatedDelta(StateMixer):
     ) -> tuple[Any, Any]:
         specs = {"state_q": "BTD,Dgs->BTgs", "state_k": "BTD,Dgs->BTgs", "state_v": "BTD,Dgup->BTgup"}
         specs |= {"state_beta": "BTD,Dgu->BTgu"}
-        specs |= {"state_decay_down": "BTD,Dr->BTr"} if self.rank else {"state_decay": "BTD,Dgu->BTgu"}
+        per, narrow_decay = self._decays, self.rank and not self.wide_decay
+        specs |= (
+            {"state_decay_down": "BTD,Dr->BTr"} if narrow_decay else {"state_decay": f"BTD,D{per}->BT{per}"}
+        )
         narrow_gate = self.rank and not self.wide_gate
         specs |= {"state_gate_down": "BTD,Dr->BTr"} if narrow_gate else {"state_gate": "BTD,Dgup->BTgup"}
         q, k, v, beta, decay, gate = ops.einsums(h, w, **specs)
-        if self.rank:
+        if narrow_decay:
             (decay,) = ops.einsums(decay, w, state_decay_up="BTr,rgus->BTgus")
         if narrow_gate:
             (gate,) = ops.einsums(gate, w, state_gate_up="BTr,rgup->BTgup")
@@ -135,7 +145,6 @@ class GatedDelta(StateMixer):
         v, cache = convolved("conv_v", v, cache)
         q = ops.apply("unit_q", "unit", "BTgs->BTgs", q, scale=self.key_dim**-0.5)
         k = ops.apply("unit_k", "unit", "BTgs->BTgs", k, scale=1.0)
-        per = "gus" if self.rank else "gu"
         decay = ops.apply(
             "decay", "decay", f"BT{per},gu,{per}->BT{per}", decay, w["decay_log"], w["decay_bias"]
         )
