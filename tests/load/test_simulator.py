@@ -1,6 +1,6 @@
 """Load tests on a clock that prices move on: by hand, by queueing theory, and by what each mode promises."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,7 @@ from meshwright.serve.device.shapes import Shape, Shapes
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import IdleSeconds, Limits
 from meshwright.serve.engine.prefill_budget import MAX_SLOWDOWN
+from meshwright.serve.engine.shared_tokens import SharedTokens
 
 
 class Fixed(StepPrices):
@@ -208,6 +209,31 @@ def pages(num_pages: int | None = None) -> Limits:
 IDLE = IdleSeconds(((1, 0.11), (2, 0.13), (4, 0.16), (6, 0.19)), 1 / 50 + 1 / 3000)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Makes the policy of another engine, with 48 prompt tokens in a step."""
+
+    separate_prompts: bool
+
+    def __call__(self, limits: Limits) -> SharedTokens:
+        return SharedTokens(
+            48,
+            limits.num_replicas,
+            cuts_prompts=True,
+            counts_generated=False,
+            separate_prompts=self.separate_prompts,
+        )
+
+
+def test_sequences_wait_while_prompts_that_came_later_are_computed():
+    """SGLang's scheduler: a step has prompts or sequences that generate."""
+    server = Planned(Limits.of(4, 2048), Fixed(), policy=Shared(separate_prompts=True))
+    first, second = simulate_server(server, loaded(one(48, 5), one(96, 3, 2.0)))[0]
+    # The first prompt takes 1.75 s. The second arrives in the next step; one more is scheduled already.
+    assert first.piece_seconds.tolist() == [1.75, 2.75, 3.75, 8.25, 9.25]
+    assert second.piece_seconds.tolist() == [7.25, 8.25, 9.25]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "more",
@@ -222,6 +248,9 @@ IDLE = IdleSeconds(((1, 0.11), (2, 0.13), (4, 0.16), (6, 0.19)), 1 / 50 + 1 / 30
         {"prefill_replicas": 1, "replicas": 2, "transfer_seconds": 0.01},
         {"idle": IDLE},
         {"idle": IDLE, "limits": pages(64)},
+        {"policy": Shared(separate_prompts=False)},
+        {"policy": Shared(separate_prompts=True)},
+        {"policy": Shared(separate_prompts=True), "limits": pages(90)},
     ],
     ids=str,
 )

@@ -96,7 +96,7 @@ class CountedRunning(Running):
     """Running sequences that take a token in every step without being listed in it.
 
     A sequence is due when it needs a page or has all its tokens. Its fields are brought up to date when it
-    leaves, and by `settle`. Steps are numbered from 0.
+    leaves, and by `settle`. Steps that generate are numbered from 0.
     on_tokens: called with a sequence, the first step whose token was counted and the step after the last.
     """
 
@@ -184,7 +184,9 @@ class CountedRunning(Running):
             sequence.num_generated += known - since
             self._on_tokens(sequence, since, known)
 
-    def step(self) -> tuple[int, int]:
+    def step(self, *, generates: bool) -> tuple[int, int]:
+        if not generates:
+            return 0, 0
         counted = len(self._since), self._num_positions
         self._num_scheduled += 1
         self._num_positions += len(self._since)
@@ -205,7 +207,10 @@ class CountedRunning(Running):
         self._num_positions += num_steps * len(self._since)
 
     def delivered(self) -> list[SequenceWork]:
-        """Count the end of the next step; the works of sequences that left before their token of it."""
+        """Count the end of the next step that generates.
+
+        Returns the works of sequences that left before their token of it.
+        """
         late = self._late.pop(self._num_delivered, ())
         self._num_delivered += 1
         return [SequenceWork(sequence, 0, sequence.num_computed, (PENDING,), ()) for sequence in late]

@@ -82,6 +82,7 @@ class EngineServer:
             limits.num_replicas,
             cuts_prompts=engine.cuts_prompts,
             counts_generated=engine.counts_generated,
+            separate_prompts=engine.separate_prompts and not self.receives,
         )
 
     def steps(self, limits: Limits) -> "EngineSteps":

@@ -237,7 +237,7 @@ def _finds_pages(planned: Planned, load: Load) -> bool:
 class _Asked:
     """A turn that is being answered: the numbers of its chat and turn, and the replica that answers.
 
-    tokens: the answer's tokens, as (replica, its first step, the step after the last).
+    tokens: the answer's tokens, as (ends of steps, the first step, the step after the last).
     """
 
     chat: int
@@ -247,21 +247,33 @@ class _Asked:
     max_tokens: int
     answer: Answer
     num_tokens: int = 0
-    tokens: "list[tuple[_Replica, int, int]]" = field(default_factory=list)
+    tokens: "list[tuple[_Ends, int, int]]" = field(default_factory=list)
 
-    def take(self, replica: "_Replica", first: int, stop: int) -> None:
+    def take(self, ends: "_Ends", first: int, stop: int) -> None:
         """Add the tokens at the ends of these steps."""
         self.num_tokens += stop - first
-        if self.tokens and self.tokens[-1][0] is replica and self.tokens[-1][2] == first:
+        if self.tokens and self.tokens[-1][0] is ends and self.tokens[-1][2] == first:
             first = self.tokens.pop()[1]
-        self.tokens.append((replica, first, stop))
+        self.tokens.append((ends, first, stop))
 
     def timed(self) -> Answer:
         """The answer with the times of its tokens, once all replicas have stopped."""
-        parts = [replica.ends[first:stop] for replica, first, stop in self.tokens]
+        parts = [ends.known[first:stop] for ends, first, stop in self.tokens]
         self.answer.piece_seconds = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self.answer.num_tokens = self.num_tokens
         return self.answer
+
+
+class _Ends:
+    """The times at which steps ended."""
+
+    def __init__(self, times: "array[float] | None" = None) -> None:
+        self.times = array("d", times or ())
+
+    @cached_property
+    def known(self) -> np.ndarray:
+        """All of them, once the replica has stopped."""
+        return np.frombuffer(self.times)
 
 
 class _Drafts:
@@ -310,18 +322,14 @@ class _Replica:
         self._heard: deque[_Asked] = deque()  # not yet queued; the host is receiving the first
         self._lost = 0.0  # seconds that the running step loses to the host
         self._asked: dict[TokenSequence, _Asked] = {}
-        self._ends = array("d")  # end times of steps
+        # Of all steps, and of those that generate; the same until a step holds sequences back.
+        self._ends = self._counted_ends = _Ends()
         self.prompt_tokens = self.cached_tokens = self.preempted = 0
         self.busy_seconds = 0.0
 
     @property
     def steps(self) -> int:
-        return len(self._ends)
-
-    @cached_property
-    def ends(self) -> np.ndarray:
-        """The times at which steps ended, once the replica has stopped."""
-        return np.frombuffer(self._ends)
+        return len(self._ends.times)
 
     def num_unfinished(self) -> int:
         outside = len(self._coming) + len(self._heard)
@@ -428,7 +436,8 @@ class _Replica:
             for each in passed.tolist():
                 self._scheduler.policy.scheduled(self._scheduler)
                 self._scheduler.policy.measured(batch, each)
-        self._ends.frombytes(ends[:num_before].tobytes())
+        for times in {id(each): each.times for each in (self._ends, self._counted_ends)}.values():
+            times.frombytes(ends[:num_before].tobytes())
         counted.skip(num_before)
         return float(ends[num_before - 1])
 
@@ -440,10 +449,10 @@ class _Replica:
             self.busy_seconds += lost
             self._simulation.at(self._simulation.now + lost, self._end)
             return
-        self._ends.append(self._simulation.now)
+        self._step_ended(batch)
         self._scheduler.policy.measured(batch, self._seconds)
         works = [work for work in batch.works if work.samples]
-        if self._counted is not None:
+        if self._counted is not None and batch.generates:
             works += self._counted.delivered()
         self._deliver(works)
         # Without a next batch, either these tokens were needed to schedule one, or there were no requests.
@@ -451,6 +460,13 @@ class _Replica:
         if self._coming:
             self._admit_coming()
         self._begin(following or self._scheduler.schedule())
+
+    def _step_ended(self, batch: Batch) -> None:
+        if not batch.generates and self._counted_ends is self._ends:
+            self._counted_ends = _Ends(self._ends.times)
+        self._ends.times.append(self._simulation.now)
+        if batch.generates and self._counted_ends is not self._ends:
+            self._counted_ends.times.append(self._simulation.now)
 
     def _deliver(self, works: list[SequenceWork]) -> None:
         """Hand out the tokens of a step, in the order of rank."""
@@ -461,7 +477,7 @@ class _Replica:
             sequence, asked = work.sequence, self._asked[work.sequence]
             for score in scores:
                 sequence.take(score.token)
-                asked.take(self, step, step + 1)
+                asked.take(self._ends, step, step + 1)
                 if sequence.finish_reason:
                     self._scheduler.release(sequence, sequence.finish_reason)
                     self._finished(sequence)
@@ -469,7 +485,7 @@ class _Replica:
                     break
 
     def _take_counted(self, sequence: TokenSequence, first: int, stop: int) -> None:
-        self._asked[sequence].take(self, first, stop)
+        self._asked[sequence].take(self._counted_ends, first, stop)
 
     def _sampled(self, work: SequenceWork) -> list[TokenScore]:
         if not work.num_drafts:

@@ -60,12 +60,14 @@ class Batch(NamedTuple):
 
     num_counted: further sequences that generate, which a load test counts instead of listing them.
     counted_positions: seen by all counted sequences. moves: between cache and host pages, before the step.
+    generates: whether sequences that only need their next token took part.
     """
 
     works: tuple[SequenceWork, ...]
     num_counted: int = 0
     counted_positions: int = 0
     moves: tuple[Move, ...] = ()
+    generates: bool = True
 
     @property
     def num_tokens(self) -> int:

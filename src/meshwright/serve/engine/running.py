@@ -37,8 +37,11 @@ class Running:
     def settle(self, sequence: TokenSequence) -> None:
         """Bring the fields of a counted sequence up to date."""
 
-    def step(self) -> tuple[int, int]:
-        """Go on by a step: (sequences that are counted in it, the positions that all of them see)."""
+    def step(self, *, generates: bool) -> tuple[int, int]:
+        """Go on by a step: (sequences that are counted in it, the positions that all of them see).
+
+        generates: whether counted sequences take a token in it.
+        """
         return 0, 0
 
 

@@ -179,7 +179,9 @@ class Scheduler:
             return self.schedule()
         if not step.works and not self._running.num_counted:
             return None
-        return Batch(tuple(step.works), *self._running.step(), moves=self.take_moves())
+        generates = step.budget.generates
+        counted = self._running.step(generates=generates)
+        return Batch(tuple(step.works), *counted, self.take_moves(), generates)
 
     def postprocess(
         self, works: Sequence[SequenceWork], sampled: Sequence[Sequence[TokenScore]]

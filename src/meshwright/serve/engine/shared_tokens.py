@@ -8,32 +8,54 @@ from meshwright.serve.engine.sequence import TokenSequence
 class SharedTokens(Policy):
     """Continuous batching with at most `max_tokens` tokens of a replica in a step.
 
-    Every step generates for all running sequences, and takes prompts in their order of arrival.
+    Every step generates for all running sequences, and takes prompts in their order of arrival. With
+    separate_prompts a step has either: sequences that generate wait until no prompt can run (SGLang).
     cuts_prompts: whether a prompt may continue in the next step (chunked prefill); otherwise a prompt that
     does not fit waits for the next step. counts_generated: whether tokens of sequences that generate count to
     `max_tokens` (vLLM and TensorRT-LLM); otherwise only prompts do (SGLang).
     """
 
     def __init__(
-        self, max_tokens: int, num_replicas: int, *, cuts_prompts: bool, counts_generated: bool
+        self,
+        max_tokens: int,
+        num_replicas: int,
+        *,
+        cuts_prompts: bool,
+        counts_generated: bool,
+        separate_prompts: bool = False,
     ) -> None:
         self._max_tokens, self._num_replicas = max_tokens, num_replicas
         self._cuts_prompts, self._counts_generated = cuts_prompts, counts_generated
+        self._separate_prompts, self._lets_generate = separate_prompts, False
+        self._last: TokenBudget | None = None
 
     def budget(self, queue: Queue) -> "TokenBudget":
         running = -(-len(queue.running) // self._num_replicas) if self._counts_generated else 0
-        return TokenBudget(max(1, self._max_tokens - running), cuts_prompts=self._cuts_prompts)
+        budget = TokenBudget(max(1, self._max_tokens - running), cuts_prompts=self._cuts_prompts)
+        if self._separate_prompts:
+            goes_on = self._last is not None and self._last.has_cut
+            has_prompts = goes_on or bool(queue.waiting and queue.num_free_slots)
+            budget.generates = self._lets_generate or not has_prompts
+            self._lets_generate, self._last = False, budget
+        return budget
+
+    def hold_nothing(self) -> None:
+        self._lets_generate = True
 
 
 class TokenBudget:
-    """A StepBudget of `max_tokens` prompt tokens of each replica; the first prompt of a step always runs."""
+    """A StepBudget of `max_tokens` prompt tokens of each replica; the first prompt of a step always runs.
 
-    __slots__ = ("_cuts_prompts", "_max_tokens", "_tokens", "generates", "starts")
+    has_cut: whether a prompt goes on in the next step.
+    """
+
+    __slots__ = ("_cuts_prompts", "_max_tokens", "_tokens", "generates", "has_cut", "starts")
 
     def __init__(self, max_tokens: int, *, cuts_prompts: bool) -> None:
         self._max_tokens, self._cuts_prompts = max_tokens, cuts_prompts
         self._tokens: dict[Replica, int] = {}
         self.generates = self.starts = True
+        self.has_cut = False
 
     def has_room(self, replica: Replica) -> bool:
         return self._tokens.get(replica, 0) < self._max_tokens
@@ -47,3 +69,4 @@ class TokenBudget:
     def take(self, sequence: TokenSequence, replica: Replica, num_tokens: int) -> None:
         if num_tokens > 1:
             self._tokens[replica] = self._tokens.get(replica, 0) + num_tokens
+            self.has_cut = self.has_cut or num_tokens < sequence.num_uncomputed
