@@ -113,8 +113,11 @@ Ints SumsOfPairs(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 Floats Round(Floats x) { return _mm512_roundscale_ps(x, 8); }
 Floats TimesTwoTo(Floats x, Floats power) { return _mm512_scalef_ps(x, power); }
 
-// The sums of 16 vectors of 16 lanes: lanes i and i + 8, then i and i + 4, i + 2, i + 1. Inlined, since vectors whose
-// address is given away are not kept in registers.
+// The order in which lanes are summed: of neighbours here, then of neighbouring sums, until one is left.
+constexpr int kOrder[kLanes] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+
+// The sums of 16 vectors of 16 lanes, in that order. Inlined, since vectors whose address is given away are not kept
+// in registers.
 [[gnu::always_inline]] inline Floats Sums(const Floats* v) {
   Floats eights[8], fours[4], twos[2];
 #pragma GCC unroll 8
@@ -221,7 +224,9 @@ Floats TimesTwoTo(Floats x, Floats power) {
   return _mm256_andnot_ps(is_less, x * AsFloats(_mm256_slli_epi32(exponent, 23)));
 }
 
-// The sums of 8 vectors of 8 lanes: of neighbours, then of their sums, then of both halves.
+constexpr int kOrder[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+// The sums of 8 vectors of 8 lanes, in that order.
 [[gnu::always_inline]] inline Floats Sums(const Floats* v) {
   const Floats first = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
   const Floats second = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
@@ -438,7 +443,7 @@ struct Rows {
   std::vector<int64_t> places;  // of these rows in x
   int64_t count, steps, num_groups;
   Tiles<Kind> tiles, last;  // of a group, and of the last one, which may have fewer rows
-  std::vector<int32_t> numbers;
+  std::unique_ptr<int32_t[]> numbers;
   std::vector<typename Kind::Row> others;
 
   template <typename X>
@@ -447,15 +452,17 @@ struct Rows {
     tiles = Tiles<Kind>::For(Ceil(count, std::max<int64_t>(1, Ceil(count, kRows))));
     num_groups = Ceil(count, tiles.num_rows);
     last = Tiles<Kind>::For(count - (num_groups - 1) * tiles.num_rows);
-    numbers.resize(num_groups * tiles.num_rows * steps * Kind::kWords);  // rows that there are not stay zero
+    numbers.reset(new int32_t[num_groups * tiles.num_rows * steps * Kind::kWords]);
     others.resize(num_groups * tiles.num_rows);
     const auto prepare = [this, x, size](int64_t group) {
       thread_local std::vector<int32_t> room;
       room.resize(this->steps * Kind::kWords);
       const int64_t first = group * this->tiles.num_rows, apart = this->Of(group).num_rows;
+      int32_t* const numbers_of_group = this->numbers.get() + first * this->steps * Kind::kWords;
+      if (first + apart > this->count) std::fill_n(numbers_of_group, apart * this->steps * Kind::kWords, 0);
       for (int64_t r = 0; r < std::min(apart, this->count - first); ++r) {
         this->others[first + r] = Kind::Prepare(x + this->places[first + r] * size, size, room.data());
-        int32_t* to = this->numbers.data() + first * this->steps * Kind::kWords + r;
+        int32_t* to = numbers_of_group + r;
         for (int64_t k = 0; k < this->steps; ++k) {
           for (int i = 0; i < Kind::kWords; ++i, to += apart) *to = Kind::Word(room.data(), k, i);
         }
@@ -512,7 +519,7 @@ void Block(const Rows<Kind>& rows, const int32_t* panel, const int32_t* next, fl
   for (int64_t group = begin; group < end; ++group) {
     const Tiles<Kind>& tiles = rows.Of(group);
     const int64_t row = group * rows.tiles.num_rows;
-    const int32_t* x = rows.numbers.data() + (row * rows.steps + from * tiles.num_rows) * Kind::kWords;
+    const int32_t* x = rows.numbers.get() + (row * rows.steps + from * tiles.num_rows) * Kind::kWords;
     // Of made words each group of rows fetches its part of the next block.
     const Ahead part{reinterpret_cast<const char*>(next) + (group - begin) * bytes / groups, bytes / (groups * words)};
     (makes ? tiles.of_words : tiles.of_steps)(x, panel, steps, rows.others.data() + row, rows.places.data() + row,
@@ -616,6 +623,9 @@ ffi::Error RowsOfPanels(ffi::AnyBuffer w, ffi::Buffer<ffi::S32> ids, ffi::Result
   return ffi::Error::Success();
 }
 
+// The numbers as they are. XLA fuses nothing with it, so that its operand is computed once, for all that read it.
+ffi::Error Once(ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
+
 // Attention of queries over the pages of their sequences.
 
 // e^x for x <= 0, to two units in the last place.
@@ -696,6 +706,56 @@ void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count
   }
 }
 
+// Queries of kLanes lines by the keys of a step, each line in a lane: nothing is summed over the lanes of a vector, and
+// a number of a key is multiplied with all lines. The numbers are summed as `Products` sums them.
+constexpr int kKeysTogether = 4;
+
+// The sums over lanes kOrder[kFirst], ..., kOrder[kFirst + kCount - 1] of `width` numbers of queries q[width][kLanes].
+template <int kFirst, int kCount>
+[[gnu::always_inline]] inline void SumsInOrder(const float* q, const float* const* keys, int64_t width, Floats* sums) {
+  if constexpr (kCount == 1) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kKeysTogether; ++k) sums[k] = All(0.0f);
+    for (int64_t h = kOrder[kFirst]; h < width; h += kLanes) {
+      const Floats some = Wide(q + h * kLanes, First(kLanes));
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeysTogether; ++k) sums[k] = Fma(some, All(keys[k][h]), sums[k]);
+    }
+  } else {
+    Floats others[kKeysTogether];
+    SumsInOrder<kFirst, kCount / 2>(q, keys, width, sums);
+    SumsInOrder<kFirst + kCount / 2, kCount / 2>(q, keys, width, others);
+#pragma GCC unroll 4
+    for (int k = 0; k < kKeysTogether; ++k) sums[k] = sums[k] + others[k];
+  }
+}
+
+// tile f32[kLanes, kLanes]: the lines of q[width][kLanes] by kLanes keys or fewer, from `row` of the pool on.
+template <typename T>
+void ProductsOfAll(const float* q, const Pool<T>& keys, int64_t row, int64_t count, float* tile) {
+  const int64_t width = keys.width;
+  thread_local std::vector<float> widened;
+  if (!std::is_same_v<T, float>) widened.resize(kKeysTogether * width);
+  alignas(64) float by_key[kLanes][kLanes];
+  for (int64_t begin = 0; begin < count; begin += kKeysTogether) {
+    const float* each[kKeysTogether];
+    for (int64_t k = 0; k < kKeysTogether; ++k) {
+      const T* const own = keys.values + (row + std::min(begin + k, count - 1)) * width;
+      if constexpr (std::is_same_v<T, float>) {
+        each[k] = own;
+      } else {
+        each[k] = std::copy_n(own, width, widened.data() + k * width) - width;
+      }
+    }
+    Floats sums[kKeysTogether];
+    SumsInOrder<0, kLanes>(q, each, width, sums);
+    for (int64_t k = 0; k < kKeysTogether; ++k) Store(by_key[begin + k], First(kLanes), sums[k]);
+  }
+  for (int64_t l = 0; l < kLanes; ++l) {
+    for (int64_t k = 0; k < kLanes; ++k) tile[l * kLanes + k] = by_key[k][l];
+  }
+}
+
 Floats Capped(Floats scores, float softcap) {
   alignas(64) float each[kLanes];
   Store(each, First(kLanes), scores);
@@ -757,6 +817,13 @@ void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const P
   const auto score = [&](auto together, int64_t from) {
     constexpr int L = together;
     alignas(64) float tile[L * kLanes];
+    thread_local std::vector<float> queries;
+    if constexpr (L == kLanes) {
+      queries.resize(keys.width * kLanes);
+      for (int64_t h = 0; h < keys.width; ++h) {
+        for (int64_t l = 0; l < kLanes; ++l) queries[h * kLanes + l] = lines[from + l].q[h];
+      }
+    }
     for (int64_t n = pages.first; n < pages.last; ++n) {
       for (int64_t s = 0; s < pages.padded; s += kLanes) {
         const int64_t begin = n * pages.size + s, row = pages.Row(n) + s, count = std::min(kLanes, pages.size - s);
@@ -766,7 +833,11 @@ void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const P
           seen[l] = First(std::min(count, line.position + 1 - begin)) & ~First(line.least - begin);
           some |= seen[l];
         }
-        if (some) Products<L>(lines + from, keys, row, count, tile);
+        if constexpr (L == kLanes) {
+          if (some) ProductsOfAll(queries.data(), keys, row, count, tile);
+        } else {
+          if (some) Products<L>(lines + from, keys, row, count, tile);
+        }
         for (int l = 0; l < L; ++l) {
           Floats scores = Wide(tile + l * kLanes, First(kLanes)) * All(how.scale);
           if (keys.scales) scores = scores * Wide(keys.scales + row, First(count));
@@ -777,7 +848,9 @@ void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const P
       }
     }
   };
-  ForLines(num_lines, score);
+  int64_t from = 0;
+  for (; from + kLanes <= num_lines; from += kLanes) score(std::integral_constant<int, kLanes>(), from);
+  ForLines(num_lines - from, [&](auto together, int64_t more) { score(together, from + more); });
 }
 
 // The weights of `count` scores, in place; what they are to be divided by.
@@ -845,7 +918,7 @@ template <typename T>
 void Attend(ffi::ThreadPool& pool, const float* q, const int32_t* positions, const int32_t* tables, Pool<T> keys,
             Pool<T> values, Sizes sizes, Scores how, float* out) {
   const int64_t together = sizes.num_heads / sizes.num_kv_heads, padded = Ceil(sizes.page, kLanes) * kLanes;
-  const int64_t block = std::max<int64_t>(1, kBlockLines / together), blocks = Ceil(sizes.length, block);
+  const int64_t block = Ceil(kBlockLines, together), blocks = Ceil(sizes.length, block);
   InParallel(pool, sizes.num_rows * sizes.num_kv_heads * blocks, [=](int64_t i) {
     const int64_t row = i / blocks / sizes.num_kv_heads, head = i / blocks % sizes.num_kv_heads;
     const int64_t begin = i % blocks * block, end = std::min(sizes.length, begin + block);
@@ -907,6 +980,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(in_panels, InPanels,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(rows_of_panels, RowsOfPanels,
                               ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::Buffer<ffi::S32>>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(once, Once, ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, Attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

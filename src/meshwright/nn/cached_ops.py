@@ -31,6 +31,7 @@ from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.paged import PagedCache
 from meshwright.nn.attention.reference import Scores, alibi_slopes
+from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.embedding import embed
 from meshwright.nn.experts.grouped_products import read_product
 from meshwright.nn.mixers.recurrence import Inputs
@@ -89,8 +90,15 @@ class CacheOfLayer(NamedTuple):
 class InferenceOps(JaxOps):
     """Operations of `models/transformer.py` on weights from `layered` and a PagedCache, under `jax.set_mesh`.
 
-    Products with weights in panels run in kernels.py.
+    Products with weights in panels run in kernels.py. with_native: other operations may use it, too.
     """
+
+    def __init__(self, config: ModelConfig, layout: Layout, *, with_native: bool = False) -> None:
+        super().__init__(config, layout)
+        self._with_native = with_native
+
+    def _once(self, x: Array) -> Array:
+        return each_device(kernels.once, spec_of(x), spec_of(x))(x) if self._with_native else x
 
     def einsums(self, x: Array, weights: Mapping[str, Any], **specs: str) -> tuple[Array, ...]:
         joined = weights[next(iter(specs))]

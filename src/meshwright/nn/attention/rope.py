@@ -12,20 +12,29 @@ from meshwright.nn.norms import norm
 from meshwright.nn.stack import KindInLoop
 
 
-def apply_rope(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
+def apply_rope(
+    x: Array,
+    positions: Array,
+    config: ModelConfig,
+    kind: KindInLoop,
+    once: Callable[[Array], Array] = lambda x: x,
+) -> Array:
     """x[B, T, N, H], or one head's x[B, T, A], rotated by positions[B, T]; angles are float32.
 
     With `rotary_dim` the rest of each head is not rotated; in latent attention, the part before the last A.
-    Layers without rotary positions return x.
+    Layers without rotary positions return x. once: returns the cosines or the sines, which XLA for CPU would
+    compute again for each head.
     """
-    return _where_turned(x, lambda: _turned(x, positions, config, kind), kind)
+    return _where_turned(x, lambda: _turned(x, positions, config, kind, once), kind)
 
 
-def _turned(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
+def _turned(
+    x: Array, positions: Array, config: ModelConfig, kind: KindInLoop, once: Callable[[Array], Array]
+) -> Array:
     turning, magnitude = _turning(positions, config, kind), _magnitude_of(config, kind)
     angles = positions.astype(jnp.float32)[:, :, None] * turning
     angles = angles[:, :, None, :] if x.ndim == 4 else angles
-    cos, sin = jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
+    cos, sin = (once(turn(angles) * magnitude) for turn in (jnp.cos, jnp.sin))
     half = turning.shape[-1]
     start = x.shape[-1] - 2 * half if config.mla else 0
     parts = (slice(start, start + half), slice(start + half, start + 2 * half))

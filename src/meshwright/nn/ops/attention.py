@@ -41,7 +41,8 @@ class AttentionOps(ProductOps):
 
     def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
         with jax.named_scope(name):
-            turned = apply_rope(x, self._places_of_tokens(places).positions, self.config, kind)
+            positions = self._places_of_tokens(places).positions
+            turned = apply_rope(x, positions, self.config, kind, self._once)
             return checkpoint_name(turned, OPERATION)
 
     def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:

@@ -63,6 +63,10 @@ class ProductOps:
         self._token: Array | None = None
         self.parted: set[str] = set()
 
+    def _once(self, x: Array) -> Array:
+        """x, which a compiler may compute again for each operation that reads it."""
+        return x
+
     def reads(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """The weights, each scattered one by `gradients.read`; each layer reads its own in this way."""
         return {

@@ -135,7 +135,8 @@ class InferencePrograms:
         self._with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
         # Prompts by position have their own layout, whose products may read the weights in other parts.
         self.with_panels = with_native and not self._prefill
-        self.ops = (BatchInvariantOps if batch_invariant else InferenceOps)(config, layout)
+        kind = BatchInvariantOps if batch_invariant else InferenceOps
+        self.ops = kind(config, layout, with_native=with_native)
         self._x = partition_spec(layout.activation("x", "BTD"))
         # Replicas that prefill a prompt together.
         self.num_sharing = self.num_replicas // self._prefill.num_batch_shards if self._prefill else 1
