@@ -203,5 +203,5 @@ def test_a_group_lies_on_one_stage(text: str, fits: str) -> None:
 
 def test_stages_of_lanes_have_the_same_stacks() -> None:
     layout = Layout.parse("pipe=2,fsdp=2,microbatches=2,schedule=lanes")
-    with pytest.raises(LayoutError, match="cuts mixture into stages with different dense layers"):
+    with pytest.raises(LayoutError, match="cuts mixture into stages with unlike layers"):
         check_fits(layout, replace(MIXTURE, num_layers=4))

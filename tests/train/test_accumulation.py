@@ -27,6 +27,8 @@ from meshwright.train.step import CompiledStep
 pytestmark = pytest.mark.sampled(4)
 
 TOLERANCE = 5e-6
+# The gradient of a decay is a sum of terms that cancel: without stages differences of 2e-4 are seen, too.
+OF_STATES = 5e-4
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (16, 17), dtype=np.int32)
 
 
@@ -85,7 +87,12 @@ def _one_device(
 
 
 def assert_agrees(
-    config: ModelConfig, text: str, losses: tuple[float, float] = NO_LOSSES, *, masked: bool = False
+    config: ModelConfig,
+    text: str,
+    losses: tuple[float, float] = NO_LOSSES,
+    *,
+    masked: bool = False,
+    tolerance: float = TOLERANCE,
 ) -> None:
     """masked: of rows whose documents are masked, and with targets that are not counted."""
     step = _step(config, Layout.parse(text), losses, training_step, masked=masked)
@@ -102,7 +109,7 @@ def assert_agrees(
             continue
         scale = np.abs(expected[path]).max()
         assert scale > 0, f"{path} has no gradient to compare"
-        np.testing.assert_allclose(gradient, expected[path], rtol=0, atol=TOLERANCE * scale, err_msg=path)
+        np.testing.assert_allclose(gradient, expected[path], rtol=0, atol=tolerance * scale, err_msg=path)
 
 
 @pytest.mark.parametrize(

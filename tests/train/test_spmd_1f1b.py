@@ -8,8 +8,20 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import ALIBI, CHUNKED, GPT, LATENT, LOCAL, OSS, SHARED, SHARED_BY_FOUR, TIED, TINY
-from tests.train.test_accumulation import NO_LOSSES, TOKENS, assert_agrees, compiled_step
+from tests.nn.test_layouts import (
+    ALIBI,
+    CHUNKED,
+    DELTA,
+    GPT,
+    LATENT,
+    LOCAL,
+    OSS,
+    SHARED,
+    SHARED_BY_FOUR,
+    TIED,
+    TINY,
+)
+from tests.train.test_accumulation import NO_LOSSES, OF_STATES, TOKENS, assert_agrees, compiled_step
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
@@ -70,6 +82,12 @@ def test_other_families(config: ModelConfig) -> None:
 )
 def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> None:
     assert_agrees(config, f"{text},schedule=lanes")
+
+
+@pytest.mark.slow
+def test_layers_with_a_state() -> None:
+    text = "pipe=2,data=2,tensor=2,microbatches=4,schedule=lanes"
+    assert_agrees(replace(DELTA, num_layers=4), text, tolerance=OF_STATES)
 
 
 @pytest.mark.slow
@@ -168,7 +186,7 @@ def test_what_no_program_of_lanes_runs_is_refused() -> None:
     check_fits(lanes, OSS)  # a dense layer and one of experts on both
     assert OSS.moe is not None
     first_dense = replace(OSS, moe=replace(OSS.moe, every=1, num_dense_layers=1))
-    with pytest.raises(LayoutError, match="cuts oss into stages with different dense layers"):
+    with pytest.raises(LayoutError, match="cuts oss into stages with unlike layers"):
         check_fits(lanes, first_dense)
     assert why_not(DEEP, lanes, "generate") == "pipe=2"
     with pytest.raises(

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from tests.nn.saving import save
 from tests.nn.test_layouts import (
+    CONVOLUTION,
+    DELTA,
     GPT,
     LATENT,
     LOCAL,
+    MAMBA,
     MIXTURE,
     SHARED,
     SHARED_BY_FOUR,
@@ -27,6 +30,7 @@ from tests.nn.test_saved import distances
 from tests.train.test_accumulation import (
     MASKED,
     NO_LOSSES,
+    OF_STATES,
     OPTIMIZER,
     TOKENS,
     assert_agrees,
@@ -65,6 +69,19 @@ def staged_step(config: ModelConfig, text: str) -> StagedStep:
 def test_loss_and_gradients_are_those_of_one_device() -> None:
     """Uneven stages: of three layers one has two; and the head reads the first stage's table."""
     assert_agrees(replace(TIED, num_layers=3), "pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1")
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (DELTA, "pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1"),
+        pytest.param(MAMBA, "pipe=2,data=2,tensor=2,microbatches=4,schedule=1f1b", marks=pytest.mark.slow),
+        pytest.param(CONVOLUTION, "pipe=2,fsdp=2,microbatches=4,remat=full", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_layers_with_a_state(config: ModelConfig, text: str) -> None:
+    assert_agrees(config, text, tolerance=OF_STATES)
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def _mixer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | None:
         layout = layout.at("prefill")
     if layout.table.position_axes:
         return f"{mixer.title} with positions split over {'·'.join(layout.table.position_axes)}"
-    return f"{mixer.title} with pipe={layout.pipe}" if layout.pipe > 1 else None
+    return None
 
 
 def check_runs(layout: Layout, phase: str = "train") -> None:

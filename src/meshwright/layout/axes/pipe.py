@@ -45,7 +45,7 @@ class Pipe(Axis):
         if record.spmd and not over and stacks != stacks[:each] * pipe:
             raise LayoutError(
                 f"layout: the stages of schedule = {record.name} run one program, and pipe = {pipe} cuts "
-                f"{config.name} into stages with different dense layers; fits: pipe = 1, or another schedule"
+                f"{config.name} into stages with unlike layers; fits: pipe = 1, or another schedule"
             )
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
