@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-next test-audit test-audit-gpu check nightly lint types imports tests docs lock
+.PHONY: help demo test test-next test-audit test-audit-gpu check nightly fuzz lint types imports tests docs lock
 .PHONY: words screenshot clean bench
 
 PYTHON  ?= python3
@@ -34,6 +34,7 @@ help:
 	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
 	@echo 'make test-next  the tests on the newest JAX and the newest Python here, in an environment of their own'
 	@echo 'make nightly   make test, slow tests too, on random examples; a share of the longest lists (SEED=all: all)'
+	@echo 'make fuzz      generated requests and files, thousands of each, in half an hour; part of make nightly'
 	@echo 'make bench     what users wait for, in some five minutes; fails if a row is 10% slower than recorded'
 	@echo 'make docs      the documentation as static files in build/site, with every link checked'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
@@ -84,6 +85,15 @@ SEED ?= $(TODAY)
 nightly: $(DEV)/.installed
 	@echo "== slow tests that are sampled: of SEED=$(SEED)"
 	@HYPOTHESIS_PROFILE=random NIGHTLY_SEED=$(SEED) $(MAKE) --no-print-directory check SELECT=
+	@$(MAKE) --no-print-directory fuzz
+
+# Each kind of input has its limits of time and memory in its test; a failing example is printed, and kept in .hypothesis.
+FUZZ_EXAMPLES ?= 1500
+FUZZ_TESTS = tests/security/test_http_fuzz.py tests/security/test_file_fuzz.py tests/security/test_fuzz.py
+fuzz: $(DEV)/.installed
+	@echo '== fuzz, $(FUZZ_EXAMPLES) examples of each kind'
+	@HYPOTHESIS_PROFILE=random FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) NUM_LINES=600 timeout 1800 $(DEV)/bin/pytest -q \
+	  -n $(WORKERS) --dist load $(FUZZ_TESTS) $(ARGS)
 
 bench: $(DEV)/.installed
 	@$(DEV)/bin/python benchmarks/quick.py $(ARGS)

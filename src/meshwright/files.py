@@ -44,6 +44,21 @@ def read_text(path: Path, kind: type[MeshwrightError]) -> str:
         raise kind(f"{path}: not a text file: byte {error.start} is not UTF-8") from error
 
 
+@contextmanager
+def well_formed(what: str, kind: type[MeshwrightError]) -> Iterator[None]:
+    """Within, values that code does not expect are an error of this kind, in one line.
+
+    For files that others wrote, whose values can have any type. what: the file, and the form it should have.
+    """
+    try:
+        yield
+    except (MeshwrightError, OSError):
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        raise kind(f"{what}: a value has the wrong form ({type(error).__name__}: {why})") from error
+
+
 def parse_json(text: str) -> Any:
     """The value of a JSON text. Raises ValueError for other text, or one nested too deeply."""
     try:

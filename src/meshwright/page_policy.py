@@ -5,23 +5,32 @@ import hashlib
 import re
 
 
+def hash_source(text: str) -> str:
+    """The source that permits the script or style of this text.
+
+    >>> hash_source("a()")
+    "'sha256-qVpDBgj7bpq5hMAcGp3AOc79J3Y1Z4HvySTwKrWDoy4='"
+    """
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
 def policy_of(page: str) -> str:
-    """The policy under which only the scripts of `page`, by their hashes, run.
+    """The policy under which only the scripts and styles of `page`, by their hashes, are used.
 
     page: HTML without text of users, which then adds no script.
 
     >>> policy_of("<script>a()</script>").split("; ")[1]
     "script-src 'sha256-qVpDBgj7bpq5hMAcGp3AOc79J3Y1Z4HvySTwKrWDoy4='"
     """
-    hashes = [
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-        for script in re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    ]
+    script, style = (
+        " ".join(map(hash_source, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL))) or "'none'"
+        for tag in ("script", "style")
+    )
     return "; ".join(
         (
             "default-src 'none'",
-            f"script-src {' '.join(hashes)}",
-            "style-src 'unsafe-inline'",
+            f"script-src {script}",
+            f"style-src {style}",
             "connect-src 'self'",
             "img-src data:",
             "base-uri 'none'",

@@ -116,9 +116,11 @@ def faint(browser: Any, shown: Any) -> list[str]:
     shown.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     texts = _run(shown, "texts")
     assert texts
-    hidden = shown.add_style_tag(content=_NO_TEXT)
+    # No element: the page's policy permits only its own.
+    sheet = "const sheet = new CSSStyleSheet(); sheet.replaceSync(text);"
+    shown.evaluate(f"(text) => {{ {sheet} document.adoptedStyleSheets.push(sheet); }}", _NO_TEXT)
     address = _address("png", shown.screenshot(full_page=True))
-    hidden.evaluate("(style) => style.remove()")
+    shown.evaluate("document.adoptedStyleSheets.pop()")
     with viewed(browser, "about:blank", 500, "light") as blank:
         found = _run(blank, "contrasts", [address, texts])
     return [f"{one['ratio']:.2f} {one['words']}" for one in found if one["ratio"] < one["least"]]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 from typing import Any
 
 import pytest
@@ -99,7 +100,8 @@ def pool():
         yield loop, pool
 
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
+FUZZ = settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @FUZZ
@@ -120,7 +122,7 @@ def test_generated_bodies(pool: Pool, body: bytes):
         survives(*pool, method, body)
 
 
-@settings(FUZZ, max_examples=30)
+@settings(FUZZ, max_examples=NUM_EXAMPLES // 5)  # each starts a pool of workers
 @given(pieces=st.lists(PIECES, min_size=1))
 def test_generated_templates(pieces: list[str]):
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()

@@ -3,15 +3,18 @@
 import json
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 from urllib.request import urlopen
 
 import pytest
 from tests.cli.test_ui import serving
+from tests.report.sample_run import write_pages
 from tests.serve.http.client import ask
 from tests.serve.mock import MockRunner
 
+from meshwright.cli.main import main
 from meshwright.cli.ui import price_of
 from meshwright.report.pages.ui import DEFAULTS, Planner, answer, ui_page
 
@@ -66,8 +69,31 @@ def test_only_scripts_of_the_pages_run(address: str):
     policies += [ask(MockRunner(), lambda http: http.get("/")).headers["content-security-policy"]]
     for policy in policies:
         parts = dict(part.split(" ", 1) for part in policy.split("; "))
-        assert parts["script-src"].startswith("'sha256-") and "unsafe" not in parts["script-src"]
+        assert parts["script-src"].startswith("'sha256-") and "unsafe" not in policy
         assert parts["frame-ancestors"] == parts["base-uri"] == parts["default-src"] == "'none'"
+
+
+@pytest.mark.slow
+def test_only_scripts_and_styles_of_a_report_are_used(browser: Any, tmp_path: Path):
+    written = write_pages(tmp_path)
+    figure = "plot fsdp --model llama-2-13b --hardware v5p:4x4x4 --batch-tokens 3M"
+    assert main([*figure.split(), "-o", str(tmp_path / "figure.html")]) == 0
+    page = browser.new_page()
+    for path in (*written.values(), tmp_path / "figure.html"):
+        text = path.read_text()
+        assert "unsafe" not in text.split("Content-Security-Policy", 1)[1].split(">", 1)[0]
+        injected = MARKUP.removeprefix('">') + "<style>body { margin: 99px }</style>"
+        for added, num_blocked in (("", 0), (injected, 4)):
+            complaints = list[str]()
+            page.on("console", lambda message, seen=complaints: seen.append(message.text))
+            path.write_text(text.replace("</body>", added + "</body>"))
+            page.goto(path.as_uri())
+            page.wait_for_timeout(200)
+            margin = page.evaluate("getComputedStyle(document.body).marginTop")
+            assert page.title() != "in" and margin not in ("8px", "99px")  # the browser's, the injected
+            blocked = [line for line in complaints if "Content Security Policy" in line]
+            assert len(blocked) == num_blocked, complaints
+    page.close()
 
 
 @pytest.mark.slow

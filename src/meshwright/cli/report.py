@@ -8,7 +8,7 @@ import typer
 from meshwright.cli.common import JSON, emit, progress
 from meshwright.cli.parameters import command
 from meshwright.errors import PlanError
-from meshwright.files import check_writable, read_text, write_whole
+from meshwright.files import check_writable, read_text, well_formed, write_whole
 from meshwright.options import option
 
 if TYPE_CHECKING:
@@ -39,6 +39,12 @@ def report(
     check_writable(output)
     if plots:
         check_writable(plots / "figure.svg")
+    with well_formed(f"{run}: a report cannot be made of it", PlanError):
+        _write(run, output, plots, as_json)
+
+
+def _write(run: Path, output: Path, plots: Path | None, as_json: bool) -> None:
+    """Write the page of a run's folder, a plan or a load test, and its figures."""
     from meshwright.report.draw.figure import write_figures
     from meshwright.report.pages.frontier import frontier_figure, read_serving_plan, serving_plan_html
     from meshwright.report.pages.load import load_test_html, read_load_test

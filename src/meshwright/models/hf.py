@@ -6,6 +6,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from meshwright.errors import ModelError
+from meshwright.files import well_formed
 from meshwright.models.config import TABLES, ModelConfig, check_value
 from meshwright.models.families import PLAINEST, families, load_family, naming
 from meshwright.models.families.common import EVERY_FILE, OTHER_MODELS
@@ -27,7 +28,8 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
             raise ModelError(f"{name}: {why}")
     if unknown := sorted(key for key in given if key not in rules):
         warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=2)
-    return read_fitting(given, family, name)
+    with well_formed(f"{name}: config.json", ModelError):
+        return read_fitting(given, family, name)
 
 
 def family_of(config: Mapping[str, Any], name: str) -> Family:

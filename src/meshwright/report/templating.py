@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from meshwright import __version__
+from meshwright.page_policy import hash_source
 from meshwright.report import palette
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
@@ -32,10 +33,16 @@ def _environment() -> Environment:
         "number_of": format_number_of,
         "code_spans": _code_spans,
         "breakable": _breakable,
+        "hash_source": _hash_source,
     }
     environment.filters |= filters
     environment.globals |= {"palette": palette, "version": __version__}
     return environment
+
+
+def _hash_source(text: str) -> Markup:
+    """The source of a Content-Security-Policy that permits the script or style of this text."""
+    return Markup(hash_source(text))
 
 
 def _code_spans(text: str) -> Markup:
