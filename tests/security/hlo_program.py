@@ -16,4 +16,6 @@ def program_text() -> str:
         return w - 0.1 * jax.grad(loss)(w)
 
     w, x = (jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=sharding) for sharding in (cols, rows))
-    return jax.jit(step, out_shardings=cols).lower(w, x).compile().as_text()
+    text = jax.jit(step, out_shardings=cols).lower(w, x).compile().as_text()
+    assert text is not None
+    return text

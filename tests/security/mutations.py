@@ -34,8 +34,9 @@ def changed_values(draw: st.DrawFn, value: Any) -> Any:
     for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
         if not (places := [path for path in paths(value) if path]):
             return value
-        *above, key = draw(st.sampled_from(places))
-        holder = value
+        place: Any = draw(st.sampled_from(places))
+        *above, key = place
+        holder: Any = value
         for step in above:
             holder = holder[step]
         match draw(
@@ -50,10 +51,10 @@ def changed_values(draw: st.DrawFn, value: Any) -> Any:
             case "rename" if isinstance(holder, dict):
                 holder[draw(st.text(max_size=8))] = holder.pop(key)
             case _:
-                other = holder if isinstance(holder, list) else list(holder)
-                number = draw(st.integers(0, len(other) - 1))
-                swapped = number if isinstance(holder, list) else other[number]
-                holder[key], holder[swapped] = holder[swapped], holder[key]
+                other: Any = draw(
+                    st.sampled_from(range(len(holder)) if isinstance(holder, list) else list(holder))
+                )
+                holder[key], holder[other] = holder[other], holder[key]
     return value
 
 

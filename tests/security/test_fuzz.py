@@ -122,7 +122,7 @@ def test_generated_bodies(pool: Pool, body: bytes):
         survives(*pool, method, body)
 
 
-@settings(FUZZ, max_examples=NUM_EXAMPLES // 5)  # each starts a pool of workers
+@settings(FUZZ, max_examples=max(5, NUM_EXAMPLES // 20))  # each starts a pool of workers
 @given(pieces=st.lists(PIECES, min_size=1))
 def test_generated_templates(pieces: list[str]):
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
