@@ -22,8 +22,18 @@ from tests.report.browser import THEMES, WIDTHS, faint, viewed, wide
 
 import meshwright as mw
 from meshwright.cli.main import main
-from meshwright.cli.ui import price_of
-from meshwright.report.pages.ui import DEFAULTS, Planner, answer, state_of
+from meshwright.cli.ui import near_of, price_of, reach_of
+from meshwright.layout.absorb import absorbed
+from meshwright.report.pages.ui import (
+    DEFAULTS,
+    Planner,
+    answer,
+    command_of,
+    ranking,
+    reachable_choices,
+    state_of,
+    suggestions,
+)
 from meshwright.units import format_count
 
 SMALL = {"model": "tiny", "hardware": "h100:8", "batch": "64Ki", "seq": "64", "layout": "data=8"}
@@ -81,6 +91,94 @@ def test_a_moved_control_is_answered_at_once():
     assert min(took) < ANSWERS_WITHIN, took
 
 
+@pytest.mark.parametrize(
+    ("layout", "moved", "chips", "kept"),
+    [
+        ("fsdp=64,tensor=8,remat=full", "tensor", 64, "fsdp=8,tensor=8,remat=full"),
+        ("fsdp=64,pipe=4", "pipe", 64, "fsdp=16,pipe=4"),
+        ("fsdp=64,remat=full", "", 8, "fsdp=8,remat=full"),
+        ("data=2,fsdp=4,tensor=8,sequence_parallel=true,pipe=32", "pipe", 64, "fsdp=2,pipe=32"),
+        ("fsdp=3", "fsdp", 64, None),
+    ],
+)
+def test_other_axes_make_up_for_a_moved_one(layout: str, moved: str, chips: int, kept: str | None):
+    assert absorbed(layout, moved, chips, lambda text: "fsdp=3" not in text) == kept
+
+
+PLANNER = Planner(price_of, lambda state: None, near_of, reach_of)
+
+
+def test_a_moved_axis_or_machine_has_a_price():
+    moves = [
+        ({"layout": "fsdp=64,tensor=4,remat=full"}, "tensor", "fsdp=16,tensor=4,remat=full"),
+        ({"hardware": "v5e:4x4"}, "hardware", "fsdp=16,remat=full"),
+        ({"layout": "fsdp=64,pipe=2,remat=full"}, "pipe", "fsdp=32,pipe=2,remat=full"),
+        ({"layout": "fsdp=64,remat=full,sequence_parallel=true"}, "remat", "fsdp=64,remat=full"),
+    ]
+    for words, moved, layout in moves:
+        found = answer(PLANNER, state_of(urlencode(words)), moved)
+        assert found["layout"] == layout and " per step, " in found["said"] and "became" in found["said"]
+
+
+def test_values_that_cannot_be_had_are_named():
+    reached = reachable_choices(PLANNER, state_of(""))
+    assert reached["tensor"] == ["1", "2", "4", "8"] and reached["expert"] == ["1"]
+    assert reached["sequence_parallel"] == [""]
+    started = time.process_time()
+    reachable_choices(PLANNER, state_of(urlencode({"layout": "fsdp=32,tensor=2,remat=full"})))
+    assert time.process_time() - started < 1
+
+
+def test_errors_offer_values():
+    state = state_of("")
+    did = "model 'llama3-8b' is neither a preset nor a path; did you mean llama-3-8b?"
+    assert suggestions(did, state) == [{"control": "model", "value": "llama-3-8b"}]
+    fits = "layout: tensor=3 has 3 devices and h100:8 has 8 chips; fits: data=4,tensor=2 or tensor=8"
+    assert [found["value"] for found in suggestions(fits, state)] == [
+        "data=4,tensor=2,remat=full",
+        "tensor=8,remat=full",
+    ]
+    assert suggestions("hardware 'h10' is unknown; did you mean h100?", {**state, "hardware": "h10:8"}) == [
+        {"control": "hardware", "value": "h100:8"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ({"price": "2.5", "software": "nemo"}, "plan train --model=llama-3-8b"),
+        ({"tab": "serve", "rate": "20"}, "plan serve --model=llama-3-8b"),
+        ({"tab": "fit"}, "fit llama-3-8b --hardware=v5e:8x8 --seq-len=4096 --json"),
+        ({"tab": "nothing"}, "plan train"),
+    ],
+)
+def test_a_tab_is_a_command(words: dict[str, str], command: str):
+    written = " ".join(command_of(state_of(urlencode(words))))
+    assert written.startswith(command)
+    assert ("--for=nemo --price=2.5" in written) == ("price" in words)
+    assert ("--engine=vllm" in written) == ("rate" in words)
+
+
+def test_what_fits_and_the_load_are_tables():
+    way = {"way": "serve in bf16", "fits": True, "max_batch": 8, "max_context": 4096, "needed_bytes": 10**9,
+           "tokens_per_second": 100.0, "one_stream": 10.0, "why_not": None, "not_run": None}  # fmt: skip
+    fits = {"model": "m", "hardware": "t4:1", "seq_len": 4096, "ways": [way, {**way, "fits": False}]}
+    found = ranking(Planner(price_of, lambda state: fits), state_of("tab=fit"))
+    assert found["said"] == "1 of 2 ways fit m on t4:1" and found["html"].count("<tr") == 3
+    servers = {"hardware": "h100:1x4", "layout": "tensor=4,remat=none", "weights_dtype": "bf16", "replicas": 1,
+               "chips": 4, "price_per_hour": 43.2, "ttft_p95_seconds": 0.07, "tpot_p95_seconds": 0.005,
+               "missed": None}  # fmt: skip
+    cheaper = [{**servers, "missed": "--tpot-p95 30ms <missed>"}]
+    load = {
+        "rate_per_second": 20.0,
+        "best": servers,
+        "cheaper": cheaper,
+        "launch": {"command": "vllm serve m"},
+    }
+    found = ranking(Planner(price_of, lambda state: load), state_of("tab=serve&rate=20"))
+    assert "vllm serve m" in found["html"] and "&lt;missed&gt;" in found["html"]
+
+
 def test_two_layouts_side_by_side(address: str):
     found = json.loads(got(address, "price", **SMALL, layout2="fsdp=8", hardware2="b200:8"))
     assert found["html"].count('<section class="side"') == 2 and found["said"].count(" per step, ") == 2
@@ -99,6 +197,7 @@ def test_the_cards_say_what_the_library_says(address: str):
         "Step time, planned",
         "MFU",
         "Memory per chip",
+        "Price",
     ]
 
 
@@ -175,6 +274,7 @@ def opened(
     with viewed(browser, f"{address}?{urlencode(state)}", width, theme) as page:
         page.wait_for_selector("#answer .card")
         page.wait_for_selector("#ranking button")
+        page.wait_for_selector("[data-axis=data] option:disabled", state="attached")
         yield page
 
 
@@ -199,7 +299,7 @@ def test_a_moved_control_shows_its_figures_at_once(browser: Any, address: str):
 @pytest.mark.slow
 def test_the_keyboard_alone_reaches_all_and_the_result_is_announced(browser: Any, address: str):
     with opened(browser, address, SMALL) as page:
-        controls = "input, select, button, a[href]"
+        controls = ":is(input, select, button, a[href], summary):visible:enabled"
         wanted = page.locator(controls).evaluate_all("(all) => all.map((one) => one.outerHTML)")
         reached = []
         for _ in range(2 * len(wanted)):
@@ -218,25 +318,25 @@ def test_the_keyboard_alone_reaches_all_and_the_result_is_announced(browser: Any
         page.wait_for_function(
             "(before) => document.getElementById('said').textContent !== before", arg=before
         )
-        assert "data=8,fsdp=2 has 16 devices" in said.inner_text()
-        assert page.get_by_role("alert").inner_text() == said.inner_text()
+        assert said.inner_text().startswith("data=8,fsdp=2 became data=4,fsdp=2; ")
 
 
 @pytest.mark.slow
 def test_the_tree_of_roles_has_a_name_for_every_control(browser: Any, address: str):
-    with opened(browser, address, SMALL) as page:
+    with opened(browser, address, {**SMALL, "price": "10.8"}) as page:
         names = {
             "textbox": ["tokens per step", "sequence length", "as text", "layout"],
             "combobox": ["model", "hardware", "data", "fsdp", "tensor", "context", "pipe", "expert"],
             "slider": ["tokens per step, by doubling"],
             "checkbox": ["sequence parallel"],
             "group": ["Run", "Layout", "Compare with", "Where the step goes", "Memory of a chip"],
-            "img": ["compute: 691 us"],
-            "button": ["use data=8"],
+            "button": ["use data=8", "Undo", "Copy link"],
+            "tab": ["Training", "Serving", "Does it fit?"],
         }
         for role, wanted in names.items():
             for name in wanted:
                 assert page.get_by_role(role, name=name, exact=True).count() >= 1, (role, name)
+        assert page.get_by_role("img", name=re.compile("^compute: ")).count() >= 1
         nameless = re.findall(
             r"- (?:textbox|combobox|slider|checkbox|button|link|img)(?!.*\")",
             page.locator("body").aria_snapshot(),
@@ -249,6 +349,7 @@ def test_the_tree_of_roles_has_a_name_for_every_control(browser: Any, address: s
 def test_a_link_keeps_the_state_and_what_is_compared(browser: Any, address: str):
     with opened(browser, address, SMALL) as page:
         page.get_by_role("button", name="use fsdp=8", exact=True).click()
+        page.get_by_text("Price, number types").click()
         page.get_by_label("layout", exact=True).fill("data=4,fsdp=2")
         page.wait_for_selector(".side >> nth=1")
         titles = page.locator(".side h2").all_inner_texts()
@@ -261,3 +362,32 @@ def test_a_link_keeps_the_state_and_what_is_compared(browser: Any, address: str)
         with other.expect_download() as saved:
             other.get_by_role("link", name="plan.toml").click()
         assert tomllib.loads(saved.value.path().read_text())["layout"]["mesh"]["fsdp"] == 8
+
+
+@pytest.mark.slow
+def test_moves_suggestions_tabs_and_undo(browser: Any, address: str):
+    with opened(browser, address, DEFAULTS) as page:
+        layout, said = page.locator("[name=layout]"), page.locator("#said")
+        page.get_by_role("combobox", name="tensor").select_option("8")
+        page.wait_for_function("() => document.getElementById('said').textContent.includes('became')")
+        assert layout.input_value() == "fsdp=8,remat=full,tensor=8"
+        page.wait_for_selector("[data-axis=tensor] option:disabled", state="attached")
+        page.locator("[name=model]").fill("llama3-8b")
+        page.wait_for_selector("#suggestions button")
+        assert page.locator("#answer.old .card").count() >= 4  # the last good result stays
+        page.locator("#suggestions button").first.click()
+        page.wait_for_selector("#answer:not(.old)")
+        assert page.locator("[name=model]").input_value() == "llama-3-8b" and "MFU" in said.inner_text()
+        for _ in range(3):
+            page.locator("#undo").click()
+        page.wait_for_function("() => document.querySelector('[name=layout]').value === 'fsdp=64,remat=full'")
+        page.wait_for_selector("#ranking .pick")
+        mark = page.locator("#ranking .pick:visible").nth(3)
+        mark.scroll_into_view_if_needed()
+        box = mark.locator("circle").bounding_box()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.wait_for_function("() => document.querySelector('[name=layout]').value !== 'fsdp=64,remat=full'")
+        for tab, table in (("Serving", "#serve table"), ("Does it fit?", "#fit table")):
+            page.get_by_role("tab", name=tab).click()
+            page.wait_for_selector(table)
+        assert "tab=fit" in page.url

@@ -31,7 +31,7 @@ from meshwright.models.presets import load_model
 from meshwright.plan.given import memory_limit, parse_conditions
 from meshwright.plan.smallest import longest_step
 from meshwright.plan.smallest import smallest as find_smallest
-from meshwright.plan.train import price_alone, search
+from meshwright.plan.train import NUM_RANKED, price_alone, search
 from meshwright.programs.launcher import LAUNCHERS
 from meshwright.progress import Progress
 from meshwright.units import parse_count
@@ -177,6 +177,7 @@ def plan(
         runnable=runnable,
         on_progress=progress,
         launcher=starts,
+        num_ranked=max(top, NUM_RANKED),
     )
     return Plans(config, machine, work, replace(result, given=given), top)
 

@@ -34,8 +34,10 @@ def ui(
 ) -> None:
     """Explore layouts in a local web page, with controls for model, hardware, batch and layout.
 
-    The page prices a layout as soon as a control moves, while a search ranks layouts in the background. Its
-    address holds its state. Two layouts can be compared, and the plan and its figures saved. Ctrl-C ends it.
+    The page prices a layout as soon as a control moves, and other axes make up for a moved one, while a
+    search ranks layouts in the background. Tabs plan training and serving, and show what fits the machine.
+    Its address holds its state. Two layouts can be compared, and the plan and its figures saved. Ctrl-C ends
+    it.
 
     \b
     mw ui
@@ -51,7 +53,7 @@ def ui(
         _hardware(hardware)
     searches = _Searches()
     try:
-        server = Server(Planner(price_of, searches.find), port)
+        server = Server(Planner(price_of, searches.find, near_of, reach_of), port)
     except OSError as error:
         raise PlanError(f"--port {port}: {error.strerror}; name another, or 0 for a free one") from None
     given = {key: value for key, value in (("model", model), ("hardware", hardware)) if value}
@@ -70,10 +72,13 @@ def ui(
 
 
 @lru_cache(maxsize=64)
-def _hardware(spec: str) -> Any:
+def _hardware(spec: str, software: str = "", price: str = "") -> Any:
+    from meshwright.api.inputs import Conditions
     from meshwright.hardware import catalog
+    from meshwright.hardware.prices import Prices
 
-    return catalog.load(spec)
+    machine = Conditions(launcher=software or None).of(catalog.load(spec))
+    return Prices(price).of([machine])[0] if price else machine
 
 
 @lru_cache(maxsize=64)
@@ -83,6 +88,61 @@ def _model(spec: str) -> Any:
     return load_model(spec)
 
 
+def _machine_of(state: Mapping[str, str]) -> Any:
+    return _hardware(state["hardware"], state["software"], state["price"])
+
+
+def _dividing(state: Mapping[str, str]) -> tuple[int, Any]:
+    """The number of chips, and whether a layout's text divides them, the model and the batch."""
+    import meshwright as mw
+    from meshwright.api.inputs import SearchOptions
+    from meshwright.errors import MeshwrightError
+    from meshwright.layout import Layout
+    from meshwright.layout.fit import check_fits
+    from meshwright.plan.train import nearest_batch
+
+    model, machine = _model(state["model"]), _machine_of(state)
+    workload = mw.Train(state["batch"], state["seq"]).workload(model)
+    weights, computes = SearchOptions(state["weights"] or None).dtypes(machine.chip)
+
+    def divides(text: str) -> bool:
+        try:
+            layout = Layout.parse(text, weights_dtype=weights, compute_dtype=computes[0])
+            if layout.mesh.num_devices != machine.num_chips:
+                return False
+            planned = nearest_batch(workload, layout)
+            check_fits(layout, model, planned.num_sequences, planned.seq_len, padded=True)
+        except MeshwrightError:
+            return False
+        return True
+
+    return machine.num_chips, divides
+
+
+def near_of(state: Mapping[str, str], moved: str) -> str | None:
+    """The layout nearest to the given one that keeps the word `moved`, None if there is none."""
+    from meshwright.errors import MeshwrightError
+    from meshwright.layout.absorb import absorbed
+
+    try:
+        num_chips, divides = _dividing(state)
+    except MeshwrightError:
+        return None
+    return absorbed(state["layout"], moved, num_chips, divides)
+
+
+def reach_of(state: Mapping[str, str], choices: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """The values of each word that some layout near the given one has; {} for faulty controls."""
+    from meshwright.errors import MeshwrightError
+    from meshwright.layout.absorb import reachable
+
+    try:
+        num_chips, divides = _dividing(state)
+    except MeshwrightError:
+        return {}
+    return reachable(state["layout"], choices, num_chips, divides)
+
+
 def price_of(state: Mapping[str, str]) -> Any:
     """The layout of the controls with its price. Raises MeshwrightError if it does not divide."""
     import meshwright as mw
@@ -90,7 +150,9 @@ def price_of(state: Mapping[str, str]) -> Any:
     from meshwright.report.pages.ui import ShownLayout
 
     model, work = _model(state["model"]), mw.Train(state["batch"], state["seq"])
-    priced = mw.price(model, _hardware(state["hardware"]), work, state["layout"])
+    priced = mw.price(
+        model, _machine_of(state), work, state["layout"], weights_dtype=state["weights"] or None
+    )
 
     def saved(name: str) -> str:
         with TemporaryDirectory() as folder:
@@ -107,7 +169,7 @@ def price_of(state: Mapping[str, str]) -> Any:
 
 
 class _Searches:
-    """Rankings by the controls' values, each by another process, so that a search does not delay prices.
+    """Documents by their commands, each of another process, so that a search does not delay prices.
 
     One search runs at a time. A new one ends the previous.
     """
@@ -118,8 +180,10 @@ class _Searches:
         self._lock = threading.Lock()
 
     def find(self, state: Mapping[str, str]) -> dict | None:
-        """The document of the search, None while it runs. Raises PlanError with the reason if it failed."""
-        asked = tuple(state[name] for name in ("model", "hardware", "batch", "seq"))
+        """The document of a tab's command, None while it runs. Raises PlanError if it failed."""
+        from meshwright.report.pages.ui import command_of
+
+        asked = tuple(command_of(state))
         with self._lock:
             if asked not in self._rankings and (self._running is None or self._running[0] != asked):
                 self._start(asked)
@@ -132,9 +196,7 @@ class _Searches:
 
     def _start(self, asked: tuple[str, ...]) -> None:
         self._end()
-        model, hardware, batch, seq = asked
-        words = ["--model", model, "--hardware", hardware, "--batch-tokens", batch, "--seq-len", seq]
-        command = [sys.executable, "-m", "meshwright", "plan", "train", *words, "--json"]
+        command = [sys.executable, "-m", "meshwright", *asked]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
         self._running = (asked, process)

@@ -97,7 +97,7 @@ def _title(point: JsonDocument) -> str:
     )
 
 
-def _cards(best: JsonDocument) -> list[Card]:
+def point_cards(best: JsonDocument) -> list[Card]:
     """The headlines of the chosen point."""
     cards = [
         Card("Hardware", best["hardware"], point_layout(best)),
@@ -131,7 +131,7 @@ def serving_plan_html(document: JsonDocument, plan_text: str | None = None) -> s
             [requests_text(document["requests"])]
             + ([ranges_text(document["ranges"])] if "ranges" in document else [])
         ),
-        cards=_cards(best),
+        cards=point_cards(best),
         figure=frontier_figure(document),
         points=Table.of("", PAGE, rows, "Price per million generated tokens."),
         document=document,

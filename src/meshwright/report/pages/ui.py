@@ -2,13 +2,16 @@
 
     /                    the page; its query is its whole state
     /price?...           the price of the given layouts: HTML, and the result in one line
-    /search?...          the ranking of layouts for the first machine, once it is known
+    /reach?...           the values of each control that a layout near the first has
+    /search?...          the ranking of layouts for the first machine, once it is known; in the other tabs
+                         the frontier or the servers of a load, and the ways that fit
     /plan.toml, /plan.json, /step.svg, /memory.svg    of the first layout, as files
 
 It uses the server of the standard library, so that it needs only the packages of planning.
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,23 +22,34 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from markupsafe import Markup
+
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
+from meshwright.layout.absorb import SPLITTING
 from meshwright.layout.axes import CONTEXT, DATA, EXPERT, FSDP, PIPE, TENSOR
+from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.schedule import REMATS
 from meshwright.models.presets import PRESETS
 from meshwright.page_policy import policy_of
 from meshwright.plan.candidate import Candidate
+from meshwright.programs.launcher import LAUNCHERS
 from meshwright.report.cards import Card, cards
-from meshwright.report.documents import JsonDocument, Run
-from meshwright.report.draw.figure import Figure
+from meshwright.report.documents import JsonDocument, Run, bytes_total
+from meshwright.report.draw.chart import Axis, Chart, padded_ends
+from meshwright.report.draw.figure import PHONE, TABLET, WIDE, Figure, Panel, at_widths
+from meshwright.report.draw.marks import dot
+from meshwright.report.pages.frontier import frontier_figure, point_cards
 from meshwright.report.pictures.bars import memory_bars, step_bars
-from meshwright.report.plan_table import candidates_table
+from meshwright.report.plan_table import candidates_table, verdict_sentences
+from meshwright.report.serving_points import PAGE, point_cells
+from meshwright.report.table import Cell, Row, Table
 from meshwright.report.templating import render
-from meshwright.units import format_seconds
+from meshwright.units import format_bytes, format_count, format_seconds
 
 # The state of a page whose address gives none.
 DEFAULTS = {
+    "tab": "train",
     "model": "llama-3-8b",
     "hardware": "v5e:8x8",
     "batch": "1Mi",
@@ -43,7 +57,26 @@ DEFAULTS = {
     "layout": "fsdp=64,remat=full",
     "hardware2": "",
     "layout2": "",
+    "weights": "",
+    "software": "",
+    "given": "",
+    "price": "",
+    "prompt": "1k",
+    "output": "256",
+    "ttft": "",
+    "tpot": "",
+    "rate": "",
 }
+TABS = {"train": "Training", "serve": "Serving", "fit": "Does it fit?"}
+# The controls that each tab's search reads.
+SEARCHED = {
+    "train": ("model", "hardware", "batch", "seq", "weights", "software", "given", "price"),
+    "serve": ("model", "hardware", "weights", "price", "prompt", "output", "ttft", "tpot", "rate"),
+    "fit": ("model", "hardware", "seq"),
+}
+_LISTED = 150  # layouts of the scatter
+_SCATTER_HEIGHT = 380
+_MOST_POINTS = 14  # rows of a frontier
 _DEGREES = tuple(2**n for n in range(14))
 _AXES = (*(axis.name for axis in (DATA, FSDP, TENSOR, CONTEXT, PIPE, EXPERT)), "microbatches")
 _FIGURES = {
@@ -73,10 +106,16 @@ class Planner:
     """price(words): one layout priced. search(words): its ranking, None while the search runs.
 
     Both take `model`, `hardware`, `batch` and `seq`; price also takes `layout`. They raise MeshwrightError.
+    near(words, moved): the layout nearest to the given one that uses all chips and keeps the word `moved`.
+    reach(words, choices): the choices of each word that some layout near the given one has.
     """
 
     price: Callable[[Mapping[str, str]], ShownLayout]
     search: Callable[[Mapping[str, str]], JsonDocument | None]
+    near: Callable[[Mapping[str, str], str], str | None] = lambda state, moved: None
+    reach: Callable[[Mapping[str, str], Mapping[str, tuple[str, ...]]], dict[str, list[str]]] = (
+        lambda state, choices: {}
+    )
 
 
 @dataclass(frozen=True)
@@ -95,7 +134,14 @@ class ComparedLayout:
         hardware = {"num_chips": machine.num_chips, "usable_bytes": machine.chip.program_bytes}
         document = {"best": priced, "candidates": [priced], "hardware": hardware}
         run = Run(Path(), document, None, (), None, None, None)
-        return [card for card in cards(run) if card.label != "Hardware"]
+        shown = [card for card in cards(run) if card.label != "Hardware"]
+        hourly = machine.chip.price_per_chip_hour
+        if hourly is None:
+            return shown
+        total, chip = hourly * machine.num_chips, machine.chip
+        tokens = self.priced.candidate.num_tokens / self.priced.candidate.step_seconds * 3600
+        each = f"{total / tokens * 1e6:,.3g} per million tokens, {hourly:,.2f} per chip-hour"
+        return [*shown, Card("Price", f"{total:,.2f} {chip.currency} an hour", each)]
 
     @property
     def summary(self) -> str:
@@ -109,7 +155,9 @@ class ComparedLayout:
 
 def state_of(query: str) -> dict[str, str]:
     """The value of each control in a page's query, or its default."""
-    return DEFAULTS | {key: value[:400] for key, value in parse_qsl(query) if key in DEFAULTS}
+    given = {key: value[:400] for key, value in parse_qsl(query) if key in DEFAULTS}
+    state = DEFAULTS | given
+    return state if state["tab"] in TABS else {**state, "tab": "train"}
 
 
 def ui_page(state: Mapping[str, str]) -> str:
@@ -123,6 +171,10 @@ def ui_page(state: Mapping[str, str]) -> str:
         axes=_AXES,
         degrees=_DEGREES,
         remats=REMATS,
+        schedules=SCHEDULES,
+        tabs=TABS,
+        searched=SEARCHED,
+        software=LAUNCHERS.names,
     )
 
 
@@ -131,13 +183,18 @@ def _policy() -> str:
     return policy_of(ui_page(DEFAULTS))
 
 
-def answer(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:
+def answer(planner: Planner, state: Mapping[str, str], moved: str = "") -> dict[str, Any]:
     """The priced layouts: `html`, the summary `said`, `seconds` taken, and `remats` that the model allows.
 
-    remats: None if no layout has a price.
+    moved: the control that was changed; words of the layout make up for it, unless it is empty, as while a
+    layout is typed. layout: the first layout, perhaps another than the given one. remats: None if no layout has a price. suggestions: what to change.
     """
     started = time.perf_counter()
-    sides = [_side(planner, state, state["hardware"], state["layout"])]
+    first, note = _side(planner, state, state["hardware"], state["layout"]), ""
+    if first.priced is None and moved and (near := planner.near(state, moved)):
+        state, note = {**state, "layout": near}, f"{state['layout']} became {near}; "
+        first = _side(planner, state, state["hardware"], near)
+    sides = [first]
     if state["layout2"] or state["hardware2"]:
         other = (state["hardware2"] or state["hardware"], state["layout2"] or state["layout"])
         sides.append(_side(planner, state, *other))
@@ -151,23 +208,200 @@ def answer(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:
     )
     return {
         "html": html,
-        "said": "; ".join(side.summary for side in sides),
+        "said": note + "; ".join(side.summary for side in sides),
+        "layout": state["layout"],
         "remats": shown[0].remats if shown else None,
+        "suggestions": [] if first.priced else suggestions(first.error, state),
         "seconds": time.perf_counter() - started,
     }
 
 
+def suggestions(message: str, state: Mapping[str, str]) -> list[dict[str, str]]:
+    """The values that an error names, each as the control's name and a value for it."""
+    control = message.split(":", 1)[0].split(" ", 1)[0]
+    if control not in ("model", "hardware", "layout"):
+        return []
+    named = re.search(r"(?:did you mean|write|fits:) (.+?)\??$", message)
+    values = re.split(r" or |, (?=[a-z]+=)", named[1]) if named else []
+    good = r"[\w=,]+=[\w,=]*\w" if control == "layout" else r"[\w.*:-]+"
+    values = [value for value in values if re.fullmatch(good, value)]
+    if control == "layout":  # words that are no degrees stay
+        kept = [word for word in state["layout"].split(",") if word.split("=")[0] not in SPLITTING]
+        values = [",".join([value, *(w for w in kept if w.split("=")[0] not in value)]) for value in values]
+    if control == "hardware":  # a chip without its topology keeps the one that was written
+        _, colon, topology = state["hardware"].partition(":")
+        values = [value if ":" in value else f"{value}{colon}{topology}" for value in values]
+    return [{"control": control, "value": value} for value in values[:4]]
+
+
+def reachable_choices(planner: Planner, state: Mapping[str, str]) -> dict[str, list[str]]:
+    """The values of each control of the layout that do not end in an error."""
+    choices = {axis: tuple(map(str, _DEGREES)) for axis in _AXES}
+    choices |= {"zero": ("", "1", "2"), "schedule": ("", *SCHEDULES), "sequence_parallel": ("", "true")}
+    return planner.reach(state, choices)
+
+
+def command_of(state: Mapping[str, str]) -> list[str]:
+    """The command of `mw` whose JSON document a tab shows."""
+    options = {
+        "train": {
+            "--model": "model", "--hardware": "hardware", "--batch-tokens": "batch", "--seq-len": "seq",
+            "--weights-dtype": "weights", "--for": "software", "--given": "given", "--price": "price",
+        },
+        "serve": {
+            "--model": "model", "--hardware": "hardware", "--weights-dtype": "weights", "--price": "price",
+            "--prompt-tokens": "prompt", "--output-tokens": "output",
+            **({"--rate": "rate", "--ttft-p95": "ttft", "--tpot-p95": "tpot"} if state["rate"] else
+               {"--ttft": "ttft", "--tpot": "tpot"}),
+        },
+        "fit": {"--hardware": "hardware", "--seq-len": "seq"},
+    }[state["tab"]]  # fmt: skip
+    words = [f"{flag}={state[name]}" for flag, name in options.items() if state[name]]
+    match state["tab"]:
+        case "train":
+            return ["plan", "train", *words, f"--top={_LISTED}", "--json"]
+        case "serve":
+            return ["plan", "serve", *words, *(["--engine=vllm"] if state["rate"] else []), "--json"]
+        case _:
+            return ["fit", state["model"], *words, "--json"]
+
+
 def ranking(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:
-    """`html` of the ranking, and `done`: whether the search has ended."""
+    """`html` of the tab's search, and `done`: whether it has ended."""
     try:
         search = planner.search(state)
     except MeshwrightError as error:
-        return {"html": "", "said": str(error), "done": True}
+        found = suggestions(str(error), state)
+        return {"html": "", "said": str(error), "done": True, "suggestions": found}
     if search is None:
-        return {"html": "", "said": "searching layouts", "done": False}
+        doing = {"train": "searching layouts", "serve": "planning to serve", "fit": "fitting"}[state["tab"]]
+        return {"html": "", "said": doing, "done": False}
+    shown = {"train": _ranked, "serve": _served, "fit": _fitting}[state["tab"]]
+    return {**shown(search), "done": True}
+
+
+def _ranked(search: JsonDocument) -> dict[str, str]:
     table = candidates_table(search)
-    html = render("ui_ranking.html.jinja", table=table, search=search.get("search"))
-    return {"html": html, "said": f"{len(table.rows)} layouts ranked", "done": True}
+    html = render(
+        "ui_ranking.html.jinja",
+        table=table,
+        search=search.get("search"),
+        figures=[scatter(search)] if search.get("candidates") and "hardware" in search else [],
+        sentences=verdict_sentences(search),
+    )
+    return {"html": html, "said": f"{len(search.get('candidates') or [])} layouts ranked"}
+
+
+def scatter(search: JsonDocument) -> Figure:
+    """The ranked layouts by memory and step time, each to be clicked."""
+    candidates, best = search["candidates"], search["candidates"][0]
+    usable = float(search["hardware"]["usable_bytes"])
+    x = Axis(
+        "memory of one chip",
+        format_bytes,
+        padded_ends([usable, *(float(bytes_total(each) or usable) for each in candidates)], 0.04),
+        True,
+    )
+    y = Axis(
+        "step time", format_seconds, padded_ends([each["step_seconds"] for each in candidates], 0.06), True
+    )
+
+    def draw(width: float) -> Panel:
+        chart = Chart(x, y, width, _SCATTER_HEIGHT)
+        marks = [chart.upright(usable, f"{format_bytes(usable)} usable")]
+        for each in reversed(candidates):
+            size = bytes_total(each) or usable
+            title = f"{each['layout']}\n{format_seconds(each['step_seconds'])}, {format_bytes(size)}"
+            colour = "ink" if each is best else "compute" if each["fits"] else "hidden"
+            mark = dot(
+                *chart.place(size, each["step_seconds"]),
+                6 if each is best else 4.5,
+                colour,
+                hollow=not each["fits"],
+                title=title,
+            )
+            marks.append(Markup('<g class="pick" data-layout="{}">{}</g>').format(each["layout"], mark))
+        return chart.panel("", *marks)
+
+    caption = (
+        "Each dot is a layout; click it to price it above. Rings do not fit. The black dot is the fastest."
+    )
+    return Figure.of("scatter", "All ranked layouts", caption, at_widths(draw, WIDE, TABLET, PHONE))
+
+
+def _served(document: JsonDocument) -> dict[str, str]:
+    """The frontier of serving, or the servers of a load."""
+    if "frontier" not in document:
+        return _loaded(document)
+    best = document.get("best")
+    if best is None:
+        return {"html": "", "said": str(document.get("reason") or "nothing fits")}
+    points = document["frontier"]
+    step = -(-len(points) // _MOST_POINTS) or 1
+    shown = [*(each for each in points[::step] if each != best), best]
+    rows = [Row(point_cells(one, "chosen" * (one == best)), "chosen" if one == best else "") for one in shown]
+    html = render(
+        "ui_served.html.jinja",
+        cards=point_cards(best),
+        figures=[frontier_figure(document)],
+        table=Table.of("", PAGE, rows, "Price per million generated tokens."),
+        lines=[],
+    )
+    return {"html": html, "said": f"{len(points)} points on the frontier; the best is {best['hardware']}"}
+
+
+def _loaded(document: JsonDocument) -> dict[str, str]:
+    best = document["best"]
+    columns = ("servers|number", "hardware|code", "layout|layout", "weights", "chips|number", "price|number",
+        "first token, p95|number", "per token, p95|number", "why not")  # fmt: skip
+    rows = [
+        Row(
+            [
+                Cell(str(each["replicas"])),
+                Cell(each["hardware"]),
+                Cell(each["layout"].removesuffix(",remat=none")),
+                Cell(each["weights_dtype"]),
+                Cell(str(each["chips"])),
+                Cell("" if each["price_per_hour"] is None else f"{each['price_per_hour']:,.2f} an hour"),
+                Cell(format_seconds(each["ttft_p95_seconds"])),
+                Cell(format_seconds(each["tpot_p95_seconds"])),
+                Cell(str(each["missed"] or "")),
+            ],
+            "chosen" if each is best else "unfit",
+        )
+        for each in (best, *document["cheaper"])
+    ]
+    html = render(
+        "ui_served.html.jinja",
+        cards=[],
+        figures=[],
+        table=Table.of("", columns, rows, f"{document['rate_per_second']:g} requests a second."),
+        lines=[document["launch"]["command"]],
+    )
+    return {"html": html, "said": f"{best['replicas']} of {best['hardware']}, {best['chips']} chips"}
+
+
+def _fitting(document: JsonDocument) -> dict[str, str]:
+    """The ways to train and serve that fit a machine."""
+    columns = ("way", "fits", "memory/chip|number", "sequences at once|number", "longest|number",
+        "tokens/s|number", "one stream|number", "remark")  # fmt: skip
+    rows = [
+        [
+            way["way"],
+            Cell("yes", "good") if way["fits"] else Cell("no", "bad"),
+            format_bytes(way["needed_bytes"]) if way["needed_bytes"] else "",
+            f"{way['max_batch']:,}" if way["fits"] else "",
+            f"{way['max_context']:,}" if way["max_context"] else "",
+            *(format_count(way[key]) if way[key] else "" for key in ("tokens_per_second", "one_stream")),
+            way["why_not"] or (f"planned; does not run yet: {way['not_run']}" if way["not_run"] else ""),
+        ]
+        for way in document["ways"]
+    ]
+    table = Table.of("", columns, rows, f"Sequences of {document['seq_len']:,} tokens.")
+    html = render("ui_served.html.jinja", cards=[], figures=[], table=table, lines=[])
+    fits = sum(bool(way["fits"]) for way in document["ways"])
+    said = f"{fits} of {len(rows)} ways fit {document['model']} on {document['hardware']}"
+    return {"html": html, "said": said}
 
 
 def figure(name: str, candidates: list[Candidate]) -> Figure:
@@ -204,7 +438,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         parts = urlsplit(self.path)
         try:
-            self._send(200, *self._body(parts.path, state_of(parts.query)))
+            moved = dict(parse_qsl(parts.query)).get("moved", "")
+            self._send(200, *self._body(parts.path, state_of(parts.query), moved))
         except KeyError:
             self._send(404, "text/plain", f"{parts.path}: no such page\n")
         except MeshwrightError as error:
@@ -216,7 +451,7 @@ class _Handler(BaseHTTPRequestHandler):
         name, _, port = host.rpartition(":")
         return name in ("127.0.0.1", "localhost", "[::1]") and port == str(self.server.server_address[1])
 
-    def _body(self, path: str, state: Mapping[str, str]) -> tuple[str, str]:
+    def _body(self, path: str, state: Mapping[str, str], moved: str) -> tuple[str, str]:
         """(type, text) of a path. Raises KeyError for an unknown path."""
         assert isinstance(self.server, Server)
         planner = self.server.planner
@@ -226,7 +461,8 @@ class _Handler(BaseHTTPRequestHandler):
 
         makers: dict[str, Callable[[], tuple[str, str]]] = {
             "/": lambda: (_HTML, ui_page(state)),
-            "/price": lambda: (_JSON, json.dumps(answer(planner, state))),
+            "/price": lambda: (_JSON, json.dumps(answer(planner, state, moved))),
+            "/reach": lambda: (_JSON, json.dumps(reachable_choices(planner, state))),
             "/search": lambda: (_JSON, json.dumps(ranking(planner, state))),
             "/plan.toml": lambda: ("application/toml", planner.price(state).plan_toml()),
             "/plan.json": lambda: (_JSON, planner.price(state).plan_json()),
