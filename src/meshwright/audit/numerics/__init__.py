@@ -2,7 +2,8 @@
 
 The twin has the features of the planned model (norms, positions, heads per KV head, windows, biases, experts,
 latents) in small dimensions, and the options of the layout on up to 32 devices (twin.py). Its own code
-runs on virtual CPU devices in float32. The formulas are plain JAX (reference.py, reference_update.py):
+runs on virtual CPU devices in float32. The formulas are plain JAX and NumPy
+(reference.py, reference_update.py):
 
     training     the loss, every gradient, the weights after two clipped updates, and large logits
     inference    prompts of several lengths and ten tokens each, through the engine and its pages

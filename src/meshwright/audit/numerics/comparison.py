@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -150,21 +150,22 @@ def _training(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     shape = plan.workload.num_sequences, plan.workload.seq_len + 1
     batches = [_tokens(config, *shape, seed=seed) for seed in (0, 1)]
     tree = build(config, lambda path, _: weights[path])
-    loss, gradients, after = _after_updates(step, tree, batches)
+    placed = _placement(step)
+    loss, gradients, after = _after_updates(step, placed, tree, batches)
     loud = {path: _peaked(config, path, w) for path, w in weights.items()}
-    loud_loss, *_ = _after_updates(step, build(config, lambda path, _: loud[path]), batches[:1])
+    loud_loss, *_ = _after_updates(step, placed, build(config, lambda path, _: loud[path]), batches[:1])
 
     differentiated = jax.jit(jax.value_and_grad(partial(_reference_loss, plan)))
     own, fixed = _parts(config, weights)
     expected_loss, expected = differentiated(own, fixed, batches[0])
-    steps = [expected]
+    steps = [_arrays(expected)]
     first = reference_update.updated(config, optimizer, own, steps)
-    steps.append(differentiated(first, fixed, batches[1])[1])
+    steps.append(_arrays(differentiated(first, fixed, batches[1])[1]))
     second = reference_update.updated(config, optimizer, first, steps)
     expected_loud, _ = differentiated(*_parts(config, loud), batches[0])
 
-    report = numerics_report(loss, gradients, float(expected_loss), _arrays(expected))
-    updates = _updates(weights, after, _arrays(second), [_arrays(one) for one in steps])
+    report = numerics_report(loss, gradients, float(expected_loss), steps[0])
+    updates = _updates(weights, after, second, steps)
     more, more_of_updates = (_OF_DELTA, _OF_DELTA_UPDATES) if config.delta else (1.0, 1.0)
     tolerance = more_of_updates * (_OF_MUON if optimizer.optimizer == "muon" else _OF_UPDATES)
     worst = report["worst"]
@@ -237,27 +238,34 @@ def _arrays(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {path: np.asarray(array, np.float32) for path, array in tree.items()}
 
 
-def _placed(step: Any, tree: Any) -> Any:
-    """The step's first state, with these weights."""
+def _placement(step: Any) -> Callable[[Any], Any]:
+    """weights -> the step's first state with them."""
     if isinstance(step, CompiledStep):
-        with jax.set_mesh(step.mesh):
-            where = shardings(step.config, step.layout, step.mesh)
-            return jax.jit(step.first_state)(jax.device_put(tree, where))
+        first = jax.jit(step.first_state)
+        where = shardings(step.config, step.layout, step.mesh)
+        return lambda tree: first(jax.device_put(tree, where))
     saved = step.saved(step.init(0))
     of_optimizer = saved.opt_state
-    host = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), tree, saved.params)
-    if step.layout.precision.master_weights:
-        of_optimizer = of_optimizer._replace(weights=host)
-    return step.placed(replace(saved, params=host, opt_state=of_optimizer))
+
+    def placed(tree: Any) -> Any:
+        host = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), tree, saved.params)
+        is_wide = step.layout.precision.master_weights
+        state = of_optimizer._replace(weights=host) if is_wide else of_optimizer
+        return step.placed(replace(saved, params=host, opt_state=state))
+
+    return placed
 
 
 def _after_updates(
-    step: Any, tree: Any, batches: Sequence[np.ndarray]
+    step: Any, placed: Callable[[Any], Any], tree: Any, batches: Sequence[np.ndarray]
 ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """(the first loss, the first gradients, the weights after an update for each batch), all by path."""
     gradients: dict[str, np.ndarray] = {}
-    losses, state = [], _placed(step, tree)
-    if isinstance(step, CompiledStep):
+    is_whole = isinstance(step, CompiledStep)
+    losses: list[float] = []
+    with jax.set_mesh(step.mesh) if is_whole else nullcontext():
+        state = placed(tree)
+    if is_whole:
         step.keeps_gradients = True
     else:  # the programs of stages are compiled once
         _, gradients = step.whole_gradients(tree, batches[0])
@@ -303,11 +311,7 @@ def _updates(
 
 
 def _inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    prompts, tokens = _tokens_by_request(plan, weights)
-    differences = {
-        f"prompt of {len(prompt)}": _nats(plan.model, weights, prompt, of_prompt)
-        for prompt, of_prompt in zip(prompts, tokens, strict=True)
-    }
+    differences = {f"prompt of {len(prompt)}": _nats(errors) for prompt, errors in _errors(plan, weights)}
     first, others = ({name: pair[i] for name, pair in differences.items()} for i in (0, 1))
     return {
         "requests": [
@@ -322,10 +326,9 @@ def _inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 def _narrow_inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Check]:
     """Log-probabilities in the plan's narrow types: the errors' root mean square over the spread."""
-    prompts, answers = _tokens_by_request(plan, weights)
     errors, spreads = [], []
-    for prompt, scores in zip(prompts, answers, strict=True):
-        for error, expected in _errors(plan.model, weights, prompt, scores):
+    for _, of_tokens in _errors(plan, weights):
+        for error, expected in of_tokens:
             errors.append(error)
             spreads.append(expected - expected.mean())
     size, spread = (np.sqrt(np.mean(np.concatenate(rows) ** 2)) for rows in (errors, spreads))
@@ -351,7 +354,7 @@ def _tokens_by_request(plan: Plan, weights: Mapping[str, np.ndarray]) -> tuple[l
         num_slots=2 * replicas, context=48, page_size=_PAGE, chunk=16 * replicas, block=_PAGE,
         with_native=False,
     )  # fmt: skip
-    runner.warm_up()
+    runner.warm_up(only_greedy=True)
     prompts = [_tokens(config, length, seed=length).tolist() for length in _PROMPTS]
     sampling = SamplingParams(temperature=0.0, top_logprobs=NUM_TOP)
 
@@ -367,29 +370,33 @@ def _tokens_by_request(plan: Plan, weights: Mapping[str, np.ndarray]) -> tuple[l
 
 
 def _errors(
-    config: ModelConfig, weights: Mapping[str, np.ndarray], prompt: list[int], scores: Sequence[Any]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each generated token: (errors of the log-probabilities of the likeliest, the formulas')."""
-    tokens = np.asarray([[*prompt, *(score.token for score in scores)]], np.int32)
-    log_shares = np.asarray(jax.nn.log_softmax(_logits(config)(weights, tokens), axis=-1))[0]
-    for number, score in enumerate(scores):
-        expected = log_shares[len(prompt) - 1 + number]
-        pairs = [(score.token, score.logprob), *score.top]
-        ids, given = np.asarray([token for token, _ in pairs]), np.asarray([nats for _, nats in pairs])
-        # The token must be the likeliest, and the reported ones the likeliest of all.
-        missed = expected.max() - expected[score.token]
-        yield np.append(given - expected[ids], missed), expected
+    plan: Plan, weights: Mapping[str, np.ndarray]
+) -> list[tuple[list[int], list[tuple[np.ndarray, np.ndarray]]]]:
+    """For each prompt and generated token: (errors of the likeliest log-probabilities, the formulas')."""
+    prompts, answers = _tokens_by_request(plan, weights)
+    rows = [[*prompt, *(score.token for score in scores)] for prompt, scores in zip(prompts, answers, strict=True)]
+    longest = max(map(len, rows))
+    # No position depends on later ones, so that short rows are padded and the formulas compiled once.
+    tokens = np.asarray([row + [0] * (longest - len(row)) for row in rows], np.int32)
+    log_shares = jax.jit(lambda w, t: jax.nn.log_softmax(reference.logits(plan.model, w, t), axis=-1))
+    expected = np.asarray(log_shares(weights, tokens))
+    return [
+        (prompt, [_token_errors(score, of_row[len(prompt) - 1 + n]) for n, score in enumerate(scores)])
+        for prompt, scores, of_row in zip(prompts, answers, expected, strict=True)
+    ]
 
 
-def _logits(config: ModelConfig) -> Any:
-    return jax.jit(partial(reference.logits, config))
+def _token_errors(score: Any, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [(score.token, score.logprob), *score.top]
+    ids, given = np.asarray([token for token, _ in pairs]), np.asarray([nats for _, nats in pairs])
+    # The token must be the likeliest, and the reported ones the likeliest of all.
+    missed = expected.max() - expected[score.token]
+    return np.append(given - expected[ids], missed), expected
 
 
-def _nats(
-    config: ModelConfig, weights: Mapping[str, np.ndarray], prompt: list[int], scores: Sequence[Any]
-) -> tuple[float | None, float | None]:
+def _nats(errors: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float | None, float | None]:
     """The largest errors of the first token, and of the others."""
-    largest = [np.abs(error).max() for error, _ in _errors(config, weights, prompt, scores)]
+    largest = [np.abs(error).max() for error, _ in errors]
     return _finite(float(largest[0])), _finite(float(max(largest[1:], default=0.0)))
 
 

@@ -1,4 +1,4 @@
-"""The formulas of optimizers in plain JAX, on whole float32 arrays by path.
+"""The formulas of optimizers in plain NumPy, on whole float32 arrays by path.
 
     g  <- g min(1, clip / |g|)      |g|: of all gradients together
     w  <- w - rate (u + decay w)    only matrices decay, except norms and biases; u as the optimizer says
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from math import cos, pi, prod
 from typing import Any
 
-import jax.numpy as jnp
-from jax import Array
+import numpy as np
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
 from meshwright.optimizers.muon import is_of_matrix, is_orthogonalised
 from meshwright.train.optimizers.config import OptimizerConfig
 
+Array = np.ndarray
 Weights = Mapping[str, Any]
 # (path, gradients of a weight until now, the weight) -> u
 Direction = Callable[[ModelConfig, OptimizerConfig, str, Sequence[Array], Array], Array]
@@ -33,13 +33,14 @@ def updated(
         u = _DIRECTIONS[optimizer.optimizer](config, optimizer, path, [g[path] for g in clipped], w[path])
         decays = w[path].ndim >= 2 and "norm" not in path and "bias" not in path
         has_decay = decays and optimizer.optimizer != "adafactor"
-        after[path] = w[path] - rate * (u + optimizer.weight_decay * w[path] * has_decay)
+        change = rate * (u + optimizer.weight_decay * w[path] * has_decay)
+        after[path] = np.asarray(w[path] - change, np.float32)
     return {**w, **after}
 
 
 def _clipped(gradients: Weights, most: float) -> dict[str, Array]:
-    size = jnp.sqrt(sum((jnp.sum(g**2) for g in gradients.values()), jnp.zeros(())))
-    return {path: g * jnp.minimum(1.0, most / size) for path, g in gradients.items()}
+    size = np.sqrt(sum((np.sum(g**2) for g in gradients.values()), np.zeros(())))
+    return {path: g * np.minimum(1.0, most / size) for path, g in gradients.items()}
 
 
 def _rate(optimizer: OptimizerConfig, number: int) -> float:
@@ -54,7 +55,7 @@ def _rate(optimizer: OptimizerConfig, number: int) -> float:
 
 def _adam(optimizer: OptimizerConfig, gradients: Sequence[Array], *, nesterov: bool = False) -> Array:
     """m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps); with Nesterov's momentum of the step after."""
-    m = v = jnp.zeros_like(gradients[0])
+    m = v = np.zeros_like(gradients[0])
     for g in gradients:
         m, v = optimizer.b1 * m + (1 - optimizer.b1) * g, optimizer.b2 * v + (1 - optimizer.b2) * g**2
     t = len(gradients)
@@ -62,7 +63,7 @@ def _adam(optimizer: OptimizerConfig, gradients: Sequence[Array], *, nesterov: b
     if nesterov:
         mean = optimizer.b1 * m / (1 - optimizer.b1 ** (t + 1))
         mean += (1 - optimizer.b1) * gradients[-1] / (1 - optimizer.b1**t)
-    return mean / (jnp.sqrt(v / (1 - optimizer.b2**t)) + optimizer.eps)
+    return mean / (np.sqrt(v / (1 - optimizer.b2**t)) + optimizer.eps)
 
 
 def _adamw(
@@ -75,23 +76,23 @@ def _lion(
     config: ModelConfig, optimizer: OptimizerConfig, path: str, gradients: Sequence[Array], w: Array
 ) -> Array:
     """sign(0.95 m + 0.05 g), with m of the steps before: m <- 0.98 m + 0.02 g."""
-    m = jnp.zeros_like(w)
+    m = np.zeros_like(w)
     for g in gradients[:-1]:
         m = 0.98 * m + 0.02 * g
-    return jnp.sign(0.95 * m + 0.05 * gradients[-1])
+    return np.sign(0.95 * m + 0.05 * gradients[-1])
 
 
 def _adafactor(
     config: ModelConfig, optimizer: OptimizerConfig, path: str, gradients: Sequence[Array], w: Array
 ) -> Array:
     """max(rms(w), 0.001) u / max(1, rms(u)), u = g / sqrt(v); v whole, as dimensions below 128 keep it."""
-    v = jnp.zeros_like(w)
+    v = np.zeros_like(w)
     for number, g in enumerate(gradients, 1):
         share = 1 - number**-0.8
         v = share * v + (1 - share) * (g**2 + 1e-30)
-    u = gradients[-1] / jnp.sqrt(v)
-    size = jnp.maximum(jnp.sqrt(jnp.mean(w**2)), 1e-3)
-    return size * u / jnp.maximum(1.0, jnp.sqrt(jnp.mean(u**2)))
+    u = gradients[-1] / np.sqrt(v)
+    size = np.maximum(np.sqrt(np.mean(w**2)), 1e-3)
+    return size * u / np.maximum(1.0, np.sqrt(np.mean(u**2)))
 
 
 def _muon(
@@ -101,7 +102,7 @@ def _muon(
     param = parameters(config)[path]
     if not is_orthogonalised(path, param):
         return _adam(optimizer, gradients, nesterov=True)
-    m = jnp.zeros_like(w)
+    m = np.zeros_like(w)
     for g in gradients:
         m = 0.95 * m + g
     m = gradients[-1] + 0.95 * m
@@ -110,19 +111,19 @@ def _muon(
     columns = [dim for dim in range(w.ndim) if dim not in counted and dim not in rows]
     order = [*counted, *rows, *columns]
     num_rows, num_columns = (prod(w.shape[dim] for dim in dims) for dims in (rows, columns))
-    x = jnp.reshape(jnp.transpose(m, order), (-1, num_rows, num_columns))
-    x /= jnp.sqrt(jnp.sum(x**2, (1, 2), keepdims=True)) + 1e-8
+    x = np.reshape(np.transpose(m, order), (-1, num_rows, num_columns))
+    x /= np.sqrt(np.sum(x**2, (1, 2), keepdims=True)) + 1e-8
     for _ in range(5):  # Newton and Schulz's iterations
-        x = _nearer(x) if num_rows <= num_columns else jnp.moveaxis(_nearer(jnp.moveaxis(x, 1, 2)), 1, 2)
-    u = jnp.transpose(
-        jnp.reshape(x, [w.shape[dim] for dim in order]), [order.index(d) for d in range(w.ndim)]
+        x = _nearer(x) if num_rows <= num_columns else np.moveaxis(_nearer(np.moveaxis(x, 1, 2)), 1, 2)
+    u = np.transpose(
+        np.reshape(x, [w.shape[dim] for dim in order]), [order.index(d) for d in range(w.ndim)]
     )
     return 0.2 * max(num_rows, num_columns) ** 0.5 * u
 
 
 def _nearer(x: Array) -> Array:
     """3.4445 x - 4.775 (x x^T) x + 2.0315 (x x^T)^2 x, whose singular values are nearer to 1."""
-    a = x @ jnp.moveaxis(x, 1, 2)
+    a = x @ np.moveaxis(x, 1, 2)
     return 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
 
 

@@ -175,8 +175,11 @@ class JaxRunner:
             cuts=self._cuts,
         )
 
-    def warm_up(self) -> None:
-        """Compile every program, make the cache, and measure steps."""
+    def warm_up(self, *, only_greedy: bool = False) -> None:
+        """Compile every program, make the cache, and measure steps.
+
+        only_greedy: leave out programs of requests with a temperature or with edited logits.
+        """
         shapes = self._shapes.all
         steps = [self._step_of(shape) for shape in shapes]
         choices = [
@@ -184,6 +187,7 @@ class JaxRunner:
             for count in sorted({step.num_logits for step in steps})
             for needs in (Needs.all() if self._programs.has_choice_by_needs else [None])
             for with_edits in (False, True)
+            if not (only_greedy and (with_edits or (needs and needs.draws)))
         ]
         # JAX traces here, under the settings of this thread; only parts of compilers have several threads.
         lowered = [self._programs.step(step) for step in steps]
