@@ -8,7 +8,7 @@ from tests.audit.wrong_arithmetic import DENSE, GENERATION, TRAINING, flagged, r
 
 from meshwright.audit.numerics import cached_numerics, check_numerics, tiny_model, tiny_plan
 from meshwright.audit.numerics.comparison import numerics_report
-from meshwright.audit.numerics.twin import in_narrow_types
+from meshwright.audit.numerics.twin import in_narrow_types, kernel_plan
 from meshwright.errors import AuditError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -179,7 +179,20 @@ def test_generation_agrees_with_the_formulas(model: str, layout: str) -> None:
     found = check_numerics(plan)
     assert found["agrees"] and [row["request"] for row in found["requests"]][-1] == "prompt of 30"
     narrow = in_narrow_types(plan, tiny_plan(plan))
-    assert len(found["checks"]) == (3 if narrow else 2)
+    names = [check["what"] for check in found["checks"]]
+    assert ("tokens in narrow types" in names) == (narrow is not None)
+    assert len(names) == (3 if narrow else 2) + (2 if kernel_plan(plan) else 0)
+
+
+def test_a_plan_whose_kernel_can_be_interpreted_has_a_twin_of_it() -> None:
+    ring = kernel_plan(_plan("gemma-2-9b", "fsdp=8,context=4"))
+    assert ring and str(ring.layout).startswith("context=2")
+    assert (ring.workload.seq_len, ring.model.windows[:2]) == (512, (Window(100), None))
+    assert kernel_plan(_plan("gemma-2-9b", "fsdp=8,context=4,context_method=ring")) is None
+    served = Plan(load_model("llama-3-8b"), "h100:8", Workload(16, 2048, "generate"), Layout.of(tensor=8))
+    assert kernel_plan(served) is not None
+    # cuDNN's kernels run on GPUs only.
+    assert kernel_plan(replace(served, workload=Workload(16, 2048))) is None
 
 
 @pytest.mark.slow

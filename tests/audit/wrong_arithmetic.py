@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from meshwright.audit.numerics import check_numerics
 from meshwright.layout import Layout
@@ -20,7 +21,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import MoE
 from meshwright.models.presets import load_model
 from meshwright.nn import cached_ops, loss, norms
-from meshwright.nn.attention import blockwise, paged, rope
+from meshwright.nn.attention import blockwise, flash, paged, paged_kernel, rope
 from meshwright.nn.attention.reference import visible
 from meshwright.nn.experts import capacity
 from meshwright.nn.ops import attention, jax_ops
@@ -29,10 +30,13 @@ from meshwright.nn.products import quantised
 from meshwright.plan_file import Plan
 from meshwright.train import optimizers, step
 
-DENSE = replace(load_model("tiny"), num_layers=2)
+DENSE = replace(load_model("tiny"), num_layers=2, max_seq_len=256)
 WINDOWED = replace(DENSE, sliding_window=16, global_every=2)
 EXPERTS = replace(DENSE, moe=MoE(num_experts=8, experts_per_token=2, d_ff=32))
 SINKS = replace(DENSE, attention_sinks=True)
+# Heads that fill the lanes of the TPU's paged kernel.
+OF_LANES = replace(DENSE, d_head=128)
+OF_LANES_WINDOWED = replace(WINDOWED, d_head=128)
 Patches = Sequence[Any]
 
 
@@ -215,6 +219,39 @@ def _without_causal_mask(queries: Any, keys: Any, first: Any) -> Any:
     return seen._replace(mask=jnp.ones_like(seen.mask))
 
 
+def _kernel_with_a_wider_window() -> Patches:
+    plain = masks.LocalMask
+    return [_object(masks, "LocalMask", lambda shape, sizes, *more: plain(shape, (sizes[0] + 1, 0), *more))]
+
+
+def _kernel_of_another_scale() -> Patches:
+    plain = flash.splash
+
+    def scaled(q: Any, *given: Any, **more: Any) -> Any:
+        return plain(1.01 * q, *given, **more)
+
+    return [_object(flash, "splash", scaled)]
+
+
+def _kernel_over_whole_pages() -> Patches:
+    """The paged kernel reads all positions of a row's last page."""
+    plain = paged_kernel._of_rows
+
+    def whole(q: Any, lengths: Any, tables: Any, pool: Any, *more: Any) -> Any:
+        return plain(q, -(-lengths // pool.shape[1]) * pool.shape[1], tables, pool, *more)
+
+    return [_object(paged_kernel, "_of_rows", whole)]
+
+
+def _kernel_without_a_window() -> Patches:
+    plain = paged_kernel.ragged
+
+    def without(q: Any, positions: Any, tables: Any, pool: Any, window: Any, how: Any) -> Any:
+        return plain(q, positions, tables, pool, None, how)
+
+    return [_object(paged_kernel, "ragged", without)]
+
+
 TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "half of the routers' choices": (
         EXPERTS, "fsdp=2,expert=2", lambda: [_after(capacity, "_gates", _half_of_the_choices)]
@@ -249,6 +286,11 @@ TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
         DENSE, "fsdp=2", lambda: [_after(optax, "apply_updates", lambda w: jax.tree.map(_in_bf16, w))]
     ),
     "one microbatch twice": (DENSE, "fsdp=2,microbatches=2", _first_microbatch_again),
+    "a kernel whose window is a key wider": (WINDOWED, "fsdp=2", _kernel_with_a_wider_window),
+    "a kernel that sees later keys": (
+        DENSE, "fsdp=2", lambda: [_object(masks, "CausalMask", masks.FullMask)]
+    ),
+    "a kernel of another scale": (DENSE, "fsdp=2", _kernel_of_another_scale),
 }  # fmt: skip
 GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "caches read before they are written": (DENSE, "tensor=2", _read_before_written),
@@ -262,13 +304,17 @@ GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "half of the routers' choices": (
         EXPERTS, "fsdp=2", lambda: [_after(capacity, "_gates", _half_of_the_choices)]
     ),
+    "a kernel over whole pages": (OF_LANES, "tensor=2,weights_dtype=bf16", _kernel_over_whole_pages),
+    "a kernel without its window": (
+        OF_LANES_WINDOWED, "tensor=2,weights_dtype=bf16", _kernel_without_a_window
+    ),
 }  # fmt: skip
 
 
 def report(model: Any, layout: str, phase: Any, patches: Patches = ()) -> dict[str, Any]:
     """The report of a plan whose code is patched."""
     words = layout if phase != "train" else f"weights_dtype=bf16,{layout}"
-    plan = Plan(model, "v5p:2x2x2", Workload(32, 64, phase), Layout.parse(words))
+    plan = Plan(model, "v5p:2x2x2", Workload(32, 256 if phase == "train" else 64, phase), Layout.parse(words))
     with ExitStack() as stack:
         for each in patches:
             stack.enter_context(each)

@@ -7,6 +7,7 @@ runs on virtual CPU devices in float32. The formulas are plain JAX and NumPy
 
     training     the loss, every gradient, the weights after two clipped updates, and large logits
     inference    prompts of several lengths and ten tokens each, through the engine and its pages
+    kernels      both again, with the chips' attention kernel in Pallas's interpreter, if it takes the plan
 
 It runs in a separate process, since the number of devices is fixed when JAX starts.
 """
@@ -23,14 +24,14 @@ from typing import Any
 
 from meshwright.audit.compile.cache import fetch, source_key, store
 from meshwright.audit.compile.compile import error_line
-from meshwright.audit.numerics.twin import in_narrow_types, tiny_model, tiny_plan
+from meshwright.audit.numerics.twin import in_narrow_types, kernel_plan, tiny_model, tiny_plan
 from meshwright.errors import AuditError, LayoutError, MeshwrightError
 from meshwright.nn.start.devices import flags_with_devices
 from meshwright.plan_file import PLAN_FILE, Plan, save_plan
 
 __all__ = ["cached_numerics", "check_numerics", "tiny_model", "tiny_plan"]
 
-NARROW_FILE, _REPORT = "narrow.toml", "numerics.json"
+NARROW_FILE, KERNEL_FILE, _REPORT = "narrow.toml", "kernel.toml", "numerics.json"
 _MOST_SECONDS = 300
 # Most of the time would go to LLVM, and small programs do not need its optimisations.
 _QUICK_TO_COMPILE = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
@@ -64,20 +65,21 @@ def check_numerics(plan: Plan) -> dict[str, Any]:
         small = tiny_plan(plan)
     except LayoutError as error:
         raise AuditError(f"{plan.layout}: no tiny model has this layout: {error}") from None
-    narrow = in_narrow_types(plan, small)
+    narrow, of_kernel = in_narrow_types(plan, small), kernel_plan(plan)
     if _has_devices(small.layout.mesh.num_devices):
         from meshwright.audit.numerics.comparison import compared
 
         try:
-            return compared(small, narrow)
+            return compared(small, narrow, of_kernel)
         except MeshwrightError as error:
             raise AuditError(f"{small.layout}: the tiny model does not run: {error}") from error
     flags = " ".join((flags_with_devices(small.layout.mesh.num_devices), *_QUICK_TO_COMPILE))
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     with tempfile.TemporaryDirectory(prefix="meshwright-numerics-") as folder:
         save_plan(small, Path(folder) / PLAN_FILE)
-        if narrow:
-            save_plan(narrow, Path(folder) / NARROW_FILE)
+        for more, name in ((narrow, NARROW_FILE), (of_kernel, KERNEL_FILE)):
+            if more:
+                save_plan(more, Path(folder) / name)
         command = [sys.executable, "-m", "meshwright.audit.numerics", folder]
         try:
             ran = subprocess.run(

@@ -8,12 +8,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from typing import Any, cast
+from unittest.mock import patch
 
 import jax
 import numpy as np
 from jax import Array
+from jax._src import literals
+from jax.experimental import pallas
 
 from meshwright.audit.numerics import reference, reference_update
+from meshwright.audit.numerics.twin import INTERPRETED
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
@@ -76,8 +80,12 @@ class Check:
         }
 
 
-def compared(plan: Plan, narrow: Plan | None) -> dict[str, Any]:
-    """The report of a tiny plan. narrow: the same plan with narrow types, if it has any."""
+def compared(plan: Plan, narrow: Plan | None, of_kernel: Plan | None = None) -> dict[str, Any]:
+    """The report of a tiny plan.
+
+    narrow: the same plan with narrow types, if it has any. of_kernel: the plan that runs its chips' attention
+    kernel, if it can be interpreted.
+    """
     began = time.monotonic()
     is_trained = plan.workload.phase == "train"
     with jax.numpy_rank_promotion("allow"), _in_the_forms_of(load(plan.hardware).chip.platform):
@@ -87,6 +95,8 @@ def compared(plan: Plan, narrow: Plan | None) -> dict[str, Any]:
             report["checks"] += (
                 _narrow_training(narrow, weights) if is_trained else _narrow_inference(narrow, weights)
             )
+        if of_kernel:
+            report["checks"] += _with_kernels(of_kernel)
     checks = report.pop("checks")
     return {
         **report,
@@ -108,6 +118,26 @@ def _in_the_forms_of(platform: Platform) -> Iterator[None]:
         yield
     finally:
         PLATFORMS[CPU.name] = CPU
+
+
+@contextmanager
+def _interpreted(platform: Platform) -> Iterator[None]:
+    """Within it code for CPUs runs the platform's attention kernels, by Pallas's interpreter."""
+    before = PLATFORMS[CPU.name]
+    flash_kernel = platform.flash if platform.flash and platform.flash.name in INTERPRETED else None
+    PLATFORMS[CPU.name] = replace(before, flash=flash_kernel, paged=platform.paged)
+    compiled_call = pallas.pallas_call
+
+    def interpreted_call(*arguments: Any, **options: Any) -> Any:
+        return compiled_call(*arguments, **{**options, "interpret": True})
+
+    # JAX's rule of stores in its interpreter wants a shape of numbers, too (0.10.2).
+    has_shape = patch.object(literals.TypedInt, "shape", (), create=True)
+    try:
+        with has_shape, patch.object(pallas, "pallas_call", interpreted_call):
+            yield
+    finally:
+        PLATFORMS[CPU.name] = before
 
 
 # Forms of programs, which XLA for CPU runs too.
@@ -181,17 +211,41 @@ def _training(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 def _narrow_training(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Check]:
     """Loss and gradients in the plan's narrow types, which agree roughly."""
-    step = training_step(plan.model, plan.layout, plan.workload, _OPTIMIZER, chip_flops_per_second=1.0)
-    batch = _tokens(plan.model, plan.workload.num_sequences, plan.workload.seq_len + 1)
-    loss, gradients = step.whole_gradients(build(plan.model, lambda path, _: weights[path]), batch)
-    own, fixed = _parts(plan.model, weights)
-    expected_loss, expected = jax.jit(jax.value_and_grad(partial(_reference_loss, plan)))(own, fixed, batch)
-    report = numerics_report(loss, gradients, float(expected_loss), _arrays(expected), by_spread=True)
+    report = _loss_and_gradients(plan, weights, by_spread=True)
     worst = report["worst"]
     return [
         Check("loss in narrow types", report["loss"]["difference"], _NARROW / 10),
         Check("gradients in narrow types", worst["difference"], _NARROW, worst["tensor"]),
     ]
+
+
+def _with_kernels(plan: Plan) -> list[Check]:
+    """The checks of a plan whose attention is by its chips' kernel."""
+    platform, weights = load(plan.hardware).chip.platform, _weights(plan.model)
+    name = "the chips' attention kernel"
+    with _interpreted(platform):
+        if plan.workload.phase != "train":
+            return [
+                replace(check, what=f"{check.what}, {name}") for check in _inference(plan, weights)["checks"]
+            ]
+        report = _loss_and_gradients(plan, weights)
+    worst = report["worst"]
+    return [
+        Check(f"loss, {name}", report["loss"]["difference"], TOLERANCE),
+        Check(f"gradients, {name}", worst["difference"], TOLERANCE, worst["tensor"]),
+    ]
+
+
+def _loss_and_gradients(
+    plan: Plan, weights: Mapping[str, np.ndarray], *, by_spread: bool = False
+) -> dict[str, Any]:
+    """The report of the loss and the gradients of a batch."""
+    step = training_step(plan.model, plan.layout, plan.workload, _OPTIMIZER, chip_flops_per_second=1.0)
+    batch = _tokens(plan.model, plan.workload.num_sequences, plan.workload.seq_len + 1)
+    loss, gradients = step.whole_gradients(build(plan.model, lambda path, _: weights[path]), batch)
+    own, fixed = _parts(plan.model, weights)
+    expected_loss, expected = jax.jit(jax.value_and_grad(partial(_reference_loss, plan)))(own, fixed, batch)
+    return numerics_report(loss, gradients, float(expected_loss), _arrays(expected), by_spread=by_spread)
 
 
 def _parts(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -310,8 +364,10 @@ def _updates(
 # Inference
 
 
-def _inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    differences = {f"prompt of {len(prompt)}": _nats(errors) for prompt, errors in _errors(plan, weights)}
+def _inference(plan: Plan, weights: Mapping[str, np.ndarray], num_slots: int = 2) -> dict[str, Any]:
+    differences = {
+        f"prompt of {len(prompt)}": _nats(errors) for prompt, errors in _errors(plan, weights, num_slots)
+    }
     first, others = ({name: pair[i] for name, pair in differences.items()} for i in (0, 1))
     return {
         "requests": [
@@ -335,8 +391,13 @@ def _narrow_inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Che
     return [Check("tokens in narrow types", _finite(float(size / spread)), _NARROW)]
 
 
-def _tokens_by_request(plan: Plan, weights: Mapping[str, np.ndarray]) -> tuple[list[list[int]], list[Any]]:
-    """(prompts, scores of the tokens that the engine generates for each, all at the same time)."""
+def _tokens_by_request(
+    plan: Plan, weights: Mapping[str, np.ndarray], num_slots: int
+) -> tuple[list[list[int]], list[Any]]:
+    """(prompts, scores of the tokens that the engine generates for each, all at the same time).
+
+    num_slots: of each replica.
+    """
     from meshwright.nn.products.quantised import as_read
     from meshwright.serve.device.runner import JaxRunner
     from meshwright.serve.engine.engine import Engine
@@ -351,7 +412,7 @@ def _tokens_by_request(plan: Plan, weights: Mapping[str, np.ndarray]) -> tuple[l
     replicas = layout.data * layout.fsdp * max(layout.word("context"), 1)
     runner = JaxRunner(
         params, config, layout, mesh,
-        num_slots=2 * replicas, context=48, page_size=_PAGE, chunk=16 * replicas, block=_PAGE,
+        num_slots=num_slots * replicas, context=48, page_size=_PAGE, chunk=16 * replicas, block=_PAGE,
         with_native=False,
     )  # fmt: skip
     runner.warm_up(only_greedy=True)
@@ -370,11 +431,12 @@ def _tokens_by_request(plan: Plan, weights: Mapping[str, np.ndarray]) -> tuple[l
 
 
 def _errors(
-    plan: Plan, weights: Mapping[str, np.ndarray]
+    plan: Plan, weights: Mapping[str, np.ndarray], num_slots: int = 2
 ) -> list[tuple[list[int], list[tuple[np.ndarray, np.ndarray]]]]:
     """For each prompt and generated token: (errors of the likeliest log-probabilities, the formulas')."""
-    prompts, answers = _tokens_by_request(plan, weights)
-    rows = [[*prompt, *(score.token for score in scores)] for prompt, scores in zip(prompts, answers, strict=True)]
+    prompts, answers = _tokens_by_request(plan, weights, num_slots)
+    pairs = list(zip(prompts, answers, strict=True))
+    rows = [[*prompt, *(score.token for score in scores)] for prompt, scores in pairs]
     longest = max(map(len, rows))
     # No position depends on later ones, so that short rows are padded and the formulas compiled once.
     tokens = np.asarray([row + [0] * (longest - len(row)) for row in rows], np.int32)
@@ -382,7 +444,7 @@ def _errors(
     expected = np.asarray(log_shares(weights, tokens))
     return [
         (prompt, [_token_errors(score, of_row[len(prompt) - 1 + n]) for n, score in enumerate(scores)])
-        for prompt, scores, of_row in zip(prompts, answers, expected, strict=True)
+        for (prompt, scores), of_row in zip(pairs, expected, strict=True)
     ]
 
 

@@ -115,9 +115,7 @@ def _muon(
     x /= np.sqrt(np.sum(x**2, (1, 2), keepdims=True)) + 1e-8
     for _ in range(5):  # Newton and Schulz's iterations
         x = _nearer(x) if num_rows <= num_columns else np.moveaxis(_nearer(np.moveaxis(x, 1, 2)), 1, 2)
-    u = np.transpose(
-        np.reshape(x, [w.shape[dim] for dim in order]), [order.index(d) for d in range(w.ndim)]
-    )
+    u = np.transpose(np.reshape(x, [w.shape[dim] for dim in order]), [order.index(d) for d in range(w.ndim)])
     return 0.2 * max(num_rows, num_columns) ** 0.5 * u
 
 

@@ -5,7 +5,9 @@ from dataclasses import fields, replace
 
 from meshwright.dtypes import number_type
 from meshwright.errors import LayoutError
+from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.attention import why_no_flash, why_no_paged
 from meshwright.layout.axes import CONTEXT, DATA, DEGREES, EXPERT, EXPERT_NODES, FSDP, PIPE, TENSOR
 from meshwright.layout.fit import check_fits
 from meshwright.layout.workload import Workload
@@ -56,6 +58,49 @@ def in_float32(layout: Layout) -> Layout:
     return layout.replace(**wide, **dict.fromkeys(_FOLLOWING))
 
 
+def kernel_plan(plan: Plan) -> Plan | None:
+    """The tiny plan that runs the attention kernel of the plan's chips; None if no such kernel runs here.
+
+    It has one device, or two of `context` in training, no experts, and lengths or heads that fill tiles.
+    """
+    platform, layout = load(plan.hardware).chip.platform, plan.layout
+    is_trained = plan.workload.phase == "train"
+    kernel = platform.flash if is_trained else platform.paged
+    if (
+        kernel is None
+        or kernel.name not in INTERPRETED
+        or not any(one.kind.attends for one in plan.model.layers)
+    ):
+        return None
+    if is_trained:
+        refusal = why_no_flash(platform, None, plan.model, layout, plan.workload.seq_len)
+    else:
+        refusal = why_no_paged(platform, plan.model, layout.at("generate"))
+    if refusal:
+        return None
+    degrees = {CONTEXT.name: min(2, layout.degree(CONTEXT.name))} if is_trained else {}
+    length = 2 * _TILE * degrees.get(CONTEXT.name, 1)
+    model = replace(
+        tiny_model(
+            replace(plan.model, global_every=min(2, plan.model.global_every)),
+            _D_HEAD if is_trained else _TILE,
+        ),
+        moe=None,
+        max_seq_len=4 * length,
+        # A prompt of inference is longer than the twin's window, a block of training than this one.
+        sliding_window=plan.model.sliding_window and (_WIDE_LOCAL if is_trained else _LOCAL),
+        attention_chunk=plan.model.attention_chunk and (_WIDE_LOCAL if is_trained else _LOCAL),
+    )
+    workload = Workload(1 if is_trained else 4, length, plan.workload.phase)
+    return Plan(model, plan.hardware, workload, in_float32(Layout.of(**degrees)))
+
+
+# Kernels that Pallas runs in JAX, on any platform; cuDNN's run on GPUs only.
+INTERPRETED = ("splash", "ragged", "paged")
+# Positions of a block of splash attention, and elements of a head of ragged attention.
+_TILE, _WIDE_LOCAL = 128, 100
+
+
 # Types that are those of other words if they are None.
 _FOLLOWING = (
     "matmul_dtype", "gradients_dtype", "kv_dtype", "saved_dtype", "matmul_scales", "experts_dtype",
@@ -88,18 +133,18 @@ def _of_stages(plan: Plan, layout: Layout, model: ModelConfig) -> tuple[Layout, 
     return layout, model
 
 
-def tiny_model(config: ModelConfig) -> ModelConfig:
+def tiny_model(config: ModelConfig, d_head: int = _D_HEAD) -> ModelConfig:
     """A model with the features of `config` and small dimensions."""
     num_kv_heads = min(4, config.num_kv_heads)
     num_heads = num_kv_heads * min(2, config.num_heads // config.num_kv_heads)
     mla = config.mla and MLA(
         kv_rank=16,
-        nope_dim=_D_HEAD - _ROPE_DIM,
+        nope_dim=d_head - _ROPE_DIM,
         rope_dim=_ROPE_DIM,
-        value_dim=_D_HEAD,
+        value_dim=d_head,
         q_rank=config.mla.q_rank and 12,
     )
-    rotary_dim = config.rotary_dim and _D_HEAD // 2
+    rotary_dim = config.rotary_dim and d_head // 2
     return replace(
         config,
         num_layers=_fewest_layers(config),
@@ -107,7 +152,7 @@ def tiny_model(config: ModelConfig) -> ModelConfig:
         d_ff=64,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        d_head=_D_HEAD,
+        d_head=d_head,
         rotary_dim=rotary_dim,
         vocab_size=_VOCAB,
         max_seq_len=4 * _SEQ_LEN,
@@ -118,7 +163,7 @@ def tiny_model(config: ModelConfig) -> ModelConfig:
         mla=mla,
         **_tiny_mixer(config),
         rope_scaling=config.rope_scaling
-        and _first_factors(config.rope_scaling, (rotary_dim or (_ROPE_DIM if mla else _D_HEAD)) // 2),
+        and _first_factors(config.rope_scaling, (rotary_dim or (_ROPE_DIM if mla else d_head)) // 2),
     )
 
 
