@@ -58,6 +58,10 @@ def test_every_preset_has_a_tiny_model(name: str) -> None:
         for one in (config, small)
     )
     assert tiny_kinds == kinds
+    for phase in ("train", "generate"):
+        length = min(1024, config.max_seq_len)
+        of_kernel = kernel_plan(Plan(config, "v5p:2x2x2", Workload(16, length, phase), Layout.of()))
+        assert of_kernel is None or count_params(of_kernel.model).total < 1_000_000
 
 
 def test_tiny_experts_and_latents_keep_their_kind() -> None:

@@ -57,7 +57,8 @@ def cached_numerics(plan: Plan, *, use_cache: bool = True) -> dict[str, Any]:
 def check_numerics(plan: Plan) -> dict[str, Any]:
     """The twin's numbers beside the formulas': `agrees`, and checks[] with `difference` and `tolerance`.
 
-    Also loss, gradients[] and updates[] of a training step, or requests[] of inference. difference: relative
+    Also loss, gradients[] and updates[] of a training step, or requests[] of inference; `not_run` if Pallas's
+    interpreter does not take the kernel. difference: relative
     to the tensor's largest entry, or in nats; None if a number is not finite. Raises AuditError if the twin
     does not run under the layout.
     """

@@ -61,7 +61,8 @@ def in_float32(layout: Layout) -> Layout:
 def kernel_plan(plan: Plan) -> Plan | None:
     """The tiny plan that runs the attention kernel of the plan's chips; None if no such kernel runs here.
 
-    It has one device, or two of `context` in training, no experts, and lengths or heads that fill tiles.
+    It has one device, or two of `context` in training, and lengths or heads that fill tiles. Experts are left
+    out unless the model names the layers that have them.
     """
     platform, layout = load(plan.hardware).chip.platform, plan.layout
     is_trained = plan.workload.phase == "train"
@@ -80,12 +81,13 @@ def kernel_plan(plan: Plan) -> Plan | None:
         return None
     degrees = {CONTEXT.name: min(2, layout.degree(CONTEXT.name))} if is_trained else {}
     length = 2 * _TILE * degrees.get(CONTEXT.name, 1)
+    model = tiny_model(
+        replace(plan.model, global_every=min(2, plan.model.global_every)), _D_HEAD if is_trained else _TILE
+    )
+    needs_experts = model.feed_forwards or model.variants
     model = replace(
-        tiny_model(
-            replace(plan.model, global_every=min(2, plan.model.global_every)),
-            _D_HEAD if is_trained else _TILE,
-        ),
-        moe=None,
+        model,
+        moe=model.moe if needs_experts else None,
         max_seq_len=4 * length,
         # A prompt of inference is longer than the twin's window, a block of training than this one.
         sliding_window=plan.model.sliding_window and (_WIDE_LOCAL if is_trained else _LOCAL),
@@ -172,7 +174,8 @@ def _fewest_layers(config: ModelConfig) -> int:
     of_experts = min(1, config.moe.num_dense_layers) + 2 * config.moe.every if config.moe else 2
     each = config.layers_per_cache
     periods = (config.global_every + 1, config.nope_every + 1, 2 * each if each > 1 else 2)
-    fewest = max(of_experts, *periods, _first_of_all_kinds(config) if config.mixers else 1)
+    of_kinds = _first_of_all_kinds(replace(config, moe=config.moe and _tiny_experts(config.moe)))
+    fewest = max(of_experts, *periods, of_kinds if config.mixers or config.variants else 1)
     return min(config.num_layers, -(-fewest // each) * each)
 
 
@@ -207,6 +210,7 @@ def _tiny_experts(moe: MoE) -> MoE:
         experts_per_token=min(2, moe.experts_per_token),
         d_ff=16,
         d_ff_shared=moe.d_ff_shared and 16,
+        latent=moe.latent and 16,
         num_dense_layers=min(1, moe.num_dense_layers),
         num_groups=min(4, moe.num_groups),
         groups_per_token=min(2, moe.groups_per_token),
