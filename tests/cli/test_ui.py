@@ -165,9 +165,9 @@ def test_what_fits_and_the_load_are_tables():
     fits = {"model": "m", "hardware": "t4:1", "seq_len": 4096, "ways": [way, {**way, "fits": False}]}
     found = ranking(Planner(price_of, lambda state: fits), state_of("tab=fit"))
     assert found["said"] == "1 of 2 ways fit m on t4:1" and found["html"].count("<tr") == 3
-    servers = {"hardware": "h100:1x4", "layout": "tensor=4,remat=none", "weights_dtype": "bf16", "replicas": 1,
-               "chips": 4, "price_per_hour": 43.2, "ttft_p95_seconds": 0.07, "tpot_p95_seconds": 0.005,
-               "missed": None}  # fmt: skip
+    servers = {"hardware": "h100:1x4", "layout": "tensor=4,remat=none", "weights_dtype": "bf16",
+               "replicas": 1, "chips": 4, "price_per_hour": 43.2, "ttft_p95_seconds": 0.07,
+               "tpot_p95_seconds": 0.005, "missed": None}  # fmt: skip
     cheaper = [{**servers, "missed": "--tpot-p95 30ms <missed>"}]
     load = {
         "rate_per_second": 20.0,

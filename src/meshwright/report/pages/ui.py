@@ -187,7 +187,8 @@ def answer(planner: Planner, state: Mapping[str, str], moved: str = "") -> dict[
     """The priced layouts: `html`, the summary `said`, `seconds` taken, and `remats` that the model allows.
 
     moved: the control that was changed; words of the layout make up for it, unless it is empty, as while a
-    layout is typed. layout: the first layout, perhaps another than the given one. remats: None if no layout has a price. suggestions: what to change.
+    layout is typed. layout: the first layout, perhaps another than the given one. remats: None if no layout
+    has a price. suggestions: what to change.
     """
     started = time.perf_counter()
     first, note = _side(planner, state, state["hardware"], state["layout"]), ""
