@@ -1,4 +1,4 @@
-"""A measured load test beside the simulation of its plan, and the anchor that it gives."""
+"""A measured load test compared with the simulation of its plan, and its anchor."""
 
 from pathlib import Path
 from typing import Any

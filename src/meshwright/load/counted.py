@@ -1,4 +1,4 @@
-"""Texts and running sequences by their counts, for simulations, in which token ids do not matter.
+"""Counts of texts and running sequences, for simulations: token ids do not matter there.
 
 `CountedText` is the tokens of a chat by their number. `CountedRunning` advances all sequences that generate
 by a token at once, so that a simulated step takes time only for sequences that join or leave.
@@ -193,7 +193,7 @@ class CountedRunning(Running):
         return counted
 
     def num_steady(self) -> int:
-        """Steps, from the one scheduled last, up to the next for which a sequence is due or has left."""
+        """Steps from the last scheduled one to the next with a sequence that is due or has left."""
         if self._late:
             return 1
         while self._due_steps and self._due_steps[0] < self._num_scheduled:
@@ -201,7 +201,7 @@ class CountedRunning(Running):
         return self._due_steps[0] + 1 - self._num_scheduled if self._due_steps else 1
 
     def skip(self, num_steps: int) -> None:
-        """Count steps in which the same sequences generate, as scheduled and as delivered."""
+        """Count steps that generate for the same sequences, as scheduled and as delivered."""
         self._num_scheduled += num_steps
         self._num_delivered += num_steps
         self._num_positions += num_steps * len(self._since)

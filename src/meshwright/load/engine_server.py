@@ -103,7 +103,7 @@ class EngineServer:
 
     @property
     def _shared_share(self) -> float:
-        """Share of a token's products that groups of devices divide: those of experts, if over all groups."""
+        """Share of a token's products that groups of devices divide: products of experts over all groups."""
         if self.config.moe is None or self.layout.mesh.sizes.get("expert", 1) < self.data:
             return 0.0
         flops = forward_flops(self.config, 1)

@@ -33,7 +33,7 @@ _GOOD = 0.95
 
 
 class NotEnoughError(PlanError):
-    """A load for which no number of replicas is enough."""
+    """A load that no number of replicas can serve."""
 
 
 def simulated(
@@ -202,7 +202,7 @@ def _fewest(
 
 
 def _beyond(figures: dict[str, Any], targets: LatencyTargets) -> str:
-    """The targets that 95% of the answers do not meet, with the times of these answers."""
+    """The targets that 95% of the answers miss, with these answers' times."""
     asked = {"ttft": targets.ttft_seconds, "tpot": targets.tpot_seconds}
     reached = {name: figures[f"{name}_seconds"]["p95"] for name in asked}
     missed = [

@@ -226,7 +226,7 @@ def _layouts(config: ModelConfig, machine: Hardware, precision: Mapping[str, obj
 
 
 def _bound(server: EngineServer, load: RatedLoad) -> _Bound | None:
-    """None if the layout does not hold a request, or is too slow for one alone."""
+    """None if the layout does not hold a request, or is too slow for a single one."""
     try:
         limits = server.limits(load.context, _SEQUENCES)
     except MeshwrightError:

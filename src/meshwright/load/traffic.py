@@ -24,7 +24,7 @@ class Turn(NamedTuple):
 class Chat(NamedTuple):
     """Consecutive turns, each sent with the earlier ones; a single request is a chat of one turn.
 
-    arrival_seconds: time at which the first turn is sent, from the start of the test.
+    arrival_seconds: time of sending the first turn, from the start of the test.
     """
 
     arrival_seconds: float

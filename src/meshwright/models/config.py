@@ -616,11 +616,6 @@ class ModelConfig:
         return moe is not None and (number < moe.num_dense_layers or bool((number + 1) % moe.every))
 
     @cached_property
-    def num_attention_layers(self) -> int:
-        """The layers that have attention."""
-        return sum(layer.kind.attends for layer in self.layers)
-
-    @cached_property
     def num_dense_layers(self) -> int:
         """P: the dense layers of a mixture of experts; 0 without experts."""
         if self.moe is None:
@@ -654,11 +649,6 @@ class ModelConfig:
             return None
         is_chunk = self.attention_chunk is not None
         return Window(size, is_chunk, self.compressed or 0, self.compressed_top_k or 0)
-
-    @cached_property
-    def attention_windows(self) -> tuple[Window | None, ...]:
-        """The window of each layer that has attention."""
-        return tuple(layer.kind.window for layer in self.layers if layer.kind.attends)
 
 
 # By whether a layer is dense among experts, and whether it reads another layer's keys and values.

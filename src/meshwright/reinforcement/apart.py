@@ -37,7 +37,7 @@ _READY, _LOADED = "ready", "loaded"
 
 @dataclass(frozen=True)
 class Job:
-    """The work of the other process. crossing: the layout in which weights are pulled."""
+    """The work of the other process. crossing: the layout of the pulled weights."""
 
     config: ModelConfig
     layout: Layout

@@ -25,7 +25,7 @@ _LEAST_DEVIATION = 1e-4
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RlState(TrainState):
-    """The trainer's state. behind: parameters of a step before, which roll out; None without staleness."""
+    """The trainer's state. behind: parameters of an earlier step, which roll out; None without staleness."""
 
     behind: Any = None
 

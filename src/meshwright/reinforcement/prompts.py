@@ -1,4 +1,4 @@
-"""Prompts of a JSONL file, in the order in which a run takes them.
+"""Prompts of a JSONL file, in the order of a run.
 
     {"prompt": "3 1 2 ->", "answer": "1 2 3"}
     {"messages": [{"role": "user", "content": "Sort 3 1 2"}], "answer": "1 2 3"}

@@ -64,7 +64,7 @@ class RlSettings:
 
 
 def rl_settings(run: Path, given: Mapping[str, Any], *, resumes: bool) -> RlSettings:
-    """The settings of a new run, or of a resumed one with those of `given` that may change.
+    """The settings of a new run, or of a resumed run with changes from `given`.
 
     Raises MeshwrightError for a setting that a resumed run cannot change.
     """

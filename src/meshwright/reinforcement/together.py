@@ -1,4 +1,4 @@
-"""A generator on the trainer's devices, to which the planned move brings the weights."""
+"""A generator on the trainer's devices; the planned move brings its weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
