@@ -167,14 +167,10 @@ class Recorder:
         return Value(array, dtype, num_bytes, padding_bytes=whole(num_bytes * self._padding(array)))
 
     def _padding(self, array: ShardedArray) -> float:
-        """The share that whole tiles add to queries, keys and values.
-
-        A kernel needs H as the minor dimension.
-        """
+        """The share that tiles of a kernel, with H as minor dimension, add to queries, keys and values."""
         if array.dims[:1] != ("B",) or array.dims[-1] not in _HEAD_DIMENSIONS:
             return 0.0
-        size = self.sizes[array.dims[-1]]
-        tile = self.lowering.head_tile
+        size, tile = self.sizes[array.dims[-1]], self.lowering.head_tile
         return -(-size // tile) * tile / size - 1
 
     def tokens(self, name: str) -> Value:

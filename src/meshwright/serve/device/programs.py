@@ -201,16 +201,13 @@ class InferencePrograms:
         num_pages: pages of each of R replicas, in order. Each replica numbers its pages from 0.
         """
         jitted = jax.jit(partial(self._by_pool, _copied))
-        return self._compile(jitted, self.abstract_pools(), self._numbers(num_pages))
+        return self._lowered(jitted, self.abstract_pools(), self._numbers(num_pages)).compile()
 
     def accept(self, num_pages: int) -> Any:
-        """The compiled write of pages: (pools, numbers i32[R num_pages], exported) -> pools, in place.
-
-        Numbers out of range are skipped.
-        """
+        """The compiled write of existing pages: (pools, numbers i32[R num_pages], exported) -> pools."""
         jitted = jax.jit(partial(self._by_pool, _pasted), donate_argnums=0)
         exported = self.exported(num_pages)
-        return self._compile(jitted, self.abstract_pools(), self._numbers(num_pages), exported)
+        return self._lowered(jitted, self.abstract_pools(), self._numbers(num_pages), exported).compile()
 
     def exported(self, num_pages: int) -> Any:
         """The types of `num_pages` exported pages of each replica."""
@@ -445,9 +442,6 @@ class InferencePrograms:
     def _lowered(self, jitted: Any, *arguments: Any) -> Any:
         with jax.set_mesh(self.mesh):
             return jitted.lower(*arguments)
-
-    def _compile(self, jitted: Any, *arguments: Any) -> Any:
-        return self._lowered(jitted, *arguments).compile()
 
 
 def num_kept_apart(layout: Layout, config: ModelConfig) -> int:
