@@ -66,6 +66,8 @@ def serve(
         raise typer.BadParameter(
             f"--tensor {engine.tensor} and {plan} both give a layout; leave out one of them"
         )
+    if engine.ratio_test and engine.draft_checkpoint is None:
+        raise typer.BadParameter("--ratio-test accepts drafts of a model; give its --draft-checkpoint")
     if engine.draft_checkpoint is not None:
         check_model_folder(engine.draft_checkpoint)
         if not engine.num_drafts:

@@ -154,10 +154,11 @@ def _drafter(runner: JaxRunner, settings: EngineSettings, report: Progress) -> D
         num_slots=limits.num_slots,
         context=limits.context,
         num_drafts=0,
+        ratio_test=False,
         host_cache_bytes=None,
     )
     # The drafter allocates its own pages, for a whole context in every slot.
-    small, _ = _runner(folder, small_settings, keeps_windows=False)
+    small, _ = _runner(folder, small_settings, keeps_windows=False, keeps_logits=settings.ratio_test)
     report("compiling the draft model", None)
     small.warm_up()
     draft_seconds = small.step_seconds()
@@ -166,11 +167,16 @@ def _drafter(runner: JaxRunner, settings: EngineSettings, report: Progress) -> D
         draft = num_sequences * settings.num_drafts * draft_seconds
         return runner.cost_ratio(num_sequences) + draft / runner.generate_seconds(num_sequences)
 
-    return ModelDrafter(small, settings.num_drafts, cost_ratio)
+    return ModelDrafter(small, settings.num_drafts, cost_ratio, by_ratio=settings.ratio_test)
 
 
 def _runner(
-    folder: ModelFolder, settings: EngineSettings, first_device: int = 0, *, keeps_windows: bool = True
+    folder: ModelFolder,
+    settings: EngineSettings,
+    first_device: int = 0,
+    *,
+    keeps_windows: bool = True,
+    keeps_logits: bool = False,
 ) -> tuple[JaxRunner, Layout]:
     """The runner, not yet compiled, and its layout, on the devices from number `first_device`."""
     config, plan = folder.config, settings.plan
@@ -218,6 +224,8 @@ def _runner(
         num_drafts=settings.num_drafts,
         strict=settings.strict,
         batch_invariant=settings.batch_invariant,
+        by_ratio=settings.ratio_test,
+        keeps_logits=keeps_logits,
         # Pages of all layers are handed over.
         keeps_windows=keeps_windows and not settings.hands_over,
         shares_pages=settings.hands_over,

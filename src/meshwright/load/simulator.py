@@ -288,6 +288,9 @@ class _Drafts:
     def draft(self, sequence: TokenSequence) -> list[int]:
         return [-2 - place for place in range(self._num_drafts)]
 
+    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
+        return ()
+
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         """Do nothing: the probability of acceptance is given."""
 

@@ -72,6 +72,9 @@ class EngineSettings:
     draft_checkpoint: Path | None = option(
         None, help="A smaller model that makes the --drafts.", unset="n-gram look-up"
     )
+    ratio_test: bool = option(
+        False, help="Accept sampled drafts of --draft-checkpoint by the ratio of probabilities."
+    )
     batch_invariant: bool = option(
         False, help="Make results bitwise independent of what else is served, at some speed."
     )

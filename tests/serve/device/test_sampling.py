@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from meshwright.serve.device.sampling import NUM_TOP, Edits, Needs, Sampled, SampledRows, sample
+from meshwright.serve.device.sampling import (
+    NUM_TOP,
+    Edits,
+    Guesses,
+    Needs,
+    Sampled,
+    SampledRows,
+    sample,
+)
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -25,6 +33,7 @@ def sampled(
     positions: ArrayLike = 0,
     num_top: ArrayLike = 0,
     edits: Edits | None = None,
+    guesses: Guesses | None = None,
 ) -> Sampled:
     """One draw a row of `logits`, each other parameter given once or for each row."""
     logits = np.atleast_2d(np.asarray(logits, np.float32))
@@ -38,7 +47,7 @@ def sampled(
         (num_top, np.int32),
     )
     rows = SampledRows(*(np.broadcast_to(np.asarray(value, dtype), len(logits)) for value, dtype in columns))
-    return Sampled(*map(np.asarray, sample(logits, rows, edits)))  # pyright: ignore[reportArgumentType]
+    return Sampled(*map(np.asarray, sample(logits, rows, edits, None, guesses)))  # pyright: ignore[reportArgumentType]
 
 
 def draw(logits: ArrayLike, **params) -> tuple[np.ndarray, np.ndarray]:
@@ -293,3 +302,47 @@ def test_two_models_draw_the_same_token_as_often_as_the_coupling_says():
     assert agreed > p[np.argmax(q)] + 0.3
     np.testing.assert_allclose(np.bincount(answers, minlength=V) / num_draws, p, atol=TOLERANCE)
     np.testing.assert_allclose(np.bincount(guesses, minlength=V) / num_draws, q, atol=TOLERANCE)
+
+
+# Logits of a draft model that likes other tokens than LOGITS does.
+DRAFT = np.roll(LOGITS, 2) / 1.5
+
+
+def tempered(logits: np.ndarray, temperature: float, top_k: int) -> np.ndarray:
+    scaled = logits / temperature
+    kept = scaled >= np.sort(scaled)[::-1][(top_k or V) - 1]
+    weights = np.where(kept, np.exp(scaled), 0.0)
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, 0), (0.6, 0), (1.0, 4)])
+def test_the_ratio_test_keeps_the_distribution_and_accepts_as_the_paper_says(temperature, top_k):
+    """Drafts from q are accepted with probability sum(min(p, q)), and results have p (Leviathan et al. 2023)."""
+    num_draws = 40_000
+    how = {"temperature": temperature, "top_k": top_k, "positions": np.arange(num_draws)}
+    of_draft = np.tile(DRAFT, (num_draws, 1))
+    drafts, _ = draw(of_draft, **how)
+    tokens, _ = draw(np.tile(LOGITS, (num_draws, 1)), guesses=Guesses(drafts, of_draft), **how)
+    p, q = tempered(LOGITS, temperature, top_k), tempered(DRAFT, temperature, top_k)
+    counts, expected = np.bincount(tokens, minlength=V), num_draws * p
+    assert not counts[p == 0].any()
+    chi_square = np.sum((counts - expected)[p > 0] ** 2 / expected[p > 0])
+    assert chi_square < 24.3, "the 99.9th percentile for 7 degrees of freedom; fewer tokens have a lower one"
+    accepted = np.mean(tokens == drafts)
+    assert accepted == pytest.approx(np.minimum(p, q).sum(), abs=0.01)  # four standard errors
+    coupled, _ = draw(np.tile(LOGITS, (num_draws, 1)), **how)
+    assert np.mean(coupled == drafts) < accepted + 0.01
+
+
+def test_rows_without_a_guess_are_drawn_as_without_guesses():
+    logits = np.tile(LOGITS, (64, 1))
+    guesses = Guesses(np.full(64, -1, np.int32), np.zeros((64, V), np.float32))
+    how = {"positions": np.arange(64), "temperature": np.where(np.arange(64) % 2, 1.0, 0.0)}
+    np.testing.assert_array_equal(draw(logits, guesses=guesses, **how), draw(logits, **how))
+
+
+def test_a_guess_of_the_same_distribution_is_always_accepted():
+    logits = np.tile(LOGITS, (512, 1))
+    drafts, _ = draw(logits, positions=np.arange(512))
+    tokens, _ = draw(logits, positions=np.arange(512), guesses=Guesses(drafts, logits))
+    np.testing.assert_array_equal(tokens, drafts)

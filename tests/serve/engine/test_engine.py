@@ -371,6 +371,9 @@ class GoodGuesser:
         drafts = answer_to(of_all_tokens, tuple(sequence.tokens), self._random.randint(0, 3))
         return [token if self._random.random() < 0.7 else (token + 1) % 50 for token in drafts]
 
+    def logits(self, sequence: TokenSequence) -> tuple[()]:
+        return ()
+
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         self.num_right += num_accepted
 

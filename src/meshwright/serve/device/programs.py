@@ -47,11 +47,13 @@ from meshwright.nn.start.device_mesh import device_mesh, partition_spec, reshard
 from meshwright.platforms import platform_of
 from meshwright.serve.device.sampling import (
     Edits,
+    Guesses,
     Needs,
     Sampled,
     SampledRows,
     batch_rows,
     no_edits,
+    no_guesses,
     sample,
     top_tokens,
 )
@@ -182,14 +184,17 @@ class InferencePrograms:
         """Whether choices of tokens are compiled for the needs of rows."""
         return not platform_of(self.mesh).one_sampler
 
-    def choice(self, num_logits: int, needs: Needs | None, *, with_edits: bool) -> Any:
-        """The choice of tokens, to be compiled: (last, logits, slots, rows, edits) -> (last, sampled).
+    def choice(
+        self, num_logits: int, needs: Needs | None, *, with_edits: bool, with_guesses: bool = False
+    ) -> Any:
+        """The choice of tokens, to be compiled.
 
-        num_logits: rows a replica. needs: the sampling features that the rows use.
+        It maps (last, logits, slots, rows, edits, guesses) to (last, sampled). num_logits: rows a replica. needs: the sampling features that the rows use.
         """
         vocab_size, count = self.config.vocab_size, self.num_replicas * num_logits
         greedy = batch_rows([GREEDY] * count, [0] * count)
-        how = greedy, no_edits(count, vocab_size) if with_edits else None
+        edits = no_edits(count, vocab_size) if with_edits else None
+        how = greedy, edits, no_guesses(count, vocab_size) if with_guesses else None
         types = jax.tree.map(lambda x: self._split(*x.shape, dtype=x.dtype), how)
         arguments = self._split(self._num_last), self._split(count, vocab_size, dtype=np.float32)
         choose = jax.jit(partial(self._choose, needs))
@@ -408,13 +413,14 @@ class InferencePrograms:
         slots: Array,
         rows: SampledRows,
         edits: Edits | None,
+        guesses: Guesses | None,
     ) -> tuple[Array, Sampled]:
         """Choose tokens from whole logits on every device, and keep them in `last` for the next step."""
         by_replica = PartitionSpec(self._x[0])
         sample = partial(_sampled, needs)
         chosen = partial(in_tiles, sample) if self._batch_invariant else sample
         local = jax.shard_map(chosen, in_specs=by_replica, out_specs=by_replica, check_vma=False)
-        sampled = local((logits, rows, edits))
+        sampled = local((logits, rows, edits, guesses))
         return self._on_each(_given, last, slots, sampled.tokens), sampled
 
     def _taken(self, x: Array, rows: Array) -> Array:
@@ -515,8 +521,9 @@ def _scored(columns: tuple[Array, Array]) -> Scores:
     return Scores(logprobs[:, 0], top_ids, top_logits - normalisers)
 
 
-def _sampled(needs: Needs | None, asked: tuple[Array, SampledRows, Edits | None]) -> Sampled:
-    return sample(*asked, needs=needs)
+def _sampled(needs: Needs | None, asked: tuple[Array, SampledRows, Edits | None, Guesses | None]) -> Sampled:
+    logits, rows, edits, guesses = asked
+    return sample(logits, rows, edits, needs, guesses)
 
 
 def _known(tokens: Array, last: Array, slots: Array) -> Array:

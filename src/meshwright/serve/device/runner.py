@@ -52,6 +52,7 @@ class _Choice(NamedTuple):
     num_logits: int
     needs: Needs | None
     with_edits: bool
+    with_guesses: bool
 
 
 class JaxRunner:
@@ -67,7 +68,8 @@ class JaxRunner:
     host_bytes: of host memory, for pages that are evicted from the cache; all layers then keep every
     position. with_native: use the C++ kernels on CPUs, if they can be built (native/).
     batch_invariant: log-probabilities do not depend, bit for bit, on other requests, the shapes of steps,
-    chunks of prompts, or cached prefixes.
+    chunks of prompts, or cached prefixes. by_ratio: drafts with logits are accepted by the ratio test.
+    keeps_logits: steps return the logits of sampled tokens.
     Raises LayoutError if the layout does not fit the model or serving, PlanError for a context longer than
     the model's, no slot, too few pages for one sequence, too few bytes for a page, a model or layout that
     cannot be batch-invariant, or an option that `check_states` refuses.
@@ -93,6 +95,8 @@ class JaxRunner:
         host_bytes: int = 0,
         with_native: bool = True,
         batch_invariant: bool = False,
+        by_ratio: bool = False,
+        keeps_logits: bool = False,
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context, batch_invariant=batch_invariant)
@@ -118,6 +122,7 @@ class JaxRunner:
             )
         self.embedding_size = config.d_model
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
+        self._by_ratio, self._keeps_logits = by_ratio, keeps_logits
         self._num_per_shard = limits.num_replicas // layout.num_batch_shards
         self._programs = InferencePrograms(
             config,
@@ -183,16 +188,24 @@ class JaxRunner:
         shapes = self._shapes.all
         steps = [self._step_of(shape) for shape in shapes]
         choices = [
-            _Choice(count, needs, with_edits)
+            _Choice(count, needs, with_edits, with_guesses)
             for count in sorted({step.num_logits for step in steps})
             for needs in (Needs.all() if self._programs.has_choice_by_needs else [None])
             for with_edits in (False, True)
             if not (only_greedy and (with_edits or (needs and needs.draws)))
+            for with_guesses in (
+                [False, True] if self._by_ratio and (needs is None or needs.draws) else [False]
+            )
         ]
         # JAX traces here, under the settings of this thread; only parts of compilers have several threads.
         lowered = [self._programs.step(step) for step in steps]
         lowered += [
-            self._programs.choice(choice.num_logits, choice.needs, with_edits=choice.with_edits)
+            self._programs.choice(
+                choice.num_logits,
+                choice.needs,
+                with_edits=choice.with_edits,
+                with_guesses=choice.with_guesses,
+            )
             for choice in choices
         ]
         compiled = _compiled(lowered)
@@ -300,18 +313,20 @@ class JaxRunner:
         inputs = StepInputs(batch, step, self.limits, self._num_per_shard, num_sharing)
         rows, edits = inputs.sampling(self.vocab_size)
         needs = Needs.of(rows) if self._programs.has_choice_by_needs else None
-        choose = self._choices[_Choice(step.num_logits, needs, edits is not None)]
+        guesses = inputs.guesses(self.vocab_size) if needs is None or needs.draws else None
+        choose = self._choices[_Choice(step.num_logits, needs, edits is not None, guesses is not None)]
         with self._alone():
             yielded = self._steps[shape](self._params, self._pools, self._last, *inputs.arrays)
             logits, self._pools, *hidden = yielded
-            self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)
+            self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits, guesses)
             results = None
             if hidden and self._readout is not None:
                 results = self._readout.dispatch(self._params, hidden[0], inputs.scored, inputs.embedded)
             if self._is_starved:
                 jax.block_until_ready((sampled, self._pools, results and results.outputs))
         self._host.settle()  # while the device works
-        return _UnderWay(sampled, inputs.sampled, np.asarray(rows.num_top), results)
+        kept = logits if self._keeps_logits else None
+        return _UnderWay(sampled, inputs.sampled, np.asarray(rows.num_top), results, kept)
 
     @property
     def _is_starved(self) -> bool:
@@ -390,9 +405,15 @@ class _UnderWay:
     """
 
     def __init__(
-        self, sampled: Sampled, rows: list[range], num_top: np.ndarray, results: Results | None
+        self,
+        sampled: Sampled,
+        rows: list[range],
+        num_top: np.ndarray,
+        results: Results | None,
+        logits: jax.Array | None,
     ) -> None:
         self._sampled, self._rows, self._num_top, self._results = sampled, rows, num_top, results
+        self._logits = logits
 
     def read(self) -> Sequence[WorkOutput]:
         sampled = jax.device_get(self._sampled)
@@ -406,8 +427,14 @@ class _UnderWay:
             return TokenScore(tokens[i], logprobs[i], tuple(likeliest))
 
         scores, embeddings = self._results.read() if self._results else ({}, {})
+        logits = None if self._logits is None else jax.device_get(self._logits)
         return [
-            WorkOutput([score(i) for i in rows], scores.get(work, ()), embeddings.get(work))
+            WorkOutput(
+                [score(i) for i in rows],
+                scores.get(work, ()),
+                embeddings.get(work),
+                () if logits is None else [logits[i] for i in rows],
+            )
             for work, rows in enumerate(self._rows)
         ]
 

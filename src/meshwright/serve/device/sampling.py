@@ -73,6 +73,16 @@ class Edits(NamedTuple):
     frequency: Any
 
 
+class Guesses(NamedTuple):
+    """Tokens that a draft model drew, and its logits, for the ratio test.
+
+    tokens int32[B]: -1 for rows without a guess. logits f32[B, V]: of the draft model, without changes.
+    """
+
+    tokens: Any
+    logits: Any
+
+
 class Sampled(NamedTuple):
     """A token of each row, int32[B], its log-probability f32[B], and the likeliest tokens of the row.
 
@@ -88,13 +98,18 @@ class Sampled(NamedTuple):
 
 @partial(jax.jit, static_argnames="needs")
 def sample(
-    logits: ArrayLike, rows: SampledRows, edits: Edits | None = None, needs: Needs | None = None
+    logits: ArrayLike,
+    rows: SampledRows,
+    edits: Edits | None = None,
+    needs: Needs | None = None,
+    guesses: Guesses | None = None,
 ) -> Sampled:
     """A token for each row of logits[B, V], by its own row of `rows` and `edits`.
 
     A row's token depends on its own logits, parameters, seed and position, never on its neighbours in the
     batch. Filters apply in this order: min-p, top-k, top-p. needs: the sampling features that `rows` use, or
-    more; None: the device finds them, and the host of a GPU waits for the result.
+    more; None: the device finds them, and the host of a GPU waits for the result. guesses: a drawn row with a
+    guess yields it if the ratio test accepts it, and otherwise a token of the remaining probability.
     """
     logits = jnp.asarray(logits, jnp.float32)
     rows = SampledRows(*map(jnp.asarray, rows))
@@ -103,7 +118,7 @@ def sample(
     # Batch-wide conditions only skip work: a row that needs none of it gets the same token either way.
     sampled = rows.temperature > 0
     draws, filters, top = needs or (jnp.any(sampled), jnp.any(_is_filtered(rows)), jnp.any(rows.num_top > 0))
-    drawn = _if(draws, partial(_draw, filters), lambda *_: greedy, edited, rows)
+    drawn = _if(draws, partial(_draw, filters, guesses), lambda *_: greedy, edited, rows)
     tokens = jnp.where(sampled, drawn, greedy)
     normalisers = jax.nn.logsumexp(logits, axis=-1)
     logprobs = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - normalisers
@@ -145,10 +160,34 @@ def _if(condition: Array | bool, then: Callable[..., Any], otherwise: Callable[.
     return lax.cond(condition, then, otherwise, *on)
 
 
-def _draw(filters: Array | bool, logits: Array, rows: SampledRows) -> Array:
+def _draw(filters: Array | bool, guesses: Guesses | None, logits: Array, rows: SampledRows) -> Array:
+    scaled = _kept(filters, logits, rows)
+    keys = jax.vmap(_key)(rows.seeds, rows.positions)
+    drawn = jax.vmap(_gumbel_argmax)(scaled, keys)
+    if guesses is None:
+        return drawn
+    tokens, of_guesses = jnp.asarray(guesses.tokens), jnp.asarray(guesses.logits)
+    tested = jax.vmap(_by_ratio)(tokens, scaled, _kept(filters, of_guesses, rows), keys)
+    return jnp.where(tokens < 0, drawn, tested)
+
+
+def _by_ratio(token: Array, scaled: Array, of_guess: Array, key: Array) -> Array:
+    """`token` with probability min(1, p / q), otherwise a draw from max(0, p - q).
+
+    p, q: softmax of scaled[V] and of_guess[V], from which `token` was drawn. The result has distribution p
+    (Leviathan et al. 2023, appendix A.1). The guess was drawn with the noise of `key`; the test has other keys.
+    """
+    p, q = jax.nn.softmax(scaled), jax.nn.softmax(of_guess)
+    accepts = jax.random.uniform(jax.random.fold_in(key, 1)) * q[token] < p[token]
+    remaining = jnp.log(jnp.maximum(p - q, 0.0))
+    return jnp.where(accepts, token, _gumbel_argmax(remaining, jax.random.fold_in(key, 2)))
+
+
+def _kept(filters: Array | bool, logits: Array, rows: SampledRows) -> Array:
+    """The scaled logits[B, V] of the tokens that the filters leave, -inf for the others."""
     scaled = jax.vmap(_scale)(logits, rows.temperature)
     allowed = _if(filters, jax.vmap(_allowed), lambda scaled, _: jnp.ones(scaled.shape, bool), scaled, rows)
-    return jax.vmap(_gumbel_argmax)(scaled, allowed, rows.seeds, rows.positions)
+    return jnp.where(allowed, scaled, -jnp.inf)
 
 
 def _scale(logits: Array, temperature: Array) -> Array:
@@ -186,15 +225,17 @@ def _threshold(probabilities: Array, enough: Callable[[Array], Array]) -> Array:
     return lax.bitcast_convert_type(low, jnp.float32)
 
 
-def _gumbel_argmax(scaled: Array, allowed: Array, seed: Array, position: Array) -> Array:
+def _key(seed: Array, position: Array) -> Array:
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
+
+
+def _gumbel_argmax(scaled: Array, key: Array) -> Array:
     """argmax(logits + Gumbel noise), which is a draw from softmax(logits).
 
     The noise belongs to the token's id, not to its rank, so two nearly equal logits that change
     places do not change the draw.
     """
-    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
-    noise = jax.random.gumbel(key, scaled.shape, jnp.float32)
-    return _argmax(jnp.where(allowed, scaled + noise, -jnp.inf))
+    return _argmax(scaled + jax.random.gumbel(key, scaled.shape, jnp.float32))
 
 
 def _argmax(x: Array) -> Array:
@@ -225,6 +266,11 @@ def batch_edits(rows: Sequence[tuple[SamplingParams, LogitEdits | None]], vocab_
         np.array([row.presence_penalty for row in params], np.float32),
         np.array([row.frequency_penalty for row in params], np.float32),
     )
+
+
+def no_guesses(num_rows: int, vocab_size: int) -> Guesses:
+    """Rows without guesses, to compile the sampler with."""
+    return Guesses(np.full(num_rows, -1, np.int32), np.zeros((num_rows, vocab_size), np.float32))
 
 
 def no_edits(num_rows: int, vocab_size: int) -> Edits:

@@ -7,7 +7,14 @@ import numpy as np
 from meshwright.nn.attention.paged import PADDING, Rows
 from meshwright.serve.device.programs import StepShape
 from meshwright.serve.device.readout import Read
-from meshwright.serve.device.sampling import Edits, SampledRows, batch_edits, batch_rows
+from meshwright.serve.device.sampling import (
+    Edits,
+    Guesses,
+    SampledRows,
+    batch_edits,
+    batch_rows,
+    no_guesses,
+)
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.logit_edits import LogitEdits
@@ -42,6 +49,7 @@ class StepInputs:
         self.chosen_positions = np.zeros(num_logits, np.int32)
         self._params = [GREEDY] * num_logits
         self._edits: list[LogitEdits | None] = [None] * num_logits
+        self._guesses = list[tuple[int, int, np.ndarray]]()  # row of logits, token, the draft model's logits
         self.sampled: list[range] = []
         self.scored, self.embedded = list[Read](), list[Read]()
         self._num_sampled = [0] * num_groups
@@ -67,6 +75,15 @@ class StepInputs:
         """The parameters of each row of logits; no edits if none of them has any."""
         edits = batch_edits(list(zip(self._params, self._edits, strict=True)), vocab_size)
         return batch_rows(self._params, self.chosen_positions), edits
+
+    def guesses(self, vocab_size: int) -> Guesses | None:
+        """The guesses that the ratio test is for, by row of logits; None without any."""
+        if not self._guesses:
+            return None
+        guesses = no_guesses(len(self._params), vocab_size)
+        for row, token, logits in self._guesses:
+            guesses.tokens[row], guesses.logits[row] = token, logits
+        return guesses
 
     def _put(self, work: SequenceWork, begin: int, count: int, row: int, token: int) -> None:
         """Write `count` tokens of the work, from its number `begin` on, to a row of its replica."""
@@ -97,6 +114,7 @@ class StepInputs:
             self.chosen_positions[number] = work.start + len(work.tokens) - from_end + 1
             self._params[number] = work.sequence.request.sampling
             self._edits[number] = work.sequence.edits
+        self._guesses += zip(self.sampled[-1], work.drafts, work.draft_logits, strict=False)
         if work.num_samples == 1:
             self.chosen_slots[first] = self._slot_on_shard(work)
 

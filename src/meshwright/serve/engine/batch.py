@@ -22,7 +22,8 @@ class SequenceWork(NamedTuple):
     num_drafts: the number of tokens at the end that are guesses to verify.
     samples: a next token is sampled after the last token, and after each token before a draft.
     window_pages: of layers with a window, NO_PAGE for pages that no token sees.
-    reads: further results, read from the hidden states.
+    reads: further results, read from the hidden states. draft_logits: f32[V] for each draft, of the model that
+    drew it, for the ratio test; empty: a draft is right if it is sampled.
     """
 
     sequence: TokenSequence
@@ -34,6 +35,7 @@ class SequenceWork(NamedTuple):
     samples: bool = True
     window_pages: tuple[int, ...] = ()
     reads: Reads = None
+    draft_logits: Sequence[np.ndarray] = ()
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -96,12 +98,14 @@ class WorkOutput(NamedTuple):
     """The outputs of one work.
 
     tokens: sampled, `work.num_samples` of them. scores: of the prompt tokens after each of its tokens.
-    embedding: f32[D] of its last token, L2-normalised.
+    embedding: f32[D] of its last token, L2-normalised. logits: f32[V] of each sampled token, of a runner that
+    keeps them.
     """
 
     tokens: Sequence[TokenScore]
     scores: Sequence[TokenScore] = ()
     embedding: np.ndarray | None = None
+    logits: Sequence[np.ndarray] = ()
 
 
 class StepResult(Protocol):

@@ -286,7 +286,16 @@ class Scheduler:
         pages, window_pages = tuple(sequence.pages.whole), tuple(sequence.pages.of_window)
         step.works.append(
             SequenceWork(
-                sequence, sequence.slot, start, tokens, pages, len(drafts), samples, window_pages, reads
+                sequence,
+                sequence.slot,
+                start,
+                tokens,
+                pages,
+                len(drafts),
+                samples,
+                window_pages,
+                reads,
+                self._drafter.logits(sequence) if drafts else (),
             )
         )
         step.budget.take(sequence, replica, num_tokens)
@@ -359,8 +368,8 @@ class Scheduler:
     def _accepted(self, work: SequenceWork, sampled: Sequence[TokenScore]) -> Sequence[TokenScore]:
         """The sampled tokens up to the first that differs from its draft, which is then computed again.
 
-        A draft that was also sampled is right, and the token sampled after it holds: an answer is the same
-        as without drafts.
+        A draft that was also sampled is right, and the token sampled after it holds. The ratio test samples
+        only right drafts.
         """
         sequence, drafts = work.sequence, work.drafts
         sequence.num_pending -= 1

@@ -4,10 +4,11 @@ A guess is right if the token sampled in its place is the same. Sampling depends
 on the step, so that an answer has the same tokens as without guesses, drawn or greedy.
 
 The paper's test accepts a guess x with probability min(1, p(x) / q(x)) and draws the rest from
-max(0, p - q). A guess is then right with probability 1 - d, with d the total variation distance of p and q.
-A looked-up guess has q = 1, and both rules accept it with probability p(x). A draft model draws with the
-noise of the large model, by position and token. The two tokens are the same with probability at least
-(1 - d) / (1 + d), and the answer does not depend on the draft model.
+max(0, p - q). A guess is then right with probability 1 - d = sum(min(p, q)), with d the total variation
+distance of p and q. A looked-up guess has q = 1, and both rules accept it with probability p(x). A draft
+model draws with the noise of the large model, by position and token. Without the test the two tokens are the
+same with probability at least (1 - d) / (1 + d), and the answer does not depend on the draft model. With the
+test (`by_ratio`) more guesses are right, and answers have the same distribution, but other tokens.
 
 Sources: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Daliri et al.
 2024, "Coupling without Communication and Drafter-Invariant Speculative Decoding".
@@ -18,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 from weakref import WeakKeyDictionary, ref
 
-from meshwright.serve.engine.batch import Batch, Runner, SequenceWork
+import numpy as np
+
+from meshwright.serve.engine.batch import Batch, Runner, SequenceWork, WorkOutput
 from meshwright.serve.engine.request import SamplingParams
 from meshwright.serve.engine.sequence import Tokens, TokenSequence
 
@@ -39,6 +42,10 @@ class Drafter(Protocol):
         """The next tokens of `sequence`, perhaps none."""
         ...
 
+    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
+        """Logits f32[V] that the last guesses were drawn from, for the ratio test; empty without it."""
+        ...
+
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         """Note how many of the guesses of one sequence were right."""
         ...
@@ -52,6 +59,9 @@ class NoDrafts:
 
     def draft(self, sequence: TokenSequence) -> list[int]:
         return []
+
+    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
+        return ()
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         pass
@@ -108,6 +118,9 @@ class NgramDrafter:
         begin = places.find(sequence.tokens)
         return [] if begin is None else [*sequence.tokens[begin : begin + self._num_drafts]]
 
+    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
+        return ()  # a looked-up guess has q = 1: both rules accept it with probability p
+
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         self._payoff.verified(num_accepted)
 
@@ -119,10 +132,18 @@ class ModelDrafter:
 
     runner: of that model, with the slots and the context of the engine's. Each slot has its own pages, whose
     keys and values are used again for tokens that were guessed right. num_drafts, cost_ratio: of Payoff.
+    by_ratio: the runner keeps logits, and guesses are accepted by the ratio test.
     """
 
-    def __init__(self, runner: Runner, num_drafts: int, cost_ratio: Callable[[int], float]) -> None:
-        self._runner, self._num_drafts = runner, num_drafts
+    def __init__(
+        self,
+        runner: Runner,
+        num_drafts: int,
+        cost_ratio: Callable[[int], float],
+        *,
+        by_ratio: bool = False,
+    ) -> None:
+        self._runner, self._num_drafts, self._by_ratio = runner, num_drafts, by_ratio
         self._payoff = Payoff(num_drafts, cost_ratio)
         self._known: dict[int, _Known] = {}
 
@@ -137,14 +158,20 @@ class ModelDrafter:
         count = min(self._num_drafts, self._runner.limits.context - len(sequence.tokens))
         known.tokens = known.tokens[: _num_common(known.tokens, sequence.tokens[:-1])]
         tokens = list(sequence.tokens)
+        known.logits = []
         for _ in range(count):
-            tokens.append(self._next(sequence, known, tokens))
+            output = self._next(sequence, known, tokens)
+            tokens.append(output.tokens[0].token)
+            known.logits += output.logits
         return tokens[len(sequence.tokens) :]
+
+    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
+        return self._known[sequence.slot].logits if self._by_ratio and sequence.slot is not None else ()
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         self._payoff.verified(num_accepted)
 
-    def _next(self, sequence: TokenSequence, known: "_Known", tokens: list[int]) -> int:
+    def _next(self, sequence: TokenSequence, known: "_Known", tokens: list[int]) -> WorkOutput:
         """The model's next token after `tokens`; computes the tokens that are not known yet."""
         assert sequence.slot is not None
         limits, reader = self._runner.limits, None
@@ -163,7 +190,7 @@ class ModelDrafter:
             known.tokens = tokens[: start + len(part)]
         assert reader is not None, "the last token is never known"
         [output] = reader.read()
-        return output.tokens[0].token
+        return output
 
 
 def _without_edits(sampling: SamplingParams) -> SamplingParams:
@@ -175,10 +202,14 @@ def _without_edits(sampling: SamplingParams) -> SamplingParams:
 
 @dataclass
 class _Known:
-    """The tokens of a sequence that the draft model has computed in one slot, guesses included."""
+    """The tokens of a sequence that the draft model has computed in one slot, guesses included.
+
+    logits: of its last guesses.
+    """
 
     sequence: "ref[TokenSequence]"
     tokens: list[int] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)
 
 
 def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
