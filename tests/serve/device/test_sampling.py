@@ -317,7 +317,7 @@ def tempered(logits: np.ndarray, temperature: float, top_k: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, 0), (0.6, 0), (1.0, 4)])
 def test_the_ratio_test_keeps_the_distribution_and_accepts_as_the_paper_says(temperature, top_k):
-    """Drafts from q are accepted with probability sum(min(p, q)), and results have p (Leviathan et al. 2023)."""
+    """Drafts from q are accepted with probability sum(min(p, q)); results have distribution p."""
     num_draws = 40_000
     how = {"temperature": temperature, "top_k": top_k, "positions": np.arange(num_draws)}
     of_draft = np.tile(DRAFT, (num_draws, 1))

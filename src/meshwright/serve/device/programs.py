@@ -189,7 +189,8 @@ class InferencePrograms:
     ) -> Any:
         """The choice of tokens, to be compiled.
 
-        It maps (last, logits, slots, rows, edits, guesses) to (last, sampled). num_logits: rows a replica. needs: the sampling features that the rows use.
+        It maps (last, logits, slots, rows, edits, guesses) to (last, sampled). num_logits: rows a replica.
+        needs: the sampling features that the rows use.
         """
         vocab_size, count = self.config.vocab_size, self.num_replicas * num_logits
         greedy = batch_rows([GREEDY] * count, [0] * count)

@@ -174,8 +174,8 @@ def _draw(filters: Array | bool, guesses: Guesses | None, logits: Array, rows: S
 def _by_ratio(token: Array, scaled: Array, of_guess: Array, key: Array) -> Array:
     """`token` with probability min(1, p / q), otherwise a draw from max(0, p - q).
 
-    p, q: softmax of scaled[V] and of_guess[V], from which `token` was drawn. The result has distribution p
-    (Leviathan et al. 2023, appendix A.1). The guess was drawn with the noise of `key`; the test has other keys.
+    p, q: softmax of scaled[V] and of_guess[V]; `token` was drawn from q with the noise of `key`. The result
+    has distribution p (Leviathan et al. 2023, appendix A.1).
     """
     p, q = jax.nn.softmax(scaled), jax.nn.softmax(of_guess)
     accepts = jax.random.uniform(jax.random.fold_in(key, 1)) * q[token] < p[token]

@@ -22,8 +22,9 @@ class SequenceWork(NamedTuple):
     num_drafts: the number of tokens at the end that are guesses to verify.
     samples: a next token is sampled after the last token, and after each token before a draft.
     window_pages: of layers with a window, NO_PAGE for pages that no token sees.
-    reads: further results, read from the hidden states. draft_logits: f32[V] for each draft, of the model that
-    drew it, for the ratio test; empty: a draft is right if it is sampled.
+    reads: further results, read from the hidden states.
+    draft_logits: f32[V] that each draft was drawn from, for the ratio test; empty: a draft is right if it is
+    sampled.
     """
 
     sequence: TokenSequence
