@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ class _Counting(ModelDrafter):
         super().verified(num_drafts, num_accepted)
 
 
-def _runner(seed: int, **how: object) -> JaxRunner:
+def _runner(seed: int, **how: Any) -> JaxRunner:
     config, split = replace(load_model("tiny"), vocab_size=_VOCABULARY), layout(1)
     mesh = device_mesh(split, jax.devices()[:1])
     runner = JaxRunner(
