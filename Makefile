@@ -92,7 +92,7 @@ FUZZ_EXAMPLES ?= 1500
 FUZZ_TESTS = tests/security/test_http_fuzz.py tests/security/test_file_fuzz.py tests/security/test_fuzz.py
 fuzz: $(DEV)/.installed
 	@echo '== fuzz, $(FUZZ_EXAMPLES) examples of each kind'
-	@HYPOTHESIS_PROFILE=random FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) NUM_LINES=600 timeout 1800 $(DEV)/bin/pytest -q \
+	@HYPOTHESIS_PROFILE=random FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) timeout 1800 $(DEV)/bin/pytest -q -o faulthandler_timeout=0 \
 	  -n $(WORKERS) --dist load $(FUZZ_TESTS) $(ARGS)
 
 bench: $(DEV)/.installed
