@@ -52,6 +52,7 @@ def test_the_keys_are_those_of_a_plans_audit() -> None:
         "group_size": 2,
         "seconds": gather["seconds"],
         "note": "",
+        "where": "",
         "overlaps": None,
         "exposed_seconds": None,
         "conditional": False,

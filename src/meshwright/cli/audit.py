@@ -27,7 +27,11 @@ _DIFFERS = 1
 @command(app)
 def audit(
     plan: Annotated[
-        Path | None, typer.Argument(help="A plan.toml; without it, give --model and the other options.")
+        Path | None,
+        typer.Argument(
+            help="A plan.toml, or a function of a script, train.py:step, with its arguments in step_args; "
+            "without it, give --model and the other options."
+        ),
     ] = None,
     target: str | None = option(
         None, help="tpu, gpu or cpu.", unset="the hardware's where installed, else cpu"
@@ -48,7 +52,9 @@ def audit(
     numerics: bool = option(True, help="Also compare the numbers of a tiny twin with plain formulas."),
     no_cache: bool = option(False, help="Compile again even if the cache has the program."),
     against: Path | None = option(None, help="Show what changed since this audit, written by -o."),
-    output: Path | None = option(None, flag="-o --output", help="Write the JSON here too."),
+    output: Path | None = option(
+        None, flag="-o --output", help="Write the JSON here too; for a script, a page if it ends in .html."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Compile a plan's step and compare its collectives, FLOPs and memory with the plan.
@@ -64,11 +70,27 @@ def audit(
     mw audit plan.toml --phase generate
     mw audit plan.toml --against before.json
     mw audit --model tiny --hardware cpu:8 --batch-tokens 1024 --seq-len 64 --layout fsdp=4,tensor=2
+    mw audit train.py:step --hardware v5p:4x4x4 -o step.html
     mw audit --hlo step.after_optimizations.txt --hardware v5p:4x4x4 --mesh data=16,tensor=4
     """
     if output:
         check_writable(output)
     before = _read(against) if against else None
+    from meshwright.audit.script import is_script
+
+    if plan and is_script(str(plan)):
+        given = {
+            "--model": model,
+            "--batch-tokens": batch_tokens,
+            "--seq-len": seq_len,
+            "--layout": layout,
+            "--phase": phase,
+            "--hlo": hlo,
+            "--mesh": mesh,
+        }
+        refuse_with(given, f"{plan} is a function of a script")
+        _finish(_of_script(str(plan), hardware, target), output, before, as_json=as_json)
+        return
     if hlo:
         given = {
             "PLAN": plan,
@@ -126,6 +148,35 @@ def _finish(document: dict, output: Path | None, before: dict | None, *, as_json
         raise typer.Exit(_DIFFERS)
 
 
+def _of_script(written: str, hardware: str | None, target: str | None) -> dict:
+    """The audit of a script's function, with its seconds by source line and a patch.
+
+    `hardware` gives the number of virtual CPU devices, so that the script has its mesh without chips.
+    """
+    require("run")
+    import os
+
+    if hardware and target != "tpu":
+        number = catalog.load(hardware).num_chips if ":" in hardware else 8
+        flag = f"--xla_force_host_platform_device_count={number}"
+        if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    from meshwright.audit.foreign import audit as audit_step
+    from meshwright.audit.script import load_step, patch, seconds_by_line
+
+    step, args, mesh = load_step(written)
+    ahead = target is not None and hardware is not None
+    document = audit_step(step, *args, hardware=hardware, ahead_of_time=ahead)
+    extra = sum(one["seconds"] or 0.0 for one in document["warnings"])
+    return {
+        **document,
+        "script": written,
+        "lines": seconds_by_line(document),
+        "patch": patch(document, mesh),
+        "extra_seconds": extra if document["hardware"] else None,
+    }
+
+
 def _of_program(file: Path, hardware: str | None, mesh: str | None, given: dict[str, object]) -> dict:
     """The audit of a program's text. Raises PlanError for an option that describes a plan."""
     from meshwright.audit.foreign import audit_file
@@ -170,5 +221,10 @@ def _read(path: Path) -> dict:
 
 
 def _write(path: Path, document: dict) -> None:
-    write_whole(path, json.dumps(document, indent=1))
+    if path.suffix == ".html" and "script" in document:
+        from meshwright.report.pages.script import script_html
+
+        write_whole(path, script_html(document))
+    else:
+        write_whole(path, json.dumps(document, indent=1))
     note(f"wrote {path}")

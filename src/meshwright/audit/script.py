@@ -1,0 +1,164 @@
+"""A step of a user's own script: `train.py:step`, its arguments, and a patch for its findings."""
+
+import ast
+import difflib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import AuditError
+from meshwright.files import read_text
+
+_WRITTEN = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
+_PLACE = re.compile(r"\(?([^()\s]+\.py):(\d+)\)?$")
+# The function that a patch adds, and the products that it constrains.
+_HELPER = "split_by_batch"
+_PRODUCTS = ("dot", "matmul", "einsum", "dot_general", "tensordot")
+# Findings that a constraint on the activations removes.
+_CONSTRAINED = ("activations_not_constrained", "batch_not_sharded", "logits_not_sharded")
+
+
+def is_script(written: str) -> bool:
+    """Whether a word names a function of a script.
+
+    >>> is_script("train.py:step"), is_script("runs/demo/plan.toml")
+    (True, False)
+    """
+    return _WRITTEN.fullmatch(written) is not None
+
+
+def load_step(written: str) -> tuple[Callable[..., Any], tuple[Any, ...], str]:
+    """The jitted function of `train.py:step`, its arguments, and the script's name of its mesh.
+
+    The script runs as a module.
+
+    The arguments are `step_args`: a tuple, or a function that returns one. jax.ShapeDtypeStruct with a
+    sharding takes the place of arrays. Without a mesh its name is empty. Raises AuditError if the script
+    fails, or has no such function or arguments.
+    """
+    match = _WRITTEN.fullmatch(written)
+    assert match, written
+    path, name = Path(match[1]), match[2]
+    read_text(path, AuditError)
+    spec = spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = " ".join(str(error).split())[:300]
+        raise AuditError(f"{path} does not run as a module: {type(error).__name__}: {line}") from error
+    step, given = getattr(module, name, None), getattr(module, f"{name}_args", None)
+    if not callable(step):
+        functions = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(inspect.unwrap(value) if callable(value) else value)
+            and value.__module__ == module.__name__
+        ]
+        raise AuditError(f"{path}: has no function {name!r}; it has {', '.join(functions[:8]) or 'none'}")
+    if inspect.isfunction(given):
+        given = given()
+    if not isinstance(given, tuple):
+        raise AuditError(
+            f"{path}: the arguments of {name} are not known; write {name}_args = (params, batch), of "
+            "arrays or jax.ShapeDtypeStruct(shape, dtype, sharding=...), or a function of that name that "
+            "returns them"
+        )
+    import jax
+
+    mesh = next((key for key, value in vars(module).items() if isinstance(value, jax.sharding.Mesh)), "")
+    return step if hasattr(step, "lower") else jax.jit(step), given, mesh
+
+
+def seconds_by_line(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """`where`, `seconds`, `bytes` and `collectives` of each source line, the dearest first."""
+    lines: dict[str, dict[str, Any]] = {}
+    for sent in document["emitted"]:
+        where = sent.get("where") or "not known"
+        line = lines.setdefault(where, {"where": where, "seconds": 0.0, "bytes": 0, "collectives": []})
+        times = sent["count"] or 1
+        line["seconds"] += sent["seconds"] or 0.0
+        line["bytes"] += sent["bytes"] * times
+        line["collectives"].append(f"{sent['op']} over {'·'.join(sent['axes']) or 'groups'}")
+    return sorted(lines.values(), key=lambda line: (-line["seconds"], -line["bytes"]))
+
+
+def patch(document: Mapping[str, Any], mesh: str = "") -> str:
+    """A unified diff that constrains the products of findings, or has the change as a comment above them.
+
+    mesh: the script's name of its mesh. The axes are those of the finding's collective; the first dimension
+    is taken for the batch, and the others stay as they are.
+    """
+    axes_of = {sent["instruction"]: tuple(sent["axes"]) for sent in document["emitted"]}
+    places: dict[Path, dict[int, tuple[Mapping[str, Any], tuple[str, ...]]]] = {}
+    for found in document["warnings"]:
+        place = _PLACE.search(found["where"])
+        if place and (path := Path(place[1])).is_file():
+            places.setdefault(path, {}).setdefault(
+                int(place[2]), (found, axes_of.get(found["instruction"], ()))
+            )
+    diffs: list[str] = []
+    for path, lines in places.items():
+        before = read_text(path, AuditError).splitlines()
+        after = _patched(before, lines, mesh)
+        diffs += difflib.unified_diff(before, after, f"a/{path.name}", f"b/{path.name}", lineterm="")
+    return "".join(f"{line}\n" for line in diffs)
+
+
+def _patched(
+    before: Sequence[str], lines: Mapping[int, tuple[Mapping[str, Any], tuple[str, ...]]], mesh: str
+) -> list[str]:
+    """The lines of a script with its products constrained, and a function that constrains them."""
+    tree = ast.parse("\n".join(before))
+    after, helper_axes, first = dict(enumerate(before, start=1)), (), len(before)
+    for number, (found, axes) in lines.items():
+        line = after.get(number, "")
+        product = _product(tree, number)
+        if product is None or not axes or found["kind"] not in _CONSTRAINED or helper_axes not in ((), axes):
+            indent = line[: len(line) - len(line.lstrip())]
+            after[number] = f"{indent}# {found['kind']}: {found['change']}\n{line}"
+            continue
+        start, end = product
+        after[number] = f"{line[:start]}{_HELPER}({line[start:end]}){line[end:]}"
+        helper_axes, first = axes, min(first, _top(tree, number))
+    if helper_axes:
+        kind, batch = "jax.sharding.PartitionSpec", ", ".join(map(repr, helper_axes))
+        spec = f"{kind}({batch if len(helper_axes) == 1 else f'({batch})'}, *others)"
+        placed = f"jax.sharding.NamedSharding({mesh}, {spec})" if mesh else spec
+        helper = [
+            f"def {_HELPER}(x):",
+            f"    others = [{kind}.UNCONSTRAINED] * (x.ndim - 1)",
+            f"    return jax.lax.with_sharding_constraint(x, {placed})",
+            "",
+            "",
+        ]
+        after[first] = "\n".join([*helper, after[first]])
+    return "\n".join(after.values()).splitlines()
+
+
+def _product(tree: ast.Module, number: int) -> tuple[int, int] | None:
+    """The columns of the first matrix product that begins and ends on a line; None if there is none."""
+    for node in ast.walk(tree):
+        if getattr(node, "lineno", 0) != number or getattr(node, "end_lineno", 0) != number:
+            continue
+        is_operator = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+        is_call = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _PRODUCTS
+        if is_operator or is_call:
+            assert isinstance(node, ast.expr) and node.end_col_offset is not None
+            return node.col_offset, node.end_col_offset
+    return None
+
+
+def _top(tree: ast.Module, number: int) -> int:
+    """The first line of the statement of the module that holds a line, with its decorators."""
+    for node in tree.body:
+        if node.lineno <= number <= (node.end_lineno or node.lineno):
+            decorators = getattr(node, "decorator_list", [])
+            return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    return number
