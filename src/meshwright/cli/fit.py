@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import JSON, emit, load_hardware, load_model_with, show
+from meshwright.cli.completions import models
 from meshwright.cli.parameters import command
 from meshwright.hardware.here import this_machine
 from meshwright.options import option
@@ -19,7 +20,10 @@ _DOES_NOT_FIT = 1
 
 @command(app)
 def fit(
-    model: Annotated[str, typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML.", autocompletion=models),
+    ],
     hardware: str | None = option(None, help="A machine: rtx4090, h100:8, my.toml.", unset="this machine"),
     seq_len: int | None = option(None, parser=parse_length, help="Tokens of a sequence.", unset="4096"),
     as_json: bool = JSON,

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import JSON, emit, load_hardware, show
+from meshwright.cli.completions import chips
 from meshwright.cli.hardware_tables import (
     catalog_table,
     figures_table,
@@ -29,7 +30,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @command(app)
 def hardware(
     name: Annotated[
-        str | None, typer.Argument(help="A chip (v5p), a machine (v5p:4x4x8), a network (efa) or a .toml.")
+        str | None,
+        typer.Argument(
+            help="A chip (v5p), a machine (v5p:4x4x8), a network (efa) or a .toml.", autocompletion=chips
+        ),
     ] = None,
     template: str | None = option(
         None, metavar="CHIP", help="Print this chip's TOML, as a start for your own."

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import CHANGES, JSON, emit, load_model_with, show, warn_of_long_context
+from meshwright.cli.completions import models
 from meshwright.cli.parameters import command
 from meshwright.errors import ModelError
 from meshwright.layout.runnable import model_lacks
@@ -36,7 +37,10 @@ _COMPONENTS = {
 def count(
     model: Annotated[
         str | None,
-        typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML. Without: all presets."),
+        typer.Argument(
+            help="A preset, a config.json, a checkpoint folder or a TOML. Without: all presets.",
+            autocompletion=models,
+        ),
     ] = None,
     seq_len: int | None = option(
         None, parser=parse_length, help="Sequence length T of the attention FLOPs.", unset="4096"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
+from meshwright.cli.completions import OF_OPTIONS
 from meshwright.errors import MeshwrightError
 from meshwright.options import Option, as_option, options_of
 
@@ -124,6 +125,7 @@ def _parameter(option: Option, *, optional: bool) -> Parameter:
         metavar=metavar or None,
         envvar=option.env,
         parser=_parser(option) if option.parser or option.is_bounded else None,
+        autocompletion=OF_OPTIONS.get(option.flag),
     )
     kind = Annotated[kind if default is not None else kind | None, declared]
     default = Parameter.empty if default is MISSING else default

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwright.cli.common import CHANGES, HARDWARE, JSON, emit, load_model_with, note, show
+from meshwright.cli.completions import chips
 from meshwright.cli.parameters import command
 from meshwright.errors import LayoutError
 from meshwright.files import check_writable, write_whole
@@ -46,7 +47,7 @@ def bandwidth(hardware: str = HARDWARE, output: Path | None = _OUTPUT, as_json: 
 
 @command(app)
 def latency(
-    chip: Annotated[str, typer.Argument(help="A chip of the catalog: h100, v5p.")],
+    chip: Annotated[str, typer.Argument(help="A chip of the catalog: h100, v5p.", autocompletion=chips)],
     num_bytes: int = option(1024, flag="--bytes", parser=parse_count, least=1, help="Bytes of the array."),
     most: int = option(1024, least=2, help="Most devices."),
     output: Path | None = _OUTPUT,

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import JSON, emit, show
+from meshwright.cli.completions import models
 from meshwright.cli.parameters import command
 from meshwright.layout.examples import LAYOUTS, PHASES, example, phases_of
 from meshwright.models.config import ModelConfig
@@ -15,7 +16,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @command(app)
 def support(
-    model: Annotated[str, typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML.", autocompletion=models),
+    ],
     as_json: bool = JSON,
 ) -> None:
     """Show under which layouts a model trains, prefills and generates here, and why not under others.
