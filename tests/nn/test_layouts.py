@@ -82,6 +82,11 @@ DELTA = replace(
     delta=GatedDelta(num_key_heads=4, num_value_heads=8, key_dim=6, value_dim=4),
     mixers=("state", "attention"),
 )
+assert DELTA.delta
+# Kimi Linear's: a decay for each element of a key, whose rank is a key's size.
+DELTA_BY_ELEMENT = replace(
+    DELTA, name="delta_by_element", delta=replace(DELTA.delta, num_value_heads=4, value_dim=6, rank=6)
+)
 MAMBA = replace(
     TINY,
     name="mamba",
@@ -410,6 +415,7 @@ def test_experts_and_latents_agree(config: ModelConfig, text: str) -> None:
         (MAMBA, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=matmuls"),
         (CONVOLUTION, "fsdp=2,tensor=4,sequence_parallel=true"),
         pytest.param(DELTA, "data=2,tensor=4,remat=full", marks=pytest.mark.slow),
+        (DELTA_BY_ELEMENT, "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls"),
         pytest.param(MAMBA, "fsdp=4,tensor=2", marks=pytest.mark.slow),
         pytest.param(MAMBA, "tensor=4,kv_replicas=2,sequence_parallel=true", marks=pytest.mark.slow),
     ],

@@ -99,7 +99,8 @@ def test_prompts_in_chunks_and_preempted_sequences(config: ModelConfig, split: L
     assert_greedy(config, answers, prompts)
 
 
-KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "bamba")
+KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_latent")
+KINDS += ("bamba", "kimi_linear")
 
 
 @pytest.mark.slow

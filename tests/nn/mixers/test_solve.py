@@ -1,4 +1,4 @@
-"""The triangular system of the delta rule."""
+"""The delta rule by chunks: its triangular system, and decays of each element of a key."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.nn.mixers.recurrence import by_products
+from meshwright.nn.mixers.recurrence import Inputs, by_products, chunked
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
@@ -31,6 +31,32 @@ def test_halves_solve_as_the_solver_does(size: int) -> None:
     ]
     for mine, theirs in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_decays_by_element_are_those_of_a_plain_recurrence() -> None:
+    """In float64, position by position, with documents that end within chunks and decays of up to 30 nats.
+
+    Float32 products of some hundred terms differ by up to 1e-5 of the largest result.
+    """
+    rng = np.random.default_rng(0)
+    shape, s, p = (2, 150, 2, 1), 6, 5
+    q, k = (rng.normal(size=(*shape[:3], s)) for _ in range(2))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    v, beta = rng.normal(size=(*shape, p)), rng.uniform(size=shape)
+    decay = -np.exp(rng.normal(size=(*shape, s)) * 2 - 1)
+    segments = np.zeros(shape[:2], np.int32)
+    segments[0, 70:], segments[1, 20:], segments[1, 100:] = 1, 1, 2
+    expected, state = np.zeros_like(v), np.zeros((2, 2, 1, s, p))
+    for t in range(shape[1]):
+        state *= (segments[:, t] == segments[:, max(t - 1, 0)])[:, None, None, None, None]
+        state = np.exp(decay[:, t])[..., None] * state
+        known = np.einsum("bgs,bgusp->bgup", k[:, t], state)
+        state = state + np.einsum("bgs,bgup->bgusp", k[:, t], beta[:, t][..., None] * (v[:, t] - known))
+        expected[:, t] = np.einsum("bgs,bgusp->bgup", q[:, t], state)
+    arrays = (jnp.asarray(x, jnp.float32) for x in (q, k, v, decay, beta))
+    out, after = chunked(Inputs(*arrays), jnp.asarray(segments))
+    for mine, plain in ((out, expected), (after, state)):
+        np.testing.assert_allclose(mine, plain, rtol=0, atol=2e-5 * np.abs(plain).max())
 
 
 def test_two_devices_of_two_cores_end() -> None:

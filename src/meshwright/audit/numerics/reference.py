@@ -397,7 +397,7 @@ def _recurrence(q: Array, k: Array, v: Array, decay: Array, beta: Array | None =
 
     def step(state: Array, now: Any) -> tuple[Array, Array]:
         q, k, v, decay, *beta = now
-        state *= jnp.exp(decay)[..., None, None]
+        state *= jnp.exp(decay)[..., None] if decay.ndim == v.ndim else jnp.exp(decay)[..., None, None]
         if beta:
             v = beta[0][..., None] * (v - jnp.einsum("Bgs,Bgusp->Bgup", k, state))
         state += jnp.einsum("Bgs,Bgup->Bgusp", k, v)
@@ -414,10 +414,19 @@ def _gated_delta(mixer: GatedDelta, w: Weights, h: Array, eps: float) -> Array:
         _silu(_convolution(jnp.tensordot(h, w[f"state_{name}"], 1), w[f"conv_{name}"])) for name in "qkv"
     )
     q, k = (x / jnp.sqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6) for x in (q, k))
-    decay, beta, gate = (jnp.tensordot(h, w[f"state_{name}"], 1) for name in ("decay", "beta", "gate"))
-    decay = -jnp.exp(w["decay_log"]) * jax.nn.softplus(decay + w["decay_bias"])
+
+    def projected(name: str) -> Array:
+        if f"state_{name}" in w:
+            return jnp.tensordot(h, w[f"state_{name}"], 1)
+        return jnp.tensordot(h @ w[f"state_{name}_down"], w[f"state_{name}_up"], 1)
+
+    decay, beta, gate = projected("decay"), projected("beta"), projected("gate")
+    by_element = w["decay_bias"].ndim > w["decay_log"].ndim
+    rate = jnp.exp(w["decay_log"])[..., None] if by_element else jnp.exp(w["decay_log"])
+    decay = -rate * jax.nn.softplus(decay + w["decay_bias"])
     o = _recurrence(q * mixer.key_dim**-0.5, k, v, decay, jax.nn.sigmoid(beta))
-    o = o / jnp.sqrt(jnp.mean(o * o, -1, keepdims=True) + eps) * w["state_norm"] * _silu(gate)
+    gate = jax.nn.sigmoid(gate) if mixer.rank else _silu(gate)
+    o = o / jnp.sqrt(jnp.mean(o * o, -1, keepdims=True) + eps) * w["state_norm"] * gate
     return jnp.tensordot(o, w["state_out"], 3)
 
 

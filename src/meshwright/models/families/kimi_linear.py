@@ -9,8 +9,10 @@ from meshwright.models.families.common import (
     LATENT_TENSORS,
     LAYER,
     LLAMA_TENSORS,
+    PROJECTIONS,
     SIZES,
     experts,
+    feed_forward,
     linear,
 )
 from meshwright.models.families.family import (
@@ -64,8 +66,13 @@ class _LinearAttention:
         wide_gate = bool(table.get("use_full_rank_gate", False))
         delta = GatedDelta(heads, heads, size, size, width, rank=size, wide_gate=wide_gate)
         read: dict[str, Any] = {"delta": delta}
+        # Bounded decays, its activation and attention residuals are planned only.
         if given.get("attn_res_block_size"):
-            read["extras"] = _ATTENTION_RESIDUALS
+            read |= {"extras": _ATTENTION_RESIDUALS, "planned_only": "attention residuals (Kimi K3)"}
+        elif table.get("gate_lower_bound") is not None:
+            read["planned_only"] = "decays with a bound"
+        elif given.get("hidden_act") == "situ":
+            read["planned_only"] = "its activation (SiTU)"
         if "layer_types" not in given and (attending := table.get("full_attn_layers")):
             layers = range(1, fields["num_layers"] + 1)
             read["mixers"] = tuple("attention" if n in attending else "state" for n in layers)
@@ -122,28 +129,28 @@ FAMILY = Family(
         "positions": "none",
         "moe.score": "sigmoid",
         "moe.choice_bias": True,
-        "planned_only": "delta attention with a decay for each element",
     },
     optional=("delta",),
     groups=(StateLayers(), _LinearAttention()),
     tensors=LLAMA_TENSORS
     | LATENT_TENSORS
-    | experts()
+    | experts(f"{LAYER}.block_sparse_moe", ("w1", "w3", "w2"))
+    | feed_forward("shared", f"{LAYER}.block_sparse_moe.shared_experts", "U", PROJECTIONS)
     | {
-        name: Tensor(f"{_ATTENTION}.conv1d.weight", (part, "", "c"), 0, _CONVOLVED, index)
-        for index, (name, part) in enumerate(zip(("conv_q", "conv_k", "conv_v"), _CONVOLVED, strict=True))
+        f"conv_{part}": Tensor(f"{_ATTENTION}.{part}_conv1d.weight", (letters, "", "c"))
+        for part, letters in zip("qkv", _CONVOLVED, strict=True)
     }
     | linear("state_q", f"{_ATTENTION}.q_proj", "gs", "D")
     | linear("state_k", f"{_ATTENTION}.k_proj", "gs", "D")
     | linear("state_v", f"{_ATTENTION}.v_proj", "gup", "D")
     | linear("state_beta", f"{_ATTENTION}.b_proj", "gu", "D")
-    | linear("state_decay_down", f"{_ATTENTION}.forget_gate.f_a_proj", "r", "D")
-    | linear("state_decay_up", f"{_ATTENTION}.forget_gate.f_b_proj", "gus", "r")
+    | linear("state_decay_down", f"{_ATTENTION}.f_a_proj", "r", "D")
+    | linear("state_decay_up", f"{_ATTENTION}.f_b_proj", "gus", "r")
     | linear("state_gate_down", f"{_ATTENTION}.g_a_proj", "r", "D")
     | linear("state_gate_up", f"{_ATTENTION}.g_b_proj", "gup", "r")
     | {
-        "decay_log": Tensor(f"{_ATTENTION}.forget_gate.A_log", ("", "", "gu", "")),
-        "decay_bias": Tensor(f"{_ATTENTION}.forget_gate.dt_bias", ("gus",)),
+        "decay_log": Tensor(f"{_ATTENTION}.A_log", ("", "", "gu", "")),
+        "decay_bias": Tensor(f"{_ATTENTION}.dt_bias", ("gus",)),
         "state_norm": Tensor(f"{_ATTENTION}.o_norm.weight", ("p",)),
     }
     | linear("state_out", f"{_ATTENTION}.o_proj", "D", "gup"),

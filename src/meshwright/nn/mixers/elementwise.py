@@ -4,6 +4,7 @@ Exponents and norms are float32. axes: the dimensions over which a function norm
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,6 +60,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "skipped": lambda y, x, skip, axes: y + x * skip.astype(x.dtype),
     "gated": lambda y, gate, axes: y * jax.nn.silu(gate.astype(jnp.float32)).astype(y.dtype),
     "normed_by_silu": _normed_and_gated,
+    "normed_by_sigmoid": partial(_normed_and_gated, shape=jax.nn.sigmoid),
     "normed_and_gated": _normed_and_gated,
     "gated_and_normed": _gated_and_normed,
 }

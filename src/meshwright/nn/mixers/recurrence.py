@@ -10,6 +10,10 @@ those given, or of the delta rule the solution of a unit triangular system (Yang
     o_i  = exp(c_i) q_i S + sum over j <= i of exp(c_i - c_j) (q_i . k_j) v'_j
     S    = exp(c_C) S + sum over j of exp(c_C - c_j) k_j v'_j^T
 
+A decay for each element of a key (Kimi Linear) is within the products q_i . k_j. They are then computed by
+blocks of positions: of the block's own with each difference of decays, of earlier ones by two factors that
+are both at most 1, relative to the position before the block.
+
 All of it is float32. The backward pass computes each chunk again from the state before it.
 """
 
@@ -27,7 +31,10 @@ from meshwright.platforms import PLATFORMS
 
 
 class Inputs(NamedTuple):
-    """q, k [B, T, (g), s], v [B, T, (g), u, p], decay and beta [B, T, (g), u]; no beta: no delta rule."""
+    """q, k [B, T, (g), s], v [B, T, (g), u, p], decay and beta [B, T, (g), u]; no beta: no delta rule.
+
+    A decay with s more is that of an element of the key.
+    """
 
     q: Array
     k: Array
@@ -68,6 +75,8 @@ def chunked(inputs: Inputs, segments: Array | None = None, state: Array | None =
         beta = None if beta is None else beta[:, :, None]
     batch, length = v.shape[:2]
     size = min(CHUNK, length)
+    if decay.ndim == v.ndim:
+        size = -(-size // _BLOCK) * _BLOCK
     rest = -length % size
     wide = [_in_chunks(x.astype(jnp.float32), size, rest) for x in (q, k, v, decay)]
     weights = None if beta is None else _in_chunks(beta.astype(jnp.float32), size, rest)
@@ -133,6 +142,35 @@ def _in_chunks(x: Array, size: int, rest: int, *, last: bool = False) -> Array:
     return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
 
 
+# Positions whose differences of decays are computed each by itself, if keys have a decay for each element.
+_BLOCK = 16
+
+
+def _by_element(x: Array, k: Array, total: Array) -> Array:
+    """x_i . k_j [B, C, C, g, u] with decays exp(c_i - c_j) of elements, of j <= i.
+
+    x, k: [B, C, g, s]; total: [B, C, g, u, s].
+    """
+    batch, size, num_groups = x.shape[:3]
+    blocks = size // _BLOCK
+
+    def folded(y: Array) -> Array:
+        return y.reshape(batch, blocks, _BLOCK, *y.shape[2:])
+
+    ends = folded(total)[:, :-1, -1]
+    before = jnp.concatenate([jnp.zeros_like(total[:, :1]), ends], axis=1)
+    of_queries = folded(x)[..., None, :] * jnp.exp(folded(total) - before[:, :, None])
+    of_keys = k[:, None, :, :, None] * jnp.exp(jnp.minimum(before[:, :, None] - total[:, None], 0.0))
+    earlier = jnp.einsum("bnigus,bnjgus->bnijgu", of_queries, of_keys)
+    starts = jnp.arange(blocks)[:, None] * _BLOCK
+    is_earlier = (jnp.arange(size)[None] < starts)[None, :, None, :, None, None]
+    gaps = folded(total)[:, :, :, None] - folded(total)[:, :, None]
+    own = jnp.einsum("bnigs,bnjgs,bnijgus->bnijgu", folded(x), folded(k), jnp.exp(jnp.minimum(gaps, 0.0)))
+    placed = jnp.einsum("bnijgu,nm->bnimjgu", own, jnp.eye(blocks, dtype=own.dtype))
+    every = jnp.where(is_earlier, earlier, 0.0) + placed.reshape(earlier.shape)
+    return every.reshape(batch, size, size, num_groups, -1)
+
+
 def _chunk(
     carry: tuple[Array, Array], chunk: tuple[Array, Array, Array, Array, Array | None, Array]
 ) -> tuple[tuple[Array, Array], Array]:
@@ -141,21 +179,44 @@ def _chunk(
     size = v.shape[1]
     total = jnp.cumsum(decay, axis=1)
     seen = jnp.tril(jnp.ones((1, size, size), bool)) & (places[:, :, None] == places[:, None, :])
-    gaps = total[:, :, None] - total[:, None, :]
-    within = jnp.where(seen[..., None, None], jnp.exp(jnp.where(seen[..., None, None], gaps, 0.0)), 0.0)
-    entered = jnp.exp(total) * (places == before[:, None])[..., None, None]
+    by_element = decay.ndim == v.ndim
+
+    def masked(of_positions: Array) -> Array:
+        return of_positions[..., None, None, None] if by_element else of_positions[..., None, None]
+
+    entered = jnp.exp(total) * masked(places == before[:, None])
     last = places[:, -1]
-    left = jnp.exp(total[:, -1:] - total) * (places == last[:, None])[..., None, None]
-    kept = jnp.exp(total[:, -1]) * (last == before)[:, None, None]
+    left = jnp.exp(total[:, -1:] - total) * masked(places == last[:, None])
+    kept = jnp.exp(total[:, -1]) * masked(last == before)
+    if by_element:
+
+        def scored(x: Array) -> Array:
+            return jnp.where(seen[..., None, None], _by_element(x, k, total), 0.0)
+
+        def of_state(x: Array) -> Array:
+            return jnp.einsum("bigus,bgusp->bigup", x[..., None, :] * entered, state)
+
+    else:
+        gaps = total[:, :, None] - total[:, None, :]
+        within = jnp.where(seen[..., None, None], jnp.exp(jnp.where(seen[..., None, None], gaps, 0.0)), 0.0)
+
+        def scored(x: Array) -> Array:
+            return jnp.einsum("bigs,bjgs->bijg", x, k)[..., None] * within
+
+        def of_state(x: Array) -> Array:
+            return jnp.einsum("bigs,bgusp->bigup", x, state) * entered[..., None]
+
     if beta is not None:
-        keys = jnp.einsum("bigs,bjgs->bijg", k, k)[..., None] * within * beta[:, :, None]
+        keys = scored(k) * beta[:, :, None]
         system = jnp.moveaxis(jnp.tril(jnp.moveaxis(keys, (1, 2), (3, 4)), -1), (3, 4), (-2, -1))
-        known = jnp.einsum("bigs,bgusp->bigup", k, state) * entered[..., None]
+        known = of_state(k)
         wanted = jnp.moveaxis(beta[..., None] * (v - known), 1, -2)
         solved = _solved(system, wanted)
         v = jnp.moveaxis(solved, -2, 1)
-    scores = jnp.einsum("bigs,bjgs->bijg", q, k)[..., None] * within
-    out = jnp.einsum("bijgu,bjgup->bigup", scores, v)
-    out += jnp.einsum("bigs,bgusp->bigup", q, state) * entered[..., None]
+    out = jnp.einsum("bijgu,bjgup->bigup", scored(q), v)
+    out += of_state(q)
+    if by_element:
+        added = jnp.einsum("bjgus,bjgup->bgusp", k[..., None, :] * left, v)
+        return (kept[..., None] * state + added, last), out
     added = jnp.einsum("bjgs,bjgup->bgusp", k, left[..., None] * v)
     return (kept[..., None, None] * state + added, last), out

@@ -1,6 +1,6 @@
 from typing import Any
 
-from tests.models.families.case import Tiny
+from tests.models.families.case import DELTA_TOLERANCE, MLA, Tiny
 
 HUB: dict[str, dict[str, Any]] = {
     "kimi-k3": {
@@ -61,4 +61,22 @@ HUB: dict[str, dict[str, Any]] = {
         "vocab_size": 163840,
     },
 }
-TINY: dict[str, Tiny] = {}
+TINY: dict[str, Tiny] = {
+    "kimi_linear": Tiny(
+        "KimiLinear",
+        MLA
+        | {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 0,
+            "pad_token_id": 0,
+            "linear_num_heads": 8,
+            "linear_head_dim": 6,
+            "num_hidden_layers": 5,
+        },
+        tolerance=DELTA_TOLERANCE,
+        split="daily",
+    )
+}
