@@ -85,7 +85,10 @@ DELTA = replace(
 assert DELTA.delta
 # Kimi Linear's: a decay for each element of a key, whose rank is a key's size.
 DELTA_BY_ELEMENT = replace(
-    DELTA, name="delta_by_element", delta=replace(DELTA.delta, num_value_heads=4, value_dim=6, rank=6)
+    DELTA,
+    name="delta_by_element",
+    num_layers=2,
+    delta=replace(DELTA.delta, num_value_heads=4, value_dim=6, rank=6),
 )
 MAMBA = replace(
     TINY,
