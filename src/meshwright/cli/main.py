@@ -211,7 +211,7 @@ def _usage_fault(error: typer.TyperException) -> str:
         if ours := option_here(given, options):
             return f"{given} is {ours} here"
         if not getattr(error, "possibilities", None):
-            return f"no such option: {given}; {context.command_path} --help lists them"
+            return f"No such option: {given}; {context.command_path} --help lists them"
     if context and names and (match := re.match(r"No such command '(.+?)'", error.message)):
         if ours := subcommand_here(match[1]):
             return f"{context.command_path} has no command {match[1]!r}; type {context.command_path} {ours}"
