@@ -21,6 +21,7 @@ from meshwright.post_training.step import (
     best_trainer,
     crossing_layout,
     crossover,
+    idle_share,
     least_training_seconds,
     score_seconds,
     together,
@@ -85,6 +86,12 @@ def test_idle_chips_of_two_pools_by_hand(steps: list) -> None:
     busy += rolls * step.rollouts.seconds * (1 - step.rollouts.idle_share)
     busy += 16 * by_what["move weights"].seconds
     assert step.idle_share == pytest.approx(1 - busy / (16 * step.seconds))
+
+
+def test_pools_wait_for_the_slower() -> None:
+    """4 chips wait for 3 of 10 seconds, and 2 for none; all move weights for 2."""
+    share = idle_share({"train": 4, "roll out": 2}, {"train": 7.0, "roll out": 10.0}, 2.0)
+    assert share == pytest.approx(4 * 3 / (6 * 12))
 
 
 def test_longer_rollouts_take_longer(steps: list) -> None:

@@ -5,7 +5,7 @@ apart       one pool rolls out while the other trains on the rollouts before; we
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, gcd, inf
@@ -234,11 +234,20 @@ def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
         Phase("both", "move weights", max(busy.values()), moving),
     )
     chips = {"train": pools.trains.num_chips, "roll out": pools.rolls.num_chips}
-    waiting = sum(chips[pool] * (seconds - moving - busy[pool]) for pool in chips)
-    waiting += chips["roll out"] * rollouts.idle_share * rollouts.seconds
-    idle = waiting / (seconds * sum(chips.values()))
+    waiting = chips["roll out"] * rollouts.idle_share * rollouts.seconds
+    idle = idle_share(chips, busy, moving) + waiting / (seconds * sum(chips.values()))
     needed = {"train": float(trainer.needed_bytes), "roll out": rollouts.needed_bytes}
     return Step("apart", trainer, workload, rollouts, pools.move, phases, seconds, idle, 1, needed)
+
+
+def idle_share(chips: Mapping[str, int], busy: Mapping[str, float], moving: float) -> float:
+    """The share of chip-seconds of a step in which pools wait for each other.
+
+    chips, busy: chips of each pool, and seconds of its work. moving: seconds in which all chips move weights.
+    """
+    longest = max(busy.values())
+    waiting = sum(chips[pool] * (longest - busy[pool]) for pool in chips)
+    return waiting / ((longest + moving) * sum(chips.values()))
 
 
 def best_trainer(asked: Question, machine: Hardware) -> tuple[Candidate, Workload]:
