@@ -11,7 +11,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--seq-len": (
         "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length",
-       
+
         "--seq", "--context", "--ctx", "--max-length", "--block-size",
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
