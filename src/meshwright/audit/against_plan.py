@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from meshwright.audit.compare.added import join_added
 from meshwright.audit.compare.arithmetic import condition_findings, host_findings, type_findings
 from meshwright.audit.compare.findings import (
     activation_findings,
@@ -77,7 +78,8 @@ def against_plan(
         gradients_dtype=plan.layout.precision.gradients_dtype or plan.layout.precision.compute_dtype,
         split_weights=planned.split_weights,
     )
-    rows = weighed(line_up(planned.collectives, emitted, side), prices, planned.seconds)
+    lined_up = join_added(line_up(planned.collectives, emitted, side), program)
+    rows = weighed(lined_up, prices, planned.seconds)
     differences = _differences(planned, program, rows, prices, widened=compiler.widens)
     if memory:
         has_own = target.is_of(hardware.chip) and not hardware.chip.platform.host_memory

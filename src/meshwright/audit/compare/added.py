@@ -1,0 +1,70 @@
+"""Sums that a compiler merges: two partial sums are added on each device, then summed once.
+
+    sum(x) + sum(y)  ->  sum(x + y)
+
+XLA does so for shared and routed experts, whose results are added to each other.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from meshwright.audit.compare.line_up import Row
+from meshwright.audit.facts.emitted import Emitted
+from meshwright.audit.hlo.op_names import scope_of
+from meshwright.audit.hlo.read import Program
+from meshwright.audit.hlo.trace import TracedValue, called_by, sources, value_key
+
+# Operations that keep each of their terms: sums, and changes of form.
+_SUMS = frozenset((
+    "add", "bitcast", "convert", "copy", "get-tuple-element", "parameter", "reshape", "transpose",
+))  # fmt: skip
+_PRODUCTS = ("dot", "custom-call")
+
+
+def join_added(rows: Iterable[Row], program: Program) -> list[Row]:
+    """Mark missing all-reduces as equivalent if their terms are added to those of another one.
+
+    The other one must be over the same axes, of the same size, and run as often.
+    """
+    rows = list(rows)
+    for index, row in enumerate(rows):
+        if row.status != "missing" or any(p.op != "all_reduce" for p in row.planned):
+            continue
+        axes, sizes = {frozenset(p.axes) for p in row.planned}, {p.gathered_bytes for p in row.planned}
+        wanted = sum(p.count for p in row.planned)
+        for other in rows:
+            if other.direction != row.direction or other.status not in ("match", "equivalent"):
+                continue
+            sums = [
+                e
+                for e in other.emitted
+                if e.op == "all_reduce" and {frozenset(e.axes)} == axes and {e.gathered_bytes} == sizes
+            ]
+            if wanted and sum(e.runs for e in sums if _has_term(program, e, row.tensor)) == wanted:
+                note = f"added to {other.tensor} before one sum of both"
+                rows[index] = replace(row, status="equivalent", note=note)
+                break
+    return rows
+
+
+def _has_term(program: Program, e: Emitted, tensor: str) -> bool:
+    """Whether a product in the scope `tensor` is a term of the sum."""
+    seen, left = set[tuple[object, ...]](), [e.operand()]
+    while left:
+        value = left.pop()
+        if value_key(value) in seen:
+            continue
+        seen.add(value_key(value))
+        instruction = value.instruction
+        if instruction.opcode in _PRODUCTS and tensor in scope_of(instruction.op_name):
+            return True
+        left += _terms(program, value)
+    return False
+
+
+def _terms(program: Program, value: TracedValue) -> Iterator[TracedValue]:
+    opcode = value.instruction.opcode
+    if opcode == "scatter":  # rows are added to its first operand
+        yield value.operand(0)
+    elif opcode in _SUMS or called_by(program, value.instruction):
+        yield from sources(program, value)

@@ -1,0 +1,61 @@
+"""Two partial sums that the compiler adds on each device, and sums once."""
+
+import pytest
+from tests.audit.hlo_text import HEAD
+
+from meshwright.audit.compare.added import join_added
+from meshwright.audit.compare.line_up import line_up
+from meshwright.audit.facts.communication import collectives
+from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.hlo.read import parse_hlo
+from meshwright.cost.priced import PricedCollective
+from meshwright.notation.mesh import Mesh
+
+MESH = Mesh({"tensor": 8})
+
+
+def _named(scope: str) -> str:
+    return f'metadata={{op_name="jit(step)/layers/{scope}/op"}}'
+
+
+def _text(shared: str) -> str:
+    """The routed rows are added to `shared`, and the result is summed in the scope of the routed experts."""
+    return (
+        HEAD
+        + f"""ENTRY %main {{
+  %h = bf16[32,64] parameter(0)
+  %w = bf16[64,128] parameter(1)
+  %rows = bf16[16,128] parameter(2)
+  %places = s32[16,1] parameter(3)
+  %dot = bf16[32,128] dot(%h, %w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, {_named(shared)}
+  %both = bf16[32,128] scatter(%dot, %places, %rows), to_apply=%sum
+  ROOT %out = bf16[32,128] all-reduce(%both), replica_groups=[1,8]<=[8], to_apply=%sum, {_named("combine")}
+}}
+"""
+    )
+
+
+def _planned(tensor: str) -> PricedCollective:
+    return PricedCollective(
+        "activations",
+        "forward",
+        "all_reduce",
+        ("tensor",),
+        tensor,
+        32 * 128 * 2,
+        "bf16",
+        1,
+        1e-6,
+        1e-6,
+        "nvlink",
+    )
+
+
+@pytest.mark.parametrize(
+    ("product", "status"), [("shared_out", "equivalent"), ("w_out", "missing")], ids=["added", "left out"]
+)
+def test_a_sum_is_equivalent_if_its_product_is_a_term_of_another_sum(product: str, status: str) -> None:
+    program = parse_hlo(_text(product))
+    emitted = [on_mesh(one, MESH) for one in collectives(program)]
+    rows = join_added(line_up([_planned("combine"), _planned("shared_out")], emitted), program)
+    assert {row.tensor: row.status for row in rows} == {"combine": "match", "shared_out": status}
