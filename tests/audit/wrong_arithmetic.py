@@ -37,6 +37,7 @@ SINKS = replace(DENSE, attention_sinks=True)
 # Heads that fill the lanes of the TPU's paged kernel.
 OF_LANES = replace(DENSE, d_head=128)
 OF_LANES_WINDOWED = replace(WINDOWED, d_head=128)
+CAPPED = replace(DENSE, attention_softcap=5.0)
 Patches = Sequence[Any]
 
 
@@ -203,9 +204,9 @@ def _product_without_scales() -> Patches:
 def _positions_from_one() -> Patches:
     plain = rope._turned
 
-    def later(x: Any, positions: Any, config: Any, kind: Any) -> Any:
+    def later(x: Any, positions: Any, config: Any, *more: Any) -> Any:
         # All positions shifted turn queries and keys alike: only those of queries are.
-        return plain(x, positions + (x.shape[2] == config.num_heads), config, kind)
+        return plain(x, positions + (x.shape[2] == config.num_heads), config, *more)
 
     return [_object(rope, "_turned", later)]
 
@@ -217,6 +218,55 @@ def _window_of_keys_lost(self: Any, positions: Any, kind: Any) -> Any:
 def _without_causal_mask(queries: Any, keys: Any, first: Any) -> Any:
     seen = visible(queries, keys, first)
     return seen._replace(mask=jnp.ones_like(seen.mask))
+
+
+def _residual_doubled(self: JaxOps, name: str, x: Any, y: Any) -> Any:
+    return x + (2 * y if name == "mlp_residual" else y)
+
+
+def _gate_for_up(self: JaxOps, name: str, gate: Any, up: Any, *more: Any) -> Any:
+    return _PLAIN_ACTIVATION(self, name, up, gate, *more)
+
+
+def _gelu(self: JaxOps, name: str, gate: Any, up: Any, kind: str, *more: Any) -> Any:
+    return _PLAIN_ACTIVATION(self, name, gate, up, "gelu", *more)
+
+
+_PLAIN_ACTIVATION = JaxOps.activation
+
+
+def _nats_without_the_last(logits: Any, targets: Any, **how: Any) -> Any:
+    return _PLAIN_NATS(logits, targets, **how).at[..., -1].set(0.0)
+
+
+def _without_softcap() -> Patches:
+    plain: Any = attention.blockwise
+
+    def uncapped(*given: Any) -> Any:
+        *arrays, how, windows = given
+        return plain(*arrays, how._replace(softcap=None), windows)
+
+    return [_object(attention, "blockwise", uncapped)]
+
+
+def _written_otherwise(change: Callable[[int, Any], Any]) -> Patches:
+    """The caches' new keys and values, changed by layer."""
+    plain = paged.PagedCache.written
+
+    def written(self: Any, number: int, new: Any) -> Any:
+        return plain(self, number, jax.tree.map(lambda x: change(number, x), new))
+
+    return [_object(paged.PagedCache, "written", written)]
+
+
+def _read_otherwise(change: Callable[[Any, Any], tuple[Any, Any]]) -> Patches:
+    """The caches read with another window or other scores."""
+    plain = paged.PagedCache.attend
+
+    def attend(self: Any, number: int, q: Any, window: Any, how: Any, sinks: Any) -> Any:
+        return plain(self, number, q, *change(window, how), sinks)
+
+    return [_object(paged.PagedCache, "attend", attend)]
 
 
 def _kernel_with_a_wider_window() -> Patches:
@@ -286,6 +336,21 @@ TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
         DENSE, "fsdp=2", lambda: [_after(optax, "apply_updates", lambda w: jax.tree.map(_in_bf16, w))]
     ),
     "one microbatch twice": (DENSE, "fsdp=2,microbatches=2", _first_microbatch_again),
+    "feed-forwards counted twice": (
+        DENSE, "fsdp=2", lambda: [_object(JaxOps, "residual", _residual_doubled)]
+    ),
+    "gates and inputs swapped": (DENSE, "tensor=2", lambda: [_object(JaxOps, "activation", _gate_for_up)]),
+    "GELU for SiLU": (DENSE, "fsdp=2", lambda: [_object(JaxOps, "activation", _gelu)]),
+    "no loss of the last token": (DENSE, "fsdp=2", lambda: _of_nats(_nats_without_the_last)),
+    "a router without a gradient": (
+        EXPERTS, "fsdp=2,expert=2", lambda: [_after(capacity, "_gates", lax.stop_gradient)]
+    ),
+    "a softcap left out": (CAPPED, "fsdp=2", _without_softcap),
+    "clipped by tensor": (
+        DENSE, "fsdp=2", lambda: [_object(optimizers, "clipped", lambda *_: optax.clip_by_block_rms(0.25))]
+    ),
+    "an epsilon within the root": (DENSE, "fsdp=2", lambda: _adamw_with(eps_root=1e-4)),
+    "another first moment": (DENSE, "fsdp=2", lambda: _adamw_with(b1=0.91)),
     "a kernel whose window is a key wider": (WINDOWED, "fsdp=2", _kernel_with_a_wider_window),
     "a kernel that sees later keys": (
         DENSE, "fsdp=2", lambda: [_object(masks, "CausalMask", masks.FullMask)]
@@ -303,6 +368,18 @@ GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "queries a position late": (DENSE, "tensor=2", _positions_from_one),
     "half of the routers' choices": (
         EXPERTS, "fsdp=2", lambda: [_after(capacity, "_gates", _half_of_the_choices)]
+    ),
+    "a cache shifted in one layer": (
+        DENSE, "tensor=2", lambda: _written_otherwise(lambda n, x: jnp.roll(x, 1, 0) if n == 1 else x)
+    ),
+    "a cache in bfloat16": (DENSE, "tensor=2", lambda: _written_otherwise(lambda _, x: _in_bf16(x))),
+    "a window a token wider": (
+        WINDOWED, "tensor=2",
+        lambda: _read_otherwise(lambda w, how: (w and w._replace(size=w.size + 1), how)),
+    ),
+    "scores 0.1% too large": (
+        DENSE, "tensor=2",
+        lambda: _read_otherwise(lambda w, how: (w, how._replace(scale=1.001 * (how.scale or 1.0)))),
     ),
     "a kernel over whole pages": (OF_LANES, "tensor=2,weights_dtype=bf16", _kernel_over_whole_pages),
     "a kernel without its window": (
