@@ -346,7 +346,6 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
     ("config", "text"),
     [
         (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls"),
-        (NARROW_EXPERTS, "fsdp=4,tensor=2,sequence_parallel=true,expert=2"),
         pytest.param(OSS, "data=4,expert=2,tensor=2,remat=full", marks=pytest.mark.slow),
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (WIDE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
@@ -356,6 +355,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
             for config, text in [
                 (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true"),
                 (MIXTURE, "data=8,expert=8"),
+                (NARROW_EXPERTS, "fsdp=4,tensor=2,sequence_parallel=true,expert=2"),
                 (NARROW_EXPERTS, "data=8,expert=8,expert_nodes=4,dispatch=once"),
                 (NARROW_EXPERTS, "fsdp=2,tensor=2,tensor2=2,expert=2,grouped=true,remat=matmuls"),
                 (MIXTURE, "data=8,expert=8,expert_nodes=4,dispatch=once"),
