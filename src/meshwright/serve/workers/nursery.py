@@ -22,6 +22,7 @@ from meshwright.serve.workers.stages import limit_by
 
 # The smallest stack of the threads that do in the server what a worker did before is 2 MiB.
 _STACK_BYTES = 2**20
+_REAL_SECONDS = 4  # of a limit, for each second of processor time
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, Any] | None:
@@ -96,6 +97,16 @@ def _address_space() -> int:
         return 0
 
 
+def _end_after(seconds: float) -> None:
+    """End this process after these seconds of processor time, or a multiple of real time.
+
+    On a busy machine, harmless work would exceed its limit in real time. SIGPROF and a thread of C end
+    the process: code that holds the interpreter cannot prevent either.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    faulthandler.dump_traceback_later(_REAL_SECONDS * seconds, exit=True)
+
+
 def _work(connection: socket.socket, subject: Any, last_bytes: int) -> None:
     """Answer calls of `subject`'s methods until the server closes the connection.
 
@@ -103,15 +114,14 @@ def _work(connection: socket.socket, subject: Any, last_bytes: int) -> None:
     """
 
     def begin(name: str, seconds: float) -> None:
-        # A thread of C ends the process: code that holds the interpreter cannot prevent it.
-        faulthandler.dump_traceback_later(seconds, exit=True)
+        _end_after(seconds)
         connection.sendall(frame(STAGE, (name, seconds)))
 
     limit_by(begin)
     while (received := _receive(connection)) is not None:
         kind, (method, seconds, arguments) = received
         assert kind == CALL
-        faulthandler.dump_traceback_later(seconds, exit=True)
+        _end_after(seconds)
         try:
             result = getattr(subject, method)(*arguments)
             is_last = _address_space() > last_bytes
@@ -124,6 +134,7 @@ def _work(connection: socket.socket, subject: Any, last_bytes: int) -> None:
             answer = frame(ERROR, ("the request is nested too deeply", 400, None, None))
         except Exception as error:
             answer = frame(ERROR, (f"{type(error).__name__}: {error}", 500, None, None))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         faulthandler.cancel_dump_traceback_later()
         try:
             connection.sendall(answer)
