@@ -134,6 +134,8 @@ class Engine:
         Call it from a running asyncio loop. Raises RequestError (400: it cannot fit the context; 429: the
         queue is full) and EngineStopped.
         """
+        for prompt in {id(request.prompt): request.prompt for request in requests}.values():
+            self._check_tokens(prompt)
         lifetimes = [Lifetime() for _ in requests]
         stream = TokenStream(lifetimes, lambda index, reason: self._release(sequences[index], reason))
         sequences = [
@@ -175,14 +177,16 @@ class Engine:
         """Compile the programs for scores and embeddings, which would otherwise delay a step."""
         self._runner.prepare_reads()
 
-    def _max_tokens(self, request: Request) -> int:
-        num_prompt, context = len(request.prompt), self.context
-        assert num_prompt > 0, "the prompt is empty; send at least one token"
-        if min(request.prompt) < 0 or max(request.prompt) >= self.vocab_size:
-            wrong = next(token for token in request.prompt if not 0 <= token < self.vocab_size)
+    def _check_tokens(self, prompt: Sequence[int]) -> None:
+        assert prompt, "the prompt is empty; send at least one token"
+        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < self.vocab_size)
             raise RequestError(
                 f"token {wrong} is not in the vocabulary of {self.vocab_size} tokens", param="prompt"
             )
+
+    def _max_tokens(self, request: Request) -> int:
+        num_prompt, context = len(request.prompt), self.context
         check_length(num_prompt, context, context - 1 if request.generates else context)
         if request.max_tokens is None:
             return context - num_prompt

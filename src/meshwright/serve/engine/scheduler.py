@@ -306,11 +306,17 @@ class Scheduler:
 
     def _start_waiting(self, step: _Step) -> None:
         started, budget = list[TokenSequence](), step.budget
+        # Answers of one request share the prompt, which is compared with the running ones once.
+        soon_cached = set[int]()
         for sequence in self.policy.admission_order(self._waiting):
             open_replicas = [one for one in self.replicas if one.free_slots and budget.has_room(one)]
             if not open_replicas:
                 break
-            if sequence.num_pending or self._is_soon_cached(sequence):
+            prompt = id(sequence.request.prompt)
+            if sequence.num_pending or (prompt in soon_cached and not sequence.num_generated):
+                continue
+            if self._is_soon_cached(sequence):
+                soon_cached.add(prompt)
                 continue
             # The replica with most of its pages, then with the fewest sequences, then with most free pages.
             if len(open_replicas) > 1:
