@@ -79,6 +79,8 @@ class TokenStream:
         """Cancel every request that has not finished."""
         for index in sorted(self._unfinished):
             self.finish(index, "cancelled")
+        # The sequences refer to this stream: without a cycle, their tokens are freed at once.
+        self._release = lambda index, reason: None
 
     def __enter__(self) -> "TokenStream":
         return self
