@@ -2,12 +2,13 @@
 
     python benchmarks/fit_published.py > benchmarks/results/fit_published.json
     ... --leave-out    besides, every source and every panel predicted with figures fitted on the others
+    ... --ablate       besides, the errors of left-out sources without each fitted figure and with each other
     ... --write        writes the [step] tables of hardware/chips/*.toml and the factors of programs/*.toml
 
 A figure of a family of chips under a program is that of its kind (GPU or TPU), plus deviations of the family,
-of the generic program and of a program with a source of its own, all in logits (seconds: in logarithms), each
-with a prior: a chip or program without rows takes its figures from the others. Minimised by least squares
-over rows of
+of the generic program and of a program with a source of its own, all in logits (seconds: in logarithms). All
+have priors from physics, vendors and benchmarks of kernels, and only those in FITTED move. Minimised by least
+squares over rows of
 
     soft_l1(log(predicted / published) / SCALE) . weight  +  priors
 
@@ -81,59 +82,49 @@ FAMILIES = {
 }
 
 
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))
+
+
 @dataclass(frozen=True)
 class Prior:
-    """A guess with the spreads about it, in logits or logarithms, and where it is from.
-
-    kind: of a kind's value about the guess. family: of a family's about its kind's. software: likewise.
-    """
+    """A guess and where it is from."""
 
     guess: float
-    kind: float
-    family: float
-    software: float
     source: str
 
 
 _SHARED = {
-    "matmul.bf16": Prior(
-        0.70, 0.5, 0.25, 0.15, "large cuBLAS and XLA products reach 60 to 80% of dense peaks"
+    "matmul.bf16": Prior(0.70, "large cuBLAS and XLA products reach 60 to 80% of dense peaks"),
+    "experts": Prior(0.70, "the fullest of several experts has a third more rows than the mean"),
+    "attention": Prior(
+        0.53, "cuDNN's attention on an H100, causal, both passes: 0.50 to 0.55 (FlashAttention-3, 2024)"
     ),
-    "experts": Prior(
-        0.70, 0.5, 0.1, 0.3, "the fullest of several experts has a third more rows than the mean"
-    ),
-    "attention": Prior(0.50, 0.4, 0.3, 0.4, "FlashAttention-2 (Dao, 2023) 0.35-0.70, FlashAttention-3 0.75"),
-    "memory": Prior(0.80, 0.3, 0.2, 0.0, "STREAM on GPUs and TPUs reaches 80 to 92% of ratings"),
-    "elementwise": Prior(
-        0.50, 0.5, 0.2, 0.4, "operands counted once; unfused steps read and write them again"
-    ),
-    "overlap": Prior(0.80, 0.5, 0.2, 0.5, "collectives beside products take memory bandwidth and processors"),
-    "waiting": Prior(0.80, 0.5, 0.2, 0.5, "tensor collectives in blocks beside products hide a part"),
-    "exchanging": Prior(0.90, 0.7, 0.1, 0.5, "an all-to-all between products; releases of 2025 hide a part"),
+    "memory": Prior(0.80, "STREAM on GPUs and TPUs reaches 80 to 92% of ratings"),
+    "elementwise": Prior(0.50, "operands counted once; unfused steps read and write them again"),
+    "overlap": Prior(0.80, "collectives beside products take memory bandwidth and processors"),
+    "waiting": Prior(0.80, "tensor collectives in blocks beside products hide a part"),
+    "exchanging": Prior(0.90, "products wait for an all-to-all; releases of 2025 hide a part"),
 }
 FIGURES: dict[str, dict[str, Prior]] = {
     "gpu": _SHARED
     | {
-        "fp8": Prior(0.85, 0.4, 0.2, 0.2, "of bf16's share: cuBLAS reaches 1.3 to 1.5e15 on an H100 in fp8"),
-        "fp4": Prior(0.75, 0.4, 0.2, 0.0, "of fp8's share: scales and casts take more of a shorter product"),
-        "links.nvlink": Prior(0.75, 0.4, 0.2, 0.0, "nccl-tests: 330 to 370 of 450 GB/s"),
-        "links.network": Prior(0.80, 0.5, 0.3, 0.0, "nccl-tests over InfiniBand: 75 to 95% of the line rate"),
-        "network_latency": Prior(
-            1.5, 0.7, 0.0, 0.0, "of NCCL's tuning table; EFA's steps take several times it"
-        ),
-        "matmul_half_outputs": Prior(
-            5e5, 0.7, 0.0, 0.0, "half a wave of 128 x 128 tiles on 108 to 148 processors"
-        ),
-        "kernel_seconds": Prior(4e-6, 0.4, 0.2, 0.3, "launch to launch of a stream's kernels, 2 to 8 us"),
-        "launch_seconds": Prior(2e-3, 0.7, 0.3, 0.5, "a step's start and end on the host"),
+        "fp8": Prior(0.85, "of bf16's share: cuBLAS reaches 1.3 to 1.5e15 on an H100 in fp8"),
+        "fp4": Prior(0.75, "of fp8's share: scales and casts take more of a shorter product"),
+        "links.nvlink": Prior(0.75, "nccl-tests: 330 to 370 of 450 GB/s"),
+        "links.network": Prior(0.80, "nccl-tests over InfiniBand: 75 to 95% of the line rate"),
+        "network_latency": Prior(1.5, "of NCCL's tuning table; EFA's steps take several times it"),
+        "matmul_half_outputs": Prior(5e5, "half a wave of 128 x 128 tiles on 108 to 148 processors"),
+        "kernel_seconds": Prior(4e-6, "launch to launch of a stream's kernels, 2 to 8 us"),
+        "launch_seconds": Prior(2e-3, "a step's start and end on the host"),
     },
     "tpu": _SHARED
     | {
         # XLA's large products alone reach 85 to 95% of a TPU's peak, in traces of any generation.
-        "matmul.bf16": Prior(0.88, 0.3, 0.25, 0.0, "85 to 95% of a TPU's peak in traces of any generation"),
-        "links.ici": Prior(0.85, 0.5, 0.3, 0.0, "How to Scale Your Model: profiles reach 80 to 95%"),
-        "links.dcn": Prior(0.60, 0.5, 0.3, 0.0, "a share of a host's card"),
-        "kernel_seconds": Prior(2e-6, 0.5, 0.3, 0.0, "profiles show gaps of 1 to 3 us"),
+        "matmul.bf16": Prior(0.88, "85 to 95% of a TPU's peak in traces of any generation"),
+        "links.ici": Prior(0.85, "How to Scale Your Model: profiles reach 80 to 95%"),
+        "links.dcn": Prior(0.60, "a share of a host's card"),
+        "kernel_seconds": Prior(2e-6, "profiles show gaps of 1 to 3 us"),
     },
 }
 # What is known of families: (figure, source).
@@ -146,13 +137,37 @@ KNOWN = {
         )
     }
 }
-# Figures of a software alone: (guess, spread), where it launches operations one by one.
+# Deviations that benchmarks of kernels give, in logits: (owner, figure) to (deviation, source). A chip's own
+# kernels use its instructions; FlashAttention-2, which programs on PyTorch and Megatron-LM run, was written
+# for the A100 and falls behind on later chips.
+_LATER = _logit(0.53) - _logit(0.30)
+MEASURED = {
+    ("a100", "attention"): (
+        _logit(0.55) - _logit(0.30),
+        "FlashAttention-2 (Dao, 2023): it reaches 0.53 to 0.60 of an A100, causal, both passes",
+    ),
+    ("blackwell", "attention"): (
+        _logit(0.45) - _logit(0.53),
+        "FlashAttention-4 (2026): cuDNN reaches 0.4 to 0.55 of a B200, both passes",
+    ),
+    ("mi300x", "attention"): (
+        _logit(0.25) - _logit(0.30),
+        "ROCm's flash-attention by Composable Kernel: about a quarter of an MI300X, both passes",
+    ),
+} | {
+    (f"software {name}", "attention"): (
+        -_LATER,
+        "FlashAttention-3 (Shah et al., 2024): FlashAttention-2 reaches 0.30 to 0.34 of an H100, cuDNN 0.53",
+    )
+    for name in ("pytorch-eager", "pytorch-compiled", "megatron", "deepspeed")
+}
+# Seconds of a software's host, where it launches operations one by one.
 HOST = {
-    "pytorch-eager": {"host_seconds": (6e-5, 0.4), "host_collective_seconds": (1.5e-4, 0.4)},
-    "pytorch-compiled": {"host_seconds": (3e-5, 0.4), "host_collective_seconds": (1e-4, 0.4)},
-    "megatron": {"host_seconds": (3e-5, 0.4), "host_collective_seconds": (7e-5, 0.4)},
-    "megatron-te": {"host_seconds": (2e-5, 0.05), "host_collective_seconds": (7e-5, 0.4)},
-    "deepspeed": {"host_seconds": (6e-5, 0.4), "host_collective_seconds": (1.5e-4, 0.4)},
+    "pytorch-eager": {"host_seconds": 6e-5, "host_collective_seconds": 1.5e-4},
+    "pytorch-compiled": {"host_seconds": 3e-5, "host_collective_seconds": 1e-4},
+    "megatron": {"host_seconds": 3e-5, "host_collective_seconds": 7e-5},
+    "megatron-te": {"host_seconds": 2e-5, "host_collective_seconds": 7e-5},
+    "deepspeed": {"host_seconds": 6e-5, "host_collective_seconds": 1.5e-4},
 }
 # Keys of half: FlashAttention-2, figure 6 (A100, head 128, causal): 45% of its best rate at 512 tokens, 65%
 # at 1,024, 80% at 2,048; causal queries see half of the keys.
@@ -167,32 +182,19 @@ KNOWN_OF_SOFTWARE = (
     "host_stage_seconds",
     "host_flush_seconds",
 )
-# Programs with deviations of their own from the generic program that they are records under.
+# Programs with a constant of their own beside that of the generic program that they are records under.
 OWN_PROGRAMS = ("nanotron",)
-OWN_SPREAD = 0.15
-# Figures that stay at their priors: fitting them makes no source that is left out closer, and the order of
-# layouts no better. Chosen one by one on linearised fits, by the medians of sources and the errors of rows.
-FROZEN = {
-    "gpu": (
-        "matmul_half_outputs", "memory", "links.nvlink", "launch_seconds", "exchanging", "network_latency",
-        "kernel_seconds", "fp4", "links.network",
-    ),
-    "tpu": (
-        "matmul.bf16", "waiting", "links.ici", "memory", "exchanging", "links.dcn", "kernel_seconds",
-        "elementwise", "overlap", "attention", "experts",
-    ),
-    "family": (
-        "elementwise", "memory", "exchanging", "links.dcn", "launch_seconds", "links.nvlink", "links.ici",
-        "experts", "kernel_seconds", "fp4", "overlap", "links.network", "matmul.bf16",
-    ),
-    "software": (
-        "matmul.bf16", "overlap", "host_seconds", "kernel_seconds", "exchanging", "launch_seconds",
-        "host_collective_seconds",
-    ),
-}  # fmt: skip
-# Frozen figures that deviate for a program all the same: its own rows alone say so, and its record has them.
-DEVIATES = {"deepspeed": ("matmul.bf16", "overlap")}
-# The spread of a frozen figure that others deviate from.
+# The figures that are fitted, by owner, with the spread of their priors in logits or logarithms. All others
+# stay at their priors: fitting them makes no source that is left out closer, as `--ablate` prints.
+FITTED = {
+    "gpu": {"attention": 0.4},
+    "software megatron-te": {"waiting": 0.5},
+    "software xla": {"elementwise": 0.4},
+    # One source each, and for its program only: other sources neither suggest nor feel them.
+    "software deepspeed": {"matmul.bf16": 0.3, "overlap": 0.7},
+    "program nanotron": {"host_seconds": 0.12},
+}
+# The spread of a figure that stays at its prior.
 _FIXED = 1e-4
 # Factor on the spreads of priors, with which the evidence of rows is weighed.
 EVIDENCE = 1.0
@@ -398,48 +400,36 @@ class Row:
         return math.expm1(log_error if self.published.metric == STEP else -log_error)
 
 
-def _deviations(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """(owner, figure) of the deviations of programs with a source of their own."""
-    programs = sorted({row.program for row in rows if row.program})
-    shared = [name for name, prior in FIGURES["gpu"].items() if prior.software]
-    return [
-        (f"program {program}", name)
-        for program in programs
-        for name in (*shared, *HOST[PROGRAMS[program].fitted_on])
-    ]
-
-
 class Model:
-    """The figures as one vector: those of a kind, deviations of families and software, and those of hosts."""
+    """The figures as one vector: those of a kind, and deviations of families, software and programs.
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    fitted: as FITTED.
+    """
+
+    def __init__(self, rows: Sequence[Row], fitted: Mapping[str, Mapping[str, float]] | None = None) -> None:
         self.families = {row.family: row.kind for row in rows}
         self.softwares = {row.software: row.kind for row in rows}
         self.places: dict[tuple[str, str], int] = {}
+        self.fitted = FITTED if fitted is None else fitted
         start, sigma = [], []
 
-        def take(owner: str, name: str, value: float, spread: float) -> None:
+        def take(owner: str, name: str, value: float) -> None:
             self.places[owner, name] = len(start)
             start.append(value)
-            sigma.append(spread)
+            sigma.append(self.fitted.get(owner, {}).get(name, _FIXED))
 
-        for kind in sorted(set(self.families.values())):
+        kinds = sorted(set(self.families.values()))
+        for kind in kinds:
             for name, prior in FIGURES[kind].items():
-                take(kind, name, _free(name, prior.guess), _FIXED if name in FROZEN[kind] else prior.kind)
-        for family, kind in self.families.items():
-            for name, prior in FIGURES[kind].items():
-                if prior.family and name not in FROZEN["family"]:
-                    take(family, name, 0.0, prior.family)
-        for software in sorted({row.software for row in rows if row.kind == "gpu"}):
-            for name, prior in FIGURES["gpu"].items():
-                is_free = name not in FROZEN["software"] or name in DEVIATES.get(software, ())
-                if prior.software and is_free:
-                    take(f"software {software}", name, 0.0, prior.software)
-            for name, (guess, spread) in HOST.get(software, {}).items():
-                fixed = name in FROZEN["software"]
-                take(f"software {software}", name, math.log(guess), _FIXED if fixed else spread)
-        for name, figure in _deviations(rows):
-            take(name, figure, 0.0, OWN_SPREAD)
+                take(kind, name, _free(name, prior.guess))
+        softwares = [f"software {software}" for software in sorted(self.softwares)]
+        programs = [f"program {name}" for name in sorted({row.program for row in rows if row.program})]
+        for owner in (*self.families, *softwares, *programs):
+            known = {name: value for (of, name), (value, _) in MEASURED.items() if of == owner}
+            for name in {**known, **self.fitted.get(owner, {})}:
+                take(owner, name, known.get(name, 0.0))
+            for name, guess in HOST.get(owner.removeprefix("software "), {}).items():
+                take(owner, name, math.log(guess))
         self.start, self.sigma = np.array(start), EVIDENCE * np.array(sigma)
 
     def owners(self, row: Row) -> tuple[str, ...]:
@@ -469,7 +459,8 @@ class Model:
         values["matmul.bf16"] += power_shift(row.published.chip)
         known = KNOWN.get(row.family, {})
         values |= {name: _free(name, figure) for name, (figure, _) in known.items()}
-        moved = [name for name in names if name not in known] if slopes else []
+        fitted = {name for owner in owners for name in self.fitted.get(owner, {})} - known.keys()
+        moved = sorted(fitted) if slopes else []
         arrays = {
             name: _figure(name, _array([v, *(v + _STEP_SIZE * (name == other) for other in moved)]))
             for name, v in values.items()
@@ -501,14 +492,17 @@ class Model:
 
         soft_l1 on rows alone, the prior stays a square: least squares with weights 1 / sqrt(1 + r^2).
         """
-        weights = np.array([row.weight for row in rows])
-        slopes, x = matrix / SCALE, x0
+        weights, moves = np.array([row.weight for row in rows]), self.sigma > EVIDENCE * _FIXED
+        slopes, spread, x = matrix[:, moves] / SCALE, self.sigma[moves], x0.copy()
+        x[~moves] = self.start[~moves]
+        begun = errors / SCALE + matrix[:, ~moves] @ (x - x0)[~moves] / SCALE
         for _ in range(12):
-            r = errors / SCALE + slopes @ (x - x0)
+            r = begun + slopes @ (x - x0)[moves]
             held = weights / np.sqrt(1 + r**2)
-            told = slopes.T @ (slopes * held[:, None]) + np.diag(1 / self.sigma**2)
-            wanted = slopes.T @ (held * (slopes @ x - r)) + self.start / self.sigma**2
-            x = np.clip(np.linalg.solve(told, wanted), x0 - _FARTHEST, x0 + _FARTHEST)
+            told = slopes.T @ (slopes * held[:, None]) + np.diag(1 / spread**2)
+            wanted = slopes.T @ (held * (slopes @ x[moves] - r)) + self.start[moves] / spread**2
+            solved = np.linalg.solve(told, wanted)
+            x[moves] = np.clip(solved, x0[moves] - _FARTHEST, x0[moves] + _FARTHEST)
         return x
 
     def fit(self, rows: Sequence[Row], start: np.ndarray, steps: int) -> np.ndarray:
@@ -599,6 +593,72 @@ def leave_out(model: Model, rows: Sequence[Row], x: np.ndarray, group_of: Callab
     return found
 
 
+def ablate(rows: Sequence[Row], x: np.ndarray, model: Model) -> list[dict[str, Any]]:
+    """Errors of sources left out without each fitted figure, and with each family's or software's as well.
+
+    Errors are linear about the fitted vector. A panel of a program with a source of its own is left out only.
+    """
+    candidates = {name: spread for of in FITTED.values() for name, spread in of.items() if name in _SHARED}
+    candidates |= dict.fromkeys(_SHARED, 0.3)
+    owners = [*model.families, *(f"software {name}" for name in model.softwares), *sorted(FITTED)]
+    changes: list[tuple[str, dict[str, dict[str, float]]]] = [("as fitted", dict(FITTED))]
+    for owner, figures in FITTED.items():
+        for name in figures:
+            fewer = {n: spread for n, spread in figures.items() if n != name}
+            changes.append((f"without {name} of {owner}", {**FITTED, owner: fewer}))
+    for owner in dict.fromkeys(owners):
+        for name, spread in candidates.items():
+            if name not in FITTED.get(owner, {}) and not owner.startswith("program"):
+                more = {**FITTED.get(owner, {}), name: spread}
+                changes.append((f"with {name} of {owner}", {**FITTED, owner: more}))
+    everything = {owner: dict(candidates) for owner in owners} | {"gpu": dict.fromkeys(FIGURES["gpu"], 0.3)}
+    full = Model(rows, {o: {**everything.get(o, {}), **FITTED.get(o, {})} for o in {*everything, *FITTED}})
+    at = np.array(full.start)
+    for key, place in model.places.items():
+        at[full.places[key]] = x[place]
+    unnamed = [_unnamed(row) for row in rows]
+    seen, hidden = full.jacobian(rows, at), full.jacobian(unnamed, at)
+    return [
+        {"change": name, **_linear_errors(full, rows, at, Model(rows, fitted), seen, hidden)}
+        for name, fitted in changes
+    ]
+
+
+def _linear_errors(
+    full: Model,
+    rows: Sequence[Row],
+    at: np.ndarray,
+    model: Model,
+    seen: tuple[np.ndarray, np.ndarray],
+    hidden: tuple[np.ndarray, np.ndarray],
+) -> dict[str, float]:
+    """Errors of sources left out, with the spreads of `model` and derivatives of `full`."""
+    full.sigma = np.full(len(full.start), _FIXED)
+    for key, place in model.places.items():
+        full.sigma[full.places[key]] = model.sigma[place]
+    (errors, matrix), (bare, slopes) = seen, hidden
+    out, medians = [], []
+    for source in dict.fromkeys(row.source for row in rows if not row.program):
+        kept = np.array([row.source != source for row in rows])
+        others = [row for row, keep in zip(rows, kept, strict=True) if keep]
+        moved = full.solve(others, at, errors[kept], matrix[kept]) - at
+        found = [
+            abs(row.error(float(bare[i] + slopes[i] @ moved))) for i, row in enumerate(rows) if not kept[i]
+        ]
+        out += found
+        medians.append(statistics.median(found))
+    weights = np.array([row.weight for row in rows]) / np.sqrt(1 + (errors / SCALE) ** 2)
+    told = matrix.T @ (matrix * weights[:, None]) / SCALE**2
+    freedom = float(np.trace(np.linalg.solve(told + np.diag(1 / full.sigma**2), told)))
+    found = summary(out)
+    return {
+        "degrees_of_freedom": round(freedom, 2),
+        "median": round(found["median"] or 0.0, 4),
+        "p90": round(found["p90"] or 0.0, 4),
+        "mean_of_sources": round(statistics.mean(medians), 4),
+    }
+
+
 def _unnamed(row: Row) -> Row:
     """The row without the records that its source names: under the parents of program and network.
 
@@ -680,16 +740,14 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         if chip.kind not in FIGURES:
             continue
         family = family_of(chip.name)
-        count = sum(row.family == family for row in rows)
-        own = f"{count} published rows of this family" if count else "the published rows of other families"
-        note = f"benchmarks/fit_published.py on {own}, shrunk towards those of all {chip.kind.upper()}s"
+        count = sum(row.kind == chip.kind for row in rows)
+        note = f"benchmarks/fit_published.py on {count} published rows of all {chip.kind.upper()}s"
         figures = model.figures(x, chip.kind, family, DEFAULT, chip.name)
         text = file.read_text(encoding="utf-8")
         if "[step]\n" not in text:  # it takes another chip's
             continue
         kept = [line for line in text.splitlines() if line.startswith("scatter_passes")]
-        known = KNOWN.get(family, {})
-        notes = {name.partition(".")[0]: source for name, (_, source) in known.items()}
+        notes = source_notes(model, chip.kind, family, note)
         lines = table_lines(figures, chip.kind, chip.flops_per_second, note, notes)
         if kept:  # what a compiler emits is no matter of the fit
             lines = ["[step]", kept[0], *lines[1:], kept[1]]
@@ -700,13 +758,25 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         head, after, tail = text.partition("[inference]\n" if "[inference]\n" in text else "[sources]\n")
         file.write_text(f"{head}{table}\n\n{after}{tail}", encoding="utf-8")
         if isinstance(chip.network, Switch) and chip.network.between:
-            write_network(chip.network.between, figures, note)
+            write_network(chip.network.between, figures)
     owners = [row.program or row.software for row in rows if row.kind == "gpu"]
     for name in {*owners} - {DEFAULT}:
         count = owners.count(name)
-        owner = name if name in OWN_PROGRAMS else stating(PROGRAMS, PROGRAM_FILES, name, "odds")
+        owner = name if name in OWN_PROGRAMS else stating(PROGRAMS, PROGRAM_FILES, name, "fitted_on")
         file = PROGRAM_FILES / f"{owner}.toml"
         file.write_text(software_text(model, x, name, owner, count, file.read_text()), encoding="utf-8")
+
+
+def source_notes(model: Model, kind: str, family: str, note: str) -> dict[str, str]:
+    """The source of each figure of a chip: `note` for a fitted one."""
+    fitted = {name for owner in (kind, family, f"software {DEFAULT}") for name in model.fitted.get(owner, {})}
+    notes = {name: note if name in fitted else prior.source for name, prior in FIGURES[kind].items()}
+    for (owner, name), (_, source) in MEASURED.items():
+        if owner == family:
+            notes[name] = f"{notes[name]}; {source}"
+    notes |= {name: source for name, (_, source) in KNOWN.get(family, {}).items()}
+    first_of = {name.partition(".")[0]: name for name in reversed(notes)}
+    return {short: notes[name] for short, name in first_of.items()}
 
 
 def stating(records: Folder, files: Path, name: str, key: str) -> str:
@@ -716,49 +786,57 @@ def stating(records: Folder, files: Path, name: str, key: str) -> str:
     return name
 
 
-def write_network(name: str, figures: Mapping[str, float], note: str) -> None:
-    """Replaces the fitted figures of a network, in the records that state them."""
-    note = note.replace("this family", "this generation of GPUs")
+def write_network(name: str, figures: Mapping[str, float]) -> None:
+    """Replaces the figures of a network that all GPUs share, in the records that state them."""
     for key, figure in OF_NETWORKS.items():
-        owner = stating(NETWORKS, NETWORK_FILES, name, key)
-        if NETWORKS[owner].parent is None:
-            note = "benchmarks/fit_published.py on the published rows of all GPUs"
-        file = NETWORK_FILES / f"{owner}.toml"
+        file = NETWORK_FILES / f"{stating(NETWORKS, NETWORK_FILES, name, key)}.toml"
+        source = FIGURES["gpu"][figure].source
         text = re.sub(rf"^{key} = [\d.e+-]+$", f"{key} = {figures[figure]:.3g}", file.read_text(), flags=re.M)
-        file.write_text(re.sub(rf'^{key} = ".*"$', f'{key} = "{note}"', text, flags=re.M), encoding="utf-8")
+        file.write_text(re.sub(rf'^{key} = ".*"$', f'{key} = "{source}"', text, flags=re.M), encoding="utf-8")
 
 
-def software_text(model: Model, x: np.ndarray, name: str, owner: str, count: int, text: str) -> str:
-    """The file of a software: its head as it is, and factors over XLA's figures. owner: the record."""
-    shared = PROGRAMS[name].fitted_on
-    head = text.split("\n\n")[0]
-    head = "\n".join(line for line in head.splitlines() if line.partition(" ")[0] not in HOST.get(shared, {}))
-    own, xla = (f"software {shared}", f"program {name}"), f"software {DEFAULT}"
+def odds_of(model: Model, x: np.ndarray, owners: Sequence[str]) -> list[list[str]]:
+    """The tables of factors over XLA's figures that a program's record has."""
     odds, seconds = ["[odds]"], ["[seconds]"]
-    for figure, prior in FIGURES["gpu"].items():
-        if not prior.software or figure in ("fp8", "fp4"):
-            continue
-        factor = math.exp(model.free(x, own, figure) - model.free(x, (xla,), figure))
+    for figure in FIGURES["gpu"]:
+        factor = math.exp(model.free(x, owners, figure) - model.free(x, (f"software {DEFAULT}",), figure))
         if f"{factor:.3g}" != "1":
             short = figure.partition(".")[0]
             (odds if _is_share(figure) else seconds).append(f"{short} = {factor:.3g}")
-    parent = PROGRAMS[owner].parent
-    given = HOST.get(PROGRAMS[parent].fitted_on, {}) if parent else {}
-    fixed = [n for n, (guess, _) in HOST.get(shared, {}).items() if n in FROZEN["software"]]
-    fixed = [n for n in fixed if name not in OWN_PROGRAMS and given.get(n, (0,))[0] == HOST[shared][n][0]]
-    stated = [figure for figure in HOST.get(shared, {}) if figure not in fixed]
-    host = [f"{figure} = {math.exp(model.free(x, own, figure)):.3g}" for figure in stated]
-    note = f"benchmarks/fit_published.py on {count} published rows of this software, beside those of others"
+    return [table for table in (odds, seconds) if len(table) > 1]
+
+
+def software_text(model: Model, x: np.ndarray, name: str, owner: str, count: int, text: str) -> str:
+    """The file of a software: its head as it is, and what differs from its parent. owner: the record."""
+    shared, parent = PROGRAMS[name].fitted_on, PROGRAMS[owner].parent
+    head = text.split("\n\n")[0]
+    head = "\n".join(line for line in head.splitlines() if line.partition(" ")[0] not in HOST.get(shared, {}))
+    above = (f"software {PROGRAMS[parent].fitted_on}",) if parent else (f"software {DEFAULT}",)
+    own = (f"software {shared}", f"program {name}")
+
+    def seconds(owners: Sequence[str]) -> dict[str, str]:
+        found = {figure: model.free(x, owners, figure) for figure in HOST.get(shared, {})}
+        return {figure: f"{figure} = {math.exp(value):.3g}" for figure, value in found.items() if value}
+
+    given = seconds(above)
+    host = {figure: line for figure, line in seconds(own).items() if given.get(figure) != line}
+    tables = odds_of(model, x, own)
+    if tables == odds_of(model, x, above):
+        tables = []
+    note = f"benchmarks/fit_published.py on {count} published rows of this software"
+    fitted = {figure for of in own for figure in model.fitted.get(of, {})}
+    prior = "a prior: launches of Python's operations, modules or layers in profiles"
+    measured = [source for (of, _), (_, source) in MEASURED.items() if of in own]
+    of_odds = "; ".join([*([note] if not fitted.isdisjoint(FIGURES["gpu"]) else []), *measured])
+    of_odds = of_odds or "XLA's figures are fitted by benchmarks/fit_published.py, and these are not"
     known = text.partition("[sources]\n")[2].splitlines()
-    fitted = ["odds", "seconds", *HOST.get(shared, {})]
-    kept = [line for line in known if line.partition(" ")[0] not in fitted]
-    tables = [table for table in (odds, seconds) if len(table) > 1]
-    keys = [*(table[0].strip("[]") for table in tables), *stated]
-    notes = dict.fromkeys(FROZEN["software"], "frozen at its prior (benchmarks/fit_published.py)")
-    if name in OWN_PROGRAMS:
-        notes = {}
-    sources = ["[sources]", *(f'{key} = "{notes.get(key, note)}"' for key in keys), *kept]
-    parts = [[head, *host], *tables, sources]
+    kept = [
+        line for line in known if line.partition(" ")[0] not in ("odds", "seconds", *HOST.get(shared, {}))
+    ]
+    notes = {table[0].strip("[]"): of_odds for table in tables}
+    notes |= {figure: note if figure in fitted else prior for figure in host}
+    sources = ["[sources]", *(f'{key} = "{source}"' for key, source in notes.items()), *kept]
+    parts = [[head, *host.values()], *tables, sources]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
@@ -814,6 +892,7 @@ def main() -> None:
     )
     parser.add_argument("files", type=Path, nargs="*", default=list(TABLES))
     parser.add_argument("--leave-out", action="store_true")
+    parser.add_argument("--ablate", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--start", type=Path, help="A former result, to start from.")
     parser.add_argument("--steps", type=int, default=8, help="Of the fit, at most.")
@@ -841,11 +920,14 @@ def main() -> None:
             for family, kind, software in dict.fromkeys((r.family, r.kind, r.software) for r in rows)
         },
         "priors": {k: {n: vars(p) for n, p in figures.items()} for k, figures in FIGURES.items()},
+        "fitted_figures": FITTED,
         "sources": by(rows, errors, lambda row: row.published.source),
         "vector": {
             f"{owner}/{name}": round(float(x[place]), 6) for (owner, name), place in model.places.items()
         },
     }
+    if options.ablate:
+        document["ablation"] = ablate(rows, x, model)
     if options.write:
         write_catalog(model, x, rows)
     if options.leave_out:

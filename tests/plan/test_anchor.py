@@ -91,7 +91,7 @@ def test_several_runs_move_the_constants_that_they_tell_of():
     step = load(HARDWARE).chip.step
     slow = replace(step, attention=0.5 * step.attention)
     found = anchored(load(HARDWARE), runs(1.0, 1.0, 1.0, 1.0, step=slow))
-    assert slow.attention < found.step.attention < 0.9 * step.attention
+    assert 0.9 * slow.attention < found.step.attention < 0.9 * step.attention
     assert found.step.matmul["bf16"] == pytest.approx(step.matmul["bf16"], rel=0.1)
     assert any(line.startswith("attention moved from") for line in found.words)
 

@@ -329,8 +329,8 @@ class TestRanking:
 
 def test_what_is_runnable_has_stages_in_lanes_alone() -> None:
     found = search(
-        load_model("llama-3-70b"),
-        load("h100:16x8"),
+        load_model("llama-3.1-405b"),
+        load("h100:32x8"),
         Workload(256, 8192),
         weights_dtype="bf16",
         compute_dtypes=("bf16",),
