@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.audit.script import is_script, load_step
+from meshwright.audit.script import is_script, load_step, patch
 from meshwright.cli.main import main
 from meshwright.errors import AuditError
 from meshwright.report.pages.script import script_html
@@ -70,6 +70,37 @@ def test_a_script_has_a_page(script: Path, tmp_path: Path):
     page = output.read_text()
     assert "Without the findings" in page and "activations not constrained: " in page
     assert main(["audit", f"{script}:step", "--model", "tiny"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("hardware", "answer"),
+    [
+        ([], "give --hardware"),
+        (["--hardware", "h100:8"], "h100:8 has a gpu"),
+        (["--hardware", "h100"], "a gpu"),
+    ],
+)
+def test_a_target_is_the_kind_of_the_hardware(
+    hardware: list[str], answer: str, script: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["audit", f"{script}:step", "--target", "tpu", *hardware]) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_a_patch_cuts_lines_by_characters_and_names_the_mesh_only_in_its_script(tmp_path: Path):
+    product = 'y = f("é·é", x @ w)\n'
+    paths = [tmp_path / name for name in ("own.py", "other.py")]
+    for path in paths:
+        path.write_text(f"mesh = 1\n{product}")
+    findings = [
+        {"kind": "batch_not_sharded", "change": "", "where": f"{path}:2", "instruction": "i"}
+        for path in paths
+    ]
+    document = {"warnings": findings, "emitted": [{"instruction": "i", "axes": ["data"]}]}
+    own, other = patch(document, paths[0], "mesh").split("--- a/other.py")
+    for diff in (own, other):
+        assert '+y = f("é·é", split_by_batch(x @ w))' in diff
+    assert "NamedSharding(mesh, " in own and "NamedSharding" not in other
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("completion", "type mw --install-completion"),
         ("model llama3", "or llama-3-8b"),
         ("fit llama-3-8b --hardware macbook", "did you mean m4-max"),
+        ("fit llama-3-8b --hardware aws-gpu:8", "did you mean trainium2 or"),
         ("fit llama-3-8b --gpu 4090", "is --hardware"),
     ],
 )

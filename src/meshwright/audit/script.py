@@ -13,35 +13,34 @@ from typing import Any
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 
-_WRITTEN = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
+# train.py:step, and the place of a finding: train.py:12, perhaps in brackets.
+_FUNCTION_OF_SCRIPT = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 _PLACE = re.compile(r"\(?([^()\s]+\.py):(\d+)\)?$")
-# The function that a patch adds, and the products that it constrains.
+# The function that a patch adds, and the functions whose results it constrains, next to `@`.
 _HELPER = "split_by_batch"
 _PRODUCTS = ("dot", "matmul", "einsum", "dot_general", "tensordot")
 # Findings that a constraint on the activations removes.
 _CONSTRAINED = ("activations_not_constrained", "batch_not_sharded", "logits_not_sharded")
 
 
-def is_script(written: str) -> bool:
-    """Whether a word names a function of a script.
+def is_script(word: str) -> bool:
+    """Whether a word of the command line names a function of a script.
 
     >>> is_script("train.py:step"), is_script("runs/demo/plan.toml")
     (True, False)
     """
-    return _WRITTEN.fullmatch(written) is not None
+    return _FUNCTION_OF_SCRIPT.fullmatch(word) is not None
 
 
-def load_step(written: str) -> tuple[Callable[..., Any], tuple[Any, ...], str]:
+def load_step(function: str) -> tuple[Callable[..., Any], tuple[Any, ...], str]:
     """The jitted function of `train.py:step`, its arguments, and the script's name of its mesh.
 
-    The script runs as a module.
-
-    The arguments are `step_args`: a tuple, or a function that returns one. jax.ShapeDtypeStruct with a
-    sharding takes the place of arrays. Without a mesh its name is empty. Raises AuditError if the script
-    fails, or has no such function or arguments.
+    The script runs as a module. The arguments are its `step_args`: a tuple, or a function that returns one,
+    of arrays or jax.ShapeDtypeStruct with a sharding. The name is empty if the script has no mesh. Raises
+    AuditError if the script fails, or has no such function or arguments.
     """
-    match = _WRITTEN.fullmatch(written)
-    assert match, written
+    match = _FUNCTION_OF_SCRIPT.fullmatch(function)
+    assert match, function
     path, name = Path(match[1]), match[2]
     read_text(path, AuditError)
     spec = spec_from_file_location(path.stem, path)
@@ -77,7 +76,7 @@ def load_step(written: str) -> tuple[Callable[..., Any], tuple[Any, ...], str]:
 
 
 def seconds_by_line(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`where`, `seconds`, `bytes` and `collectives` of each source line, the dearest first."""
+    """`where`, `seconds`, `bytes` and `collectives` of each source line, the slowest first."""
     lines: dict[str, dict[str, Any]] = {}
     for sent in document["emitted"]:
         where = sent.get("where") or "not known"
@@ -89,24 +88,26 @@ def seconds_by_line(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(lines.values(), key=lambda line: (-line["seconds"], -line["bytes"]))
 
 
-def patch(document: Mapping[str, Any], mesh: str = "") -> str:
-    """A unified diff that constrains the products of findings, or has the change as a comment above them.
+def patch(document: Mapping[str, Any], script: Path, mesh: str = "") -> str:
+    """A unified diff of the files with findings.
 
-    mesh: the script's name of its mesh. The axes are those of the finding's collective; the first dimension
-    is taken for the batch, and the others stay as they are.
+    It constrains the product on a finding's line, or writes the change as a comment above the line if a
+    constraint does not help. mesh: the script's name of its mesh, which other files do not know. The axes
+    are those of the finding's collective; the first dimension is taken for the batch, and the others stay as
+    they are.
     """
     axes_of = {sent["instruction"]: tuple(sent["axes"]) for sent in document["emitted"]}
     places: dict[Path, dict[int, tuple[Mapping[str, Any], tuple[str, ...]]]] = {}
-    for found in document["warnings"]:
-        place = _PLACE.search(found["where"])
+    for finding in document["warnings"]:
+        place = _PLACE.search(finding["where"])
         if place and (path := Path(place[1])).is_file():
             places.setdefault(path, {}).setdefault(
-                int(place[2]), (found, axes_of.get(found["instruction"], ()))
+                int(place[2]), (finding, axes_of.get(finding["instruction"], ()))
             )
     diffs: list[str] = []
     for path, lines in places.items():
         before = read_text(path, AuditError).splitlines()
-        after = _patched(before, lines, mesh)
+        after = _patched(before, lines, mesh if path.samefile(script) else "")
         diffs += difflib.unified_diff(before, after, f"a/{path.name}", f"b/{path.name}", lineterm="")
     return "".join(f"{line}\n" for line in diffs)
 
@@ -114,19 +115,25 @@ def patch(document: Mapping[str, Any], mesh: str = "") -> str:
 def _patched(
     before: Sequence[str], lines: Mapping[int, tuple[Mapping[str, Any], tuple[str, ...]]], mesh: str
 ) -> list[str]:
-    """The lines of a script with its products constrained, and a function that constrains them."""
+    """The lines of a file with its products constrained, and a function that constrains them.
+
+    lines: by number, each finding with the axes of its collective. The first constrained product decides the
+    axes of the function; products over other axes get a comment.
+    """
     tree = ast.parse("\n".join(before))
     after, helper_axes, first = dict(enumerate(before, start=1)), (), len(before)
-    for number, (found, axes) in lines.items():
+    for number, (finding, axes) in lines.items():
         line = after.get(number, "")
-        product = _product(tree, number)
-        if product is None or not axes or found["kind"] not in _CONSTRAINED or helper_axes not in ((), axes):
+        columns = _product(tree, number)
+        has_other_axes = helper_axes not in ((), axes)
+        if columns is None or not axes or finding["kind"] not in _CONSTRAINED or has_other_axes:
             indent = line[: len(line) - len(line.lstrip())]
-            after[number] = f"{indent}# {found['kind']}: {found['change']}\n{line}"
+            after[number] = f"{indent}# {finding['kind']}: {finding['change']}\n{line}"
             continue
-        start, end = product
+        # The parser counts columns in bytes of UTF-8.
+        start, end = (len(line.encode()[:column].decode()) for column in columns)
         after[number] = f"{line[:start]}{_HELPER}({line[start:end]}){line[end:]}"
-        helper_axes, first = axes, min(first, _top(tree, number))
+        helper_axes, first = axes, min(first, _first_line_of_statement(tree, number))
     if helper_axes:
         kind, batch = "jax.sharding.PartitionSpec", ", ".join(map(repr, helper_axes))
         spec = f"{kind}({batch if len(helper_axes) == 1 else f'({batch})'}, *others)"
@@ -143,7 +150,7 @@ def _patched(
 
 
 def _product(tree: ast.Module, number: int) -> tuple[int, int] | None:
-    """The columns of the first matrix product that begins and ends on a line; None if there is none."""
+    """The columns, in bytes, of the outermost matrix product on a single line; None without one."""
     for node in ast.walk(tree):
         if getattr(node, "lineno", 0) != number or getattr(node, "end_lineno", 0) != number:
             continue
@@ -155,8 +162,8 @@ def _product(tree: ast.Module, number: int) -> tuple[int, int] | None:
     return None
 
 
-def _top(tree: ast.Module, number: int) -> int:
-    """The first line of the statement of the module that holds a line, with its decorators."""
+def _first_line_of_statement(tree: ast.Module, number: int) -> int:
+    """The first line of the module's statement that contains a line, with its decorators."""
     for node in tree.body:
         if node.lineno <= number <= (node.end_lineno or node.lineno):
             decorators = getattr(node, "decorator_list", [])

@@ -87,6 +87,7 @@ def audit(
             "--phase": phase,
             "--hlo": hlo,
             "--mesh": mesh,
+            "--no-numerics": None if numerics else True,
         }
         refuse_with(given, f"{plan} is a function of a script")
         _finish(_of_script(str(plan), hardware, target), output, before, as_json=as_json)
@@ -148,31 +149,38 @@ def _finish(document: dict, output: Path | None, before: dict | None, *, as_json
         raise typer.Exit(_DIFFERS)
 
 
-def _of_script(written: str, hardware: str | None, target: str | None) -> dict:
+def _of_script(function: str, hardware: str | None, target: str | None) -> dict:
     """The audit of a script's function, with its seconds by source line and a patch.
 
-    `hardware` gives the number of virtual CPU devices, so that the script has its mesh without chips.
+    hardware: gives the number of virtual CPU devices, so that the script has its mesh without chips. target:
+    the kind of the hardware's chips, to compile for them; CPUs otherwise. Raises PlanError for another kind.
     """
     require("run")
     import os
 
+    if hardware and (":" in hardware or hardware.endswith(".toml")):
+        machine = catalog.load(hardware)
+        kind, number = machine.chip.kind, machine.num_chips
+    else:  # the mesh gives the number of chips, once the script has made it
+        kind, number = catalog.chip_of(hardware).kind if hardware else None, 8
+    if target not in (None, "cpu", kind):
+        chips = f"--hardware {hardware} has a {kind}" if hardware else "give --hardware, such as v5p:4x4x4"
+        raise PlanError(f"--target {target} compiles for the hardware's chips; {chips}")
     if hardware and target != "tpu":
-        number = catalog.load(hardware).num_chips if ":" in hardware else 8
         flag = f"--xla_force_host_platform_device_count={number}"
         if "device_count" not in os.environ.get("XLA_FLAGS", ""):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     from meshwright.audit.foreign import audit as audit_step
     from meshwright.audit.script import load_step, patch, seconds_by_line
 
-    step, args, mesh = load_step(written)
-    ahead = target is not None and hardware is not None
-    document = audit_step(step, *args, hardware=hardware, ahead_of_time=ahead)
-    extra = sum(one["seconds"] or 0.0 for one in document["warnings"])
+    step, args, mesh = load_step(function)
+    document = audit_step(step, *args, hardware=hardware, ahead_of_time=target not in (None, "cpu"))
+    extra = sum(finding["seconds"] or 0.0 for finding in document["warnings"])
     return {
         **document,
-        "script": written,
+        "script": function,
         "lines": seconds_by_line(document),
-        "patch": patch(document, mesh),
+        "patch": patch(document, Path(function.rpartition(":")[0]), mesh),
         "extra_seconds": extra if document["hardware"] else None,
     }
 

@@ -164,23 +164,31 @@ _MACHINES = {
     "hgx-h200": "h200:8", "dgx-b200": "b200:8", "hgx-b200": "b200:8", "nvl72": "gb200-nvl72:72",
 }  # fmt: skip
 
+# Chips to offer for a word of a name, by vendor or kind of machine; the first word that the name has counts.
+_OF_VENDORS = {
+    "nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"), "google": ("v5p", "v6e"),
+    "apple": ("m4-max", "m3-ultra"), "macbook": ("m4-max", "m4-pro"), "mac": ("m4-max", "m4-pro"),
+    "aws": ("trainium2", "inferentia2"), "gpu": ("h100", "rtx4090"),
+}  # fmt: skip
+
 
 def _like(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown chip: the machine of a cloud, a chip whose words it has, or the nearest ones."""
+    """A hint for an unknown name of a chip.
+
+    The hint is the chips of a cloud's machine, a chip whose words are all in the name, chips of a vendor that
+    the name mentions, or the names with the nearest spelling.
+    """
     machine = name.removeprefix("standard_").replace("dgx_", "dgx-").replace("hgx_", "hgx-")
     if machine in _MACHINES:
         return f"write {_MACHINES[machine]}"
     words = set(re.split(r"[^a-z0-9]+", name.replace("litepod", "e").replace("lite", "e")))
     joined = re.sub(r"[^a-z0-9]", "", name)
-    held = [chip for chip in known if words >= set(chip.split("-")) or joined == chip.replace("-", "")]
-    if held:
-        return f"did you mean {max(held, key=len)}?"
-    kinds = {"nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"),
-    "google": ("v5p", "v6e"),
-             "apple": ("m4-max", "m3-ultra"), "macbook": ("m4-max", "m4-pro"), "mac": ("m4-max", "m4-pro"),
-             "aws": ("trainium2", "inferentia2"), "gpu": ("h100", "rtx4090")}  # fmt: skip
-    for word in words & kinds.keys():
-        return f"did you mean {' or '.join(kinds[word])}?"
+    within = [chip for chip in known if words >= set(chip.split("-")) or joined == chip.replace("-", "")]
+    if within:
+        return f"did you mean {max(within, key=len)}?"
+    for word, chips in _OF_VENDORS.items():
+        if word in words:
+            return f"did you mean {' or '.join(chips)}?"
     return nearest(name, list(known))
 
 

@@ -67,11 +67,12 @@ def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
 def recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, Any]]:
     """The family of a file, and its keys, or of its `text_config` if the model also sees or hears.
 
-    A model that speaks, too, has that table in its `thinker_config`.
-
-    Keys of a table within the file are called `table.key` if the family has rules for them.
+    The file of a model that also speaks has its `text_config` within its `thinker_config`. Keys of a table
+    within the file are called `table.key` if the family has rules for them.
     """
-    config = config.get("thinker_config") or config
+    thinker = config.get("thinker_config")
+    _check_kind(name, "thinker_config", thinker, (dict,))
+    config = thinker or config
     text = config.get("text_config")
     if isinstance(text, Mapping):
         wrapper, inner = config.get("model_type"), text.get("model_type")

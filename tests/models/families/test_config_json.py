@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.models.families.table import COUNTED, FILES
 
+from meshwright.errors import ModelError
 from meshwright.layout.runnable import model_lacks
 from meshwright.models import families
 from meshwright.models.count import count_params, forward_flops, kv_cache_bytes, mtp_params, state_bytes
@@ -193,3 +194,8 @@ def _hf_model(transformers: Any, name: str) -> Any:
     written = to_hf(replace(preset, rope_scaling=None))
     model = getattr(transformers, written.pop("architectures")[0])
     return model(model.config_class(**{key: value for key, value in written.items() if key != "model_type"}))
+
+
+def test_a_thinker_config_that_is_no_table_is_refused() -> None:
+    with pytest.raises(ModelError, match="thinker_config = 5 must be"):
+        from_hf({"model_type": "llama", "thinker_config": 5}, "omni")

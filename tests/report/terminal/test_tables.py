@@ -131,3 +131,14 @@ def test_memory_of_a_step_that_generates_has_a_cache_and_no_optimizer() -> None:
     rows = memory_rows({"memory": {"planned_by_cause": planned, "compiled_by_cause": None}})
     assert rows[0] == ("arguments: weights 1 kB, cache 2 kB", "3 kB", "unavailable")
     assert rows[1][:2] == ("temporaries: buffers 3 kB", "3 kB")
+
+
+def test_a_kernel_that_was_not_checked_is_named():
+    numerics = {
+        "agrees": True,
+        "checks": [],
+        "layout": "fsdp=2",
+        "not_run": "the chips' attention kernel: no rule",
+    }
+    lines = printed(audit_table(audit_document() | {"numerics": numerics}))
+    assert "numerics: not run: the chips' attention kernel: no rule" in lines

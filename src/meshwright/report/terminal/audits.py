@@ -61,7 +61,10 @@ def _numerics(audit: JsonDocument) -> list[Text]:
         for check in checks
     )
     twin = f" with the formulas (tiny twin, {numerics['layout']}): "
-    return [Text("numerics: ").append(verdict).append(twin + words)]
+    lines = [Text("numerics: ").append(verdict).append(twin + words)]
+    if "not_run" in numerics:
+        lines.append(Text("numerics: ").append("not run", style="yellow").append(f": {numerics['not_run']}"))
+    return lines
 
 
 def _difference(check: JsonDocument) -> str:
