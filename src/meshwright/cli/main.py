@@ -174,7 +174,7 @@ def main(args: Sequence[str]) -> int:
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
             return INTERRUPTED
         raise
-    except SystemExit as ended:  # the parser's answer to a closed pipe
+    except SystemExit as ended:  # the parser exits so if the reader of its output has ended
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,25 +1,24 @@
-"""Commands and options as other programs name them, and what to type here instead."""
+"""Commands and options by their names in other programs, each with the words to type here instead."""
 
 from collections.abc import Collection
 
-# Options here, each with the names that other programs give it. An option is offered only to commands
-# that have it, so a name may occur several times.
+# Words to type here, each with the options of other programs that mean the same. Words are offered only to
+# commands that have their first option, so an option may be listed several times.
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "--batch-tokens, the sequences times --seq-len,": (
         "--global-batch", "--global-batch-size", "--gbs", "--batch-size", "--train-batch-size", "--batch",
         "--global-bs",
     ),
     "--seq-len": (
-        "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length",
-
-        "--seq", "--context", "--ctx", "--max-length", "--block-size",
+        "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
+        "--context", "--ctx", "--max-length", "--block-size",
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
     "--set lora_rank=16 --weights-dtype int4": ("--qlora", "--load-in-4bit"),
     "--hardware h100:8": (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
-        "--accelerator",
-        "--gpu-type", "--tpu", "--num-devices", "--world-size", "--nproc-per-node", "--gpus-per-node",
+        "--accelerator", "--gpu-type", "--tpu", "--num-devices", "--world-size", "--nproc-per-node",
+        "--gpus-per-node",
     ),
     "--hardware h100:4x8, 4 hosts of 8,": ("--nodes", "--num-nodes", "--nnodes", "--hosts"),
     "--tensor 8": ("--tp", "--tp-size", "--tensor-parallel-size", "--tensor-parallel"),
@@ -29,13 +28,13 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--given pipe=4": (
         "--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size",
-        "--pipeline-parallel",
-        "--pipe", "--pipeline",
+        "--pipeline-parallel", "--pipe", "--pipeline",
     ),
     "--given data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
     "--given context=2": ("--cp", "--context-parallel-size", "--context-parallel", "--sp-size"),
-    "--given expert=8": ("--ep", "--expert-parallel-size", "--expert-model-parallel-size",
-    "--expert-parallel"),
+    "--given expert=8": (
+        "--ep", "--expert-parallel-size", "--expert-model-parallel-size", "--expert-parallel",
+    ),
     "--given fsdp=8": ("--fsdp", "--fsdp-size", "--shard", "--hsdp"),
     "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage"),
     "--given remat=full": (
@@ -55,8 +54,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--given matmul_dtype=fp8": ("--fp8", "--matmul-dtype"),
     "--weights-dtype": (
         "--dtype", "--precision", "--quantization", "--quantize", "--quant", "--load-in-8bit",
-        "--load-in-4bit",
-        "--weight-dtype", "--torch-dtype", "--bits",
+        "--load-in-4bit", "--weight-dtype", "--torch-dtype", "--bits",
     ),
     "--kv-dtype": ("--kv-cache-dtype", "--cache-dtype", "--kv-bits"),
     "--prompt-tokens": (
@@ -64,7 +62,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--input",
     ),
     "--output-tokens": (
-        "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens", "--output-len",
+        "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens",
     ),
     "--max-tokens": ("--max-new-tokens", "--num-tokens", "--max-length", "--length", "--n-predict"),
     "--temperature": ("--temp",),
@@ -75,15 +73,18 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--phase generate --batch": ("--concurrency", "--max-num-seqs", "--max-batch-size", "--batch-size"),
     "--slots": ("--concurrency", "--max-num-seqs", "--max-batch-size", "--batch-size", "--parallel"),
     "--context": ("--max-model-len", "--max-seq-len", "--ctx-size", "--context-length", "--max-total-tokens"),
-    "--prompt-tokens and --output-tokens": ("--max-model-len", "--seq-len", "--max-seq-len",
-    "--context-length"),
+    "--prompt-tokens and --output-tokens": (
+        "--max-model-len", "--seq-len", "--max-seq-len", "--context-length",
+    ),
     "--checkpoint": ("--model", "--model-path", "--weights", "--ckpt", "--pretrained", "--model-id"),
     "--from": ("--pretrained", "--base-model", "--model", "--init-from", "--checkpoint"),
     "--model": ("--model-name", "--model-id", "--arch", "--config", "--preset"),
     "--data": ("--dataset", "--train-data", "--data-path", "--train-file", "--corpus", "--dataset-path"),
     "--learning-rate": ("--lr", "--peak-lr", "--max-lr"),
-    "--steps, the batches to train on,": ("--epochs", "--num-epochs", "--num-train-epochs", "--max-steps",
-                                          "--train-iters", "--iterations", "--iters"),
+    "--steps, the batches to train on,": (
+        "--epochs", "--num-epochs", "--num-train-epochs", "--max-steps", "--train-iters", "--iterations",
+        "--iters",
+    ),
     "--optimizer": ("--optim", "--opt"),
     "--given optimizer=adafactor": ("--optim", "--optimizer", "--opt"),
     "--layout optimizer=adafactor,...": ("--optim", "--optimizer", "--opt"),
@@ -117,7 +118,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--url": ("--base-url", "--endpoint", "--host"),
 }  # fmt: skip
 
-# Command lines here, each with the commands that people try.
+# Command lines to type here, each with the commands that people try.
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "demo": ("quickstart", "init", "tutorial", "example", "examples", "start", "hello", "try"),
     "plan train": (
@@ -129,11 +130,13 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "train plan.toml --rl": ("rl", "grpo", "ppo", "rlhf", "dpo"),
     "generate": ("chat", "run", "infer", "complete", "prompt", "sample", "ask"),
     "serve": ("server", "api", "host", "openai", "up"),
-    "model": ("models", "list", "ls", "presets", "params", "parameters", "count", "inspect", "show",
-    "summary",
-              "flops", "list-models"),
-    "hardware": ("chips", "gpus", "gpu", "tpu", "tpus", "devices", "machines", "machine", "chip",
-    "accelerators"),
+    "model": (
+        "models", "list", "ls", "presets", "params", "parameters", "count", "inspect", "show", "summary",
+        "flops", "list-models",
+    ),
+    "hardware": (
+        "chips", "gpus", "gpu", "tpu", "tpus", "devices", "machines", "machine", "chip", "accelerators",
+    ),
     "fit": ("memory", "vram", "oom", "fits", "will-it-fit", "can-i-run", "mem"),
     "audit": ("check", "verify", "lint", "hlo", "analyze", "analyse", "inspect-hlo", "profile"),
     "bench serve": ("loadtest", "load-test", "load", "stress", "simulate"),
@@ -156,20 +159,23 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 def option_here(given: str, options: Collection[str]) -> str:
-    """What a command with these options has for another program's option; empty if nothing is known.
+    """The words to type in place of another program's option; empty if none are known.
+
+    options: those of the command.
 
     >>> option_here("--tensor_parallel_size", ["--model", "--given"])
     '--given tensor=8'
     """
     plain = given.replace("_", "-").lower()
     for ours, theirs in _OPTIONS.items():
-        if plain in theirs and ours.split()[0].rstrip(",") in options:
+        first_option = ours.split()[0].rstrip(",")
+        if plain in theirs and first_option in options:
             return ours
     return plain if plain in options and plain != given else ""
 
 
 def command_here(given: str, commands: Collection[str]) -> str:
-    """The command line for a command that people try; empty if nothing is known.
+    """The command line to type in place of an unknown command; empty if none is known.
 
     >>> command_here("finetune", ["train"]), command_here("plan-train", ["plan"])
     ('mw train --from DIR --lora 16', 'mw plan train')
@@ -179,12 +185,13 @@ def command_here(given: str, commands: Collection[str]) -> str:
         if plain in theirs:
             return f"mw {ours}"
     words = plain.split("-")
-    for order in (words, words[::-1]):
+    for order in (words, words[::-1]):  # plan-train, train-plan
         if len(order) == 2 and order[0] in commands and order[0] in ("plan", "bench"):
             return f"mw {order[0]} {subcommand_here(order[1]) or order[1]}"
     return ""
 
 
+# Commands of `mw plan` and `mw bench`, each with the words that people try.
 _SUBCOMMANDS = {
     "train": ("training", "pretrain", "pretraining", "finetune", "fit"),
     "serve": ("serving", "inference", "infer", "server", "generate", "decode", "prefill", "deploy"),
@@ -195,5 +202,5 @@ _SUBCOMMANDS = {
 
 
 def subcommand_here(given: str) -> str:
-    """The command of a group for another word; empty if nothing is known."""
+    """The command of `mw plan` or `mw bench` for another word; empty if none is known."""
     return next((ours for ours, theirs in _SUBCOMMANDS.items() if given.lower() in theirs), "")

@@ -105,7 +105,7 @@ class ChatTemplate:
         return self.tool_source is not None or "tools" in self.source
 
     def reads(self, key: str) -> bool:
-        """Whether the template may write this key of a message."""
+        """Whether the template may write this key of a message: it names the key, or lists all keys."""
         return any(key in source or "items()" in source for source in (self.source, self.tool_source or ""))
 
 
@@ -127,7 +127,7 @@ def _to_json(
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}`, which marks answers in templates: its body."""
+    """The tag `{% generation %}...{% endgeneration %}`, which marks answers; its body is rendered."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -143,9 +143,10 @@ class _Generation(Extension):
 def load_chat_template(folder: Path) -> ChatTemplate:
     """The template of a checkpoint in Hugging Face format, PLAIN_TEMPLATE if it has none.
 
-    Read as by transformers: chat_template.jinja and additional_chat_templates/tool_use.jinja, else
-    `chat_template` of tokenizer_config.json (a text, or templates by name) or of chat_template.json, which
-    processors have. Raises CheckpointError if they cannot be read.
+    As in transformers, it is chat_template.jinja, with additional_chat_templates/tool_use.jinja for
+    conversations with tools; without these the `chat_template` of tokenizer_config.json (a text, or a list of
+    templates with names), and without that the one of chat_template.json, which processors have. Raises
+    CheckpointError if they cannot be read.
     """
     config = json_object(folder / "tokenizer_config.json")
     sources = _sources(folder, config)

@@ -85,20 +85,18 @@ def model_from_dict(values: Mapping[str, Any], where: str) -> ModelConfig:
     return ModelConfig(**values)
 
 
-# Keys of config.json and of other programs, and those of a TOML here.
+# Keys of config.json and of other programs, each with the key of a TOML here.
 _OTHER_KEYS = {
-    "head_dim": "d_head", "kv_channels": "d_head", "hidden_size": "d_model", "n_embd": "d_model",
-    "dim": "d_model",
-    "intermediate_size": "d_ff", "ffn_hidden_size": "d_ff", "hidden_dim": "d_ff",
-    "num_hidden_layers": "num_layers",
-    "n_layers": "num_layers", "n_layer": "num_layers", "layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "n_heads": "num_heads", "n_head": "num_heads", "num_key_value_heads": "num_kv_heads",
-    "n_kv_heads": "num_kv_heads", "num_query_groups": "num_kv_heads",
-    "max_position_embeddings": "max_seq_len",
-    "max_seq_length": "max_seq_len", "context_length": "max_seq_len", "n_ctx": "max_seq_len",
-    "vocab": "vocab_size", "n_vocab": "vocab_size", "tie_word_embeddings": "tied_embeddings",
-}  # fmt: skip
+    **dict.fromkeys(("hidden_size", "n_embd", "dim"), "d_model"),
+    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "hidden_dim"), "d_ff"),
+    **dict.fromkeys(("head_dim", "kv_channels"), "d_head"),
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "layers"), "num_layers"),
+    **dict.fromkeys(("num_attention_heads", "n_heads", "n_head"), "num_heads"),
+    **dict.fromkeys(("num_key_value_heads", "n_kv_heads", "num_query_groups"), "num_kv_heads"),
+    **dict.fromkeys(("max_position_embeddings", "max_seq_length", "context_length", "n_ctx"), "max_seq_len"),
+    **dict.fromkeys(("vocab", "n_vocab"), "vocab_size"),
+    "tie_word_embeddings": "tied_embeddings",
+}
 
 _TABLES: dict[str, type] = {"rope_scaling": RopeScaling} | TABLES
 

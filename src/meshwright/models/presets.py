@@ -36,7 +36,11 @@ _CLOSED = ("gpt-4", "gpt4", "gpt-5", "gpt5", "o1", "o3", "claude", "gemini", "ch
 
 
 def _like(spec: str) -> str:
-    """A hint of the presets with the letters and digits of `spec`, or the nearest ones."""
+    """A hint for an unknown name of a model.
+
+    The hint is the presets with the same letters and digits, otherwise those that begin with them, those of
+    the size that `spec` is, those of its family and size, or the names with the nearest spelling.
+    """
     if spec.lower().startswith(_CLOSED):
         return "its sizes are not published: take an open model, or a TOML of your own"
 
@@ -45,16 +49,16 @@ def _like(spec: str) -> str:
 
     wanted = plain(spec.rpartition("/")[2])
     same = [name for name in PRESETS if plain(name) == wanted]
-    size = re.fullmatch(r"\d+(\.\d+)?[bm]", wanted) is not None
-    begins = [name for name in PRESETS if plain(name).startswith(wanted) and not size]
-    ends = [name for name in PRESETS if size and wanted in name.split("-")]
+    is_size = re.fullmatch(r"\d+(\.\d+)?[bm]", wanted) is not None
+    begin_so = [name for name in PRESETS if plain(name).startswith(wanted) and not is_size]
+    of_size = [name for name in PRESETS if is_size and wanted in name.split("-")]
     # Names such as llama-8b, which leave out the version.
     family = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?[bm])", wanted)
-    among = [
+    of_family = [
         name for name in PRESETS if family and name.startswith(family[1]) and name.endswith(f"-{family[2]}")
     ]
-    if wanted and (found := same or begins or ends or among):
-        return f"did you mean {' or '.join(found[:4])}?"
+    if wanted and (presets := same or begin_so or of_size or of_family):
+        return f"did you mean {' or '.join(presets[:4])}?"
     return nearest(spec.lower(), list(PRESETS))
 
 

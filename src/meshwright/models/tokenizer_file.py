@@ -1,4 +1,4 @@
-"""The one reader of tokenizer.json, for training and serving."""
+"""The reader of tokenizer.json, for training and serving."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from meshwright.files import read_text
 
 
 def read_tokenizer(path: Path, kind: type[MeshwrightError]) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, which neither pads nor cuts a text.
+    """The tokenizer of a tokenizer.json, without padding and truncation.
 
-    transformers saves the padding and truncation of its last call with the tokenizer; both are cleared.
-    Raises an error of this kind for a missing file, one that is no tokenizer, and one without tokens.
+    transformers writes the settings of its last call to the file, and they would change other texts. Raises
+    an error of `kind` for a missing file, one that is not a tokenizer, and one without tokens.
     """
     text = read_text(path, kind)
     try:
         tokenizer = Tokenizer.from_str(text)
-    except BaseException as error:  # tokenizers raises plain Exception, and panics of Rust are none
+    except BaseException as error:  # the panics of Rust are not an Exception
         if not is_of_tokenizers(error):
             raise
         raise kind(f"{path} is not a tokenizer: {in_a_line(error)}") from error
@@ -29,9 +29,10 @@ def read_tokenizer(path: Path, kind: type[MeshwrightError]) -> Tokenizer:
 
 
 def is_of_tokenizers(error: BaseException) -> bool:
-    """Whether it is an error of the library: a plain Exception, or a panic of Rust, which is none."""
+    """Whether the tokenizers library raised it: a plain Exception, or a panic of Rust, which is not one."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def in_a_line(error: BaseException) -> str:
+    """The beginning of an error's text, without line breaks."""
     return " ".join(str(error).split())[:300]

@@ -1,6 +1,6 @@
-"""Sums that a compiler merges: two partial sums are added on each device, then summed once.
+"""All-reduces that a compiler merges: each device adds its partial sums, and one all-reduce sums both.
 
-    sum(x) + sum(y)  ->  sum(x + y)
+    all_reduce(x) + all_reduce(y)  ->  all_reduce(x + y)
 
 XLA does so for shared and routed experts, whose results are added to each other.
 """
@@ -14,7 +14,7 @@ from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import TracedValue, called_by, sources, value_key
 
-# Operations that keep each of their terms: sums, and changes of form.
+# Operations through which a term of a sum is followed: sums, and changes of form.
 _SUMS = frozenset((
     "add", "bitcast", "convert", "copy", "get-tuple-element", "parameter", "reshape", "transpose",
 ))  # fmt: skip
@@ -22,9 +22,9 @@ _PRODUCTS = ("dot", "custom-call")
 
 
 def join_added(rows: Iterable[Row], program: Program) -> list[Row]:
-    """Mark missing all-reduces as equivalent if their terms are added to those of another one.
+    """Mark a missing all-reduce as equivalent if its product is a term of another all-reduce.
 
-    The other one must be over the same axes, of the same size, and run as often.
+    The other must be over the same axes, have the same size, and run the same number of times.
     """
     rows = list(rows)
     for index, row in enumerate(rows):
@@ -48,7 +48,7 @@ def join_added(rows: Iterable[Row], program: Program) -> list[Row]:
 
 
 def _has_term(program: Program, e: Emitted, tensor: str) -> bool:
-    """Whether a product in the scope `tensor` is a term of the sum."""
+    """Whether a product in the scope `tensor` is a term of the all-reduce `e`."""
     seen, left = set[tuple[object, ...]](), [e.operand()]
     while left:
         value = left.pop()
@@ -63,6 +63,7 @@ def _has_term(program: Program, e: Emitted, tensor: str) -> bool:
 
 
 def _terms(program: Program, value: TracedValue) -> Iterator[TracedValue]:
+    """The values that are added to give `value`, or from which it differs only in form."""
     opcode = value.instruction.opcode
     if opcode == "scatter":  # rows are added to its first operand
         yield value.operand(0)

@@ -2,8 +2,8 @@
 
 The twin has the features of the planned model (norms, positions, heads per KV head, windows, biases, experts,
 latents) in small dimensions, and the options of the layout on up to 32 devices (twin.py). Its own code
-runs on virtual CPU devices in float32. The formulas are plain JAX and NumPy
-(reference.py, reference_update.py):
+runs on virtual CPU devices in float32. The formulas are plain JAX (reference.py) and plain NumPy
+(reference_update.py):
 
     training     the loss, every gradient, the weights after two clipped updates, and large logits
     inference    prompts of several lengths and ten tokens each, through the engine and its pages
@@ -57,10 +57,9 @@ def cached_numerics(plan: Plan, *, use_cache: bool = True) -> dict[str, Any]:
 def check_numerics(plan: Plan) -> dict[str, Any]:
     """The twin's numbers beside the formulas': `agrees`, and checks[] with `difference` and `tolerance`.
 
-    Also loss, gradients[] and updates[] of a training step, or requests[] of inference; `not_run` if Pallas's
-    interpreter does not take the kernel. difference: relative
-    to the tensor's largest entry, or in nats; None if a number is not finite. Raises AuditError if the twin
-    does not run under the layout.
+    Also loss, gradients[] and updates[] of a training step, or requests[] of inference. not_run: why Pallas's
+    interpreter refuses the kernel, if it does. difference: relative to the tensor's largest entry, or in
+    nats; None if a number is not finite. Raises AuditError if the twin does not run under the layout.
     """
     try:
         small = tiny_plan(plan)

@@ -9,7 +9,8 @@ from meshwright.audit.numerics.comparison import compared
 from meshwright.plan_file import PLAN_FILE, load_plan
 
 folder = Path(sys.argv[1])
-more = [folder / name for name in (NARROW_FILE, KERNEL_FILE)]
-others = [load_plan(file) if file.exists() else None for file in more]
-report = compared(load_plan(folder / PLAN_FILE), *others)
+narrow, of_kernel = (
+    load_plan(folder / name) if (folder / name).exists() else None for name in (NARROW_FILE, KERNEL_FILE)
+)
+report = compared(load_plan(folder / PLAN_FILE), narrow, of_kernel)
 print(json.dumps(report))

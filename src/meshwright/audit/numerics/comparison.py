@@ -83,8 +83,8 @@ class Check:
 def compared(plan: Plan, narrow: Plan | None, of_kernel: Plan | None = None) -> dict[str, Any]:
     """The report of a tiny plan.
 
-    narrow: the same plan with narrow types, if it has any. of_kernel: the plan that runs its chips' attention
-    kernel, if it can be interpreted.
+    narrow: the same plan with narrow types, if it has any. of_kernel: `kernel_plan` of the planned model. If
+    Pallas's interpreter refuses its kernel, `not_run` says why.
     """
     began = time.monotonic()
     is_trained = plan.workload.phase == "train"
@@ -98,7 +98,7 @@ def compared(plan: Plan, narrow: Plan | None, of_kernel: Plan | None = None) -> 
         if of_kernel:
             try:
                 report["checks"] += _with_kernels(of_kernel)
-            except (NotImplementedError, TypeError, ValueError) as error:  # of Pallas's interpreter
+            except (NotImplementedError, TypeError, ValueError) as error:  # Pallas's, for what it lacks
                 report["not_run"] = f"the chips' attention kernel: {str(error).partition(chr(10))[0]}"
     checks = report.pop("checks")
     return {
@@ -127,14 +127,14 @@ def _in_the_forms_of(platform: Platform) -> Iterator[None]:
 def _interpreted(platform: Platform) -> Iterator[None]:
     """Within it code for CPUs runs the platform's attention kernels, by Pallas's interpreter."""
     before = PLATFORMS[CPU.name]
-    flash_kernel = platform.flash if platform.flash and platform.flash.name in INTERPRETED else None
-    PLATFORMS[CPU.name] = replace(before, flash=flash_kernel, paged=platform.paged)
+    flash = platform.flash if platform.flash and platform.flash.name in INTERPRETED else None
+    PLATFORMS[CPU.name] = replace(before, flash=flash, paged=platform.paged)
     compiled_call = pallas.pallas_call
 
     def interpreted_call(*arguments: Any, **options: Any) -> Any:
         return compiled_call(*arguments, **{**options, "interpret": True})
 
-    # JAX's rule of stores in its interpreter wants a shape of numbers, too (0.10.2).
+    # The interpreter of JAX 0.10.2 reads the shape of every stored value, and Python numbers have none.
     has_shape = patch.object(literals.TypedInt, "shape", (), create=True)
     try:
         with has_shape, patch.object(pallas, "pallas_call", interpreted_call):
@@ -242,7 +242,7 @@ def _with_kernels(plan: Plan) -> list[Check]:
 def _loss_and_gradients(
     plan: Plan, weights: Mapping[str, np.ndarray], *, by_spread: bool = False
 ) -> dict[str, Any]:
-    """The report of the loss and the gradients of a batch."""
+    """The report of one batch's loss and gradients. by_spread: as in `numerics_report`."""
     step = training_step(plan.model, plan.layout, plan.workload, _OPTIMIZER, chip_flops_per_second=1.0)
     batch = _tokens(plan.model, plan.workload.num_sequences, plan.workload.seq_len + 1)
     loss, gradients = step.whole_gradients(build(plan.model, lambda path, _: weights[path]), batch)
@@ -296,7 +296,7 @@ def _arrays(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _placement(step: Any) -> Callable[[Any], Any]:
-    """weights -> the step's first state with them."""
+    """A function from a tree of weights to the step's first state with these weights."""
     if isinstance(step, CompiledStep):
         first = jax.jit(step.first_state)
         where = shardings(step.config, step.layout, step.mesh)
@@ -367,9 +367,10 @@ def _updates(
 # Inference
 
 
-def _inference(plan: Plan, weights: Mapping[str, np.ndarray], num_slots: int = 2) -> dict[str, Any]:
+def _inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     differences = {
-        f"prompt of {len(prompt)}": _nats(errors) for prompt, errors in _errors(plan, weights, num_slots)
+        f"prompt of {len(prompt)}": _largest_errors(errors)
+        for prompt, errors in _errors_by_prompt(plan, weights)
     }
     first, others = ({name: pair[i] for name, pair in differences.items()} for i in (0, 1))
     return {
@@ -386,21 +387,16 @@ def _inference(plan: Plan, weights: Mapping[str, np.ndarray], num_slots: int = 2
 def _narrow_inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Check]:
     """Log-probabilities in the plan's narrow types: the errors' root mean square over the spread."""
     errors, spreads = [], []
-    for _, of_tokens in _errors(plan, weights):
-        for error, expected in of_tokens:
+    for _, errors_of_tokens in _errors_by_prompt(plan, weights):
+        for error, expected in errors_of_tokens:
             errors.append(error)
             spreads.append(expected - expected.mean())
     size, spread = (np.sqrt(np.mean(np.concatenate(rows) ** 2)) for rows in (errors, spreads))
     return [Check("tokens in narrow types", _finite(float(size / spread)), _NARROW)]
 
 
-def _tokens_by_request(
-    plan: Plan, weights: Mapping[str, np.ndarray], num_slots: int
-) -> tuple[list[list[int]], list[Any]]:
-    """(prompts, scores of the tokens that the engine generates for each, all at the same time).
-
-    num_slots: of each replica.
-    """
+def _scores_by_prompt(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[tuple[list[int], list[Any]]]:
+    """Each prompt, with the scores of the tokens that the engine generates for it, all at the same time."""
     from meshwright.nn.products.quantised import as_read
     from meshwright.serve.device.runner import JaxRunner
     from meshwright.serve.engine.engine import Engine
@@ -415,7 +411,7 @@ def _tokens_by_request(
     replicas = layout.data * layout.fsdp * max(layout.word("context"), 1)
     runner = JaxRunner(
         params, config, layout, mesh,
-        num_slots=num_slots * replicas, context=48, page_size=_PAGE, chunk=16 * replicas, block=_PAGE,
+        num_slots=2 * replicas, context=48, page_size=_PAGE, chunk=16 * replicas, block=_PAGE,
         with_native=False,
     )  # fmt: skip
     runner.warm_up(only_greedy=True)
@@ -430,28 +426,30 @@ def _tokens_by_request(
         return await asyncio.gather(*(scores(engine, prompt) for prompt in prompts))
 
     with Engine(runner) as engine:
-        return prompts, asyncio.run(answers(engine))
+        return list(zip(prompts, asyncio.run(answers(engine)), strict=True))
 
 
-def _errors(
-    plan: Plan, weights: Mapping[str, np.ndarray], num_slots: int = 2
-) -> list[tuple[list[int], list[tuple[np.ndarray, np.ndarray]]]]:
-    """For each prompt and generated token: (errors of the likeliest log-probabilities, the formulas')."""
-    prompts, answers = _tokens_by_request(plan, weights, num_slots)
-    pairs = list(zip(prompts, answers, strict=True))
+# For each token: errors of the log-probabilities of its likeliest alternatives, and the formulas' f32[V].
+_TokenErrors = list[tuple[np.ndarray, np.ndarray]]
+
+
+def _errors_by_prompt(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[tuple[list[int], _TokenErrors]]:
+    """Each prompt, with the errors of the tokens that the engine generates for it."""
+    pairs = _scores_by_prompt(plan, weights)
     rows = [[*prompt, *(score.token for score in scores)] for prompt, scores in pairs]
     longest = max(map(len, rows))
-    # No position depends on later ones, so that short rows are padded and the formulas compiled once.
+    # No position depends on later ones: with all rows padded to one length the formulas are compiled once.
     tokens = np.asarray([row + [0] * (longest - len(row)) for row in rows], np.int32)
     log_shares = jax.jit(lambda w, t: jax.nn.log_softmax(reference.logits(plan.model, w, t), axis=-1))
     expected = np.asarray(log_shares(weights, tokens))
     return [
-        (prompt, [_token_errors(score, of_row[len(prompt) - 1 + n]) for n, score in enumerate(scores)])
-        for (prompt, scores), of_row in zip(pairs, expected, strict=True)
+        (prompt, [_token_errors(score, row[len(prompt) - 1 + n]) for n, score in enumerate(scores)])
+        for (prompt, scores), row in zip(pairs, expected, strict=True)
     ]
 
 
 def _token_errors(score: Any, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(errors of the reported log-probabilities and of the choice, expected log-probabilities f32[V])."""
     pairs = [(score.token, score.logprob), *score.top]
     ids, given = np.asarray([token for token, _ in pairs]), np.asarray([nats for _, nats in pairs])
     # The token must be the likeliest, and the reported ones the likeliest of all.
@@ -459,8 +457,8 @@ def _token_errors(score: Any, expected: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.append(given - expected[ids], missed), expected
 
 
-def _nats(errors: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float | None, float | None]:
-    """The largest errors of the first token, and of the others."""
+def _largest_errors(errors: _TokenErrors) -> tuple[float | None, float | None]:
+    """The largest errors of the first token, and of the others, in nats."""
     largest = [np.abs(error).max() for error, _ in errors]
     return _finite(float(largest[0])), _finite(float(max(largest[1:], default=0.0)))
 

@@ -58,20 +58,23 @@ def in_float32(layout: Layout) -> Layout:
     return layout.replace(**wide, **dict.fromkeys(_FOLLOWING))
 
 
+# Kernels that Pallas can interpret on CPUs. cuDNN's run on GPUs only.
+INTERPRETED = ("splash", "ragged", "paged")
+_TILE = 128  # positions of a block of splash attention, and elements of a head of ragged attention
+_WINDOW_OF_BLOCKS = 100  # less than a block of splash attention, so that a window ends within blocks
+
+
 def kernel_plan(plan: Plan) -> Plan | None:
     """The tiny plan that runs the attention kernel of the plan's chips; None if no such kernel runs here.
 
-    It has one device, or two of `context` in training, and lengths or heads that fill tiles. Experts are left
-    out unless the model names the layers that have them.
+    It has one device, or two of `context` in training. Training has lengths, and inference heads, that fill
+    the kernel's tiles. Experts are left out, unless the model lists which layers have them.
     """
     platform, layout = load(plan.hardware).chip.platform, plan.layout
     is_trained = plan.workload.phase == "train"
     kernel = platform.flash if is_trained else platform.paged
-    if (
-        kernel is None
-        or kernel.name not in INTERPRETED
-        or not any(one.kind.attends for one in plan.model.layers)
-    ):
+    has_attention = any(layer.kind.attends for layer in plan.model.layers)
+    if kernel is None or kernel.name not in INTERPRETED or not has_attention:
         return None
     if is_trained:
         refusal = why_no_flash(platform, None, plan.model, layout, plan.workload.seq_len)
@@ -89,18 +92,12 @@ def kernel_plan(plan: Plan) -> Plan | None:
         model,
         moe=model.moe if needs_experts else None,
         max_seq_len=4 * length,
-        # A prompt of inference is longer than the twin's window, a block of training than this one.
-        sliding_window=plan.model.sliding_window and (_WIDE_LOCAL if is_trained else _LOCAL),
-        attention_chunk=plan.model.attention_chunk and (_WIDE_LOCAL if is_trained else _LOCAL),
+        # Prompts of inference are longer than _LOCAL.
+        sliding_window=plan.model.sliding_window and (_WINDOW_OF_BLOCKS if is_trained else _LOCAL),
+        attention_chunk=plan.model.attention_chunk and (_WINDOW_OF_BLOCKS if is_trained else _LOCAL),
     )
     workload = Workload(1 if is_trained else 4, length, plan.workload.phase)
     return Plan(model, plan.hardware, workload, in_float32(Layout.of(**degrees)))
-
-
-# Kernels that Pallas runs in JAX, on any platform; cuDNN's run on GPUs only.
-INTERPRETED = ("splash", "ragged", "paged")
-# Positions of a block of splash attention, and elements of a head of ragged attention.
-_TILE, _WIDE_LOCAL = 128, 100
 
 
 # Types that are those of other words if they are None.
