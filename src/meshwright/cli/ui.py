@@ -6,7 +6,7 @@ import sys
 import threading
 import webbrowser
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,8 +92,8 @@ def _machine_of(state: Mapping[str, str]) -> Any:
     return _hardware(state["hardware"], state["software"], state["price"])
 
 
-def _dividing(state: Mapping[str, str]) -> tuple[int, Any]:
-    """The number of chips, and whether a layout's text divides them, the model and the batch."""
+def _dividing(state: Mapping[str, str]) -> tuple[int, Callable[[str], bool]]:
+    """The number of chips, and a test of layouts: whether one divides them, the model and the batch."""
     import meshwright as mw
     from meshwright.api.inputs import SearchOptions
     from meshwright.errors import MeshwrightError
@@ -132,7 +132,7 @@ def near_of(state: Mapping[str, str], moved: str) -> str | None:
 
 
 def reach_of(state: Mapping[str, str], choices: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
-    """The values of each word that some layout near the given one has; {} for faulty controls."""
+    """The values of each word that the layout can take; {} if the model or the machine is unknown."""
     from meshwright.errors import MeshwrightError
     from meshwright.layout.absorb import reachable
 
@@ -169,7 +169,7 @@ def price_of(state: Mapping[str, str]) -> Any:
 
 
 class _Searches:
-    """Documents by their commands, each of another process, so that a search does not delay prices.
+    """Documents of commands. Each command has its own process, so that a search does not delay prices.
 
     One search runs at a time. A new one ends the previous.
     """

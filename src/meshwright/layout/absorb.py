@@ -1,4 +1,4 @@
-"""A layout for a number of chips after one of its axes was changed: other axes make up for it."""
+"""Layouts after one word was changed: other axes change with it, so that the layout uses all chips."""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -6,25 +6,25 @@ from math import prod
 from meshwright.errors import LayoutError
 from meshwright.layout.short import read_words
 
-# Axes whose degrees multiply to the number of chips, the first to make up for another at first.
+# Axes whose degrees multiply to the number of chips, in the order in which they change for another.
 SPLITTING = ("fsdp", "data", "tensor", "context", "pipe")
-# Words that need a degree above 1 of an axis.
+# Words that need a degree above 1 of the axis.
 _DEPENDENT = {
     "tensor": ("sequence_parallel", "kv_replicas"),
     "context": ("context_method",),
     "pipe": ("schedule", "interleave"),
     "data": ("zero",),
 }
-# The microbatches and chunks of a stage that a pipeline is tried with, in multiples of its stages.
+# Microbatches for each stage of a pipeline, in the order in which they are tried.
 _MICROBATCHES = (1, 2, 4)
+# Whether a layout, as text, divides the model and the batch.
 Allows = Callable[[str], bool]
 
 
 def absorbed(text: str, moved: str, num_chips: int, allows: Allows) -> str | None:
     """The layout nearest to `text` that uses all chips and keeps the word `moved`; None if there is none.
 
-    moved: an axis, another word of the layout, or empty. allows: whether a layout divides the model and the
-    batch.
+    moved: an axis, another word of the layout, or empty.
 
     >>> absorbed("fsdp=64,tensor=8", "tensor", 64, lambda layout: True)
     'fsdp=8,tensor=8'
@@ -43,7 +43,7 @@ def absorbed(text: str, moved: str, num_chips: int, allows: Allows) -> str | Non
 def reachable(
     text: str, choices: Mapping[str, tuple[str, ...]], num_chips: int, allows: Allows
 ) -> dict[str, list[str]]:
-    """The values of each word in `choices` that some layout near `text` has."""
+    """The values of each word in `choices` that `text` can take if other axes change with it."""
     return {
         name: [
             value
@@ -64,7 +64,7 @@ def _with(text: str, name: str, value: str) -> str:
 
 
 def _degrees(words: Mapping[str, object], moved: str, num_chips: int) -> Iterator[dict[str, int]]:
-    """Degrees of the splitting axes that multiply to the number of chips, those with few changes first."""
+    """Degrees of the splitting axes that multiply to the number of chips, the fewest changes first."""
     now = {axis: degree if isinstance(degree := words.get(axis, 1), int) else 1 for axis in SPLITTING}
     if prod(now.values()) == num_chips:
         yield now
@@ -73,7 +73,7 @@ def _degrees(words: Mapping[str, object], moved: str, num_chips: int) -> Iterato
         rest = prod(now.values()) // max(now[axis], 1)
         if rest and num_chips % rest == 0:
             yield {**now, axis: num_chips // rest}
-    for number in range(2, len(free) + 1):  # give up the first axes, and let each of them make up for all
+    for number in range(2, len(free) + 1):  # the first axes go to 1, except one, which takes all their chips
         kept = {axis: 1 if axis in free[:number] else degree for axis, degree in now.items()}
         rest = prod(kept.values())
         if rest and num_chips % rest == 0:
@@ -82,7 +82,11 @@ def _degrees(words: Mapping[str, object], moved: str, num_chips: int) -> Iterato
 
 
 def _variants(words: dict[str, object], moved: str) -> Iterator[str]:
-    """The layout, and versions with the words that its degrees allow and need."""
+    """The layout without words that its degrees rule out, then with further changes of its words.
+
+    They are expert axes out of data instead of fsdp, other numbers of microbatches of a pipeline, and one
+    microbatch.
+    """
     kept = dict(words)
     for axis, names in _DEPENDENT.items():
         if words.get(axis, 1) == 1:
@@ -109,13 +113,8 @@ def _variants(words: dict[str, object], moved: str) -> Iterator[str]:
 
 
 def _written(words: Mapping[str, object]) -> str:
-    """The words as text, without degrees of 1."""
-    shown = {name: str(value).lower() if value in (True, False) else value for name, value in words.items()}
-    left = {
-        name: value
-        for name, value in shown.items()
-        if not (name in (*SPLITTING, "expert") and value in (1, "1"))
-    }
-    if left.get("microbatches") in (1, "1"):
-        del left["microbatches"]
-    return ",".join(f"{name}={value}" for name, value in left.items()) or "data=1"
+    """The words as text, without degrees of 1 and a single microbatch."""
+    texts = {name: str(value).lower() for name, value in words.items()}  # true, as layouts are written
+    left_out = (*SPLITTING, "expert", "microbatches")
+    kept = (f"{name}={text}" for name, text in texts.items() if not (name in left_out and text == "1"))
+    return ",".join(kept) or "data=1"

@@ -237,7 +237,7 @@ def _finds_pages(planned: Planned, load: Load) -> bool:
 class _Asked:
     """A turn that is being answered: the numbers of its chat and turn, and the replica that answers.
 
-    tokens: the answer's tokens, as (ends of steps, the first step, the step after the last).
+    tokens: the answer's tokens, as (ends of steps, number of the first step, number after the last step).
     """
 
     chat: int
@@ -247,9 +247,9 @@ class _Asked:
     max_tokens: int
     answer: Answer
     num_tokens: int = 0
-    tokens: "list[tuple[_Ends, int, int]]" = field(default_factory=list)
+    tokens: "list[tuple[_StepEnds, int, int]]" = field(default_factory=list)
 
-    def take(self, ends: "_Ends", first: int, stop: int) -> None:
+    def take(self, ends: "_StepEnds", first: int, stop: int) -> None:
         """Add the tokens at the ends of these steps."""
         self.num_tokens += stop - first
         if self.tokens and self.tokens[-1][0] is ends and self.tokens[-1][2] == first:
@@ -258,21 +258,21 @@ class _Asked:
 
     def timed(self) -> Answer:
         """The answer with the times of its tokens, once all replicas have stopped."""
-        parts = [ends.known[first:stop] for ends, first, stop in self.tokens]
+        parts = [ends.as_array[first:stop] for ends, first, stop in self.tokens]
         self.answer.piece_seconds = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self.answer.num_tokens = self.num_tokens
         return self.answer
 
 
-class _Ends:
-    """The times at which steps ended."""
+class _StepEnds:
+    """The times when steps ended."""
 
     def __init__(self, times: "array[float] | None" = None) -> None:
         self.times = array("d", times or ())
 
     @cached_property
-    def known(self) -> np.ndarray:
-        """All of them, once the replica has stopped."""
+    def as_array(self) -> np.ndarray:
+        """The times as an array, once the replica has stopped."""
         return np.frombuffer(self.times)
 
 
@@ -325,8 +325,8 @@ class _Replica:
         self._heard: deque[_Asked] = deque()  # not yet queued; the host is receiving the first
         self._lost = 0.0  # seconds that the running step loses to the host
         self._asked: dict[TokenSequence, _Asked] = {}
-        # Of all steps, and of those that generate; the same until a step holds sequences back.
-        self._ends = self._counted_ends = _Ends()
+        # Ends of all steps, and ends of the steps that generate: the same object while all steps do.
+        self._ends = self._counted_ends = _StepEnds()
         self.prompt_tokens = self.cached_tokens = self.preempted = 0
         self.busy_seconds = 0.0
 
@@ -465,8 +465,9 @@ class _Replica:
         self._begin(following or self._scheduler.schedule())
 
     def _step_ended(self, batch: Batch) -> None:
+        """Note the time. The ends of steps that generate become a copy when a step does not generate."""
         if not batch.generates and self._counted_ends is self._ends:
-            self._counted_ends = _Ends(self._ends.times)
+            self._counted_ends = _StepEnds(self._ends.times)
         self._ends.times.append(self._simulation.now)
         if batch.generates and self._counted_ends is not self._ends:
             self._counted_ends.times.append(self._simulation.now)

@@ -112,9 +112,9 @@ class MoE:
     its best expert, or with sigmoids as its best two. normalized: the weights of a token's experts add up to
     1. chosen_by_logits: the bias is added to the logits. post_norm: the result of experts is normed. scaling:
     factor of the weights. scales_input: the weights multiply the input of an expert, not its output (Llama
-    4). latent (m): experts read and write this number of elements, into and out of which one matrix each
-    projects a token and the sum of its experts (Nemotron 3); None for d_model. latent_norm: that sum is
-    normed before (Kimi K3).
+    4). latent (m): the elements that experts read and write; a matrix projects a token down to them, and
+    another the sum of its experts back to d_model (Nemotron 3). None: d_model elements. latent_norm: the sum
+    is normed before its projection (Kimi K3).
     """
 
     num_experts: int
@@ -588,7 +588,7 @@ class ModelConfig:
 
     @property
     def own_indexer(self) -> Indexer | None:
-        """The indexer, unless keys are those that an earlier layer's chose."""
+        """The indexer of the layer's own weights; None if it has none or reads an earlier layer's choice."""
         return None if self.indexer is None or self.indexer.shared else self.indexer
 
     @cached_property

@@ -335,7 +335,7 @@ def _experts(config: ModelConfig) -> dict[str, Param]:
 
 
 def row_letter(config: ModelConfig) -> str:
-    """The letter of the elements that an expert reads and writes: D, or m of a latent."""
+    """The letter of the elements that experts read and write: D, or m if they read a latent."""
     return "m" if config.moe and config.moe.latent else "D"
 
 

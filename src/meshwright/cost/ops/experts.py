@@ -34,7 +34,7 @@ class ExpertOps(ProductOps):
     """The router and the experts of `models/transformer.py`."""
 
     _local_gates: Value | None = None  # of the rows of the current layer
-    _elements = "D"  # the letter of a row's elements
+    _elements = "D"  # the letter of the elements of the current layer's rows: D, or m of a latent
 
     def router(
         self, name: str, x: Value, w: Value, b: Value | None = None, choice: Value | None = None

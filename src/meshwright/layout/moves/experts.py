@@ -123,7 +123,7 @@ def sorted_rows(layout: Layout, name: str, d: str = "D") -> ShardedArray:
     """The rows d[E, C, D] as the tokens' own devices sort them by expert, before they travel.
 
     An expert's tokens have no order: the axes that E takes are innermost, so one AllToAll moves them. d: the
-    letter of a row's elements.
+    letter of a row's elements, here and below; m if experts read a latent.
     """
     way, experts = row_routing(layout), layout.table.axes_of("E")
     rows = tuple(

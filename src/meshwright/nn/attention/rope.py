@@ -22,8 +22,8 @@ def apply_rope(
     """x[B, T, N, H], or one head's x[B, T, A], rotated by positions[B, T]; angles are float32.
 
     With `rotary_dim` the rest of each head is not rotated; in latent attention, the part before the last A.
-    Layers without rotary positions return x. once: returns the cosines or the sines, which XLA for CPU would
-    compute again for each head.
+    Layers without rotary positions return x. once: returns its argument, and keeps XLA for CPU from computing
+    the cosines and sines again for each head.
     """
     return _where_turned(x, lambda: _turned(x, positions, config, kind, once), kind)
 

@@ -10,9 +10,10 @@ those given, or of the delta rule the solution of a unit triangular system (Yang
     o_i  = exp(c_i) q_i S + sum over j <= i of exp(c_i - c_j) (q_i . k_j) v'_j
     S    = exp(c_C) S + sum over j of exp(c_C - c_j) k_j v'_j^T
 
-A decay for each element of a key (Kimi Linear) is within the products q_i . k_j. They are then computed by
-blocks of positions: of the block's own with each difference of decays, of earlier ones by two factors that
-are both at most 1, relative to the position before the block.
+With a decay for each element of a key (Kimi Linear), exp(c_i - c_j) is a factor of each term of q_i . k_j.
+The products are then computed by blocks of positions. Within a block each exp(c_i - c_j) is computed. For
+keys before the block it is exp(c_i - c_b) exp(c_b - c_j), with b the position before the block, so that both
+factors are at most 1.
 
 All of it is float32. The backward pass computes each chunk again from the state before it.
 """
@@ -33,7 +34,7 @@ from meshwright.platforms import PLATFORMS
 class Inputs(NamedTuple):
     """q, k [B, T, (g), s], v [B, T, (g), u, p], decay and beta [B, T, (g), u]; no beta: no delta rule.
 
-    A decay with s more is that of an element of the key.
+    With another dimension s, there is a decay for each element of a key.
     """
 
     q: Array
@@ -142,14 +143,14 @@ def _in_chunks(x: Array, size: int, rest: int, *, last: bool = False) -> Array:
     return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
 
 
-# Positions whose differences of decays are computed each by itself, if keys have a decay for each element.
+# Positions of a block, if there is a decay for each element of a key.
 _BLOCK = 16
 
 
 def _by_element(x: Array, k: Array, total: Array) -> Array:
-    """x_i . k_j [B, C, C, g, u] with decays exp(c_i - c_j) of elements, of j <= i.
+    """sum over s of x_i k_j exp(c_i - c_j), [B, C, C, g, u]; only entries with j <= i are right.
 
-    x, k: [B, C, g, s]; total: [B, C, g, u, s].
+    x, k: [B, C, g, s]. total: c, [B, C, g, u, s].
     """
     batch, size, num_groups = x.shape[:3]
     blocks = size // _BLOCK
@@ -159,11 +160,13 @@ def _by_element(x: Array, k: Array, total: Array) -> Array:
 
     ends = folded(total)[:, :-1, -1]
     before = jnp.concatenate([jnp.zeros_like(total[:, :1]), ends], axis=1)
+    # Keys of earlier blocks, by two factors.
     of_queries = folded(x)[..., None, :] * jnp.exp(folded(total) - before[:, :, None])
     of_keys = k[:, None, :, :, None] * jnp.exp(jnp.minimum(before[:, :, None] - total[:, None], 0.0))
     earlier = jnp.einsum("bnigus,bnjgus->bnijgu", of_queries, of_keys)
     starts = jnp.arange(blocks)[:, None] * _BLOCK
     is_earlier = (jnp.arange(size)[None] < starts)[None, :, None, :, None, None]
+    # Keys of the same block, placed on the diagonal of blocks.
     gaps = folded(total)[:, :, :, None] - folded(total)[:, :, None]
     own = jnp.einsum("bnigs,bnjgs,bnijgus->bnijgu", folded(x), folded(k), jnp.exp(jnp.minimum(gaps, 0.0)))
     placed = jnp.einsum("bnijgu,nm->bnimjgu", own, jnp.eye(blocks, dtype=own.dtype))

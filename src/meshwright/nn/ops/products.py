@@ -64,7 +64,7 @@ class ProductOps:
         self.parted: set[str] = set()
 
     def _once(self, x: Array) -> Array:
-        """x, which a compiler may compute again for each operation that reads it."""
+        """x. Operations with native kernels override it, so that x is computed once for all its readers."""
         return x
 
     def reads(self, weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Collectives that XLA's partitioner would take apart, as one.
+"""Collectives that XLA's partitioner would split into several, each as a single collective.
 
-A `reshard` from A[I_X, J_Y] to A[I, J] is two all-gathers to XLA, one from A[I_XY, J, K] to A[I, J_X, K_Y]
-gathers the whole array, and one from A[I_XY, J] to A[I, J_YX] ends with a permute (jax 0.10). Here every
-device cuts its block into a part for each of the n in its group, the parts change hands in one collective of
-JAX, and are put together:
+XLA makes two all-gathers of a `reshard` from A[I_X, J_Y] to A[I, J], gathers the whole array for one from
+A[I_XY, J, K] to A[I, J_X, K_Y], and adds a permute to one from A[I_XY, J] to A[I, J_YX] (jax 0.10). Here
+every device cuts its block into a part for each of the n in its group, the parts change hands in one
+collective of JAX, and are put together:
 
     all_gather       [...] -> [n, ...] -> joined
     reduce_scatter   cut -> [n, ...] -> [...]
@@ -24,7 +24,7 @@ from meshwright.notation.collective import Collective
 
 
 def is_exchange(step: Collective) -> bool:
-    """Whether `step` changes the axes of several dimensions in one way, or the order of the axes it moves."""
+    """Whether `step` adds axes to several dimensions, removes some from several, or reorders moved axes."""
     added, taken = ([axes for axes in changed if axes] for changed in (_added(step), _taken(step)))
     return max(len(added), len(taken)) > 1 or (step.op == "all_to_all" and added != taken)
 
@@ -41,7 +41,7 @@ def exchange(x: Array, step: Collective) -> Array:
                 return lax.psum_scatter(_cut(block, step, sizes), step.axes)
             case "all_to_all":
                 return _joined(lax.all_to_all(_cut(block, step, sizes), step.axes, 0, 0), step, sizes)
-        raise AssertionError(f"{step} is a reshard to XLA, too")
+        raise AssertionError(f"{step}: a collective that `reshard` already makes as one")
 
     specs = partition_spec(step.operand), partition_spec(step.result)
     return each_device(local, (specs[0],), specs[1])(x)

@@ -2,9 +2,9 @@
 
     /                    the page; its query is its whole state
     /price?...           the price of the given layouts: HTML, and the result in one line
-    /reach?...           the values of each control that a layout near the first has
-    /search?...          the ranking of layouts for the first machine, once it is known; in the other tabs
-                         the frontier or the servers of a load, and the ways that fit
+    /reach?...           the values of each control that the first layout can take
+    /search?...          once it is known, the ranking of layouts for the first machine; in the tab Serving
+                         the frontier, or the servers for a load; in the last tab the ways that fit
     /plan.toml, /plan.json, /step.svg, /memory.svg    of the first layout, as files
 
 It uses the server of the standard library, so that it needs only the packages of planning.
@@ -74,7 +74,7 @@ SEARCHED = {
     "serve": ("model", "hardware", "weights", "price", "prompt", "output", "ttft", "tpot", "rate"),
     "fit": ("model", "hardware", "seq"),
 }
-_LISTED = 150  # layouts of the scatter
+_LISTED = 150  # layouts of a ranking
 _SCATTER_HEIGHT = 380
 _MOST_POINTS = 14  # rows of a frontier
 _DEGREES = tuple(2**n for n in range(14))
@@ -107,7 +107,7 @@ class Planner:
 
     Both take `model`, `hardware`, `batch` and `seq`; price also takes `layout`. They raise MeshwrightError.
     near(words, moved): the layout nearest to the given one that uses all chips and keeps the word `moved`.
-    reach(words, choices): the choices of each word that some layout near the given one has.
+    reach(words, choices): the choices of each word that the given layout can take, if others change with it.
     """
 
     price: Callable[[Mapping[str, str]], ShownLayout]
@@ -186,9 +186,9 @@ def _policy() -> str:
 def answer(planner: Planner, state: Mapping[str, str], moved: str = "") -> dict[str, Any]:
     """The priced layouts: `html`, the summary `said`, `seconds` taken, and `remats` that the model allows.
 
-    moved: the control that was changed; words of the layout make up for it, unless it is empty, as while a
-    layout is typed. layout: the first layout, perhaps another than the given one. remats: None if no layout
-    has a price. suggestions: what to change.
+    moved: the control that was changed. If the layout then has no price, the nearest one that has is taken;
+    an empty `moved`, as while a layout is typed, changes nothing. layout: the priced first layout. remats:
+    None if no layout has a price. suggestions: values for controls that the error names.
     """
     started = time.perf_counter()
     first, note = _side(planner, state, state["hardware"], state["layout"]), ""
@@ -226,17 +226,21 @@ def suggestions(message: str, state: Mapping[str, str]) -> list[dict[str, str]]:
     values = re.split(r" or |, (?=[a-z]+=)", named[1]) if named else []
     good = r"[\w=,]+=[\w,=]*\w" if control == "layout" else r"[\w.*:-]+"
     values = [value for value in values if re.fullmatch(good, value)]
-    if control == "layout":  # words that are no degrees stay
-        kept = [word for word in state["layout"].split(",") if word.split("=")[0] not in SPLITTING]
-        values = [",".join([value, *(w for w in kept if w.split("=")[0] not in value)]) for value in values]
-    if control == "hardware":  # a chip without its topology keeps the one that was written
+    if control == "layout":  # the error names degrees only: other words stay
+        words = {word.split("=")[0]: word for word in state["layout"].split(",") if word}
+        kept = {name: word for name, word in words.items() if name not in SPLITTING}
+        values = [
+            ",".join([value, *(word for name, word in kept.items() if f",{name}=" not in f",{value}")])
+            for value in values
+        ]
+    if control == "hardware":  # a chip without a topology takes the one of the control
         _, colon, topology = state["hardware"].partition(":")
         values = [value if ":" in value else f"{value}{colon}{topology}" for value in values]
     return [{"control": control, "value": value} for value in values[:4]]
 
 
 def reachable_choices(planner: Planner, state: Mapping[str, str]) -> dict[str, list[str]]:
-    """The values of each control of the layout that do not end in an error."""
+    """The values of each control of the layout that end in a price, if other axes change with them."""
     choices = {axis: tuple(map(str, _DEGREES)) for axis in _AXES}
     choices |= {"zero": ("", "1", "2"), "schedule": ("", *SCHEDULES), "sequence_parallel": ("", "true")}
     return planner.reach(state, choices)
@@ -272,8 +276,7 @@ def ranking(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:
     try:
         search = planner.search(state)
     except MeshwrightError as error:
-        found = suggestions(str(error), state)
-        return {"html": "", "said": str(error), "done": True, "suggestions": found}
+        return {"html": "", "said": str(error), "done": True, "suggestions": suggestions(str(error), state)}
     if search is None:
         doing = {"train": "searching layouts", "serve": "planning to serve", "fit": "fitting"}[state["tab"]]
         return {"html": "", "said": doing, "done": False}

@@ -210,7 +210,7 @@ class InferencePrograms:
         return self._lowered(jitted, self.abstract_pools(), self._numbers(num_pages)).compile()
 
     def accept(self, num_pages: int) -> Any:
-        """The compiled write of existing pages: (pools, numbers i32[R num_pages], exported) -> pools."""
+        """The compiled write of exported pages: (pools, numbers i32[R num_pages], exported) -> pools."""
         jitted = jax.jit(partial(self._by_pool, _pasted), donate_argnums=0)
         exported = self.exported(num_pages)
         return self._lowered(jitted, self.abstract_pools(), self._numbers(num_pages), exported).compile()

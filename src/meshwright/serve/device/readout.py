@@ -83,10 +83,11 @@ class Results(NamedTuple):
             logprobs, ids, top_logprobs = map(np.asarray, jax.device_get(output))
             works = np.array([read.work for read in reads])
             targets = np.array([read.target for read in reads], np.int32)
-            for first in {read.work: read for read in reads if read is not _PADDING}.values():
-                rows, top = np.flatnonzero(works == first.work), slice(first.num_top)
-                part = Scores(targets[rows], logprobs[rows], ids[rows, top], top_logprobs[rows, top])
-                scores[first.work].append(part)
+            num_tops = {read.work: read.num_top for read in reads if read is not _PADDING}
+            for work, num_top in num_tops.items():
+                rows = np.flatnonzero(works == work)
+                top = ids[rows, :num_top], top_logprobs[rows, :num_top]
+                scores[work].append(Scores(targets[rows], logprobs[rows], *top))
         for reads, output in self.embeddings:
             for read, hidden in zip(reads, jax.device_get(output), strict=True):
                 if read is not _PADDING:

@@ -109,7 +109,7 @@ def sample(
     A row's token depends on its own logits, parameters, seed and position, never on its neighbours in the
     batch. Filters apply in this order: min-p, top-k, top-p. needs: the sampling features that `rows` use, or
     more; None: the device finds them, and the host of a GPU waits for the result. guesses: a drawn row with a
-    guess yields it if the ratio test accepts it, and otherwise a token of the remaining probability.
+    guess yields the guess if the ratio test accepts it, and otherwise a token that the test draws.
     """
     logits = jnp.asarray(logits, jnp.float32)
     rows = SampledRows(*map(jnp.asarray, rows))
@@ -184,7 +184,7 @@ def _by_ratio(token: Array, scaled: Array, of_guess: Array, key: Array) -> Array
 
 
 def _kept(filters: Array | bool, logits: Array, rows: SampledRows) -> Array:
-    """The scaled logits[B, V] of the tokens that the filters leave, -inf for the others."""
+    """logits[B, V] over the temperature, -inf for tokens that the filters leave out."""
     scaled = jax.vmap(_scale)(logits, rows.temperature)
     allowed = _if(filters, jax.vmap(_allowed), lambda scaled, _: jnp.ones(scaled.shape, bool), scaled, rows)
     return jnp.where(allowed, scaled, -jnp.inf)

@@ -77,7 +77,7 @@ class StepInputs:
         return batch_rows(self._params, self.chosen_positions), edits
 
     def guesses(self, vocab_size: int) -> Guesses | None:
-        """The guesses that the ratio test is for, by row of logits; None without any."""
+        """The guesses of the ratio test, by row of logits; None without any."""
         if not self._guesses:
             return None
         guesses = no_guesses(len(self._params), vocab_size)
@@ -114,6 +114,7 @@ class StepInputs:
             self.chosen_positions[number] = work.start + len(work.tokens) - from_end + 1
             self._params[number] = work.sequence.request.sampling
             self._edits[number] = work.sequence.edits
+        # The last sampled row has no draft, and drafts may have no logits.
         self._guesses += zip(self.sampled[-1], work.drafts, work.draft_logits, strict=False)
         if work.num_samples == 1:
             self.chosen_slots[first] = self._slot_on_shard(work)

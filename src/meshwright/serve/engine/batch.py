@@ -23,8 +23,8 @@ class SequenceWork(NamedTuple):
     samples: a next token is sampled after the last token, and after each token before a draft.
     window_pages: of layers with a window, NO_PAGE for pages that no token sees.
     reads: further results, read from the hidden states.
-    draft_logits: f32[V] that each draft was drawn from, for the ratio test; empty: a draft is right if it is
-    sampled.
+    draft_logits: f32[V] that each draft was drawn from, for the ratio test; without them a draft is right if
+    the same token is sampled.
     """
 
     sequence: TokenSequence
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
 
     num_counted: further sequences that generate, which a load test counts instead of listing them.
     counted_positions: seen by all counted sequences. moves: between cache and host pages, before the step.
-    generates: whether sequences that only need their next token took part.
+    generates: whether sequences that only need their next token take part.
     """
 
     works: tuple[SequenceWork, ...]

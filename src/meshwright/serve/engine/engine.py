@@ -208,7 +208,7 @@ class Engine:
                 try:
                     if batch.works:
                         for work in batch.works:
-                            # Not while it waits: hundreds may, each with arrays of the vocabulary.
+                            # Only now: hundreds may wait, and edits are as long as the vocabulary.
                             if work.samples:
                                 work.sequence.make_edits(self.vocab_size)
                         dispatched = _Dispatched(batch, time.perf_counter(), self._runner.run(batch))

@@ -119,9 +119,9 @@ class TokenScore(NamedTuple):
 
 
 class Scores(Sequence[TokenScore]):
-    """Scores of prompt tokens, as arrays: objects would take 20 times the memory, and stop the interpreter
-    for seconds whenever it collects garbage.
+    """Scores of prompt tokens, stored as arrays.
 
+    As objects they would take 20 times the memory, and each garbage collection would visit them for seconds.
     tokens: i32[T]. logprobs: f32[T]. top_ids: i32[T, K]. top_logprobs: f32[T, K], descending.
     """
 
@@ -133,13 +133,13 @@ class Scores(Sequence[TokenScore]):
     @staticmethod
     def joined(parts: Iterable[Sequence[TokenScore]]) -> Sequence[TokenScore]:
         """The scores of one part after another."""
-        given = [part for part in parts if part]
-        if len(given) < 2:
-            return given[0] if given else ()
-        if all(isinstance(part, Scores) for part in given):
-            columns = zip(*(part._columns for part in given if isinstance(part, Scores)), strict=True)
-            return Scores(*map(np.concatenate, columns))
-        return [score for part in given for score in part]
+        filled = [part for part in parts if part]
+        if len(filled) < 2:
+            return filled[0] if filled else ()
+        as_arrays = [part._columns for part in filled if isinstance(part, Scores)]
+        if len(as_arrays) == len(filled):
+            return Scores(*map(np.concatenate, zip(*as_arrays, strict=True)))
+        return [score for part in filled for score in part]
 
     def __len__(self) -> int:
         return len(self._columns[0])

@@ -38,9 +38,9 @@ class Running:
         """Bring the fields of a counted sequence up to date."""
 
     def step(self, *, generates: bool) -> tuple[int, int]:
-        """Go on by a step: (sequences that are counted in it, the positions that all of them see).
+        """Schedule a step: (number of counted sequences in it, positions that all of them see).
 
-        generates: whether counted sequences take a token in it.
+        generates: whether counted sequences take a token in it; (0, 0) if not.
         """
         return 0, 0
 

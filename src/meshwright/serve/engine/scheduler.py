@@ -374,8 +374,8 @@ class Scheduler:
     def _accepted(self, work: SequenceWork, sampled: Sequence[TokenScore]) -> Sequence[TokenScore]:
         """The sampled tokens up to the first that differs from its draft, which is then computed again.
 
-        A draft that was also sampled is right, and the token sampled after it holds. The ratio test samples
-        only right drafts.
+        A draft that was also sampled is right, and the token sampled after it is valid. With the ratio test,
+        the sampler yields a draft exactly if the test accepts it.
         """
         sequence, drafts = work.sequence, work.drafts
         sequence.num_pending -= 1

@@ -71,7 +71,8 @@ class TokenSequence:
     limit: tokens of the answer that this engine generates; max_tokens, unless another generates the rest.
     rank: its place among others, by the policy. num_preempted: times that it lost its pages.
     prompt_scores: read so far, each part by the position before its first token. embedding: as read.
-    edits: made before its first token, if it has any. new_tokens: makes `tokens` of a prompt.
+    edits: None until its first token is sampled, and for a request without any. new_tokens: makes `tokens`
+    of a prompt.
     """
 
     request: Request
@@ -142,7 +143,7 @@ class TokenSequence:
         return Event(self.index, score, self.finish_reason, prompt, self.embedding)
 
     def make_edits(self, vocab_size: int) -> None:
-        """Make `edits` if the request has any, unless they are made."""
+        """Make `edits` the first time, if the request has any."""
         if self.edits is None and self.request.edits_logits:
             self.edits = LogitEdits(self.request, vocab_size)
 

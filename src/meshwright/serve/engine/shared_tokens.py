@@ -8,8 +8,9 @@ from meshwright.serve.engine.sequence import TokenSequence
 class SharedTokens(Policy):
     """Continuous batching with at most `max_tokens` tokens of a replica in a step.
 
-    Every step generates for all running sequences, and takes prompts in their order of arrival. With
-    separate_prompts a step has either: sequences that generate wait until no prompt can run (SGLang).
+    Every step generates for all running sequences, and takes prompts in their order of arrival.
+    separate_prompts: a step has only prompts or only sequences that generate, which wait until no prompt can
+    run (SGLang).
     cuts_prompts: whether a prompt may continue in the next step (chunked prefill); otherwise a prompt that
     does not fit waits for the next step. counts_generated: whether tokens of sequences that generate count to
     `max_tokens` (vLLM and TensorRT-LLM); otherwise only prompts do (SGLang).
@@ -33,8 +34,8 @@ class SharedTokens(Policy):
         running = -(-len(queue.running) // self._num_replicas) if self._counts_generated else 0
         budget = TokenBudget(max(1, self._max_tokens - running), cuts_prompts=self._cuts_prompts)
         if self._separate_prompts:
-            goes_on = self._last is not None and self._last.has_cut
-            has_prompts = goes_on or bool(queue.waiting and queue.num_free_slots)
+            has_cut = self._last is not None and self._last.has_cut
+            has_prompts = has_cut or bool(queue.waiting and queue.num_free_slots)
             budget.generates = self._lets_generate or not has_prompts
             self._lets_generate, self._last = False, budget
         return budget

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from meshwright.models.families.family import ToolFormat
 from meshwright.serve.engine.request import TokenScore
 from meshwright.serve.http.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
-from meshwright.serve.http.long_json import Many, listed
+from meshwright.serve.http.long_json import LazyList, lazy_list
 from meshwright.serve.text.generation import AnswerToken, Delta
 from meshwright.serve.text.tools import Call, ToolText
 
@@ -49,7 +49,7 @@ class Head:
     def new(prefix: str, model: str) -> "Head":
         return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
 
-    def write(self, kind: str, choices: list[Json] | Many) -> Json:
+    def write(self, kind: str, choices: list[Json] | LazyList) -> Json:
         return {
             "id": self.id,
             "object": kind,
@@ -124,10 +124,10 @@ class CompletionForm:
             if self.num_choices < self.num_sampled:
                 group = sorted(group, key=lambda entry: -entry[1].mean_logprob)
             kept += group[: self.num_choices]
-        choices_sent = listed(len(kept), lambda: (self._choice(i, *entry) for i, entry in enumerate(kept)))
+        choices_sent = lazy_list(len(kept), lambda: (self._choice(i, *entry) for i, entry in enumerate(kept)))
         return self._write(choices_sent) | {"usage": usage}
 
-    def _write(self, choices: list[Json] | Many) -> Json:
+    def _write(self, choices: list[Json] | LazyList) -> Json:
         return self.head.write("text_completion", choices)
 
     def _choice(self, number: int, index: int, choice: Choice, *, begins: bool = True) -> Json:
@@ -197,7 +197,7 @@ class ChatForm:
         return [self.head.write("chat.completion.chunk", []) | {"usage": usage}] if asked else []
 
     def body(self, choices: Sequence[Choice], usage: Json) -> Json:
-        choices_sent = listed(len(choices), lambda: (self._choice(*entry) for entry in enumerate(choices)))
+        choices_sent = lazy_list(len(choices), lambda: (self._choice(*entry) for entry in enumerate(choices)))
         written = self.head.write("chat.completion", choices_sent) | {"usage": usage}
         if self.prompt_top is not None:
             scores = choices[0].prompt if choices else ()

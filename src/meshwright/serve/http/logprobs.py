@@ -6,7 +6,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from meshwright.serve.engine.request import TokenScore
-from meshwright.serve.http.long_json import Many, listed
+from meshwright.serve.http.long_json import LazyList, lazy_list
 from meshwright.serve.text.generation import AnswerToken
 from meshwright.serve.text.tokenizer import Tokenizer
 
@@ -56,14 +56,16 @@ def completion_logprobs(
         lengths = (len(names.text(token)) for token in prompt[:-1])
         return chain(accumulate(lengths, initial=0) if prompt else (), (start + x.offset for x in tokens))
 
-    def with_first(entry: Callable[[TokenScore], Any], of_first: Callable[[int], Any]) -> list[Any] | Many:
-        return listed(count, lambda: chain(map(of_first, first), map(entry, scored())))
+    def with_first(
+        entry: Callable[[TokenScore], Any], of_first: Callable[[int], Any]
+    ) -> list[Any] | LazyList:
+        return lazy_list(count, lambda: chain(map(of_first, first), map(entry, scored())))
 
     return {
         "tokens": with_first(lambda score: names.name(score.token), names.name),
         "token_logprobs": with_first(lambda score: _finite(score.logprob), lambda _: None),
         "top_logprobs": with_first(lambda score: _likeliest(names, score), lambda _: None),
-        "text_offset": listed(count, offsets),
+        "text_offset": lazy_list(count, offsets),
     }
 
 
@@ -83,19 +85,19 @@ def chat_logprobs(names: TokenNames, tokens: Sequence[AnswerToken]) -> Json:
             top = [_entry(names, other, logprob) for other, logprob in token.score.top[: names.num_top]]
             yield _entry(names, token.score.token, token.score.logprob) | {"top_logprobs": top}
 
-    return {"content": listed(len(tokens), content), "refusal": None}
+    return {"content": lazy_list(len(tokens), content), "refusal": None}
 
 
 def prompt_logprobs(
     names: TokenNames, num_top: int | None, scores: Sequence[TokenScore]
-) -> list[Any] | Many | None:
+) -> list[Any] | LazyList | None:
     """vLLM's `prompt_logprobs`: None for the first token, then an object by token id; None if not asked for.
 
     A token that is not among the reported alternatives has no rank.
     """
     if num_top is None:
         return None
-    return listed(1 + len(scores), lambda: chain([None], (_ranked(names, x, num_top) for x in scores)))
+    return lazy_list(1 + len(scores), lambda: chain([None], (_ranked(names, x, num_top) for x in scores)))
 
 
 def _ranked(names: TokenNames, score: TokenScore, num_top: int) -> Json:

@@ -1,4 +1,4 @@
-"""JSON texts of any length, made in turns with other work of the server's loop."""
+"""JSON texts of any length, written while the server's loop also runs other tasks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -7,28 +7,28 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from meshwright.serve.turns import Turns
 
-_FEW = 32  # items, which are made at once
+_MOST_AT_ONCE = 32  # items of a list that is not lazy
 _PIECE_BYTES = 2**16
 
 
-class Many:
-    """A list for JSON, whose items are made as they are written. items: makes them, from the first."""
+class LazyList:
+    """A list for JSON whose items are made when they are written. items: makes all of them, in order."""
 
     def __init__(self, items: Callable[[], Iterable[Any]]) -> None:
         self.items = items
 
 
-def listed(count: int, items: Callable[[], Iterable[Any]]) -> list[Any] | Many:
-    """A list of `count` items for JSON: made now if they are few."""
-    return list(items()) if count <= _FEW else Many(items)
+def lazy_list(count: int, items: Callable[[], Iterable[Any]]) -> list[Any] | LazyList:
+    """A list of `count` items for JSON: a plain one if they are few."""
+    return list(items()) if count <= _MOST_AT_ONCE else LazyList(items)
 
 
-async def written(content: Any) -> list[bytes]:
-    """The JSON text of `content`, which may hold lists of `Many` items, in pieces."""
+async def json_pieces(content: Any) -> list[bytes]:
+    """The JSON text of `content`, in pieces. Parts of `content` may be a LazyList."""
     try:
         # A stream has one text per token, and the standard library's encoder is five times slower (6 us).
         return [to_json(content)]
-    except PydanticSerializationError:  # it holds some
+    except PydanticSerializationError:  # it has a LazyList
         pass
     turns, pieces = Turns(), [bytearray()]
     for part in _parts(content):
@@ -40,7 +40,8 @@ async def written(content: Any) -> list[bytes]:
 
 
 def _parts(content: Any) -> Iterator[bytes]:
-    if isinstance(content, Many):
+    """The JSON text of `content`, an item at a time within a LazyList."""
+    if isinstance(content, LazyList):
         before = b"["
         for item in content.items():
             yield before
@@ -52,7 +53,7 @@ def _parts(content: Any) -> Iterator[bytes]:
         yield to_json(content)
     except PydanticSerializationError:
         if isinstance(content, list):
-            yield from _parts(Many(content.__iter__))
+            yield from _parts(LazyList(content.__iter__))
             return
         before = b"{"
         for key, value in content.items():

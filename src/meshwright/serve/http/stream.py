@@ -14,7 +14,7 @@ from meshwright.errors import RequestError
 from meshwright.serve.engine.request import EngineError
 from meshwright.serve.http.error_bodies import error_object
 from meshwright.serve.http.forms import Choice, Form, Json
-from meshwright.serve.http.long_json import written
+from meshwright.serve.http.long_json import json_pieces
 from meshwright.serve.http.protocol import StreamOptions
 from meshwright.serve.text.generation import Generation
 
@@ -36,11 +36,11 @@ async def whole_body(generation: Generation, form: Form, num_prompt_tokens: int)
     choices = [Choice() for _ in range(generation.num_answers)]
     async for delta in generation:
         choices[delta.index].add(delta)
-    return await written(form.body(choices, usage(num_prompt_tokens, generation)))
+    return await json_pieces(form.body(choices, usage(num_prompt_tokens, generation)))
 
 
 def json_response(pieces: Sequence[bytes]) -> Response:
-    """A response of this body. A long one is sent in pieces, since joining them would delay others."""
+    """A response with this body. Several pieces are sent one by one: joining them would delay other tasks."""
     if len(pieces) == 1:
         return Response(pieces[0], media_type="application/json")
 
@@ -107,7 +107,7 @@ class EventStream(StreamingResponse):
     async def _events(self) -> AsyncIterator[bytes]:
         try:
             async for chunk in self._chunks():
-                yield _framed(chunk, b"".join(await written(chunk)))
+                yield _framed(chunk, b"".join(await json_pieces(chunk)))
         except Exception as error:  # the status is sent, so the error travels in the stream
             if not isinstance(error, EngineError | RequestError):
                 logger.exception("a stream failed")

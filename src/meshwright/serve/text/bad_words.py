@@ -9,7 +9,7 @@ from meshwright.serve.engine.request import Constraint, NewConstraint
 from meshwright.serve.text.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
-_MOST_TOKENS = 20_000  # of all words: long ones are compared with the answer in each step
+_MOST_TOKENS = 20_000  # of all words, since long ones are compared with the answer in each step
 
 
 def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens, ...]:

@@ -109,7 +109,7 @@ class StopStrings:
     def _matched(self, number: int, piece: str) -> int:
         """Length of the longest end of the text, now with `piece`, that a stop string begins with."""
         stop, count = self._stops[number], self._num_matched[number]
-        shorter = _shorter_starts(stop)
+        shorter = _failure_lengths(stop)
         for character in piece:
             while count and stop[count] != character:
                 count = shorter[count - 1]
@@ -119,8 +119,11 @@ class StopStrings:
 
 
 @lru_cache(64)
-def _shorter_starts(text: str) -> list[int]:
-    """For each start of the text, the longest shorter start that ends it (by Knuth, Morris, Pratt)."""
+def _failure_lengths(text: str) -> list[int]:
+    """For each prefix of the text, the length of its longest proper prefix that is also its suffix.
+
+    This is the failure function of Knuth, Morris and Pratt's search.
+    """
     lengths, count = [0], 0
     for character in text[1:]:
         while count and text[count] != character:
