@@ -263,21 +263,22 @@ def search(
 
 
 def _of_other_batches(pool: Fastest, asked: Workload, planned: Workload) -> list[tuple[float, Considered]]:
-    """Layouts of other batches, plainest first, with the seconds at which they do as many tokens a second.
+    """Layouts of other batches, plainest first, each with the seconds that its step may take.
 
-    Their bounds allow these seconds; some take longer.
+    A step of that time processes the tokens per second of the fastest planned layout, within TIE. The lower
+    bounds of these layouts allow it; the steps of some take longer.
     """
 
-    def work(number: int) -> int:
-        """The sequences that the pool's seconds are for: at least the requested ones."""
+    def priced_sequences(number: int) -> int:
+        """The sequences of the pool's seconds for a batch: at least the requested ones."""
         return max(asked.num_sequences, number)
 
     same = (pair for pair in pool if pair[1].num_sequences == planned.num_sequences)
     seconds = next((seconds for seconds, _ in same), 0.0)
-    limit = (1 + TIE) * seconds / work(planned.num_sequences)
+    limit = (1 + TIE) * seconds / priced_sequences(planned.num_sequences)
     largest = round((1 + BATCH_WITHIN[0]) * asked.num_sequences)
     others = [
-        (limit * work(choice.num_sequences), choice)
+        (limit * priced_sequences(choice.num_sequences), choice)
         for choice in pool.within(limit * largest)
         if choice.num_sequences != planned.num_sequences
     ]

@@ -118,8 +118,8 @@ def server_ends(
     config: ModelConfig, generator: Generator, work: PostTraining, within: float = inf
 ) -> list[float]:
     """Seconds until each simulated server is done; empty if any of them takes `within` or more."""
-    # Every slot has the pages of a whole context, so their size changes no time. Whole contexts take fewer
-    # steps to simulate; windows keep pages of their own.
+    # Every slot has the pages of a whole context, so that their size changes no time, and pages of a whole
+    # context are the fastest to simulate. Layers with a window free their pages, and need the usual size.
     page = work.context if widest_window(config) is None else min(DEFAULT_PAGE, work.context)
     limits = Limits.of_layout(
         config,
@@ -145,6 +145,7 @@ def server_ends(
 def _rollouts(
     config: ModelConfig, generator: Generator, work: PostTraining, ends: Sequence[float]
 ) -> Rollouts:
+    """The rollouts of a generator. ends: seconds until each simulated server is done."""
     seconds = max(ends)
     shares = work.shares(generator.replicas, _SIMULATED)
     tokens = sum(turn.output_tokens for turns in shares for turn in turns)

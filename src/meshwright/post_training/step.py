@@ -150,11 +150,11 @@ def _in_turn(
 
 
 def apart(asked: Question, near: Step | None) -> Iterator[Step]:
-    """The form on two pools, each step faster than the one before.
+    """Steps of the form on two pools, each faster than the one before.
 
-    Tries shares of the chips around the one that balances both pools, and searches a trainer only if rollouts
-    and the FLOPs of training allow a faster step. near: a step of the other form, which says how many
-    chip-seconds each phase takes.
+    They are for shares of the chips around the share that balances both pools. A trainer is searched only if
+    its rollouts and a lower bound of its training allow a faster step. near: a step of the other form, whose
+    chip-seconds of each phase give the balanced share.
     """
     best = inf
     for trains, rolls in _pools(asked.machine, _share(near)):
@@ -241,9 +241,9 @@ def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
 
 
 def idle_share(chips: Mapping[str, int], busy: Mapping[str, float], moving: float) -> float:
-    """The share of chip-seconds of a step in which pools wait for each other.
+    """The share of a step's chip-seconds that a pool spends waiting for the other.
 
-    chips, busy: chips of each pool, and seconds of its work. moving: seconds in which all chips move weights.
+    chips, busy: chips of each pool, and seconds of its work. moving: seconds when all chips move weights.
     """
     longest = max(busy.values())
     waiting = sum(chips[pool] * (longest - busy[pool]) for pool in chips)
@@ -286,7 +286,7 @@ def workload_of(asked: Question) -> Workload:
 
 
 def training_seconds(asked: Question, trained: tuple[Candidate, Workload]) -> float:
-    """Seconds of all updates of a step; a smaller batch than asked for takes more updates."""
+    """Seconds of all updates of a step; with a smaller planned batch there are more updates."""
     trainer, planned = trained
     more = max(1.0, workload_of(asked).num_sequences / planned.num_sequences)
     return trainer.step_seconds * asked.work.num_updates * more

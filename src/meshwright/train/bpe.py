@@ -18,7 +18,7 @@ _END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _NUM_BYTES = 256
 # Other files of a tokenizer in a checkpoint: special tokens, and the format of conversations.
 BESIDE_TOKENIZER = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json")
-# A run without a space has no words to learn from, and merging within it takes minutes: it is cut.
+# Characters of a word; longer ones, as in a text without spaces, are cut: their merges would take minutes.
 _LONGEST_WORD = 1000
 _LONG_WORD = re.compile(rf"(?<!\S)\S{{{_LONGEST_WORD + 1},}}|(?<!\s)\s{{{_LONGEST_WORD + 1},}}")
 
@@ -40,7 +40,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _with_short_words(text: str) -> Iterator[str]:
-    """The text, cut within words of more than _LONGEST_WORD characters."""
+    """The parts of a text, in which longer words and blanks are cut to _LONGEST_WORD characters."""
     start = 0
     for word in _LONG_WORD.finditer(text):
         yield text[start : word.start()]

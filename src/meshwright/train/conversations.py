@@ -31,9 +31,9 @@ _REFUSED = (
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
           "model": "assistant", "assistant": "assistant", "function_call": "assistant", "system": "system",
           "tool": "tool", "observation": "tool", "function_response": "tool"}  # fmt: skip
-# Keys of a message that say whether its answer is learnt.
+# Keys of a message for whether its answer is learnt.
 _LEARNT = ("weight", "train", "loss", "trainable")
-# Keys of a message that add to its text. A template without them would leave that text out.
+# Keys of a message that add to its text. A template that does not know them would leave that text out.
 _WRITTEN = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "prefix")
 Spans = tuple[tuple[int, int], ...]
 
@@ -55,6 +55,7 @@ def example(record: Mapping[str, Any], where: str, chat: ChatTemplate) -> tuple[
     where: names the record in errors. Raises DataError for what cannot be read, or would change the text
     and is not read.
     """
+    # A weight or a mask of 1, and a key without a value, change nothing.
     if refused := next((key for key in _REFUSED if key in record and record[key] not in (None, 1)), None):
         raise DataError(f"{where}: has {refused!r}, which is not read; leave it out")
     match format_of(record):
@@ -81,14 +82,15 @@ def _of_sharegpt(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         who = turn.get("from")
         if who not in _ROLES:
             raise DataError(f"{where}: 'from' is {who!r}; fits: {', '.join(_ROLES)}")
-        said = {"content": turn.get("value")} if who != "function_call" else _called(turn.get("value"), where)
+        value = turn.get("value")
+        content = _tool_calls(value, where) if who == "function_call" else {"content": value}
         others = {key: value for key, value in turn.items() if key not in ("from", "value")}
-        messages.append({"role": _ROLES[who], **said, **others})
+        messages.append({"role": _ROLES[who], **content, **others})
     return messages
 
 
-def _called(value: object, where: str) -> dict[str, Any]:
-    """A message's tool calls from the JSON text of one call or a list."""
+def _tool_calls(value: object, where: str) -> dict[str, Any]:
+    """The content and `tool_calls` of a message, from the JSON text of a call or of a list of calls."""
     try:
         calls = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -156,7 +158,7 @@ def _conversation(
                 "put its text into the content, or give the tokenizer a chat template with it"
             )
     if isinstance(tools, str):
-        tools = _tools(tools, where)
+        tools = _parsed_tools(tools, where)
     if tools and not chat.reads_tools:
         raise DataError(f"{where}: has 'tools', which the chat template does not read; leave them out")
     given = {**options, **({"tools": tools} if tools else {})}
@@ -182,10 +184,10 @@ def _conversation(
     return text, tuple(spans)
 
 
-def _tools(written: str, where: str) -> object:
+def _parsed_tools(text: str, where: str) -> object:
     """The tools of a JSON text, as in files for LLaMA-Factory."""
     try:
-        return json.loads(written or "[]")
+        return json.loads(text or "[]")
     except ValueError as error:
         raise DataError(f"{where}: 'tools' is a text that is not JSON ({error})") from None
 
@@ -221,8 +223,8 @@ def _text_of(parts: Sequence[object], where: str) -> str:
 
 
 def _learnt(message: Mapping[str, Any], where: str) -> bool:
-    """Whether the loss counts a message: by default it does."""
+    """Whether the loss counts a message: unless one of its keys is 0 or false."""
     for key in _LEARNT:
-        if message.get(key, 1) not in (0, 1, None):
+        if message.get(key) not in (0, 1, None):
             raise DataError(f"{where}: a message has {key} = {message[key]!r}; fits: 0, 1")
-    return all(message.get(key) not in (0,) for key in _LEARNT)
+    return all(message.get(key) != 0 for key in _LEARNT)

@@ -252,7 +252,7 @@ def _read_file(path: Path, name: str, bad_data: BadData, chat: ChatTemplate | No
 
 
 def _begins_list(path: Path) -> bool:
-    """Whether the file is a JSON list, as of Alpaca and ShareGPT, and not a text."""
+    """Whether the file is a JSON list, as in Alpaca's and ShareGPT's data sets, and not a text."""
     with path.open("rb") as file:
         return file.read(_PART_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
@@ -299,7 +299,7 @@ def _read_records(
     bad_data: BadData,
     chat: ChatTemplate,
 ) -> Iterator[Document]:
-    """The documents of a file's records. records: (name within the file, its line or its value)."""
+    """The documents of a file's records. records: (place in the file, its JSON line or its value)."""
     unread: dict[str, None] = {}
     for number, (place, record) in enumerate(records, start=1):
         where = f"corpus {path} {place}"
@@ -315,13 +315,14 @@ def _read_records(
 
 
 def _records_of_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of a JSONL file, with their places."""
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file), start=1):
             yield f"line {number}", line
 
 
 def _records_of_list(path: Path) -> Iterator[tuple[str, object]]:
-    """The records of a JSON list, as of Alpaca and ShareGPT."""
+    """The values of a JSON list, with their places."""
     try:
         records = parse_json(read_text(path, DataError).removeprefix("\ufeff"))
     except ValueError as error:
@@ -341,7 +342,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def _of_record(
     record: object, name: str, where: str, chat: ChatTemplate, unread: dict[str, None]
 ) -> Document | None:
-    """The document of a record, None for a blank line. unread: takes the keys that are not read."""
+    """The document of a JSON line or of its value, None for a blank line. unread: takes unread keys."""
     if isinstance(record, bytes):
         if not record.strip():
             return None

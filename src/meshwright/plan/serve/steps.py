@@ -51,7 +51,8 @@ class StepSeconds:
         generating = np.array([np.interp(everywhere, self._batches, row) for row in rows])
         self._generating, self._by_number = generating.tolist(), generating.T.copy()
         self._chunks = _lengths(most_tokens, _SHORTEST_PROMPT)
-        # The ends of each length. Several prompts together may be longer than a context.
+        # For each length of a chunk, the priced positions of its last token. Several prompts together may be
+        # longer than a context.
         self._ends = [[end for end in self._contexts if end >= length] or [length] for length in self._chunks]
         self._prefilled = lru_cache(maxsize=None)(self._prefill)
         self._prompt = lru_cache(maxsize=1 << 16)(self._price_prompt)
