@@ -1,6 +1,7 @@
 """Plans of post-training: the parts of a step by hand, and what must hold of every form."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -127,18 +128,26 @@ def test_pools_that_cannot_be_faster_are_left_out(steps: list, monkeypatch: pyte
     """Bounds leave out trainers without changing the fastest step."""
     searched: list[int] = []
 
-    def counted(asked: Question, machine: Hardware) -> tuple:
+    def counted(question: Question, machine: Hardware) -> tuple:
         searched.append(machine.num_chips)
-        return best_trainer(asked, machine)
+        return best_trainer(question, machine)
 
+    asked = replace(ASKED, machine=catalog.load("h100:4x8"))  # which has two ways to split it
     monkeypatch.setattr(step_module, "best_trainer", counted)
-    fastest = list(apart(ASKED, steps[0]))[-1]
+    fastest = list(apart(asked, steps[0]))[-1]
     pruned = len(searched)
-    monkeypatch.setattr(step_module, "least_training_seconds", lambda asked, machine: 0.0)
+    # A bound of minus infinity, also for rollouts, leaves out none.
+    bounded = step_module._Pools.seconds
+    monkeypatch.setattr(step_module, "least_training_seconds", lambda asked, machine: -inf)
+    monkeypatch.setattr(
+        step_module._Pools,
+        "seconds",
+        lambda pools, learning: bounded(pools, learning) if learning > -inf else -inf,
+    )
     searched.clear()
-    every = list(apart(ASKED, steps[0]))[-1]
-    assert pruned <= len(searched) and every.trainer.layout == fastest.trainer.layout
-    assert least_training_seconds(ASKED, fastest.trainer.hardware) < fastest.trainer.step_seconds
+    every = list(apart(asked, steps[0]))[-1]
+    assert pruned < len(searched) and every.trainer.layout == fastest.trainer.layout
+    assert least_training_seconds(asked, fastest.trainer.hardware) < fastest.trainer.step_seconds
 
 
 def test_a_pool_of_any_size_receives_weights() -> None:
