@@ -205,7 +205,7 @@ def _usage_fault(error: typer.TyperException) -> str:
     names = getattr(context.command, "commands", None) if context else None
     if context and names and error.message == _NO_COMMAND:
         return f"name a command of {context.command_path}: {', '.join(names)}"
-    # Typer exports no classes for these.
+    # Typer exports no classes for these errors.
     if context and (given := getattr(error, "option_name", "")) and type(error).__name__ == "NoSuchOption":
         options = [name for param in context.command.params for name in param.opts]
         if ours := option_here(given, options):

@@ -161,7 +161,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 def option_here(given: str, options: Collection[str]) -> str:
     """The words to type in place of another program's option; empty if none are known.
 
-    options: those of the command.
+    options: of the command.
 
     >>> option_here("--tensor_parallel_size", ["--model", "--given"])
     '--given tensor=8'

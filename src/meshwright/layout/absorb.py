@@ -6,7 +6,7 @@ from math import prod
 from meshwright.errors import LayoutError
 from meshwright.layout.short import read_words
 
-# Axes whose degrees multiply to the number of chips, in the order in which they change for another.
+# Axes whose degrees multiply to the number of chips. The first is the first to change for another.
 SPLITTING = ("fsdp", "data", "tensor", "context", "pipe")
 # Words that need a degree above 1 of the axis.
 _DEPENDENT = {
@@ -15,7 +15,7 @@ _DEPENDENT = {
     "pipe": ("schedule", "interleave"),
     "data": ("zero",),
 }
-# Microbatches for each stage of a pipeline, in the order in which they are tried.
+# Microbatches for each stage of a pipeline, tried in this order.
 _MICROBATCHES = (1, 2, 4)
 # Whether a layout, as text, divides the model and the batch.
 Allows = Callable[[str], bool]

@@ -40,7 +40,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _with_short_words(text: str) -> Iterator[str]:
-    """The parts of a text, in which longer words and blanks are cut to _LONGEST_WORD characters."""
+    """The parts of a text. Words and blanks longer than _LONGEST_WORD characters are cut."""
     start = 0
     for word in _LONG_WORD.finditer(text):
         yield text[start : word.start()]

@@ -173,7 +173,7 @@ def _alive_in(
     """`PipelineSchedule.alive` by a walk through the stage's row."""
     table = _table(schedule, stages, microbatches, chunks)
     split = table.split[stage]
-    most_left: dict[int, int] = {}  # by what is saved
+    most_left: dict[int, int] = {}  # maximum of `left` for each value of `saved`
     saved = left = 0
     for kind, microbatch, chunk, _ in table.rows[stage]:
         if kind == "F":

@@ -208,7 +208,7 @@ class Engine:
                 try:
                     if batch.works:
                         for work in batch.works:
-                            # Only now: hundreds may wait, and edits are as long as the vocabulary.
+                            # Only now: hundreds may wait, each with arrays over the vocabulary.
                             if work.samples:
                                 work.sequence.make_edits(self.vocab_size)
                         dispatched = _Dispatched(batch, time.perf_counter(), self._runner.run(batch))

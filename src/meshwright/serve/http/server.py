@@ -114,8 +114,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            # The model's and the libraries' objects live as long as the server. Frozen, they are not visited
-            # by garbage collections, each of which would stop the process for half a second.
+            # The model's and the libraries' objects live until the server ends. Frozen, they are not visited
+            # by garbage collections, which would stop the process for half a second each time.
             gc.collect()
             gc.freeze()
             self._on_ready()
