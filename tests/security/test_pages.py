@@ -16,7 +16,7 @@ from tests.serve.mock import MockRunner
 
 from meshwright.cli.main import main
 from meshwright.cli.ui import price_of
-from meshwright.report.pages.ui import DEFAULTS, Planner, answer, ui_page
+from meshwright.report.pages.ui import DEFAULTS, Planner, answer, state_of, ui_page
 
 MARKUP = '"><img src=x onerror="document.title=\'in\'"><script>document.title="in"</script>'
 
@@ -29,7 +29,7 @@ def address() -> Iterator[str]:
 
 @pytest.mark.parametrize("control", DEFAULTS)
 def test_the_value_of_a_control_stays_text(control: str):
-    state = DEFAULTS | {control: MARKUP}
+    state = state_of(urlencode({control: MARKUP}))
     assert "<img" not in ui_page(state)
     found = answer(Planner(price_of, lambda words: None), state)
     assert "<img" not in found["html"]

@@ -120,7 +120,8 @@ def network_document(network: Network) -> dict:
 
 def critical_batches(chip: Chip) -> dict[str, float]:
     """B_crit by the type of (weights, products): tokens of a pass from which FLOPs limit it."""
-    pairs = (("bf16", "bf16"), ("int8", "bf16"), ("int8", "int8"))
+    wide, narrow = "bf16", "int8"
+    pairs = ((wide, wide), (narrow, wide), (narrow, narrow))
     return {
         f"{weights}/{products}": compute_bound_batch(chip, weights, products) for weights, products in pairs
     }

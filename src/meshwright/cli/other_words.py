@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+_PRODUCTS_IN_FP8 = ("--fp8",)
 # Words to type here, each with the options of other programs that mean the same. Words are offered only to
 # commands that have their first option, so an option may be listed several times.
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -50,8 +51,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--for megatron": ("--framework", "--trainer", "--backend", "--program"),
     "--engine vllm": ("--framework", "--backend", "--server", "--software"),
     "--compute-dtype": ("--mixed-precision", "--bf16", "--fp16", "--amp"),
-    "--matmul-dtype fp8": ("--fp8",),
-    "--given matmul_dtype=fp8": ("--fp8", "--matmul-dtype"),
+    "--matmul-dtype fp8": _PRODUCTS_IN_FP8,
+    "--given matmul_dtype=fp8": (*_PRODUCTS_IN_FP8, "--matmul-dtype"),
     "--weights-dtype": (
         "--dtype", "--precision", "--quantization", "--quantize", "--quant", "--load-in-8bit",
         "--load-in-4bit", "--weight-dtype", "--torch-dtype", "--bits",

@@ -169,7 +169,7 @@ def _narrower_matmuls(
     config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
 ) -> Candidate | None:
     """The same layout with fp8 matmuls, if the chip has faster units for them."""
-    used = best.layout.precision.operand_dtype
-    if hardware.chip.flops_per_second.get("fp8", 0.0) <= hardware.chip.flops(used):
+    used, narrow = best.layout.precision.operand_dtype, "fp8"
+    if hardware.chip.flops_per_second.get(narrow, 0.0) <= hardware.chip.flops(used):
         return None
-    return price(config, hardware, workload, best.layout.replace(matmul_dtype="fp8"))
+    return price(config, hardware, workload, best.layout.replace(matmul_dtype=narrow))
