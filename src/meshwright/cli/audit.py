@@ -156,8 +156,6 @@ def _of_script(function: str, hardware: str | None, target: str | None) -> dict:
     the kind of the hardware's chips, to compile for them; CPUs otherwise. Raises PlanError for another kind.
     """
     require("run")
-    import os
-
     if hardware and (":" in hardware or hardware.endswith(".toml")):
         machine = catalog.load(hardware)
         kind, number = machine.chip.kind, machine.num_chips
@@ -167,9 +165,10 @@ def _of_script(function: str, hardware: str | None, target: str | None) -> dict:
         chips = f"--hardware {hardware} has a {kind}" if hardware else "give --hardware, such as v5p:4x4x4"
         raise PlanError(f"--target {target} compiles for the hardware's chips; {chips}")
     if hardware and target != "tpu":
-        flag = f"--xla_force_host_platform_device_count={number}"
-        if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+        from meshwright.nn.start.devices import num_virtual_devices, split_host
+
+        if not num_virtual_devices():
+            split_host(number)
     from meshwright.audit.foreign import audit as audit_step
     from meshwright.audit.script import load_step, patch, seconds_by_line
 

@@ -7,7 +7,7 @@ from meshwright.errors import DeviceError
 from meshwright.hardware.topology import Hardware
 from meshwright.nn.start.processes import join, num_processes, wait_for_all
 
-_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
+_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 def split_host(num_devices: int) -> None:
@@ -22,6 +22,12 @@ def flags_with_devices(num_devices: int) -> str:
     """XLA_FLAGS of this process, with another number of virtual devices: for it, or a process of its own."""
     flags = _COUNT.sub("", os.environ.get("XLA_FLAGS", "")).split()
     return " ".join((*flags, f"--xla_force_host_platform_device_count={num_devices}"))
+
+
+def num_virtual_devices() -> int:
+    """Virtual devices of the host that XLA_FLAGS of this process asks for; 0 if it names no number."""
+    found = _COUNT.search(os.environ.get("XLA_FLAGS", ""))
+    return int(found[1]) if found else 0
 
 
 def use_cpu_devices(num_devices: int) -> None:
