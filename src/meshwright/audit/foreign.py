@@ -143,7 +143,7 @@ def audit_program(
         "emitted": [
             _to_dict(emitted, reading.prices, named=mesh is not None)
             | {
-                "where": _line_of(emitted),
+                "where": emitted.source,
                 "conditional": emitted.collective.conditional,
                 "overlaps": overlapping[id(emitted)],
                 "exposed_seconds": line and line.exposed[id(emitted)],
@@ -236,12 +236,6 @@ def _to_dict(emitted: Emitted, prices: Prices, *, named: bool) -> dict:
 def _total(seconds: Iterable[float | None]) -> float | None:
     known = list(seconds)
     return None if None in known else sum(one for one in known if one is not None)
-
-
-def _line_of(emitted: Emitted) -> str:
-    """The file and line of a collective, empty if the program does not say."""
-    sent = emitted.collective
-    return f"{sent.source_file}:{sent.source_line}" if sent.source_file and sent.source_line else ""
 
 
 def audit(

@@ -124,10 +124,15 @@ class Emitted:
         return self.op == "permute" and len(lengths) == 1 and min(lengths) > 2
 
     @property
-    def where(self) -> str:
+    def source(self) -> str:
+        """The file and line that it comes from, empty if the program does not say."""
         c = self.collective
-        line = f" ({c.source_file}:{c.source_line})" if c.source_file and c.source_line else ""
-        return f"{c.op_name or c.name}{line}"
+        return f"{c.source_file}:{c.source_line}" if c.source_file and c.source_line else ""
+
+    @property
+    def where(self) -> str:
+        line = f" ({self.source})" if self.source else ""
+        return f"{self.collective.op_name or self.collective.name}{line}"
 
     def operand(self) -> TracedValue:
         return self.value.operand(self.collective.index)
