@@ -28,6 +28,11 @@ class MeshwrightError(Exception):
     """A mistake that the user can correct; the message says how."""
 
 
+def in_a_line(error: BaseException) -> str:
+    """The beginning of an error's text, without line breaks."""
+    return " ".join(str(error).split())[:300]
+
+
 class NotationError(MeshwrightError):
     """Text that is not the notation, or an array that breaks its rules."""
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import MeshwrightError, OutputError
+from meshwright.errors import MeshwrightError, OutputError, in_a_line
 
 # Maximum size of a text that a command reads: the HLO of a large program has some hundred megabytes.
 _MOST_BYTES = 2**30
@@ -55,8 +55,8 @@ def well_formed(what: str, kind: type[MeshwrightError]) -> Iterator[None]:
     except (MeshwrightError, OSError):
         raise
     except Exception as error:
-        why = " ".join(str(error).split())[:200]
-        raise kind(f"{what}: a value has the wrong form ({type(error).__name__}: {why})") from error
+        why = f"{type(error).__name__}: {in_a_line(error)[:200]}"
+        raise kind(f"{what}: a value has the wrong form ({why})") from error
 
 
 def parse_json(text: str) -> Any:

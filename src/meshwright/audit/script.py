@@ -10,7 +10,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import AuditError
+from meshwright.errors import AuditError, in_a_line
 from meshwright.files import read_text
 
 # train.py:step, and the place of a finding: train.py:12, perhaps in brackets.
@@ -50,8 +50,8 @@ def load_step(function: str) -> tuple[Callable[..., Any], tuple[Any, ...], str]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        line = " ".join(str(error).split())[:300]
-        raise AuditError(f"{path} does not run as a module: {type(error).__name__}: {line}") from error
+        why = f"{type(error).__name__}: {in_a_line(error)}"
+        raise AuditError(f"{path} does not run as a module: {why}") from error
     step, given = getattr(module, name, None), getattr(module, f"{name}_args", None)
     if not callable(step):
         functions = [

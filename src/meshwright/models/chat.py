@@ -13,7 +13,7 @@ from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from meshwright.errors import CheckpointError, RequestError
+from meshwright.errors import CheckpointError, RequestError, in_a_line
 from meshwright.files import parse_json, read_text
 
 # The longest published templates have some 20,000 characters.
@@ -72,7 +72,7 @@ class ChatTemplate:
         try:
             return environment.from_string(source)
         except (TemplateError, RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
-            fault = " ".join(str(error).split())[:300] or type(error).__name__
+            fault = in_a_line(error) or type(error).__name__
             raise CheckpointError(f"the checkpoint's chat template does not parse: {fault}") from error
 
     def check(self) -> None:
@@ -94,7 +94,7 @@ class ChatTemplate:
         except CheckpointError:
             raise
         except Exception as error:  # a template can raise any: it divides by 0, indexes, recurses
-            fault = " ".join(str(error).split())[:300] or type(error).__name__
+            fault = in_a_line(error) or type(error).__name__
             raise RequestError(
                 f"the chat template refuses the messages: {fault}", param="messages"
             ) from error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, in_a_line
 from meshwright.files import read_text
 
 
@@ -31,8 +31,3 @@ def read_tokenizer(path: Path, kind: type[MeshwrightError]) -> Tokenizer:
 def is_of_tokenizers(error: BaseException) -> bool:
     """Whether the tokenizers library raised it: a plain Exception, or a panic of Rust, which is not one."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
-def in_a_line(error: BaseException) -> str:
-    """The beginning of an error's text, without line breaks."""
-    return " ".join(str(error).split())[:300]

@@ -10,9 +10,9 @@ from typing import Any
 
 import tokenizers
 
-from meshwright.errors import CheckpointError, RequestError
+from meshwright.errors import CheckpointError, RequestError, in_a_line
 from meshwright.models.chat import ChatTemplate, json_object, load_chat_template, special_tokens
-from meshwright.models.tokenizer_file import in_a_line, is_of_tokenizers, read_tokenizer
+from meshwright.models.tokenizer_file import is_of_tokenizers, read_tokenizer
 from meshwright.serve.workers.stages import enter
 
 # Time limits in a worker. A prompt of a million tokens takes two seconds to tokenise.
