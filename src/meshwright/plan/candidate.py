@@ -93,6 +93,17 @@ class Candidate:
         layout = self.layout
         return self.hardware.num_chips * self.hardware.chip.flops(layout.precision.operand_dtype)
 
+    @property
+    def price_per_hour(self) -> float | None:
+        price = self.hardware.chip.price_per_chip_hour
+        return None if price is None else price * self.hardware.num_chips
+
+    @property
+    def price_per_million_tokens(self) -> float | None:
+        """The price of a million trained tokens."""
+        hourly = self.price_per_hour
+        return None if hourly is None else hourly * self.step_seconds / 3600 / self.num_tokens * 1e6
+
     def to_dict(self) -> dict:
         """The keys of `mw plan train` in docs/reference/json.md."""
         chips, seconds = self.hardware.num_chips, self.cost.seconds

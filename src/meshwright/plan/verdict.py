@@ -14,8 +14,6 @@ from meshwright.plan.train import Search
 from meshwright.programs.program import DEFAULT
 from meshwright.units import format_bytes, format_count, format_number_of, format_seconds
 
-_HOUR, _MILLION = 3600, 1e6
-
 
 def asked_of(search: Search, hardware: Hardware) -> dict[str, str]:
     """The conditions, the software and the launcher that a search was asked for, if any."""
@@ -78,11 +76,9 @@ def price_words(chip: Chip) -> str | None:
 
 
 def _price(best: Candidate) -> str | None:
-    machine, each = best.hardware, best.hardware.chip.price_per_chip_hour
-    if each is None:
+    machine, hourly, million = best.hardware, best.price_per_hour, best.price_per_million_tokens
+    if hourly is None or million is None:
         return None
-    hourly = each * machine.num_chips
-    million = hourly * best.step_seconds / _HOUR / best.num_tokens * _MILLION
     return (
         f"{format_number_of(machine.num_chips, 'chip')} at {price_words(machine.chip)}: {hourly:,.2f} an "
         f"hour, {million:,.3g} per million tokens."

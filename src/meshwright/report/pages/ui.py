@@ -130,18 +130,17 @@ class ComparedLayout:
     def cards(self) -> list[Card]:
         """Its headlines, without the hardware that is in the title."""
         assert self.priced
-        machine, priced = self.priced.candidate.hardware, self.priced.candidate.to_dict()
+        candidate = self.priced.candidate
+        machine, priced = candidate.hardware, candidate.to_dict()
         hardware = {"num_chips": machine.num_chips, "usable_bytes": machine.chip.program_bytes}
         document = {"best": priced, "candidates": [priced], "hardware": hardware}
         run = Run(Path(), document, None, (), None, None, None)
         shown = [card for card in cards(run) if card.label != "Hardware"]
-        hourly = machine.chip.price_per_chip_hour
-        if hourly is None:
+        hourly, million = candidate.price_per_hour, candidate.price_per_million_tokens
+        if hourly is None or million is None:
             return shown
-        total, chip = hourly * machine.num_chips, machine.chip
-        tokens = self.priced.candidate.num_tokens / self.priced.candidate.step_seconds * 3600
-        each = f"{total / tokens * 1e6:,.3g} per million tokens, {hourly:,.2f} per chip-hour"
-        return [*shown, Card("Price", f"{total:,.2f} {chip.currency} an hour", each)]
+        each = f"{million:,.3g} per million tokens, {machine.chip.price_per_chip_hour:,.2f} per chip-hour"
+        return [*shown, Card("Price", f"{hourly:,.2f} {machine.chip.currency} an hour", each)]
 
     @property
     def summary(self) -> str:
