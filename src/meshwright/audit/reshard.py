@@ -3,16 +3,14 @@
 import json
 import os
 import pickle
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meshwright.audit.compile.compile import error_line
+from meshwright.audit.compile.child import report_of
 from meshwright.audit.compile.target import Target
 from meshwright.cost.reshard import sent_bytes
-from meshwright.errors import AuditError
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -44,21 +42,14 @@ def audit_reshard(job: ReshardJob, target: Target) -> dict[str, Any]:
     if not target.topology:
         environment["XLA_FLAGS"] = flags_with_devices(job.before.mesh.num_devices)
     move = f"the move from {job.before} to {job.after}"
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-m", "meshwright.audit.reshard"],
-            env=environment,
-            input=pickle.dumps((job, asdict(target))),
-            capture_output=True,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise AuditError(f"{move}: compiling took over {_TIMEOUT_SECONDS} s") from None
-    if ran.returncode:
-        why = error_line(ran.stderr.decode(errors="replace"), ran.returncode)
-        raise AuditError(f"{move} does not compile: {why}")
-    return json.loads(ran.stdout.decode().strip().splitlines()[-1])
+    return report_of(
+        "meshwright.audit.reshard",
+        environment=environment,
+        seconds=_TIMEOUT_SECONDS,
+        slow=f"{move}: compiling took",
+        failed=f"{move} does not compile",
+        given=pickle.dumps((job, asdict(target))),
+    )
 
 
 def _compiled_here(job: ReshardJob, target: Target) -> dict[str, Any]:

@@ -14,7 +14,6 @@ It runs in a separate process, since the number of devices is fixed when JAX sta
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, replace
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.audit.compile.cache import fetch, source_key, store
-from meshwright.audit.compile.compile import error_line
+from meshwright.audit.compile.child import report_of
 from meshwright.audit.numerics.twin import in_narrow_types, kernel_plan, tiny_model, tiny_plan
 from meshwright.errors import AuditError, LayoutError, MeshwrightError
 from meshwright.nn.start.devices import flags_with_devices, num_virtual_devices
@@ -79,22 +78,14 @@ def check_numerics(plan: Plan) -> dict[str, Any]:
         for more, name in ((narrow, NARROW_FILE), (of_kernel, KERNEL_FILE)):
             if more:
                 save_plan(more, Path(folder) / name)
-        command = [sys.executable, "-m", "meshwright.audit.numerics", folder]
-        try:
-            ran = subprocess.run(
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_MOST_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            raise AuditError(f"{small.layout}: the tiny model ran for over {_MOST_SECONDS} s") from None
-        if ran.returncode:
-            why = error_line(ran.stderr, ran.returncode)
-            raise AuditError(f"{small.layout}: the tiny model does not run: {why}")
-        return json.loads(ran.stdout.splitlines()[-1])
+        return report_of(
+            "meshwright.audit.numerics",
+            [folder],
+            environment=environment,
+            seconds=_MOST_SECONDS,
+            slow=f"{small.layout}: the tiny model ran for",
+            failed=f"{small.layout}: the tiny model does not run",
+        )
 
 
 def _has_devices(count: int) -> bool:
