@@ -11,6 +11,8 @@ from tests.models.families.table import FILES
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig, RopeScaling, Window
+from meshwright.models.count import count_params
+from meshwright.models.explained import explain
 from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS
 
@@ -117,6 +119,52 @@ def test_the_text_of_a_model_that_sees_is_read_by_its_own_type() -> None:
     qwen = FILES["qwen3-0.6b"]
     seeing = {"model_type": "mine", "text_config": qwen, "tie_word_embeddings": True}
     assert from_hf(seeing, "mine") == from_hf(qwen, "mine")
+
+
+@pytest.mark.parametrize("table", ["llm_config", "language_config"])
+def test_the_text_model_is_found_by_the_names_of_its_table(table: str) -> None:
+    """InternVL's and DeepSeek-VL2's files, whose own classes are not known."""
+    seeing = {"architectures": ["MineChat"], "model_type": "mine_chat", table: HF, "hidden_size": 1}
+    assert from_hf(seeing, "mine") == from_hf(HF, "mine")
+
+
+def test_a_flat_file_of_a_model_that_sees_is_read_as_its_text_model() -> None:
+    """Qwen2-VL's on the hub."""
+    plain = FILES["qwen2.5-7b"]
+    seeing = plain | {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+        "vision_config": {"depth": 32, "embed_dim": 1280},
+        "vision_start_token_id": 1,
+        "image_token_id": 2,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    }
+    assert from_hf(seeing, "mine") == from_hf(plain, "mine")
+    assert {line.verdict for line in explain(seeing, "mine").keys} == {"read", "ignored", "default"}
+
+
+def test_a_text_model_may_leave_out_its_class_defaults() -> None:
+    """As LLaVA-1.5's does: all sizes but the vocabulary are LLaMA-7B's."""
+    text = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32_064}
+    config = from_hf({"model_type": "llava", "text_config": text}, "llava")
+    assert count_params(config).total == 6_738_939_904
+
+
+def test_sizes_under_other_names_are_read_and_named() -> None:
+    """LLaMA's own params.json, whose feed-forward is a multiple of 1024 wide."""
+    sizes = {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128_256}
+    own = sizes | {"multiple_of": 1024, "ffn_dim_multiplier": 1.3, "norm_eps": 1e-5, "rope_theta": 5e5}
+    with pytest.warns(UserWarning, match="n_layers is read as num_hidden_layers"):
+        config = from_hf(own, "llama")
+    assert count_params(config).total == count_params(PRESETS["llama-3-8b"]).total
+
+
+def test_unknown_keys_that_are_off_do_not_hide_a_family() -> None:
+    odd = {"architectures": ["MineForCausalLM"], "model_type": "mine", "use_spin": False, "spin_scale": 1.0}
+    with pytest.warns(UserWarning, match="as which it is read"):
+        assert from_hf(HF | odd, "mine") == from_hf(HF, "mine")
+    with pytest.raises(ModelError, match=r"but for spin_scale = 0\.5, use_spin = True, which may change"):
+        from_hf(HF | odd | {"use_spin": True, "spin_scale": 0.5}, "mine")
 
 
 def _changed(name: str, **changes: Any) -> ModelConfig:

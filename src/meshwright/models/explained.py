@@ -8,7 +8,8 @@ from typing import Any, Literal
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Fixed, Ignored, Key, Part, Rule
-from meshwright.models.hf import field_of, is_missing, read_fitting, recognised, refusal, rules_of
+from meshwright.models.hf import field_of, read_fitting
+from meshwright.models.recognised import is_harmless, is_missing, recognised, refusal, rules_of
 
 Verdict = Literal["read", "default", "ignored", "refused", "unknown", "missing"]
 
@@ -39,7 +40,7 @@ class Explanation:
 def explain(config: Mapping[str, Any], name: str) -> Explanation:
     """The meaning of every key of an HF `config.json`; ModelError if its family is not known."""
     family, given = recognised(config, name)
-    rules = rules_of(family)
+    rules = rules_of(family, given)
     lines = [
         ExplainedKey(key, given.get(key), "missing", f"{' and '.join(rule.all_fields)}: every file needs it")
         for key, rule in family.keys.items()
@@ -69,6 +70,8 @@ def explain(config: Mapping[str, Any], name: str) -> Explanation:
 
 def _line(key: str, value: Any, rule: Rule | Part | None, model: ModelConfig | None) -> ExplainedKey:
     match rule:
+        case None if is_harmless(key, value):
+            return ExplainedKey(key, value, "ignored", "off, a factor of 1, or of training: changes nothing")
         case None:
             return ExplainedKey(key, value, "unknown", "ignored, with a warning")
         case Ignored():

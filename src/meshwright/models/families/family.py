@@ -166,7 +166,8 @@ class Family:
     tensors: by parameter (`wq`), or by stack and parameter if stacks differ (`dense_layers/w_in`). variants:
     the tensors that some models name differently. constants: numbers that files hold for each layer, and that
     are not read.
-    optional: tables that only some of its models have.
+    optional: tables that only some of its models have. class_defaults: values of keys that files of larger
+    models leave out of their `text_config`.
     prefix: the beginning of tensor names that some files leave out. more_layers: whether files hold layers
     after the last, which predict further tokens and are not read. tool_calls: the format that its chat
     models were trained on. is_written: whether `to_hf` writes its models. Chats are formatted by the
@@ -183,6 +184,7 @@ class Family:
     model_types: tuple[str, ...] = ()
     wrappers: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    class_defaults: Mapping[str, Any] = field(default_factory=dict)
     prefix: str = ""
     more_layers: bool = False
     is_written: bool = True

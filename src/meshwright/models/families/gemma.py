@@ -10,6 +10,15 @@ FAMILY = Family(
     # Its first files said "gelu" and meant the tanh form, which hidden_activation then overruled.
     keys=GEMMA_KEYS | {"hidden_activation": Key("activation", "gelu_pytorch_tanh", form=ACTIVATION)},
     sets=GEMMA_SETS,
+    class_defaults={
+        "hidden_size": 3072,
+        "intermediate_size": 24_576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "head_dim": 256,
+        "vocab_size": 256_000,
+        "max_position_embeddings": 8192,
+    },
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
     releases=(

@@ -110,11 +110,11 @@ FAMILY = Family(
     "Phi-3, 3.5, 4",
     ("Phi3ForCausalLM",),
     model_types=("phi3", "phi4_multimodal"),
+    wrappers=("phi3_v",),
     keys=LLAMA_KEYS
     | EPS_1E_5
     | fixed(attention_bias=False)
-    | ignored("training only", "resid_pdrop", "embd_pdrop")
-    | ignored("of its towers", "vision_config", "audio_config"),
+    | ignored("training only", "resid_pdrop", "embd_pdrop"),
     groups=(LocalLayers(), Rope(share=1.0)),
     tensors=LLAMA_TENSORS
     | fused(("wq", "wk", "wv"), f"{LAYER}.self_attn.qkv_proj", QKV)

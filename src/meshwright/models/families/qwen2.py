@@ -9,7 +9,7 @@ FAMILY = Family(
     "Qwen 2, 2.5",
     ("Qwen2ForCausalLM", "MiMoForCausalLM"),
     model_types=("qwen2", "mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
-    wrappers=("qwen2_vl", "qwen2_5_vl", "got_ocr2"),
+    wrappers=("qwen2_vl", "qwen2_5_vl", "got_ocr2", "dots_ocr"),
     keys=LLAMA_KEYS
     | NO_LOCAL_LAYERS
     | fixed(attention_bias=True)
