@@ -24,9 +24,10 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "meshwright"
 
 
-def read_text(path: Path, kind: type[MeshwrightError]) -> str:
+def read_text(path: Path, kind: type[MeshwrightError], *, undecoded: str = "strict") -> str:
     """The text of a regular file in UTF-8.
 
+    undecoded: bytes that are not UTF-8 raise an error, or become a sign that replaces them ("replace").
     Raises an error of this kind for other files (a device such as /dev/zero never ends) and other contents.
     """
     try:
@@ -37,7 +38,7 @@ def read_text(path: Path, kind: type[MeshwrightError]) -> str:
             raise kind(f"{path}: cannot be read: it is not a regular file")
         if info.st_size > _MOST_BYTES:
             raise kind(f"{path}: cannot be read: it has {info.st_size:,} bytes, more than {_MOST_BYTES:,}")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors=undecoded)
     except OSError as error:
         raise kind(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

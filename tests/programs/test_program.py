@@ -132,3 +132,11 @@ def test_a_fault_is_named(text: str, message: str) -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(HardwareError, match=r"software 'megatorn' is unknown; .*megatron"):
         load("h100:8").running("megatorn")
+
+
+@pytest.mark.parametrize(("chip", "is_vendors"), [("h100", False), ("b200", True), ("mi300x", False)])
+def test_pytorch_calls_the_vendors_attention_on_blackwell(chip: str, is_vendors: bool) -> None:
+    machine = load(f"{chip}:8")
+    for name in ("pytorch-compiled", "torchtitan", "pytorch-eager", "llm-foundry"):
+        found = machine.running(name).chip.step
+        assert (found.attention == machine.chip.step.attention) == is_vendors, name

@@ -155,6 +155,25 @@ def test_a_missing_column_is_named(tmp_path: Path):
         read_rows(path)
 
 
+def test_a_line_that_is_no_csv_is_skipped(tmp_path: Path):
+    """A quote without its end, one in the middle of a cell, and a byte that is not UTF-8."""
+    path = write(tmp_path / "rows.csv", cells(), cells(id="A2"), cells(id="A3"))
+    head, first, second, third = path.read_text().splitlines()
+    lines = [head, '"' + first, first, '"A5"x' + first, second.replace("A2", "A\xb2"), third, 'A6,"']
+    path.write_text("\n".join(lines), encoding="latin-1")
+    found = read_rows(path)
+    assert [row.id for row in found] == ["no id", "A1", "no id", "A\ufffd", "A3", "no id"]
+    unread = [row for row in found if isinstance(row, UnreadRow)]
+    assert [re.findall(r"line (\d+) .* is not CSV", row.reason) for row in unread] == [["2"], ["4"], ["7"]]
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_spreadsheets_delimiters_are_read(tmp_path: Path, delimiter: str):
+    path = write(tmp_path / "rows.csv", cells())
+    path.write_text(path.read_text().replace(",", delimiter))
+    assert read_rows(path) == [LLAMA]
+
+
 def test_what_is_no_csv_is_refused(tmp_path: Path):
     path = tmp_path / "rows.csv"
     path.write_bytes(b"\xff\xfe\x00binary")

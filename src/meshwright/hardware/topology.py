@@ -139,7 +139,8 @@ class Hardware:
         Raises HardwareError for an unknown program.
         """
         program = PROGRAMS[name]
-        return replace(self, software=program, chip=replace(self.chip, step=program.applied(self.chip.step)))
+        step = program.applied(self.chip.step, self.chip.compute_capability)
+        return replace(self, software=program, chip=replace(self.chip, step=step))
 
     def over(self, name: str) -> "Hardware":
         """This machine with its nodes joined by another network.

@@ -36,6 +36,8 @@ class TrainingProgram(Record):
     broadcasts, unfused_norms: as there.
     eager: whether operations run one by one, each with memory of its own, or as a program that a compiler
     planned. flash_since: its attention keeps scores on the chip from this year on. flash: whether it does.
+    vendor_attention_from: the compute capability from which attention is the vendor's kernel, as XLA's, so
+    that the odds of attention do not apply; 0: never.
     fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
     and keep only their operands; others keep the results of their steps.
     loss_arrays: float32 arrays as large as the logits that a loss has in addition; split_loss_arrays: if
@@ -91,6 +93,7 @@ class TrainingProgram(Record):
     static_rows: bool = False
     is_ours: bool = False
     flash_since: int = 0
+    vendor_attention_from: float = 0.0
     once_since: int = 0
     flash: bool = True
     fused: tuple[str, ...] = field(default=(), metadata={"words": STEPS})
@@ -110,15 +113,22 @@ class TrainingProgram(Record):
     by_tensor_lists: bool = False
     fused_loss: bool = False
 
-    def applied(self, step: StepEfficiency) -> StepEfficiency:
+    def calls_vendor_attention(self, compute_capability: float | None) -> bool:
+        """Whether attention is the vendor's kernel, as XLA's, on a chip of this compute capability."""
+        return bool(self.vendor_attention_from) and self.vendor_attention_from <= (compute_capability or 0)
+
+    def applied(self, step: StepEfficiency, compute_capability: float | None = None) -> StepEfficiency:
         """The efficiency of this program's steps on a chip whose XLA steps have `step`."""
+        odds = dict(self.odds)
+        if self.calls_vendor_attention(compute_capability):
+            odds.pop("attention", None)
         figures: dict[str, Any] = {
-            name: at_odds(getattr(step, name), self.odds[name]) for name in self.odds if name != "matmul"
+            name: at_odds(getattr(step, name), odds[name]) for name in odds if name != "matmul"
         }
-        if factor := self.odds.get("matmul"):
+        if factor := odds.get("matmul"):
             figures["matmul"] = {dtype: at_odds(share, factor) for dtype, share in step.matmul.items()}
         figures |= {name: getattr(step, name) * factor for name, factor in self.seconds.items()}
-        given = {name: self.sources["odds"] for name in self.odds if "odds" in self.sources}
+        given = {name: self.sources["odds"] for name in odds if "odds" in self.sources}
         given |= {name: self.sources["seconds"] for name in self.seconds if "seconds" in self.sources}
         given |= {name: self.sources[name] for name in _HOST if name in self.sources}
         return replace(

@@ -25,6 +25,10 @@ PER_CHIP = "tokens/s per chip"
 _INFERENCE_COLUMN = "prompt_len"
 # An inference table with this column has load tests.
 _LOAD_TEST_COLUMN = "ttft_seconds"
+_DELIMITERS = ",;\t"
+_REPLACED = "\ufffd"  # a byte that is not UTF-8
+# Lines of one cell, at most.
+_MOST_LINES = 100
 # Missing columns that a message names.
 _MOST_NAMED = 5
 
@@ -198,36 +202,69 @@ class UnreadRow:
 def read_rows(path: Path) -> list[TableRow | UnreadRow]:
     """The rows of a CSV of published results, in order.
 
-    Raises PlanError for a file that is no such CSV or lacks a column.
+    A line that is no CSV is one unread row. Raises PlanError for another file, or one that lacks a column.
     """
-    text = read_text(path, PlanError).removeprefix("\ufeff")
-    try:
-        return list(_rows(csv.DictReader(StringIO(text, newline=""), strict=True), path))
-    except csv.Error as error:
-        raise PlanError(f"{path}: is not CSV: {error}") from error
-
-
-def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[TableRow | UnreadRow]:
-    columns = reader.fieldnames or []
+    text = read_text(path, PlanError, undecoded="replace").removeprefix("\ufeff")
+    lines = list(StringIO(text, newline=""))
+    head = lines[0] if lines else ""
+    delimiter = max(_DELIMITERS, key=head.count)
+    columns = [name.strip() for name in next(csv.reader([head], delimiter=delimiter), [])]
     kind = PublishedRow
     if _INFERENCE_COLUMN in columns:
         kind = LoadTestRow if _LOAD_TEST_COLUMN in columns else InferenceRow
     needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [name for name in needed if name not in columns]:
+        if _REPLACED in head:
+            read_text(path, PlanError)
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
         raise PlanError(
             f"{path}: lacks the column {', '.join(missing[:_MOST_NAMED])}{more}; its first line must name "
             "the columns, as in benchmarks/published/training.csv"
         )
-    for cells in reader:
-        where = f"{path}: line {reader.line_num} ({cells['id'] or 'no id'})"
+    return list(_rows(lines, columns, delimiter, kind, path))
+
+
+def _rows(
+    lines: list[str], columns: list[str], delimiter: str, kind: type[TableRow], path: Path
+) -> Iterator[TableRow | UnreadRow]:
+    read = {PublishedRow: _row, InferenceRow: _inference_row, LoadTestRow: _load_test_row}[kind]
+    for number, found in _records(lines, len(columns), delimiter):
+        cells = dict(zip(columns, [] if isinstance(found, str) else found, strict=False))
+        row_id, source = cells.get("id") or "no id", cells.get("source", "")
+        where = f"{path}: line {number} ({row_id})"
         try:
-            if None in cells or None in cells.values():
+            if isinstance(found, str):
+                raise PlanError(f"{where} is not CSV: {found}")
+            if len(found) != len(columns):
                 raise PlanError(f"{where} does not have one cell for each of the {len(columns)} columns")
-            read = {PublishedRow: _row, InferenceRow: _inference_row, LoadTestRow: _load_test_row}[kind]
             yield read(cells, where)
         except PlanError as error:
-            yield UnreadRow(cells["id"] or "no id", cells["source"] or "", str(error))
+            yield UnreadRow(row_id, source, str(error))
+
+
+def _records(lines: list[str], num_cells: int, delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
+    """The cells of each record after the first line, or the reason that it has none, with its last line.
+
+    A cell in quotes may have several lines. If its end is missing, only its first line is lost.
+    """
+    place = 1
+    while place < len(lines):
+        num_quotes, last = 0, place
+        for last in range(place, min(place + _MOST_LINES, len(lines))):
+            num_quotes += lines[last].count('"')
+            if num_quotes % 2 == 0:
+                break
+        try:
+            records = list(csv.reader(lines[place : last + 1], delimiter=delimiter, strict=True))
+        except csv.Error as error:
+            yield place + 1, str(error)
+            place += 1
+            continue
+        if last > place and [len(cells) for cells in records] != [num_cells]:
+            last, records = place, [[]]
+            yield place + 1, "a cell has a quote at its beginning and none at its end"
+        yield from ((last + 1, cells) for cells in records if cells)
+        place = last + 1
 
 
 def _load_test_row(cells: dict[str, str], where: str) -> LoadTestRow:
