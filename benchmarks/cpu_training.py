@@ -37,6 +37,7 @@ from meshwright.layout.workload import Workload  # noqa: E402
 from meshwright.models.config import ModelConfig  # noqa: E402
 from meshwright.models.count import count_params  # noqa: E402
 from meshwright.native.processor import multiplies_bf16  # noqa: E402
+from meshwright.nn.start.allocator import keep_freed_memory  # noqa: E402
 from meshwright.train.optimizers import OptimizerConfig  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 
@@ -53,7 +54,8 @@ Step = Callable[[np.ndarray], float]  # of rows[B, T+1], trained on: the loss
 
 
 def ours(config: ModelConfig, dtype: str, workload: Workload) -> Step:
-    """The step that `mw train` runs."""
+    """The step that `mw train` runs, with the heap that it sets."""
+    keep_freed_memory()
     optimizer = OptimizerConfig(RATE, 1, 1000, schedule="constant")
     layout = Layout.of(weights_dtype="f32", compute_dtype=dtype)
     step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1e11)

@@ -22,6 +22,7 @@ from meshwright.cli.train_text import continue_text, of_text
 from meshwright.errors import DeviceError, MeshwrightError
 from meshwright.files import check_writable, held
 from meshwright.hardware import catalog
+from meshwright.nn.start.allocator import keep_freed_memory
 from meshwright.nn.start.devices import use_devices_of
 from meshwright.nn.start.processes import is_first, num_processes
 from meshwright.options import flag_of, option
@@ -144,7 +145,10 @@ def _rl_settings(
 
 def _carry_out(job: TrainingJob, learning: RlSettings | None) -> tuple["TrainingResult", bool]:
     """The result, and whether this process prints it."""
-    use_devices_of(catalog.load(job.plan.hardware))
+    hardware = catalog.load(job.plan.hardware)
+    if hardware.chip.platform.virtual:
+        keep_freed_memory()
+    use_devices_of(hardware)
     import jax
 
     try:
