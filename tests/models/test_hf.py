@@ -139,7 +139,7 @@ def test_a_flat_file_of_a_model_that_sees_is_read_as_its_text_model() -> None:
         "image_token_id": 2,
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
     }
-    assert from_hf(seeing, "mine") == from_hf(plain, "mine")
+    assert from_hf(seeing, "mine").text == from_hf(plain, "mine")
     assert {line.verdict for line in explain(seeing, "mine").keys} == {"read", "ignored", "default"}
 
 

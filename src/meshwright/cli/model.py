@@ -121,6 +121,7 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
         "name": config.name,
         "params": {"total": params.total, **asdict(params)},
         "mtp_params": counted.mtp_params(config),
+        "tower_params": config.tower_params,
         "seq_len": seq_len,
         "train_flops_per_token": 3 * flops.total,
         "forward_flops_per_token": flops.total,
@@ -222,6 +223,8 @@ def _totals(document: dict) -> object:
     if more := document["mtp_params"]:
         about = f"{more:,} more, for further tokens; in no other figure"
         table.add_row("  multi-token prediction", format_count(more), about)
+    if towers := document["tower_params"]:
+        table.add_row("  towers", format_count(towers), f"{towers:,} more, which see or hear; in memory only")
     at = f"at {seq_len}; causal attention counts half"
     table.add_row("forward FLOPs per token", format_count(document["forward_flops_per_token"]), at)
     table.add_row("training FLOPs per token", format_count(document["train_flops_per_token"]), at)

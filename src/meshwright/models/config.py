@@ -596,6 +596,11 @@ class ModelConfig:
         """The model without adapters."""
         return replace(self, lora_rank=None, lora_alpha=None) if self.lora_rank else self
 
+    @cached_property
+    def text(self) -> "ModelConfig":
+        """The model without towers, as it is trained and served."""
+        return replace(self, tower_params=0) if self.tower_params else self
+
     @property
     def lora_scale(self) -> float:
         """s in x W + s (x A) B."""

@@ -10,6 +10,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Fixed, Ignored, Key, Part, Rule
 from meshwright.models.hf import field_of, read_fitting
 from meshwright.models.recognised import is_harmless, is_missing, recognised, refusal, rules_of
+from meshwright.models.towers import count_towers
 
 Verdict = Literal["read", "default", "ignored", "refused", "unknown", "missing"]
 
@@ -65,6 +66,13 @@ def explain(config: Mapping[str, Any], name: str) -> Explanation:
             line = _line(key, value, rules.get(key), model)
             is_cause = error is not None and f" {key} = " in error
             lines.append(replace(line, verdict="refused", meaning=error) if is_cause else line)
+    if model is not None:
+        towers = count_towers(config, model.d_model).by_table
+        lines = [line for line in lines if line.key not in towers]
+        lines += [
+            ExplainedKey(key, config.get(key), "read", f"tower_params = {params}")
+            for key, params in towers.items()
+        ]
     return Explanation(family, (*lines, *_defaults(family, given, model)), error)
 
 

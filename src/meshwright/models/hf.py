@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from meshwright.errors import ModelError
@@ -9,7 +10,9 @@ from meshwright.files import well_formed
 from meshwright.models.config import TABLES, ModelConfig, check_value
 from meshwright.models.families import PLAINEST, families, load_family
 from meshwright.models.families.family import Family, Fixed, Key
+from meshwright.models.mixers import MIXERS
 from meshwright.models.recognised import is_harmless, is_missing, recognised, refusal, rules_of, value_of
+from meshwright.models.towers import count_towers
 
 
 def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
@@ -28,7 +31,14 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
     if unknown := sorted(key for key, v in given.items() if key not in rules and not is_harmless(key, v)):
         warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=2)
     with well_formed(f"{name}: config.json", ModelError):
-        return read_fitting(given, family, name)
+        model = read_fitting(given, family, name)
+    towers = count_towers(config, model.d_model)
+    if towers.assumed:
+        counted_as = "a plain tower, which may be off by a tenth"
+        warnings.warn(f"{name}: {', '.join(towers.assumed)} counted as {counted_as}", stacklevel=2)
+    if towers.uncounted:
+        warnings.warn(f"{name}: {', '.join(towers.uncounted)} not counted in memory", stacklevel=2)
+    return replace(model, tower_params=towers.params) if towers.params else model
 
 
 def family_of(config: Mapping[str, Any], name: str) -> Family:
@@ -51,6 +61,7 @@ def written_family(config: ModelConfig) -> Family:
 
 
 def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
+    config = config.text
     plainest = map(load_family, PLAINEST)
     first_family = (load_family(config.family),) if config.family else ()
     for candidate in (*plainest, *first_family, *families()):
@@ -68,6 +79,8 @@ def read_fitting(given: Mapping[str, Any], family: Family, name: str) -> ModelCo
     fields = _simple_fields(given, family, name)
     for group in family.groups:
         fields |= group.read(given, fields, name)
+    if not {"state", "both"} & {*(fields.get("mixers") or ())}:
+        fields |= dict.fromkeys(MIXERS)
     return ModelConfig(name=name, family=family.name, **fields)
 
 

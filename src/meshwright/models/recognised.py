@@ -91,8 +91,9 @@ def _family_of_text(
     Such files leave out values that equal the defaults of the family's class.
     """
     inner, wrapper = text.get("model_type"), outer.get("model_type")
-    known = {key: value for key, value in outer.items() if key == "tie_word_embeddings"}
-    known |= {key: value for key, value in text.items() if value is not None}
+    known = {key: value for key, value in text.items() if value is not None}
+    # The class of the whole ties its head, or does not.
+    known |= {key: value for key, value in outer.items() if key == "tie_word_embeddings"}
     for candidates in (
         [f for f in naming(str(inner)) if inner in f.model_types],
         [f for f in naming(str(wrapper)) if wrapper in f.wrappers],

@@ -198,7 +198,7 @@ def _check_start(folder: Path, planned: ModelConfig) -> None:
     model = read_model(folder)
     for field_ in fields(ModelConfig):
         stored, wanted = getattr(model, field_.name), getattr(planned.base, field_.name)
-        if stored != wanted and field_.name not in ("name", "max_seq_len"):
+        if stored != wanted and field_.name not in ("name", "max_seq_len", "tower_params"):
             raise PlanError(
                 f"--from {folder}: its model has {field_.name} = {stored} and the plan's has {wanted};"
                 f" plan with --model {folder}"
@@ -208,7 +208,7 @@ def _check_start(folder: Path, planned: ModelConfig) -> None:
 def _check_same_model(run: Path, trained: ModelConfig, planned: ModelConfig) -> None:
     for field_ in fields(ModelConfig):
         old, new = getattr(trained, field_.name), getattr(planned, field_.name)
-        if old != new:
+        if old != new and field_.name != "tower_params":
             raise PlanError(
                 f"run {run}: its model has {field_.name} = {old} and the plan's has {new}; name another --run"
             )

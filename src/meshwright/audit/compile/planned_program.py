@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
@@ -91,6 +91,7 @@ def planned_step(
     stage: of a pipeline, whose chips are counted; None: the busiest stage, or the mean.
     """
     stand_in = compared_on if compared_on and not compared_on.flash else None
+    plan = replace(plan, model=plan.model.text)
     workload, layout = plan.workload, plan.layout
     saved = update = None
     if workload.phase == "train":

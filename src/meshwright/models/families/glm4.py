@@ -8,7 +8,7 @@ FAMILY = Family(
     "GLM-4 0414, GLM-Z1",
     ("Glm4ForCausalLM",),
     model_types=("glm4", "glm4v_text"),
-    wrappers=("glm4v", "glm46v", "glmga"),
+    wrappers=("glm4v", "glm46v", "glmga", "glm_ocr"),
     keys=GLM_KEYS,
     sets={"post_norms": True},
     groups=(Rope(share=0.5),),

@@ -54,7 +54,7 @@ def load_model_folder(path: Path) -> ModelFolder:
     the weights are truncated or belong to another model.
     """
     check_model_folder(path)
-    config = read_model(path)
+    config = read_model(path).text
     if (path / CHECKPOINTS).is_dir():
         return ModelFolder(path, config, partial(_restore, path, config))
     return ModelFolder(path, config, partial(load_hf, path, config))
