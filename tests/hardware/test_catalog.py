@@ -143,6 +143,7 @@ def test_every_figure_has_a_source(name: str) -> None:
         "num_matrix_units", "compiler", "gke_accelerator", "cores_in_cloud_names",
     )  # fmt: skip
     figures -= {key for key in not_all_have if vars(described)[key] is None}
+    figures -= {"machines"} if not described.machines else set()
     if isinstance(described.network, SharedMemory):
         figures = (figures - {"hbm_bytes", "host_bytes"}) | {"network"}
     else:
@@ -156,6 +157,12 @@ def test_every_figure_has_a_source(name: str) -> None:
     assert all(len(source) > 10 for source in described.sources.values())
     fitted = {key for key, value in vars(described.step).items() if value != vars(StepEfficiency())[key]}
     assert fitted <= {"sources", "taken_from"} | set(described.step.sources)
+
+
+def test_a_machine_of_a_cloud_names_its_chips() -> None:
+    assert chip("h100").machines["p5.48xlarge"] == 8
+    with pytest.raises(HardwareError, match=r"write h100:8"):
+        load("p5.48xlarge:8")
 
 
 def test_names_are_grouped_by_kind() -> None:

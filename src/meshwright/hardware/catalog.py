@@ -150,20 +150,6 @@ def _description(name: str) -> Description:
     return _with_step(read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}"))
 
 
-# Machines that clouds rent and vendors sell, each with its chips.
-# Sources: instance types in the documentation of AWS EC2, Google Compute Engine and Azure ND, 2025.
-_MACHINES = {
-    "p4d.24xlarge": "a100-40gb:8", "p4de.24xlarge": "a100-80gb:8", "p5.48xlarge": "h100:8",
-    "p5e.48xlarge": "h200:8", "p5en.48xlarge": "h200:8", "p6-b200.48xlarge": "b200:8",
-    "trn1.32xlarge": "trainium1:16", "trn2.48xlarge": "trainium2:16", "inf2.48xlarge": "inferentia2:12",
-    "a2-highgpu-8g": "a100-40gb:8", "a2-ultragpu-8g": "a100-80gb:8", "a3-highgpu-8g": "h100:8",
-    "a3-megagpu-8g": "h100:8", "a3-ultragpu-8g": "h200:8", "a4-highgpu-8g": "b200:8", "g2-standard-4": "l4:1",
-    "ct5lp-hightpu-8t": "v5e:8", "ct5p-hightpu-4t": "v5p:4", "ct6e-standard-8t": "v6e:8",
-    "nd96isr_h100_v5": "h100:8", "nd96isr_h200_v5": "h200:8", "nd96amsr_a100_v4": "a100-80gb:8",
-    "dgx-a100": "a100-80gb:8", "dgx-h100": "h100:8", "hgx-h100": "h100:8", "dgx-h200": "h200:8",
-    "hgx-h200": "h200:8", "dgx-b200": "b200:8", "hgx-b200": "b200:8", "nvl72": "gb200-nvl72:72",
-}  # fmt: skip
-
 # Chips to offer for a word of a name, by vendor or kind of machine; the first word that the name has counts.
 _OF_VENDORS = {
     "nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"), "google": ("v5p", "v6e"),
@@ -179,8 +165,8 @@ def _like(name: str, known: Iterable[str]) -> str:
     the name mentions, or the names with the nearest spelling.
     """
     machine = name.removeprefix("standard_").replace("dgx_", "dgx-").replace("hgx_", "hgx-")
-    if machine in _MACHINES:
-        return f"write {_MACHINES[machine]}"
+    if machine in _machines():
+        return f"write {_machines()[machine]}"
     words = set(re.split(r"[^a-z0-9]+", name.replace("litepod", "e").replace("lite", "e")))
     joined = re.sub(r"[^a-z0-9]", "", name)
     within = [chip for chip in known if words >= set(chip.split("-")) or joined == chip.replace("-", "")]
@@ -203,6 +189,12 @@ def _aliases() -> dict[str, str]:
     return by_name
 
 
+@cache
+def _machines() -> dict[str, str]:
+    """The spec of every machine that clouds rent and vendors sell, by its name."""
+    return {machine: f"{name}:{count}" for name in names() for machine, count in chip(name).machines.items()}
+
+
 def _folder() -> Any:
     return resources.files("meshwright.hardware") / "chips"
 
@@ -216,7 +208,7 @@ def _with_known_names(given: Chip) -> Chip:
     """`given` with the names that compilers and clusters have for the catalog's chip of that name."""
     if given.name not in names() or (known := chip(given.name)).kind != given.kind:
         return given
-    keys = "num_matrix_units", "compiler", "gke_accelerator"
+    keys = "num_matrix_units", "compiler", "gke_accelerator", "machines"
     return replace(given, **{key: getattr(given, key) or getattr(known, key) for key in keys})
 
 

@@ -149,6 +149,7 @@ class Chip:
     it may be more, since vendors write GB for GiB. host_bytes: memory of its host, which chips_per_host chips
     share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
+    machines: chips of a machine that a cloud rents or a vendor sells, by its name in lower case.
     matrix_unit: rows and columns of its systolic arrays; a smaller product leaves part of them empty.
     num_matrix_units: systolic arrays of the chip. compiler: None: no compiler is known that needs no chip.
     gke_accelerator: label of nodes in Google Kubernetes Engine.
@@ -172,6 +173,7 @@ class Chip:
     chips_per_host: int
     network: Torus | Switch | SharedMemory
     aliases: tuple[str, ...] = ()
+    machines: Mapping[str, int] = field(default_factory=dict, hash=False)
     matrix_unit: int | None = None
     num_matrix_units: int | None = None
     compiler: CompilerTarget | None = None

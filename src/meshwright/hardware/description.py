@@ -48,7 +48,8 @@ _OPTIONAL = ("power_watts", "power_limit_watts", "price_per_chip_hour", "compute
 _OPTIONAL_COUNTS = ("hbm_usable_bytes", "matrix_unit", "num_matrix_units", "cores_in_cloud_names")
 _OTHER = (
     "name", "aliases", "kind", "devices", "per_core", "flops_per_second", "matmul_rates", "memory_rates",
-    "network", "step", "step_from", "inference", "currency", "sources", "compiler", "gke_accelerator",
+    "machines", "network", "step", "step_from", "inference", "currency", "sources", "compiler",
+    "gke_accelerator",
 )  # fmt: skip
 _TORUS = ("one_way_bytes_per_second", "hop_seconds", "dcn_bytes_per_second", "dcn_hop_seconds")
 _WRAPAROUND = ("wraparound_multiple_of", "wraparound_exactly")
@@ -115,6 +116,7 @@ def read_chip(text: str, origin: str) -> Description:
         gke_accelerator=file.string(data, "gke_accelerator") if "gke_accelerator" in data else None,
         network=_network(file, data),
         aliases=_aliases(file, data),
+        machines=_machines(file, data),
         matmul_rates=_rates(file, data, "matmul_rates"),
         memory_rates=_rates(file, data, "memory_rates"),
         step=_of_networks(_step(file, data, "step"), data, named),
@@ -225,6 +227,13 @@ def _aliases(file: CheckedToml, data: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
         raise file.error("aliases", f'is {aliases!r}, not a list of names such as ["v4"]')
     return tuple(aliases)
+
+
+def _machines(file: CheckedToml, data: Mapping[str, Any]) -> dict[str, int]:
+    if "machines" not in data:
+        return {}
+    table = file.table(data, "machines")
+    return {name: file.count(table, name, "machines.") for name in table}
 
 
 def _flops(file: CheckedToml, data: Mapping[str, Any]) -> dict[str, float]:
