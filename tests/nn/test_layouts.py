@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from meshwright.layout import Layout
-from meshwright.layout.moves.attention import token_sharding
+from meshwright.layout.moves.attention import attention_layout, token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.mixers import GatedDelta, ShortConvolution, StateSpace
 from meshwright.models.parameters import dimensions, parameters
+from meshwright.nn.attention.blockwise import dealt_positions
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import flatten, init_params, shardings
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
@@ -236,16 +237,30 @@ def on_the_host(config: ModelConfig) -> dict[str, Any]:
 
 
 class Step:
-    """Loss and gradients of one batch under a layout."""
+    """Loss and gradients of one batch under a layout. first: the first position of each token's document."""
 
-    def __init__(self, config: ModelConfig, layout: Layout) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        tokens: np.ndarray = TOKENS,
+        first: np.ndarray | None = None,
+    ) -> None:
         self.mesh, ops = device_mesh(layout), JaxOps(config, layout)
         self.params = jax.device_put(on_the_host(config), shardings(config, layout, self.mesh))
         sharding = named_sharding(token_sharding(layout, "tokens"), self.mesh)
-        positions = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
+        attended = token_sharding(attention_layout(layout), "tokens").axes_of("T")
+        num_rows, length = tokens[:, 1:].shape
+        order = dealt_positions(length, layout.mesh.size(attended))  # as `mw train` deals tokens
+        positions = np.broadcast_to(order, (num_rows, length))
         rows = named_sharding(token_sharding(layout, "tokens").replace(axes={"T": ()}), self.mesh)
-        places = transformer.Places(jax.device_put(positions, rows))
-        self.batch = [*(jax.device_put(x, sharding) for x in (TOKENS[:, :-1], TOKENS[:, 1:])), places]
+        segments = None if first is None else first[:, order]
+        positions = positions if segments is None else positions - segments
+        places = jax.device_put(transformer.Places(positions, segments), rows)
+        self.batch = [
+            *(jax.device_put(x[:, order], sharding) for x in (tokens[:, :-1], tokens[:, 1:])),
+            places,
+        ]
         self.run = jax.jit(jax.value_and_grad(lambda w, *batch: transformer.loss(config, ops, w, *batch)))
 
     def __call__(self) -> tuple[float, Arrays]:
@@ -260,8 +275,13 @@ def _one_device(config: ModelConfig) -> tuple[float, Arrays]:
 
 
 def assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLERANCE) -> None:
-    loss, gradients = Step(config, layout)()
-    expected_loss, expected = _one_device(config)
+    assert_equal(config, Step(config, layout)(), _one_device(config), tolerance)
+
+
+def assert_equal(
+    config: ModelConfig, result: tuple[float, Arrays], of_one: tuple[float, Arrays], tolerance: float
+) -> None:
+    (loss, gradients), (expected_loss, expected) = result, of_one
     assert loss == pytest.approx(expected_loss, rel=tolerance)
     assert gradients.keys() == expected.keys()
     for path, gradient in gradients.items():

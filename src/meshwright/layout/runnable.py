@@ -46,7 +46,7 @@ def _mixer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | None:
         return None
     if phase == "generate" and layout.rules.prompt_axes:
         layout = layout.at("prefill")
-    if layout.table.position_axes:
+    if phase != "train" and layout.table.position_axes:
         return f"{mixer.title} with positions split over {'·'.join(layout.table.position_axes)}"
     return None
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from meshwright.cost.graph import Node, Transfer, Value, Work
 from meshwright.cost.ops.products import ProductOps
-from meshwright.layout.moves.attention import all_positions, shared_by_heads
+from meshwright.dtypes import dtype_bytes
+from meshwright.layout.moves.attention import attention_layout, shared_by_heads, token_sharding
+from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.config import LayerKind
 from meshwright.models.count import state_arrays
-from meshwright.models.mixers.mixer import CHUNK, WIDE_FUNCTIONS
+from meshwright.models.mixers.mixer import CHUNK, WIDE_FUNCTIONS, StateMixer
 from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed
@@ -74,7 +76,8 @@ class MixerOps(ProductOps):
         for stored in (taps, *([bias] if bias else [])):
             operation = placed((x.array, stored.array), x.array, wanted=True)
             self.sum_gradient(stored.name, stored, operation.reshards[1].yielded)
-        return self.elementwise(name, (x,), self.value(x.array, x.dtype), (x,)), cache
+        read = (x, *self._halos(name, x, taps))
+        return self.elementwise(name, read, self.value(x.array, x.dtype), read), cache
 
     def recurrence(
         self,
@@ -92,13 +95,10 @@ class MixerOps(ProductOps):
 
         The backward pass computes the states and parts of each chunk again (`backward_flops`).
         """
-        mixer, d_model = self.config.state_mixer, self.config.d_model
-        assert mixer is not None, "a recurrence is of a mixer with a state"
+        mixer, d_model = self._state_mixer(), self.config.d_model
         out = self.value(v.array, v.dtype)
         inputs = (q, k, v, decay, *([beta] if beta else []))
-        heads = prod(mixer.sizes(d_model).get(letter, 1) for letter in "gu")
-        # Tokens times the share of the heads that one device has.
-        tokens = self.elements(v.array) / self.sizes["p"] / heads
+        heads, tokens = self._num_heads(), self._tokens_of_heads(v)
         moved = sum(value.bytes_per_device for value in (*inputs, out))
         shape = self.sizes["T"], float(self.sizes["s"]), float(CHUNK)
         if self.sizes["T"] == 1:
@@ -110,21 +110,73 @@ class MixerOps(ProductOps):
         flops = mixer.chunk_flops(d_model) * tokens
         forward = Work(flops, moved + 2 * of_state, shape=shape)
         backward = Work(mixer.backward_flops(d_model) * tokens, 2 * moved + 4 * of_state, shape=shape)
-        handed_on = self._handed_on(name, v, with_keys=beta is not None)
-        node = Node(name, "attention", inputs, (out, states), (*inputs, states), (forward,), (backward,))
-        return self.add(replace(node, forward_transfers=handed_on, backward_transfers=handed_on)), cache
+        if over := v.array.axes_of("T"):
+            inputs += (self._gathered_states(name, inputs[1:], v),)
+            sequences = tokens / self.sizes["T"] * self.mesh.size(over)
+            num_pieces = self.mesh.size(over) * self._pieces_of_device(v.array)
+            added = mixer.piece_flops(d_model).added * sequences * num_pieces
+            forward = replace(forward, flops=forward.flops + added)
+            backward = replace(backward, flops=backward.flops + 3 * added)
+        return self.add(
+            Node(name, "attention", inputs, (out, states), (*inputs, states), (forward,), (backward,))
+        ), cache
 
-    def _handed_on(self, name: str, v: Value, *, with_keys: bool) -> tuple[Transfer, ...]:
-        """States gathered over the axes that split positions, so that each device begins with the last one.
+    def _gathered_states(self, name: str, scanned: tuple[Value, ...], v: Value) -> Value:
+        """The states and decays of all pieces of a sequence whose positions are split, on each device.
 
-        The delta rule changes a state by a product with an array [s, s], which is gathered too.
+        scanned: k, v, decay, and beta of the delta rule. That changes a state by a product with an array
+        [s, s], which is gathered too.
         """
-        if not (over := v.array.axes_of("T")):
+        mixer, tokens = self._state_mixer(), self._tokens_of_heads(v)
+        sizes, columns = self.sizes, self.sizes["p"] + (self.sizes["s"] if len(scanned) == 4 else 1)
+        flops = mixer.piece_flops(self.config.d_model)
+        read = sum(value.bytes_per_device for value in scanned)
+        chunk_states = 4 * tokens * self._num_heads() * sizes["s"] * columns / CHUNK
+        shape = sizes["T"], float(sizes["s"]), float(CHUNK)
+        forward = Work(flops.forward * tokens, read + 2 * chunk_states, shape=shape)
+        backward = Work(flops.backward * tokens, 2 * read + 4 * chunk_states, shape=shape)
+        heads = "".join(dim for dim in v.array.dims if dim in "gu")
+        gather = gathered_states(self.layout, name, f"BT{heads}sp")
+        num_pieces = self._pieces_of_device(v.array) * self.mesh.size(v.array.axes_of("T"))
+        self.sizes = sizes | {"T": num_pieces, "p": columns}
+        summary = self.value(gather.given, "f32")
+        self.add(Node(name, "attention", scanned, (summary,), scanned, (forward,), (backward,)))
+        gathered = self.reshard(name, "move", summary, gather, "f32", critical=True)
+        self.sizes = sizes
+        return gathered
+
+    def _halos(self, name: str, x: Value, taps: Value) -> tuple[Value, ...]:
+        """The inputs before each piece of positions on a device, from its neighbours; none if T is whole."""
+        over, size = x.array.axes_of("T"), self.mesh.size(x.array.axes_of("T"))
+        if not over or self.sizes["T"] == 1:
             return ()
-        heads = self.elements(v.array) / self.sizes["p"] / self.sizes["T"] * self.mesh.size(over)
-        keys = self.sizes["s"] if with_keys else 0
-        each = whole(heads * self.sizes["s"] * (self.sizes["p"] + keys) * 4 * self.mesh.size(over))
-        return (Transfer("activations", "all_gather", over, name, each, "f32", critical=True),)
+        width, count = self.sizes[taps.array.dims[-1]] - 1, self._pieces_of_device(x.array)
+        block = self.elements(x.array) / self.sizes["T"] * size * width * dtype_bytes(x.dtype)
+        sent = Transfer("activations", "permute", over, name, whole(block * size), x.dtype, critical=True)
+        before = Value(x.array, x.dtype, whole(count * block))
+        moved = (sent,) * count
+        node = Node(name, "move", (x,), (before,), forward_transfers=moved, backward_transfers=moved)
+        return (self.add(node),)
+
+    def _pieces_of_device(self, array: ShardedArray) -> int:
+        """The pieces of each sequence on a device, if positions are split as `array`: two if they divide."""
+        over, size = array.axes_of("T"), self.mesh.size(array.axes_of("T"))
+        if token_sharding(attention_layout(self.layout), "tokens").axes_of("T") != over:
+            return 1  # heads are exchanged for positions in attention
+        return 1 if isinstance(size, int) and self.sizes["T"] % (2 * size) else 2
+
+    def _state_mixer(self) -> StateMixer:
+        mixer = self.config.state_mixer
+        assert mixer is not None, "a recurrence is of a mixer with a state"
+        return mixer
+
+    def _num_heads(self) -> int:
+        sizes = self._state_mixer().sizes(self.config.d_model)
+        return prod(sizes.get(letter, 1) for letter in "gu")
+
+    def _tokens_of_heads(self, v: Value) -> Any:
+        """Tokens times the share of the heads that one device has."""
+        return self.elements(v.array) / self.sizes["p"] / self._num_heads()
 
     def states(self, num_layers: int) -> dict[str, Value]:
         """The arrays that `num_layers` layers keep of the sequences."""

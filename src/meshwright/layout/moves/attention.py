@@ -71,22 +71,12 @@ def shared_by_heads(layout: Layout, name: str, letters: str = "BTA", head: str =
 @lru_cache(maxsize=4096)
 def _shared_by_heads(activations: Table, name: str, letters: str, head: str) -> Reshard:
     projected = activations.split(name, letters)
-    if head != "N":  # a convolution before has gathered all positions
-        projected = projected.replace(axes={"T": ()})
     heads = activations.split(name, f"{letters[:2]}{head}{letters[2:]}")
     used = projected.replace(axes={"T": heads.axes_of("T")})
+    if head != "N":  # a convolution before has gathered the positions that axes of heads split
+        projected = used
     partial = tuple(axis for axis in heads.axes_of(head) if axis not in used.sharded_axes)
     return Reshard(projected, used, cotangent(used).replace(unreduced=partial))
-
-
-def all_positions(layout: Layout, name: str, letters: str) -> Reshard:
-    """The reshard of x[B, T, ...] to all positions on the devices of one batch shard, for a convolution.
-
-    Their cotangents are then equal, so each device keeps its own positions.
-    """
-    given = layout.activation(name, letters)
-    used = given.replace(axes={"T": ()})
-    return Reshard(given, used, cotangent(used))
 
 
 def token_sharding(layout: Layout, name: str) -> ShardedArray:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from meshwright.errors import ModelError
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps
+from meshwright.models.mixers.mixer import CHUNK, PieceFlops, State, StateMixer, StateOps
 from meshwright.models.param import Param
 
 
@@ -107,6 +107,18 @@ class GatedDelta(StateMixer):
         s, p = self.key_dim, self.value_dim
         again = self.num_key_heads * 6 * chunk * s + self.num_value_heads * (6 * s * p + 2 * chunk * p)
         return 2 * self.chunk_flops(d_model, chunk) + again
+
+    def piece_flops(self, d_model: int, chunk: int = CHUNK) -> PieceFlops:
+        """The scan sums the piece's contribution to the state, and the array [s, s] that changes the state.
+
+        2 C s   of each key head: keys with keys
+        4 s w   of each value head, with w = p + s columns: the state read and written
+        2 s^2 p of each value head and piece: the array by the state
+        """
+        s, columns = self.key_dim, self.value_dim + self.key_dim
+        forward = self.num_key_heads * 2 * chunk * s + self.num_value_heads * 4 * s * columns
+        again = self.num_key_heads * 4 * chunk * s + self.num_value_heads * (6 * s + 2 * chunk) * columns
+        return PieceFlops(forward, 2 * forward + again, self.num_value_heads * 2 * s * s * self.value_dim)
 
     def step_flops(self, d_model: int) -> float:
         """7 s p for each value head: the state is decayed, read for k and q, and written."""

@@ -31,6 +31,14 @@ class State(NamedTuple):
     dtype: str | None = None
 
 
+class PieceFlops(NamedTuple):
+    """forward, backward: of a scan of a piece, per token. added: to add a piece to the state of all heads."""
+
+    forward: float
+    backward: float
+    added: float
+
+
 class StateOps(Protocol):
     """The operations of mixers with a state.
 
@@ -108,6 +116,16 @@ class StateMixer:
     def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
         """FLOPs of a token's backward pass: each chunk again, and two products for each of its own."""
         return 3 * self.chunk_flops(d_model, chunk)
+
+    def piece_flops(self, d_model: int, chunk: int = CHUNK) -> "PieceFlops":
+        """FLOPs to hand states on between pieces of positions on different devices (context parallelism).
+
+        A scan of each piece sums its contribution to the state and its decay, 2 s (p + 1) for each head.
+        """
+        sizes = self.sizes(d_model)
+        s, p = sizes["s"], sizes["p"]
+        forward = 2 * sizes.get("g", 1) * sizes["u"] * s * (p + 1)
+        return PieceFlops(forward, 3 * forward, 0.0)
 
     def step_flops(self, d_model: int) -> float:
         """The same in the recurrent form (a step of generation)."""

@@ -259,23 +259,23 @@ def zigzag(x: Array, num_shards: int) -> Array:
     Of 2n pieces the first shard has the first and the last, the next the second and the one before the last:
     under a causal mask all shards have equally many keys to see.
     """
-    return _in_order(x, _dealt(x.shape[1], num_shards), 1)
+    return _in_order(x, dealt_pieces(x.shape[1], num_shards), 1)
 
 
 def dealt_positions(length: int, num_shards: int) -> np.ndarray:
     """The positions as `zigzag` deals them, i32[T]."""
-    order = _dealt(length, num_shards)
+    order = dealt_pieces(length, num_shards)
     pieces = np.split(np.arange(length, dtype=np.int32), len(order))
     return np.concatenate([pieces[piece] for piece in order])
 
 
 def in_order(x: Array, num_shards: int, dim: int) -> Array:
     """The inverse of `zigzag`, along dimension `dim`."""
-    dealt = _dealt(x.shape[dim], num_shards)
+    dealt = dealt_pieces(x.shape[dim], num_shards)
     return _in_order(x, sorted(range(len(dealt)), key=dealt.__getitem__), dim)
 
 
-def _dealt(length: int, num_shards: int) -> list[int]:
+def dealt_pieces(length: int, num_shards: int) -> list[int]:
     """The order of the pieces of `length` positions, shard by shard."""
     if num_shards == 1 or length % (2 * num_shards):
         return [0]

@@ -16,18 +16,34 @@ keys before the block it is exp(c_i - c_b) exp(c_b - c_j), with b the position b
 factors are at most 1.
 
 All of it is float32. The backward pass computes each chunk again from the state before it.
+
+Positions split over devices (`over_pieces`): a piece of positions maps the state S before it to A S + R. With
+R and A, [s, p] and [s, s] (without the delta rule A is a factor for each element of a key), each device needs
+no more of the other pieces:
+
+    R_i, A_i   by a scan of each piece that computes no results, of values [v | 0] from the state [0 | 1]
+    AllGather_{context} (R, A)[B, T_context, g, u, s, p + s], with T the pieces; backward a ReduceScatter
+    S_i = A_(i-1) S_(i-1) + R_(i-1), in the order of the sequence, on each device
+    o          by a scan of each piece from S_i
+
+A chain of permutes would send S_i only, [s, p], but in as many dependent steps as there are pieces.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from meshwright.models.mixers.mixer import CHUNK
-from meshwright.nn.each_device import spec_of, with_gradient
+from meshwright.nn.each_device import KEPT, spec_of, with_gradient
+from meshwright.nn.mixers.pieces import Pieces
+from meshwright.nn.products.execute import apply_reshard
+from meshwright.notation.einsum import Reshard
 from meshwright.platforms import PLATFORMS
 
 
@@ -37,7 +53,7 @@ class Inputs(NamedTuple):
     With another dimension s, there is a decay for each element of a key.
     """
 
-    q: Array
+    q: Array | None
     k: Array
     v: Array
     decay: Array
@@ -56,6 +72,7 @@ def recurrence(inputs: Inputs, segments: Array | None) -> Array:
         out, _ = chunked(
             Inputs(blocks_given[0], blocks_given[1], blocks_given[2], blocks_given[3], beta), places
         )
+        assert out is not None, "inputs have queries"
         return out
 
     specs = [spec_of(array) for array in given]
@@ -67,26 +84,100 @@ def recurrence(inputs: Inputs, segments: Array | None) -> Array:
     return with_gradient(jax.checkpoint(local), specs, out_spec, len(given))(*arguments)
 
 
-def chunked(inputs: Inputs, segments: Array | None = None, state: Array | None = None) -> tuple[Array, Array]:
-    """(o like v, the state[B, g, u, s, p] after all positions) on one device."""
+def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: Reshard) -> Array:
+    """`recurrence` with positions split over devices. segments: i32[B, T], whole on every device.
+
+    to_all: the gather of R and A.
+    """
+    _, k, v, _, beta = inputs
+    size, is_delta = v.shape[-1], beta is not None
+    added = k.shape[-1] if is_delta else 1
+
+    def cut(
+        blocks: Sequence[Array], whole: Sequence[Array]
+    ) -> tuple[list[Array], Array | None, Array | None]:
+        """Arrays [B m, L, ...] of a device's pieces, with their segments and the segment before each."""
+        made = [x.reshape(-1, pieces.length, *x.shape[2:]) for x in blocks]
+        if not whole:
+            return made, None, None
+        own, before = pieces.segments_local(whole[0], 1)
+        return made, own.reshape(-1, pieces.length), before.reshape(-1)
+
+    def summary(*blocks: Array) -> Array:
+        """(R, A) of each piece, [B, m, (g), u, s, p + added]."""
+        num = 4 if is_delta else 3
+        (k, v, decay, *rest), own, before = cut(blocks[:num], blocks[num:])
+        start = jnp.eye(added) if is_delta else jnp.ones((k.shape[-1], 1))
+        start = jnp.pad(start.astype(jnp.float32), ((0, 0), (size, 0)))
+        wide = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, added)])
+        start = jnp.broadcast_to(start, (len(v), *v.shape[2:-1], *start.shape))
+        of_delta = rest[0] if is_delta else None
+        _, after = chunked(Inputs(None, k, wide, decay, of_delta), own, start, before)
+        return after.reshape(-1, pieces.num_local, *after.shape[1:])
+
+    def results(q: Array, k: Array, v: Array, decay: Array, gathered: Array, *blocks: Array) -> Array:
+        num = 1 if is_delta else 0
+        (q, k, v, decay, *rest), own, before = cut((q, k, v, decay, *blocks[:num]), blocks[num:])
+        of_pieces = jnp.moveaxis(pieces.in_order(gathered), 1, 0)
+
+        def after(state: Array, piece: Array) -> tuple[Array, Array]:
+            by, plus = piece[..., size:], piece[..., :size]
+            return (by @ state if is_delta else by * state) + plus, state
+
+        _, states = lax.scan(after, jnp.zeros_like(of_pieces[0, ..., :size]), of_pieces)
+        mine = jnp.moveaxis(jnp.take(states, pieces.numbers_local(), axis=0), 0, 1)
+        of_delta = rest[0] if is_delta else None
+        start = mine.reshape(-1, *mine.shape[2:])
+        out, _ = chunked(Inputs(q, k, v, decay, of_delta), own, start, before)
+        assert out is not None, "inputs have queries"
+        return out.reshape(-1, pieces.num_local * pieces.length, *out.shape[2:])
+
+    of_keys = [x for x in inputs[1:] if x is not None]
+    specs, of_values = [spec_of(x) for x in of_keys], spec_of(v).partitions
+    places = [] if segments is None else [segments]
+    of_places = [PartitionSpec(of_values[0], None)] * len(places)
+    made = PartitionSpec(*of_values[:-1], None, None)
+    scan = with_gradient(jax.checkpoint(summary), [*specs, *of_places], made, len(specs))
+    gathered = apply_reshard(to_all, checkpoint_name(scan(*of_keys, *places), KEPT))
+    given = [*inputs[:4], gathered, *([] if beta is None else [beta])]
+    specs = [spec_of(x) for x in given]
+    out_spec = PartitionSpec(*of_values)
+    scan = with_gradient(jax.checkpoint(results), [*specs, *of_places], out_spec, len(given))
+    return scan(*given, *places)
+
+
+def chunked(
+    inputs: Inputs, segments: Array | None = None, state: Array | None = None, before: Array | None = None
+) -> tuple[Array | None, Array]:
+    """(o like v, the state[B, g, u, s, p] after all positions) on one device; o is None without queries.
+
+    before: i32[B], the segments of the positions before, which `state` is of; None: of the first positions.
+    """
     q, k, v, decay, beta = inputs
     grouped = v.ndim == 5
     if not grouped:
-        q, k, v, decay = q[:, :, None], k[:, :, None], v[:, :, None], decay[:, :, None]
+        k, v, decay = k[:, :, None], v[:, :, None], decay[:, :, None]
+        q = None if q is None else q[:, :, None]
         beta = None if beta is None else beta[:, :, None]
     batch, length = v.shape[:2]
     size = min(CHUNK, length)
     if decay.ndim == v.ndim:
         size = -(-size // _BLOCK) * _BLOCK
     rest = -length % size
-    wide = [_in_chunks(x.astype(jnp.float32), size, rest) for x in (q, k, v, decay)]
-    weights = None if beta is None else _in_chunks(beta.astype(jnp.float32), size, rest)
+    wide = [
+        None if x is None else _in_chunks(x.astype(jnp.float32), size, rest) for x in (q, k, v, decay, beta)
+    ]
     if segments is None:
         segments = jnp.zeros((batch, length), jnp.int32)
     places = _in_chunks(segments, size, rest, last=True)
     first = jnp.zeros((batch, *v.shape[2:4], k.shape[-1], v.shape[-1]), jnp.float32)
-    start = (first if state is None else state, segments[:, 0])
-    (after, _), out = lax.scan(jax.checkpoint(_chunk), start, (*wide, weights, places))
+    if state is not None:
+        first = state if grouped else state[:, None]
+    start = (first, segments[:, 0] if before is None else before)
+    (after, _), out = lax.scan(jax.checkpoint(_chunk), start, (*wide, places))
+    after = after if grouped else after[:, 0]
+    if out is None:
+        return None, after
     out = jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :length].astype(v.dtype)
     return (out if grouped else out[:, :, 0]), after
 
@@ -175,9 +266,9 @@ def _by_element(x: Array, k: Array, total: Array) -> Array:
 
 
 def _chunk(
-    carry: tuple[Array, Array], chunk: tuple[Array, Array, Array, Array, Array | None, Array]
-) -> tuple[tuple[Array, Array], Array]:
-    """The state and the last segment after a chunk, and its results[B, C, g, u, p]."""
+    carry: tuple[Array, Array], chunk: tuple[Array | None, Array, Array, Array, Array | None, Array]
+) -> tuple[tuple[Array, Array], Array | None]:
+    """The state and the last segment after a chunk, and its results[B, C, g, u, p] if there are queries."""
     (state, before), (q, k, v, decay, beta, places) = carry, chunk
     size = v.shape[1]
     total = jnp.cumsum(decay, axis=1)
@@ -216,8 +307,10 @@ def _chunk(
         wanted = jnp.moveaxis(beta[..., None] * (v - known), 1, -2)
         solved = _solved(system, wanted)
         v = jnp.moveaxis(solved, -2, 1)
-    out = jnp.einsum("bijgu,bjgup->bigup", scored(q), v)
-    out += of_state(q)
+    out = None
+    if q is not None:
+        out = jnp.einsum("bijgu,bjgup->bigup", scored(q), v)
+        out += of_state(q)
     if by_element:
         added = jnp.einsum("bjgus,bjgup->bgusp", k[..., None, :] * left, v)
         return (kept[..., None] * state + added, last), out

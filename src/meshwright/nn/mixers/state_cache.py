@@ -160,11 +160,9 @@ def _recurrent(
             k=jnp.where(_along(is_token, inputs.k), inputs.k, jnp.zeros((), inputs.k.dtype)),
             decay=jnp.where(_along(is_token, inputs.decay), inputs.decay, jnp.zeros((), inputs.decay.dtype)),
         )
-        grouped = jnp.ndim(before) == 4
-        out, after = chunked(
-            jax.tree.map(lambda x: x[None], inputs), state=before[None] if grouped else before[None, None]
-        )
-        return states.at[slot].set(after[0] if grouped else after[0, 0]), out[0]
+        out, after = chunked(jax.tree.map(lambda x: x[None], inputs), state=before[None])
+        assert out is not None, "inputs have queries"
+        return states.at[slot].set(after[0]), out[0]
 
     state, out = lax.scan(row, state, (places.slots, places.positions, inputs))
     return out, state

@@ -7,11 +7,14 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
-from meshwright.layout.moves.attention import all_positions, shared_by_heads, token_sharding
+from meshwright.layout.moves.attention import shared_by_heads, token_sharding
+from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.transformer import Places
-from meshwright.nn.mixers.convolution import convolved
+from meshwright.nn.each_device import KEPT
+from meshwright.nn.mixers.convolution import convolved, convolved_pieces
 from meshwright.nn.mixers.elementwise import apply
-from meshwright.nn.mixers.recurrence import Inputs, recurrence
+from meshwright.nn.mixers.pieces import Pieces
+from meshwright.nn.mixers.recurrence import Inputs, over_pieces, recurrence
 from meshwright.nn.norms import along
 from meshwright.nn.ops.products import ProductOps
 from meshwright.nn.products.execute import apply_reshard
@@ -76,7 +79,10 @@ class MixerOps(ProductOps):
 
     def _convolved(self, x: Array, taps: Array, places: Places, cache: Any, memory: str) -> tuple[Array, Any]:
         """The sums along positions of x by taps that are split as x; without a cache from position 0 on."""
-        return convolved(x, taps, self._segments(places)), None
+        segments, pieces = self._segments(places), Pieces.of(self.layout, x)
+        if pieces is not None:
+            return convolved_pieces(x, taps, segments, pieces), None
+        return convolved(x, taps, segments), None
 
     def recurrence(
         self,
@@ -91,11 +97,15 @@ class MixerOps(ProductOps):
         kind: KindInLoop,
     ) -> tuple[Array, Any]:
         with jax.named_scope(name):
-            out = recurrence(Inputs(q, k, v, decay, beta), self._segments(places))
-            return checkpoint_name(out, OPERATION), None
+            inputs, segments = Inputs(q, k, v, decay, beta), self._segments(places)
+            pieces = Pieces.of(self.layout, v)
+            if pieces is None:
+                return checkpoint_name(recurrence(inputs, segments), KEPT), None
+            to_all = gathered_states(self.layout, name, "BTgusp" if v.ndim == 5 else "BTusp")
+            return checkpoint_name(over_pieces(inputs, segments, pieces, to_all), KEPT), None
 
     def _segments(self, places: Places) -> Array | None:
-        """The segments of a device's sequences, all positions."""
+        """The segments of all positions of a device's sequences, also if it has only some of them."""
         if places.segments is None:
             return None
         spec = partition_spec(token_sharding(self.layout, "tokens").replace(axes={"T": ()}))
