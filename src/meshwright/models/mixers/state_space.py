@@ -141,7 +141,7 @@ class StateSpace(StateMixer):
         b, cache = convolved("conv_b", b, cache)
         c, cache = convolved("conv_c", c, cache)
         if not g:
-            b, c = ops.for_heads("heads_b", b), ops.for_heads("heads_c", c)
+            b, c = (ops.for_heads("state_space", each) for each in (b, c))
         per_head = f"BT{heads},{heads}->BT{heads}"
         step = ops.apply("step", "step", per_head, step, w["step_bias"], least=self.min_step)
         decay = ops.apply("decay", "decayed_step", per_head, step, w["decay_log"])

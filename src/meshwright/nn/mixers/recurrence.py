@@ -40,9 +40,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from meshwright.models.mixers.mixer import CHUNK
-from meshwright.nn.each_device import KEPT, spec_of, with_gradient
+from meshwright.nn.each_device import KEPT, each_device, spec_of, with_gradient
 from meshwright.nn.mixers.pieces import Pieces
-from meshwright.nn.products.execute import apply_reshard
+from meshwright.nn.products.execute import run_to
 from meshwright.notation.einsum import Reshard
 from meshwright.platforms import PLATFORMS
 
@@ -138,12 +138,33 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
     of_places = [PartitionSpec(of_values[0], None)] * len(places)
     made = PartitionSpec(*of_values[:-1], None, None)
     scan = with_gradient(jax.checkpoint(summary), [*specs, *of_places], made, len(specs))
-    gathered = apply_reshard(to_all, checkpoint_name(scan(*of_keys, *places), KEPT))
+    gathered = _gathered(checkpoint_name(scan(*of_keys, *places), KEPT), pieces, to_all)
     given = [*inputs[:4], gathered, *([] if beta is None else [beta])]
     specs = [spec_of(x) for x in given]
     out_spec = PartitionSpec(*of_values)
     scan = with_gradient(jax.checkpoint(results), [*specs, *of_places], out_spec, len(given))
     return scan(*given, *places)
+
+
+def _gathered(summary: Array, pieces: Pieces, to_all: Reshard) -> Array:
+    """The summaries of all pieces on each device. Its cotangents are summed by a reduce-scatter of JAX.
+
+    XLA for CPU leaves the sum whole that the partitioner writes: several readers slice it.
+    """
+    spec = spec_of(summary)
+
+    def scattered(d: Array) -> Array:
+        return lax.psum_scatter(d, pieces.axes, scatter_dimension=1, tiled=True)
+
+    @jax.custom_vjp
+    def moved(x: Array) -> Array:
+        return run_to(x, to_all.forward, to_all.used, pieces.axes)
+
+    def backward(_: None, d: Array) -> tuple[Array]:
+        return (each_device(scattered, [spec_of(d)], spec)(d),)
+
+    moved.defvjp(lambda x: (moved(x), None), backward)
+    return moved(summary)
 
 
 def chunked(
