@@ -1,5 +1,6 @@
 """Mixers with a state under context parallelism: loss and gradients of packed documents as on one device."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.nn.test_layouts import (
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 
+TWO_DELTAS = replace(DELTA, num_layers=2)
 B, T = 8, 48
 _RNG = np.random.default_rng(1)
 TOKENS = _RNG.integers(0, TINY.vocab_size, (B, T + 1), dtype=np.int32)
@@ -35,10 +37,12 @@ def _one_device(config: ModelConfig) -> tuple[float, Arrays]:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (DELTA, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
-        (DELTA_BY_ELEMENT, "context=4,tensor=2,context_method=ring,remat=matmuls"),
-        (MAMBA, "context=4,tensor=2,sequence_parallel=true,remat=full"),
+        (TWO_DELTAS, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (CONVOLUTION, "context=2,tensor=2,data=2,context_method=ulysses"),
+        pytest.param(
+            DELTA_BY_ELEMENT, "context=4,tensor=2,context_method=ring,remat=matmuls", marks=pytest.mark.slow
+        ),
+        pytest.param(MAMBA, "context=4,tensor=2,sequence_parallel=true,remat=full", marks=pytest.mark.slow),
         pytest.param(DELTA, "data=2,context=4,remat=full", marks=pytest.mark.slow),
         pytest.param(DELTA, "context=2,fsdp=4,zero_context=true", marks=pytest.mark.slow),
         pytest.param(MAMBA, "context=2,fsdp=2,tensor=2,context_method=ulysses", marks=pytest.mark.slow),
