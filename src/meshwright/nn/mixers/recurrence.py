@@ -72,7 +72,6 @@ def recurrence(inputs: Inputs, segments: Array | None) -> Array:
         out, _ = chunked(
             Inputs(blocks_given[0], blocks_given[1], blocks_given[2], blocks_given[3], beta), places
         )
-        assert out is not None, "inputs have queries"
         return out
 
     specs = [spec_of(array) for array in given]
@@ -112,7 +111,7 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
         wide = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, added)])
         start = jnp.broadcast_to(start, (len(v), *v.shape[2:-1], *start.shape))
         of_delta = rest[0] if is_delta else None
-        _, after = chunked(Inputs(None, k, wide, decay, of_delta), own, start, before)
+        _, after = _over_chunks(Inputs(None, k, wide, decay, of_delta), own, start, before)
         return after.reshape(-1, pieces.num_local, *after.shape[1:])
 
     def results(q: Array, k: Array, v: Array, decay: Array, gathered: Array, *blocks: Array) -> Array:
@@ -129,7 +128,6 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
         of_delta = rest[0] if is_delta else None
         start = mine.reshape(-1, *mine.shape[2:])
         out, _ = chunked(Inputs(q, k, v, decay, of_delta), own, start, before)
-        assert out is not None, "inputs have queries"
         return out.reshape(-1, pieces.num_local * pieces.length, *out.shape[2:])
 
     of_keys = [x for x in inputs[1:] if x is not None]
@@ -169,11 +167,20 @@ def _gathered(summary: Array, pieces: Pieces, to_all: Reshard) -> Array:
 
 def chunked(
     inputs: Inputs, segments: Array | None = None, state: Array | None = None, before: Array | None = None
-) -> tuple[Array | None, Array]:
-    """(o like v, the state[B, g, u, s, p] after all positions) on one device; o is None without queries.
+) -> tuple[Array, Array]:
+    """(o like v, the state[B, g, u, s, p] after all positions) on one device.
 
     before: i32[B], the segments of the positions before, which `state` is of; None: of the first positions.
     """
+    out, after = _over_chunks(inputs, segments, state, before)
+    assert out is not None, "inputs have queries"
+    return out, after
+
+
+def _over_chunks(
+    inputs: Inputs, segments: Array | None, state: Array | None, before: Array | None
+) -> tuple[Array | None, Array]:
+    """`chunked`; there are no results without queries."""
     q, k, v, decay, beta = inputs
     grouped = v.ndim == 5
     if not grouped:

@@ -161,7 +161,6 @@ def _recurrent(
             decay=jnp.where(_along(is_token, inputs.decay), inputs.decay, jnp.zeros((), inputs.decay.dtype)),
         )
         out, after = chunked(jax.tree.map(lambda x: x[None], inputs), state=before[None])
-        assert out is not None, "inputs have queries"
         return states.at[slot].set(after[0]), out[0]
 
     state, out = lax.scan(row, state, (places.slots, places.positions, inputs))
