@@ -1,13 +1,15 @@
 """A module of the audit in a process of its own, since the devices are fixed when JAX starts."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.audit.compile.compile import error_line
 from meshwright.errors import AuditError
+
+_ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
 
 
 def report_of(
@@ -40,3 +42,10 @@ def report_of(
         why = error_line(ran.stderr.decode(errors="replace"), ran.returncode)
         raise AuditError(f"{failed}: {why}")
     return json.loads(ran.stdout.decode().strip().splitlines()[-1])
+
+
+def error_line(log: str, code: int) -> str:
+    """The reason in the log of a failed process: the last error of the traceback, or the last line."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    errors = [found[1] for line in lines if (found := _ERROR_LINE.match(line))]
+    return (errors or lines or [f"exit code {code}"])[-1]

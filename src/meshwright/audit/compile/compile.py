@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
+from meshwright.audit.compile.child import error_line
 from meshwright.audit.compile.planned_program import traced_step, training_step
 from meshwright.audit.compile.target import Target
 from meshwright.audit.compile.targets import target_mesh
@@ -40,7 +41,6 @@ _POLL_SECONDS = 0.1
 # Separates the texts of the programs of stages.
 STAGES_APART = "\n\f\n"
 _PROGRAM, _FIGURES, _TARGET, _PLAN, _LOG = "program.hlo", "figures.json", "target.json", "plan.toml", "log"
-_ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
 
 # Warnings and errors as XLA logs them, of the files that shard a program and fit it into memory.
 _LINE = re.compile(r"^[WE]\d{4} \S+ +\d+ (\w*(?:spmd|shard|remat|collective)\w*)\.cc:\d+\] (.*)")
@@ -172,13 +172,6 @@ def _resident_bytes(pid: int) -> int:
     except (OSError, IndexError):
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def error_line(log: str, code: int) -> str:
-    """The reason in the log of a failed process: the last error of the traceback, or the last line."""
-    lines = [line for line in log.splitlines() if line.strip()]
-    errors = [found[1] for line in lines if (found := _ERROR_LINE.match(line))]
-    return (errors or lines or [f"exit code {code}"])[-1]
 
 
 # libtpu's words: for the whole program, or for its temporaries if they exceed the memory.

@@ -4,15 +4,14 @@ The number of virtual devices is fixed when JAX starts, so a job with more devic
 separate process.
 """
 
-import json
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from meshwright.audit.compile.child import report_of
 from meshwright.audit.shard.shard_job import ShardJob
 from meshwright.cost.strategy import Strategy
 from meshwright.dtypes import dtype_bytes, number_type, types_for
@@ -104,23 +103,14 @@ def _num_local_devices() -> int:
 def _run_in_process(job: ShardJob) -> dict[str, Any]:
     """The report of a separate process with enough virtual devices."""
     flags = flags_with_devices(job.mesh.num_devices)
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-m", "meshwright.audit.shard.execution"],
-            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-            input=pickle.dumps(job),
-            capture_output=True,
-            timeout=RUN_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise AuditError(
-            f"{job.result} took over {RUN_TIMEOUT_SECONDS} s to run; use smaller sizes"
-        ) from error
-    if ran.returncode:
-        lines = ran.stderr.decode().strip().splitlines() or [f"exit code {ran.returncode}"]
-        raise AuditError(f"{job.result} does not run: {lines[-1]}")
-    return json.loads(ran.stdout.decode().strip().splitlines()[-1])
+    return report_of(
+        "meshwright.audit.shard.execution",
+        environment={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        seconds=RUN_TIMEOUT_SECONDS,
+        slow=f"{job.result} takes too long to run at these sizes:",
+        failed=f"{job.result} does not run",
+        given=pickle.dumps(job),
+    )
 
 
 def _run_locally(job: ShardJob) -> dict[str, Any]:
