@@ -203,6 +203,33 @@ class Indexer:
 
 
 @dataclass(frozen=True)
+class Multipliers:
+    """Factors of products in a model's files: a parameter is the file's tensor times its factors.
+
+    attention_in, state_in: of the input of attention, and of the mixer with a state. attention_out,
+    state_out: of their results. key, mlp_gate, mlp_out and those of a state (`z`, `x`, `b`, `c`, `step`): of
+    the products of these weights.
+    Source: Falcon-LLM Team, "Falcon-H1", https://arxiv.org/abs/2507.22448.
+    """
+
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    key: float = 1.0
+    mlp_gate: float = 1.0
+    mlp_out: float = 1.0
+    state_in: float = 1.0
+    state_out: float = 1.0
+    z: float = 1.0
+    x: float = 1.0
+    b: float = 1.0
+    c: float = 1.0
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "multipliers")
+
+
+@dataclass(frozen=True)
 class Extra:
     """A weight that plans and counts know and `nn` does not compute.
 
@@ -358,6 +385,7 @@ class ModelConfig:
     out_groups: each of this number of groups of heads has a latent of this size before the output projection.
     values_are_cached_keys: no array of values is cached.
     value_dim: elements of a value's head, if not d_head. values_are_keys: no product makes values (Gemma 4).
+    multipliers: of the weights of its files, which are read with them (Falcon-H1).
     num_kv_shared: the last layers that read the keys and values of the last layer before them with the same
     window (Gemma 3n). variants: layers with other sizes. extras: weights that only plans know. tower_params:
     of the parts of the model that see or hear, which only memory counts.
@@ -445,6 +473,7 @@ class ModelConfig:
     mixers: tuple[Mixer, ...] | None = None
     feed_forwards: tuple[FeedForward, ...] | None = None
     planned_only: str | None = None
+    multipliers: Multipliers | None = None
     variants: tuple[Variant, ...] = ()
     extras: tuple[Extra, ...] = ()
     tower_params: int = 0
@@ -839,7 +868,13 @@ def _check_factors(config: ModelConfig, scaling: RopeScaling) -> None:
 
 
 # The tables of ModelConfig that config.json describes key by key.
-TABLES: dict[str, type] = {"moe": MoE, "mla": MLA, "indexer": Indexer, **MIXERS}
+TABLES: dict[str, type] = {
+    "moe": MoE,
+    "mla": MLA,
+    "indexer": Indexer,
+    "multipliers": Multipliers,
+    **MIXERS,
+}
 
 
 def check_value(name: str, value: Any, model: str) -> None:

@@ -102,7 +102,7 @@ class Tensor:
     that all of them have, or `alternate` element by element. pairs: a letter whose last A elements (all of
     them without latent attention) are stored as neighbouring pairs (x0, y0, x1, y1) that rotary positions
     turn; our halves are (x0, x1, y0, y1). swapped: a letter whose halves are (y, x), since positions turn the
-    other way.
+    other way. factor: the parameter is the tensor times this.
     """
 
     name: str
@@ -113,6 +113,7 @@ class Tensor:
     arranged: Arrangement = "after"
     pairs: str = ""
     swapped: str = ""
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)

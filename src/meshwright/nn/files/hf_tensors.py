@@ -137,11 +137,12 @@ def taken(
         block = np.take(block, _halves_of(tensor, sizes), axis=letters.index(tensor.pairs))
     if tensor.swapped:
         block = np.roll(block, sizes[tensor.swapped] // 2, axis=letters.index(tensor.swapped))
-    return block
+    return _times(block, tensor.factor)
 
 
 def given(tensor: Tensor, block: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
     """The inverse of `taken`: one parameter as its part of the tensor."""
+    block = _times(block, 1 / tensor.factor)
     if tensor.swapped:
         axis = "".join(tensor.dims).index(tensor.swapped)
         block = np.roll(block, sizes[tensor.swapped] // 2, axis=axis)
@@ -149,6 +150,11 @@ def given(tensor: Tensor, block: np.ndarray, sizes: Mapping[str, int]) -> np.nda
         axis = "".join(tensor.dims).index(tensor.pairs)
         block = np.take(block, np.argsort(_halves_of(tensor, sizes)), axis=axis)
     return np.ascontiguousarray(block).reshape([_flat(dim, sizes) for dim in tensor.dims])
+
+
+def _times(block: np.ndarray, factor: float) -> np.ndarray:
+    """The block times a number, rounded once."""
+    return block if factor == 1 else (block.astype(np.float32) * np.float32(factor)).astype(block.dtype)
 
 
 def joined(parts: Sequence[tuple[Tensor, np.ndarray]], sizes: Mapping[str, int]) -> np.ndarray:
