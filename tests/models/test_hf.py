@@ -150,6 +150,39 @@ def test_a_text_model_may_leave_out_its_class_defaults() -> None:
     assert count_params(config).total == 6_738_939_904
 
 
+def test_a_value_may_stand_for_another_family() -> None:
+    """DeepSeek-OCR's text model and DeepSeek-VL2's say DeepSeek-V2, and are DeepSeek-MoE and V3."""
+    sizes = {"num_hidden_layers": 12, "hidden_size": 1280, "intermediate_size": 6848, "vocab_size": 129_280}
+    sizes |= {"num_attention_heads": 10, "max_position_embeddings": 8192, "moe_intermediate_size": 896}
+    sizes |= {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6}
+    text = sizes | {"architectures": ["DeepseekV2ForCausalLM"], "first_k_dense_replace": 1}
+    ocr = from_hf({"model_type": "deepseek_vl_v2", "language_config": text | {"use_mla": False}}, "ocr")
+    assert (ocr.family, ocr.mla, ocr.d_head) == ("deepseek", None, 128)
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    vl2 = from_hf(text | latent | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}, "vl2")
+    assert vl2.family == "deepseek_v3" and vl2.moe is not None and vl2.moe.score == "sigmoid"
+
+
+def test_the_layers_of_minimax_own_files() -> None:
+    own = {
+        "architectures": ["MiniMaxText01ForCausalLM"],
+        "attn_type_list": [0, 0, 0, 1] * 2,
+        "layernorm_mlp_alpha": 3.5,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 8,
+    }
+    kept = {key: HF[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")}
+    kept |= {"max_position_embeddings": 8192, "head_dim": 128, "model_type": "minimax_text_01"}
+    assert from_hf(own | kept, "mine").mixers == ("state", "state", "state", "attention")
+
+
+def test_a_file_whose_layers_all_attend_has_no_state() -> None:
+    file = to_hf(PRESETS["lfm2-1.2b"]) | {"full_attn_idxs": [*range(16)], "layer_types": None}
+    config = from_hf(file, "mine")
+    assert config.short_convolution is None and config.mixers is None
+
+
 def test_sizes_under_other_names_are_read_and_named() -> None:
     """LLaMA's own params.json, whose feed-forward is a multiple of 1024 wide."""
     sizes = {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128_256}

@@ -7,7 +7,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.families import PLAINEST, families, naming
+from meshwright.models.families import PLAINEST, families, load_family, naming
 from meshwright.models.families.common import EVERY_FILE, OTHER_MODELS
 from meshwright.models.families.family import Family, Fixed, Ignored, Key, Part, Rule
 
@@ -52,6 +52,11 @@ _SYNONYMS = {
 _ANY_LENGTH = 131_072
 # Types of transformers whose keys say less than their class computes.
 _OTHER_MATHEMATICS = ("bert-generation",)
+# Classes whose files describe a model of another family if a key has a value.
+_OTHERWISE: Mapping[str, tuple[tuple[str, Any, str], ...]] = {
+    # DeepSeek-OCR and DeepSeek-VL2 say DeepSeek-V2.
+    "deepseek_v2": (("use_mla", False, "deepseek"), ("topk_method", "noaux_tc", "deepseek_v3")),
+}
 # As which a file is read if several families fit.
 _PLAIN = (*PLAINEST, "qwen3", "mixtral", "qwen3_moe", "deepseek_v3")
 # A file with more keys that no family has is not explained key by key.
@@ -65,6 +70,10 @@ def recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, 
     """
     text, outer = _text_of(config, name)
     family, given = _family_of_text(text, outer, name) if outer else _family(text, name)
+    for key, value, other in _OTHERWISE.get(family.name, ()):
+        if given.get(key) == value and key in given:
+            family = load_family(other)
+            break
     for table in {key.partition(".")[0] for key in family.keys if "." in key}:
         inner = given.pop(table, None) or {}
         _check_kind(name, table, inner, (dict,))

@@ -32,7 +32,7 @@ _UNITS = {"B": 1e9, "M": 1e6}
 _UNCOUNTED = {"demo", "tiny", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b", "phi-3.5-mini"}
 _UNCOUNTED |= {"ministral-3-3b", "ministral-3-8b", "ministral-3-14b", "glm-4.7-flash", "k-exaone-236b-a23b"}
 _UNCOUNTED |= {"granite-3.3-2b", "granite-3.3-8b", "granite-3.1-1b-a400m", "granite-3.1-3b-a800m"}
-_UNCOUNTED |= {"helium-1-2b", "kolibri-1", "gemma-4-e2b", "step-3.5-flash"}
+_UNCOUNTED |= {"ernie-4.5-vl-28b-a3b", "helium-1-2b", "kolibri-1", "gemma-4-e2b", "step-3.5-flash"}
 _UNCOUNTED |= {"gpt-3-medium", "gpt-3-large", "glm-4.5", "glm-4.5-air", "glm-4.6"}
 
 
@@ -151,6 +151,12 @@ def test_the_text_model_of_a_larger_one_is_read() -> None:
     with torch.device("meta"):
         model = transformers.MllamaForCausalLM(made.text_config)
     assert count_params(from_hf(made.to_dict(), "mllama")).total == model.num_parameters()
+    seeing = transformers.Ernie4_5_VLMoeConfig()
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(seeing)
+    ernie, count = from_hf(seeing.to_dict(), "ernie"), model.language_model.num_parameters()
+    assert count_params(ernie).total == count and count_params(ernie).active < count / 8
+    assert ernie.tower_params == model.num_parameters() - count
     omni = transformers.Qwen2_5OmniConfig().to_dict()
     text = from_hf(omni, "omni")
     assert (text.family, text.num_layers) == ("qwen2", 28)

@@ -42,6 +42,7 @@ FAMILY = Family(
     }
     | fixed(attention_bias=False, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
     | ignored("its class has no such biases", "mlp_bias")
+    | ignored("of DeepSeek-VL2's class", "lm_head", "rm_head", "use_mla")
     | MTP,
     sets={"moe.score": "sigmoid", "moe.choice_bias": True},
     groups=(Rope(),),

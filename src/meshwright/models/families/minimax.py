@@ -18,7 +18,9 @@ _ATTENTION, _MLP = f"{LAYER}.self_attn", f"{LAYER}.block_sparse_moe"
 FAMILY = Family(
     "minimax",
     "MiniMax-01",
-    ("MiniMaxForCausalLM",),
+    ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
+    model_types=("minimax", "minimax_text_01", "minimax_m1"),
+    wrappers=("minimax_vl_01",),
     keys=LLAMA_KEYS
     | EPS_1E_5
     | EXPERTS
@@ -30,9 +32,14 @@ FAMILY = Family(
     }
     | ignored("of parts that are not run", "full_attn_alpha_factor", "full_attn_beta_factor",
               "linear_attn_alpha_factor", "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor")
+    | ignored("of parts that are not run", "layernorm_full_attention_alpha", "layernorm_full_attention_beta",
+              "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta", "layernorm_mlp_alpha",
+              "layernorm_mlp_beta", "postnorm", "rotary_dim")
+    | {"shared_intermediate_size": Fixed((0,))}
+    | ignored("of shared experts, which it lacks", "shared_moe_mode")
     | ignored("how transformers runs it", "block_size"),
     sets={"planned_only": "lightning attention"},
-    groups=(StateLayers(), Rope(theta=1e6, share=1.0)),
+    groups=(StateLayers(flags="attn_type_list"), Rope(theta=1e6, share=1.0)),
     tensors=LLAMA_TENSORS
     | fused(_QKV, f"{_ATTENTION}.qkv_proj", ("gs", "gs", "gup"), arranged="within")
     | linear("state_gate", f"{_ATTENTION}.output_gate", "gup", "D")

@@ -20,6 +20,7 @@ class StateLayers:
 
     key: of the list. every: the default of `interval`; None if the family has no such key. state: the name of
     layers with a state as it is written. numbers: a key with the numbers of the layers with attention.
+    flags: a key with 1 for each of them.
     """
 
     key: str = "layer_types"
@@ -27,11 +28,13 @@ class StateLayers:
     interval: str = "full_attention_interval"
     state: str = "linear_attention"
     numbers: str | None = None
+    flags: str | None = None
 
     @property
     def parts(self) -> Mapping[str, Part]:
         keys = {self.key: Part(("mixers",), (list,))}
         keys |= {self.interval: Part(("mixers",), (int,))} if self.every else {}
+        keys |= {self.flags: Part(("mixers",), (list,))} if self.flags else {}
         return keys | ({self.numbers: Part(("mixers",), (list,))} if self.numbers else {})
 
     def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -40,6 +43,8 @@ class StateLayers:
             return {"mixers": tuple(self._mixer(kind, name) for kind in listed)}
         if self.numbers and (numbers := given.get(self.numbers)) is not None:
             return {"mixers": tuple(_mixer_at(n in numbers) for n in range(num_layers))}
+        if self.flags and (flags := given.get(self.flags)):
+            return {"mixers": tuple(_mixer_at(flag == 1) for flag in flags)}
         every = given.get(self.interval) or self.every
         if every is None:
             return {"mixers": ("state",) * num_layers}

@@ -1,0 +1,101 @@
+from meshwright.models.families.common import (
+    DEEPSEEK_EXPERTS,
+    LLAMA_KEYS,
+    MTP,
+    PLANNED_POSITIONS,
+)
+from meshwright.models.families.family import Family, Fixed, Key, Release, fixed, ignored, needed, published
+
+_EXPERTS = ("n_routed_experts", "n_shared_experts")
+_RENAMED = {key: rule for key, rule in DEEPSEEK_EXPERTS.items() if key not in _EXPERTS}
+
+FAMILY = Family(
+    "bailing_moe",
+    "Ling, Ring 1, 1.5, 2.0",
+    ("BailingMoeV2ForCausalLM", "BailingMoeForCausalLM"),
+    model_types=("bailing_moe", "bailing_moe_v2"),
+    keys=LLAMA_KEYS
+    | PLANNED_POSITIONS
+    | _RENAMED
+    | MTP
+    | {
+        "num_experts": needed("moe.num_experts"),
+        "num_shared_experts": Key("moe.num_shared_experts", 0),
+        "moe_shared_expert_intermediate_size": Key("moe.d_ff_shared"),
+        "norm_topk_prob": Key("moe.normalized", True),
+        "use_bias": Key(("attention_out_bias", "mlp_bias"), False),
+        "use_qkv_bias": Key("qkv_bias", False),
+        "use_qk_norm": Key("qk_norm", False),
+        "score_function": Key("moe.score", "softmax"),
+        "moe_router_enable_expert_bias": Key("moe.choice_bias", False),
+    }
+    | fixed(use_rmsnorm=True, moe_router_enable_shared_expert=True, norm_softmax=False, multi_gate=False)
+    | {"use_sliding_window": Fixed((False,)), "norm_head": Fixed((False, True))}
+    | ignored("counts only with use_sliding_window", "sliding_window", "max_window_layers")
+    | ignored("training only", "embedding_dropout", "output_dropout", "mtp_loss_scaling_factor")
+    | ignored("planned only, and positions change no plan", "rotary_dim")
+    | ignored("how transformers runs it", "router_dtype"),
+    sets={"planned_only": "names of weights in files with their own code (Ling)"},
+    groups=(),
+    tensors={},
+    is_written=False,
+    releases=(
+        Release(
+            "Ling Team 2025, https://arxiv.org/abs/2510.22115; inclusionAI/Ling-*-2.0, Ling-1T",
+            {
+                "ling-mini-2.0": published(
+                    "16.3B",
+                    "1.4B",
+                    num_hidden_layers=20,
+                    hidden_size=2048,
+                    intermediate_size=5120,
+                    num_attention_heads=16,
+                    num_key_value_heads=4,
+                    moe_intermediate_size=512,
+                    moe_shared_expert_intermediate_size=512,
+                    first_k_dense_replace=1,
+                    routed_scaling_factor=2.5,
+                ),
+                "ling-flash-2.0": published(
+                    "103B",
+                    "6.1B",
+                    num_hidden_layers=32,
+                    hidden_size=4096,
+                    intermediate_size=9216,
+                    num_attention_heads=32,
+                    num_key_value_heads=4,
+                    moe_intermediate_size=1024,
+                    moe_shared_expert_intermediate_size=1024,
+                    first_k_dense_replace=1,
+                    routed_scaling_factor=2.5,
+                ),
+                "ling-1t": published(
+                    "1000B",
+                    "51B",
+                    num_hidden_layers=80,
+                    hidden_size=8192,
+                    intermediate_size=18_432,
+                    num_attention_heads=64,
+                    num_key_value_heads=8,
+                    moe_intermediate_size=2048,
+                    moe_shared_expert_intermediate_size=2048,
+                    first_k_dense_replace=4,
+                    routed_scaling_factor=2.5,
+                ),
+            },
+            shared={
+                "vocab_size": 157_184,
+                "max_position_embeddings": 32_768,
+                "head_dim": 128,
+                "num_experts": 256,
+                "num_shared_experts": 1,
+                "num_experts_per_tok": 8,
+                "n_group": 8,
+                "topk_group": 4,
+                "use_qk_norm": True,
+                "score_function": "sigmoid",
+                "moe_router_enable_expert_bias": True,
+            },
+        ),
+    ),
+)

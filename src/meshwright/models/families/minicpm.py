@@ -1,0 +1,58 @@
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.models.config import ModelConfig
+from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS
+from meshwright.models.families.family import Family, Key, Part, Release, fixed, published
+from meshwright.models.families.rope import Rope
+
+
+class _Scales:
+    """Factors of the embedding, of what layers add, and of logits."""
+
+    parts: Mapping[str, Part] = {
+        "scale_emb": Part(("embedding_scale",), (int, float)),
+        "scale_depth": Part(("residual_scale",), (int, float)),
+        "dim_model_base": Part(("logit_scale",), (int, float)),
+    }
+
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        depth, base = given.get("scale_depth") or 1.0, given.get("dim_model_base")
+        return {
+            "embedding_scale": float(given.get("scale_emb") or 1.0),
+            "residual_scale": depth / fields["num_layers"] ** 0.5,
+            "logit_scale": base / fields["d_model"] if base else None,
+        }
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        return {}
+
+
+FAMILY = Family(
+    "minicpm",
+    "MiniCPM 1, 4",
+    ("MiniCPMForCausalLM",),
+    keys=LLAMA_KEYS | {"tie_word_embeddings": Key("tied_embeddings", True)} | fixed(attention_bias=False),
+    groups=(_Scales(), Rope()),
+    tensors=LLAMA_TENSORS,
+    is_written=False,
+    releases=(
+        Release(
+            "OpenBMB 2024, https://arxiv.org/abs/2404.06395; config.json of openbmb/MiniCPM-2B-*, MiniCPM4-*",
+            {
+                "minicpm-2b": published(
+                    "2.72B",
+                    hidden_size=2304,
+                    intermediate_size=5760,
+                    num_hidden_layers=40,
+                    num_attention_heads=36,
+                    vocab_size=122_753,
+                    max_position_embeddings=4096,
+                    scale_emb=12,
+                    dim_model_base=256,
+                    scale_depth=1.4,
+                ),
+            },
+        ),
+    ),
+)
