@@ -33,6 +33,19 @@ def in_a_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
+def shorten(text: str, at: int = 0, limit: int = 120) -> str:
+    """`text`, shortened to the part around position `at` if it exceeds `limit`.
+
+    >>> shorten("A[I_X, J]"), shorten("A" * 1000, at=500, limit=6)
+    ('A[I_X, J]', '...AAAAAA...')
+    """
+    if len(text) <= limit:
+        return text
+    start = max(0, min(at - limit // 2, len(text) - limit))
+    end = start + limit
+    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
+
+
 class NotationError(MeshwrightError):
     """Text that is not the notation, or an array that breaks its rules."""
 

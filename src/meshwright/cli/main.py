@@ -25,9 +25,7 @@ from typer.main import get_command as to_command
 from meshwright import __version__
 from meshwright.cli.extras import bringing
 from meshwright.cli.other_words import command_here, option_here, subcommand_here
-from meshwright.errors import MeshwrightError, nearest
-from meshwright.nn.start.processes import COORDINATOR
-from meshwright.notation.array import shorten
+from meshwright.errors import MeshwrightError, nearest, shorten
 
 BAD_INPUT, INTERRUPTED = 2, 130
 # The parser's message for a group without a command, such as `mw plan`.
@@ -192,10 +190,13 @@ def main(args: Sequence[str]) -> int:
 def run() -> None:
     """The entry point of `mw` and `meshwright`."""
     code = main(sys.argv[1:])
-    if code == BAD_INPUT and COORDINATOR in os.environ:
-        # An orderly exit would wait for the other processes, which wait for this one.
-        sys.stdout.flush()
-        os._exit(code)
+    if code == BAD_INPUT:
+        from meshwright.nn.start.processes import COORDINATOR  # here, so that help need not import it
+
+        if COORDINATOR in os.environ:
+            # An orderly exit would wait for the other processes, which wait for this one.
+            sys.stdout.flush()
+            os._exit(code)
     sys.exit(code)
 
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.errors import DataError, nearest
-from meshwright.notation.array import shorten
+from meshwright.errors import DataError, nearest, shorten
 
 
 class Turn(NamedTuple):

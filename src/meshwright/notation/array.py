@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from math import ceil, prod
 
 from meshwright.dtypes import dtype_bytes
-from meshwright.errors import NotationError
+from meshwright.errors import NotationError, shorten
 from meshwright.notation.mesh import Mesh
 
 Axes = tuple[str, ...]
@@ -147,16 +147,3 @@ def dividing_degrees(size: int, limit: int) -> tuple[int, ...]:
     (1, 2, 4, 8)
     """
     return tuple(degree for degree in range(1, min(size, limit, 4096) + 1) if size % degree == 0)[:12]
-
-
-def shorten(text: str, at: int = 0, limit: int = 120) -> str:
-    """`text`, shortened to the part around position `at` if it exceeds `limit`.
-
-    >>> shorten("A[I_X, J]"), shorten("A" * 1000, at=500, limit=6)
-    ('A[I_X, J]', '...AAAAAA...')
-    """
-    if len(text) <= limit:
-        return text
-    start = max(0, min(at - limit // 2, len(text) - limit))
-    end = start + limit
-    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"

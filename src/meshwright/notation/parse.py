@@ -7,8 +7,8 @@ character in the text, and shows only the text around it if the text is long.
 import re
 from collections.abc import Callable
 
-from meshwright.errors import MeshwrightError, NotationError
-from meshwright.notation.array import Axes, ShardedArray, shorten, split_subscript
+from meshwright.errors import MeshwrightError, NotationError, shorten
+from meshwright.notation.array import Axes, ShardedArray, split_subscript
 from meshwright.notation.mesh import Mesh
 from meshwright.units import parse_count
 
