@@ -74,3 +74,14 @@ except SystemExit as exit:
     assert not exit.code, exit.code
 """
     assert heavy_modules_after(code) == []
+
+
+def test_the_list_of_commands_imports_no_rooms():
+    code = """
+import sys
+from meshwright.cli.main import main
+assert main(["--help"]) == 0
+print(*{name.split(".")[1] for name in sys.modules if name.startswith("meshwright.")})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.splitlines()[-1].split()) == {"cli", "errors"}
