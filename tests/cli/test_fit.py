@@ -11,7 +11,7 @@ def test_fit_prints_a_verdict_for_each_way(capsys: pytest.CaptureFixture[str]) -
     assert main(["fit", "llama-3-8b", "--hardware", "rtx4090", "--seq-len", "2k"]) == 0
     out = capsys.readouterr().out
     assert "llama-3-8b on rtx4090:1, sequences of 2,048 tokens" in out
-    assert "train QLoRA, int4" in out and "planned; does not run yet" in out
+    assert "train QLoRA, nf4" in out and "does not run yet" not in out
 
 
 def test_fit_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --dtype bf16", "is --weights-dtype here"),
         ("plan train $P --compute-dtype fp16", "fits: f32, bf16"),
         ("plan train $P --lora", "is --set lora_rank=16 here"),
-        ("plan train $P --qlora", "is --set lora_rank=16 --weights-dtype int4 here"),
+        ("plan train $P --qlora", "is --set lora_rank=16 --weights-dtype nf4 here"),
         ("plan train $P --gradient-checkpointing", "is --given remat=full here"),
         ("plan train $P --gradient-accumulation-steps 8", "is --given microbatches=8 here"),
         ("plan train $P --optimizer adafactor", "is --given optimizer=adafactor here"),

@@ -47,7 +47,10 @@ def test_every_file_is_a_type_under_its_own_name() -> None:
 @pytest.mark.parametrize("record", NUMBER_TYPES.values(), ids=NUMBER_TYPES)
 def test_a_record_agrees_with_the_format_of_its_elements(record: NumberType) -> None:
     dtype = np.dtype(record.jax)
-    if record.is_integer:
+    if record.levels:
+        assert len(record.levels) == 2**record.bits and list(record.levels) == sorted(record.levels)
+        assert record.largest == max(map(abs, record.levels)) and ml_dtypes.iinfo(dtype).bits == record.bits
+    elif record.is_integer:
         info = ml_dtypes.iinfo(dtype)
         assert (info.bits, record.largest) == (record.bits, info.max)
     else:

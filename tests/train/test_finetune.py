@@ -163,6 +163,30 @@ def test_an_exported_model_answers_as_the_run_does(tuned: Path, base: Path, tmp_
     assert hf_models.transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token == "<|im_end|>"
 
 
+def test_adapters_on_weights_in_nf4_learn_and_go_on_in_another_layout(
+    base: Path, plan: Path, chats: Path, tmp_path: Path
+) -> None:
+    """QLoRA: half of the steps in one layout, half in another; the export has the widened weights."""
+    run = tmp_path / "run"
+    command = [*_command(base, plan, chats, run), "--base-dtype", "nf4"]
+    assert main([*command, "--steps", "4"]) == 0
+    stored = load_plan(run / "plan.toml")
+    assert (stored.layout.precision.weights_dtype, stored.planned) == ("nf4", {})
+    other = tmp_path / "other.toml"
+    other.write_text(
+        (run / "plan.toml").read_text().replace("fsdp = 4", "fsdp = 8").replace("tensor = 2", "tensor = 1")
+    )
+    assert load_plan(other).layout.fsdp == 8
+    assert main(["train", str(other), "--run", str(run), "--resume", "--steps", "8"]) == 0
+    losses = _losses(run)
+    assert losses[-1][0] == 8 and losses[-1][1] < 0.8 * losses[0][1]
+    assert main(["export", str(run), "-o", str(tmp_path / "hf")]) == 0
+    config = read_model(tmp_path / "hf")
+    exported = logits(load_hf(tmp_path / "hf", config, f32(), device_mesh(f32())), config, f32())
+    served = logits(load_model_folder(run).load_params(f32(), device_mesh(f32())), config, f32())
+    np.testing.assert_allclose(served, exported, rtol=0, atol=1e-4)
+
+
 def test_conversations_are_packed_whole_and_count_their_answers(
     base: Path, chats: Path, tmp_path: Path
 ) -> None:
@@ -295,13 +319,19 @@ def test_a_record_that_is_no_conversation_is_named(record: Any, message: str, tm
     [
         ({"lora": 4}, MeshwrightError, "name those with --from DIR"),
         ({"lora_alpha": 4.0}, MeshwrightError, "name their rank with --lora"),
+        (
+            {"base_dtype": "nf4"},
+            MeshwrightError,
+            "only weights next to adapters can be stored so; add --lora",
+        ),
         ({"from_": "nowhere"}, CheckpointError, r"--from nowhere: there are no \*\.safetensors"),
     ],
 )
 def test_what_cannot_be_fine_tuned_is_refused(
     given: dict[str, Any], kind: type[Exception], message: str, plan: Path, tmp_path: Path
 ) -> None:
-    options = RunOptions(given.pop("lora", None), given.pop("lora_alpha", None), tmp_path / "run")
+    names = ("lora", "lora_alpha", "base_dtype")
+    options = RunOptions(**{name: given.pop(name, None) for name in names}, run=tmp_path / "run")
     with pytest.raises(kind, match=message):
         prepare_job(load_plan(plan), None, options, {"data": "stdlib", **given})
 

@@ -15,7 +15,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--context", "--ctx", "--max-length", "--block-size",
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
-    "--set lora_rank=16 --weights-dtype int4": ("--qlora", "--load-in-4bit"),
+    "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
+    "--lora 16 --base-dtype nf4": ("--qlora", "--load-in-4bit", "--nf4", "--weights-dtype", "--quantization"),
     "--hardware h100:8": (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
         "--accelerator", "--gpu-type", "--tpu", "--num-devices", "--world-size", "--nproc-per-node",

@@ -409,12 +409,18 @@ class Recorder:
         used = self.value(reshard.used, dtype)
         if stored.dtype == dtype:
             used = replace(used, is_copy=self._moves(forward))
+        widening: tuple[Work, ...] = ()
+        if stored.frozen and number_type(stored.dtype).scales:
+            # Again in the backward pass, as a gather is, since no wide copy is kept.
+            wide_bytes = self.elements(stored.array) * dtype_bytes(dtype)
+            widening = (Work(hbm_bytes=stored.bytes_per_device + wide_bytes),)
         return self.add(
             Node(
                 name,
                 "gather",
                 (stored,),
                 (used,),
+                forward=widening,
                 forward_transfers=forward,
                 backward_transfers=backward,
                 update_transfers=update,

@@ -13,6 +13,7 @@ TYPE = NumberType(
     scales=Scales(block=32),
     compressed_tensors="pack-quantized",
     served_as=frozenset({"weights"}),
+    trained_as=frozenset({"frozen weights"}),
     planned_as=frozenset({"cache"}),
     tables="int8",
 )

@@ -12,7 +12,7 @@ TYPE = NumberType(
     is_integer=True,
     scales=Scales(),
     compressed_tensors="int-quantized",
-    trained_as=frozenset({"operands", "optimizer state"}),
+    trained_as=frozenset({"operands", "optimizer state", "frozen weights"}),
     served_as=frozenset({"weights", "operands", "cache"}),
     # In XLA for CPU, widening the weights takes 20 times longer than multiplying them by int8 activations.
     operands_on=frozenset({"cpu"}),

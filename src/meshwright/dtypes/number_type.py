@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 Use = Literal[
     "weights",
+    "frozen weights",
     "activations",
     "operands",
     "saved activations",
@@ -47,12 +48,15 @@ class NumberType:
     published sources. about: a phrase for tables. largest: the largest finite number, which scales bring the
     largest magnitude to.
 
+    levels: the number that each code stands for, in order; None if the elements are the numbers.
+
     jax: the name of its elements in JAX and ml_dtypes. hlo: their names in HLO text, first the name in
     programs of `jax`, then others that count as this type. safetensors: the name in a safetensors header.
     compressed_tensors: the format of weights that `mw quantize` writes. quant_method: the method in
     config.json that stores weights in it.
 
-    trained_as, served_as: uses that run, in training and in inference. planned_as: more uses that can be
+    trained_as, served_as: uses that run, in training and in inference; frozen weights have adapters that are
+    trained. planned_as: more uses that can be
     planned. Any type of activations is also the type of operands and caches of its own layouts.
 
     emulated_on: kinds of chips whose programs round operands to the type and multiply them in a wider one,
@@ -72,6 +76,7 @@ class NumberType:
     is_integer: bool = False
     aliases: tuple[str, ...] = ()
     scales: Scales | None = None
+    levels: tuple[float, ...] | None = None
     safetensors: str | None = None
     compressed_tensors: str | None = None
     quant_method: str | None = None
@@ -121,7 +126,7 @@ class NumberType:
         """
         if self.is_integer != wider.is_integer:
             return self.is_integer and wider.bits > self.bits
-        return wider.bits >= (16 if self.is_blocked else self.bits)
+        return wider.bits >= (16 if self.is_blocked or self.levels else self.bits)
 
     def has_units(self, listed: Collection[str], capability: float | None) -> bool:
         """Whether a chip multiplies the type: it lists a rate, or is a GPU of a late enough generation."""

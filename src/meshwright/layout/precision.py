@@ -66,7 +66,8 @@ class Precision:
     def stored_dtype(self, path: str, param: Param) -> str:
         """The stored type of a weight: `weights_dtype`, if the weight is quantised.
 
-        Embedding tables are int8 if weights are int4; routers, norms and biases are never quantised.
+        Embedding tables are int8 if weights are int4, and wide next to adapters; routers, norms and biases
+        are never quantised.
         """
         name = path.rpartition("/")[2]
         if self.experts_dtype and name.startswith("expert_") and param.init == "normal":
@@ -76,6 +77,8 @@ class Precision:
             return record.name
         if param.init != "normal" or name in _NEVER_QUANTISED or is_adapter(path):
             return self.compute_dtype
+        if name in _TABLES and not param.trained:
+            return self.tables_dtype or self.compute_dtype
         if name in _TABLES and (self.tables_dtype or record.tables):
             return self.tables_dtype or record.tables or record.name
         return record.name

@@ -3,7 +3,7 @@
 Every layout can be planned. This file lists the features that nn/ does not run yet.
 """
 
-from meshwright.dtypes import Phase, types_for
+from meshwright.dtypes import Phase, number_type, types_for
 from meshwright.errors import LayoutError, ModelError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
@@ -88,7 +88,9 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         f"matmul_scales={precision.matmul_scales}": precision.matmul_scales is not None and is_inference,
         f"saved_dtype={precision.saved_dtype}": precision.saved_dtype is not None and is_inference,
         f"weights_dtype={precision.weights_dtype}": precision.weights_dtype
-        not in types_for("weights", served),
+        not in (*types_for("weights", served), *types_for("frozen weights", served)),
+        f"weights_dtype={precision.weights_dtype} with pipe={layout.pipe}": layout.pipe > 1
+        and number_type(precision.weights_dtype).scales is not None,
         f"kv_dtype={precision.kv_dtype}": precision.kv_dtype not in (*plain, *types_for("cache", served)),
     }
     return next((feature for feature, used in features.items() if used), None)

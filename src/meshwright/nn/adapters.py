@@ -8,13 +8,15 @@ import jax.numpy as jnp
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, parameters
+from meshwright.nn.frozen import Frozen, widened
 from meshwright.nn.params import build, flatten
 
 
 def merged(config: ModelConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters of `config.base` that compute the same as `params` of `config`: W + s A B.
 
-    s = lora_alpha / lora_rank. Sums are float32, results as the weights are stored.
+    s = lora_alpha / lora_rank. Sums are float32, results as the weights are stored; weights in narrow types
+    are widened to the type of the embedding.
     """
     if not config.lora_rank:
         return params
@@ -22,6 +24,9 @@ def merged(config: ModelConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
 
     def leaf(path: str, _: Any) -> jax.Array:
         weight = flat[path]
+        if isinstance(weight, Frozen):
+            with jax.set_mesh(weight.values.sharding.mesh):
+                weight = widened(weight, flat["embed"].dtype)
         if path + ADAPTER_A not in flat:
             return weight
         spec = ",".join(letters[path + part].letters for part in (ADAPTER_A, ADAPTER_B))

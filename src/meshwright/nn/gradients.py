@@ -90,7 +90,7 @@ def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> An
     """
 
     def leaf(path: str, letters: str, weight: Array, differentiated: Array) -> Array | Scattered:
-        if _is_scattered(layout, path, letters) or _added_in(layout) != layout.precision.weights_dtype:
+        if _is_scattered(layout, path, letters) or _added_in(layout) != layout.precision.trained_dtype:
             return Scattered(weight, differentiated, of_a_layer(letters))
         return differentiated
 
@@ -150,7 +150,7 @@ def sent_types(layout: Layout, dtype: Any) -> SentIn | None:
 
 def _added_in(layout: Layout) -> str:
     """The type for adding up the gradients of microbatches, and for handing them to the optimizer."""
-    return layout.precision.gradients_dtype or layout.precision.weights_dtype
+    return layout.precision.gradients_dtype or layout.precision.trained_dtype
 
 
 def zeros(config: ModelConfig, layout: Layout, leaves: Any) -> Any:

@@ -16,6 +16,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.frozen import Frozen, frozen, frozen_dtype, frozen_type
 from meshwright.nn.start.device_mesh import named_sharding
 
 
@@ -37,21 +38,26 @@ def shardings(
     config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, *, only: Collection[str] | None = None
 ) -> dict[str, Any]:
     """The stored sharding of every parameter, or only of paths in `only`."""
-    return build(
-        config, lambda path, param: named_sharding(layout.weight(path, param.letters), mesh), only=only
-    )
+    return jax.tree.map(lambda leaf: leaf.sharding, abstract_params(config, layout, mesh, only=only))
 
 
-def abstract_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Every parameter as a ShapeDtypeStruct with its sharding: for compiling and restoring."""
+def abstract_params(
+    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, *, only: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Every parameter as a ShapeDtypeStruct with its sharding: for compiling and restoring.
+
+    Frozen weights in narrow types are a Frozen of two such types.
+    """
     sizes = dimensions(config)
-    dtype = jax_dtype(layout.precision.weights_dtype)
+    dtype = jax_dtype(layout.precision.trained_dtype)
 
-    def leaf(path: str, param: Param) -> jax.ShapeDtypeStruct:
+    def leaf(path: str, param: Param) -> Any:
         sharding = named_sharding(layout.weight(path, param.letters), mesh)
-        return jax.ShapeDtypeStruct(param.shape(sizes), dtype, sharding=sharding)
+        wide = jax.ShapeDtypeStruct(param.shape(sizes), dtype, sharding=sharding)
+        narrow = frozen_dtype(layout, path, param)
+        return wide if narrow is None else frozen_type(wide, narrow, path, param)
 
-    return build(config, leaf)
+    return build(config, leaf, only=only)
 
 
 def init_params(
@@ -68,7 +74,8 @@ def init_params(
     only: the paths to make, by default all. part: given a path and its whole array, the part to keep.
     """
     sizes = dimensions(config)
-    dtype = jax_dtype(layout.precision.weights_dtype)
+    dtype = jax_dtype(layout.precision.trained_dtype)
+    types = flatten(abstract_params(config, layout, mesh, only=only))
 
     def leaf(path: str, param: Param) -> jax.Array:
         shape = param.shape(sizes)
@@ -80,10 +87,28 @@ def init_params(
         scale = prod(sizes[letter] for letter in param.fan_in) ** -0.5
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
 
+    def kept(path: str, weight: jax.Array) -> Any:
+        narrow = types[path]
+        return frozen(weight, narrow) if isinstance(narrow, Frozen) else weight
+
     with jax.set_mesh(mesh):
         where = shardings(config, layout, mesh, only=only)
-        made = partial(build, config, lambda path, param: part(path, leaf(path, param)), only=only)
+        made = partial(
+            build, config, lambda path, param: kept(path, part(path, leaf(path, param))), only=only
+        )
         return jax.jit(made, out_shardings=where)()
+
+
+def as_frozen(
+    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, path: str, weight: jax.Array
+) -> Any:
+    """A whole weight as the layout stores it: a Frozen if its type is narrow."""
+    types = flatten(abstract_params(config, layout, mesh, only=[path]))[path]
+    if not isinstance(types, Frozen):
+        return weight
+    with jax.set_mesh(mesh):
+        where = jax.tree.map(lambda leaf: leaf.sharding, types)
+        return jax.jit(partial(frozen, types=types), out_shardings=where)(weight)
 
 
 def joined(config: ModelConfig, *trees: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
+from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError, ModelError, PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -18,12 +19,16 @@ from meshwright.plan.train import price
 from meshwright.units import format_bytes
 
 LORA_RANK = 16
+# The narrowest type of weights that stay as they are next to adapters.
+_BASE_DTYPE = min(
+    types_for("frozen weights", "train"), key=lambda name: number_type(name).weight_bytes(inputs=1024)
+)
 # The keywords of a layout, and of the model, by the way's name.
 TRAINING: Mapping[str, tuple[dict[str, str], dict[str, int]]] = {
     "train all weights": ({}, {}),
     "train all weights, 8-bit moments": ({"optimizer_dtype": "int8"}, {}),
     "train LoRA": ({}, {"lora_rank": LORA_RANK}),
-    "train QLoRA, int4": ({"weights_dtype": "int4"}, {"lora_rank": LORA_RANK}),
+    f"train QLoRA, {_BASE_DTYPE}": ({"weights_dtype": _BASE_DTYPE}, {"lora_rank": LORA_RANK}),
 }
 SERVING = ("bf16", "fp8", "int8", "int4")
 # Lengths of context are tried in multiples of this.

@@ -23,8 +23,9 @@ def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool =
     """Write a checkpoint for transformers: config.json, safetensors and tokenizer; returns its step.
 
     step: the checkpoint's, by default the last sound one. best: the checkpoint with the lowest validation
-    loss. Weights keep their type in training; adapters are added to their weights. Raises CheckpointError if
-    there is no such checkpoint, it is damaged, or `folder` already has weights.
+    loss. Weights keep their type in training, and quantised ones are widened to `compute_dtype`; adapters are
+    added to their weights. Raises CheckpointError if there is no such checkpoint, it is damaged, or `folder`
+    already has weights.
     """
     check_run(run)
     if existing := next(folder.glob("*.safetensors*"), None):
@@ -38,7 +39,8 @@ def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool =
             )
         step = min(losses, key=lambda step: losses[step])
     step = sound_step(checkpoints, step)
-    layout = Layout.of(data=1, weights_dtype=plan.layout.precision.weights_dtype)
+    stored = plan.layout.precision
+    layout = Layout.of(data=1, weights_dtype=stored.weights_dtype, compute_dtype=stored.compute_dtype)
     params = restore_params(checkpoints, abstract_params(plan.model, layout, device_mesh(layout)), step)
     save_hf(merged(plan.model, params), plan.model.base, folder)
     _copy_tokenizer(run, folder)

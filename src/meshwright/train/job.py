@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from meshwright.dtypes import types_for
 from meshwright.errors import CheckpointError, MeshwrightError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout.fit import check_stacks, check_updates
@@ -59,6 +60,13 @@ class RunOptions:
         help="Trace these steps and print where their time went.",
         after="tensorboard",
     )
+    base_dtype: str | None = option(
+        None,
+        help="Store the weights that --lora leaves as they are in this type (QLoRA).",
+        unset="the plan's",
+        after="lora_alpha",
+        names=types_for("frozen weights", "train"),
+    )
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ def prepare_job(
     folder, resume = options.run or (Path("runs") / plan.model.name if plan else None), options.resume
     written = load_plan(folder / PLAN_FILE) if folder and (folder / PLAN_FILE).is_file() else None
     chosen = _with_adapters(plan or written, options.lora, options.lora_alpha)
+    chosen = _with_base(chosen, options.base_dtype)
     if folder is None or chosen is None:
         raise PlanError("no plan: name a PLAN.toml (mw plan train ... -o PLAN.toml), or a --run that has one")
     _check_plan(chosen)
@@ -180,6 +189,17 @@ def _with_adapters(plan: Plan | None, rank: int | None, alpha: float | None) -> 
         plan.model, lora_rank=rank or plan.model.lora_rank, lora_alpha=alpha or plan.model.lora_alpha
     )
     return plan if model == plan.model else replace(plan, model=model, planned={})
+
+
+def _with_base(plan: Plan | None, dtype: str | None) -> Plan | None:
+    """The plan with weights in `dtype` next to its adapters; its figures are of its own type."""
+    if plan is None or dtype in (None, plan.layout.precision.weights_dtype):
+        return plan
+    if plan.model.lora_rank is None:
+        raise MeshwrightError(
+            f"--base-dtype {dtype}: only weights next to adapters can be stored so; add --lora 16"
+        )
+    return replace(plan, layout=plan.layout.replace(weights_dtype=dtype), planned={})
 
 
 def _with_optimizer(plan: Plan, optimizer: str) -> Plan:

@@ -1,7 +1,7 @@
 """The training step of a plan: loss, gradients, clipping and AdamW, compiled for its layout."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +28,10 @@ from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.loss import nats_of
 from meshwright.nn.ops.jax_ops import JaxOps
-from meshwright.nn.params import abstract_params, flatten, init_params, joined, shardings
+from meshwright.nn.params import abstract_params, as_frozen, flatten, init_params, joined, shardings
 from meshwright.nn.pipeline.spmd_1f1b import SpmdPipeline
 from meshwright.nn.policy_loss import ClippedPolicyLoss
+from meshwright.nn.products.quantised import as_read
 from meshwright.nn.start.compiler_options import compiler_options
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.nn.start.processes import wait_for_all
@@ -128,8 +129,14 @@ class CompiledStep(BatchRows):
         """Fresh parameters or the weights of `start_from`."""
         if self.start_from is None:
             return init_params(self.config, self.layout, self.mesh, seed)
-        params = load_hf(self.start_from, self.config.base, self.layout, self.mesh)
         adapters = [path for path in parameters(self.config) if is_adapter(path)]
+        params = load_hf(
+            self.start_from,
+            self.config.base,
+            as_read(self.layout),
+            self.mesh,
+            kept=partial(as_frozen, self.config, self.layout, self.mesh),
+        )
         if not adapters:
             return params
         fresh = init_params(self.config, self.layout, self.mesh, seed, only=adapters)
@@ -308,7 +315,7 @@ class CompiledStep(BatchRows):
         after = optax.apply_updates(before, updates)
         if not self.layout.precision.master_weights:
             return after, moments
-        dtype = jax_dtype(self.layout.precision.weights_dtype)
+        dtype = jax_dtype(self.layout.precision.trained_dtype)
         return jax.tree.map(lambda weight: weight.astype(dtype), after), Mastered(after, moments)
 
     @jax.named_scope("update")

@@ -25,6 +25,7 @@ from jax.sharding import SingleDeviceSharding
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.files import write_whole
 from meshwright.nn.files import checkpoint_files as files
+from meshwright.nn.frozen import Frozen, as_saved, regrouped
 from meshwright.nn.moments import in_blocks, is_packed, repacked
 from meshwright.nn.start.processes import wait_for_all
 
@@ -142,13 +143,14 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
     abstract_state: the state as jax.ShapeDtypeStruct with the shardings to restore onto (an array
     without one goes to the first device); mesh and number of devices may differ from the run that saved.
     A damaged checkpoint is skipped for the one before it, with a warning that names it.
-    Moments in 8 bits are packed again if the layout that saved them had other blocks.
+    Moments in 8 bits are packed again if the layout that saved them had other blocks, and groups of frozen
+    weights are cut if it had larger ones.
     Raises CheckpointError if there is none, `step` itself is damaged, or an array differs.
     """
     step = sound_step(directory, step)
     with _opened(directory, step) as checkpointer:
-        as_saved = _in_stored_blocks(abstract_state, _stored(directory, step, checkpointer))
-        wanted = by_name(as_saved)
+        stored_types = _in_stored_blocks(abstract_state, _stored(directory, step, checkpointer))
+        wanted = by_name(stored_types)
         stored = _check(directory, step, wanted, checkpointer)
         for name in sorted(stored.keys() - wanted.keys()):
             raise CheckpointError(
@@ -156,28 +158,40 @@ def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tu
                 " which this model has not; name the run of this model"
             )
         restored = checkpointer.restore(_path(directory, step), args=_to_restore(wanted))
-    state = jax.tree.map(_in_own_blocks, like(as_saved, restored), abstract_state, is_leaf=is_packed)
+    state = _in_own_blocks(like(stored_types, restored), abstract_state)
     return state, files.read_position(directory, step), step
 
 
 def _in_stored_blocks(abstract_state: Any, stored: dict[str, Any]) -> Any:
-    """The state's types, with moments in the blocks of the stored arrays."""
+    """The state's types, with moments and frozen weights in the blocks of the stored arrays."""
 
     def leaf(path: tuple[Any, ...], leaf_own: Any) -> Any:
         scales = stored.get(f"{jax.tree_util.keystr(path, simple=True, separator='.')}.scales")
-        if not is_packed(leaf_own) or scales is None or len(scales.shape) != leaf_own.scales.ndim:
+        if not _has_blocks(leaf_own) or scales is None or len(scales.shape) != leaf_own.scales.ndim:
             return leaf_own
+        if isinstance(leaf_own, Frozen):
+            return as_saved(leaf_own, tuple(scales.shape))
         count = scales.shape[-1]
         return leaf_own if count == leaf_own.scales.shape[-1] else in_blocks(leaf_own, count)
 
-    return jax.tree_util.tree_map_with_path(leaf, abstract_state, is_leaf=is_packed)
+    return jax.tree_util.tree_map_with_path(leaf, abstract_state, is_leaf=_has_blocks)
+
+
+def _has_blocks(node: Any) -> bool:
+    return is_packed(node) or isinstance(node, Frozen)
 
 
 def _in_own_blocks(restored: Any, abstract: Any) -> Any:
-    """A restored leaf of the state; a moment is repacked into the blocks of `abstract`."""
-    if not is_packed(restored) or restored.scales.shape == abstract.scales.shape:
-        return restored
-    return repacked(restored, abstract)
+    """The restored state with moments and frozen weights in the blocks of `abstract`."""
+
+    def leaf(restored: Any, abstract: Any) -> Any:
+        if isinstance(restored, Frozen):
+            return regrouped(restored, abstract)
+        if not is_packed(restored) or restored.scales.shape == abstract.scales.shape:
+            return restored
+        return repacked(restored, abstract)
+
+    return jax.tree.map(leaf, restored, abstract, is_leaf=_has_blocks)
 
 
 def restore_params(directory: Path, abstract_params: Any, step: int | None = None) -> Any:
@@ -188,11 +202,12 @@ def restore_params(directory: Path, abstract_params: Any, step: int | None = Non
     """
     step = sound_step(directory, step)
     abstract = {"params": abstract_params}
-    wanted = by_name(abstract)
     with _opened(directory, step) as checkpointer:
+        stored_types = _in_stored_blocks(abstract, _stored(directory, step, checkpointer))
+        wanted = by_name(stored_types)
         _check(directory, step, wanted, checkpointer, cast=True)
         restored = checkpointer.restore(_path(directory, step), args=_to_restore(wanted))
-    return like(abstract, restored)["params"]
+    return _in_own_blocks(like(stored_types, restored), abstract)["params"]
 
 
 def sound_step(directory: Path, step: int | None = None) -> int:

@@ -51,8 +51,17 @@ _READABLE = tuple(
 )
 
 
-def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> dict[str, Any]:
+def load_hf(
+    folder: Path,
+    config: ModelConfig,
+    layout: Layout,
+    mesh: Mesh,
+    *,
+    kept: Callable[[str, jax.Array], Any] = lambda path, weight: weight,
+) -> dict[str, Any]:
     """The parameters of the HF checkpoint in `folder`, on their shards, in the layout's weights_dtype.
+
+    kept: given a path and its array, the value to keep in its place.
 
     Each device's block is read from disk by itself, so host memory holds one block of one parameter. A
     quantised checkpoint is dequantised. Raises CheckpointError for a tensor that is missing, left over, of
@@ -67,7 +76,8 @@ def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> di
         tensors = hf_tensors(config, family, stored)
         _check(folder, stored, config, family, tensors)
         return build(
-            config, lambda path, param: _load(stored, tensors[path], path, param, config, abstract[path])
+            config,
+            lambda path, param: kept(path, _load(stored, tensors[path], path, param, config, abstract[path])),
         )
 
 

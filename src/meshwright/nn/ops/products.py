@@ -30,6 +30,7 @@ from meshwright.nn.experts.dropless import (
     rows_at_columns,
 )
 from meshwright.nn.experts.grouped_products import biased_rows, grouped_product
+from meshwright.nn.frozen import Frozen, widened
 from meshwright.nn.gradients import Scattered, read, sent_types
 from meshwright.nn.norms import along
 from meshwright.nn.products.contract import local_product
@@ -68,11 +69,14 @@ class ProductOps:
         return x
 
     def reads(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """The weights, each scattered one by `gradients.read`; each layer reads its own in this way."""
-        return {
-            name: read(self.layout, self.dtype, name, weight) if isinstance(weight, Scattered) else weight
-            for name, weight in weights.items()
-        }
+        """The weights as arrays; each layer reads its own in this way."""
+        return {name: self._read(name, weight) for name, weight in weights.items()}
+
+    def _read(self, name: str, weight: Any) -> Any:
+        if isinstance(weight, Frozen):
+            with jax.named_scope(name):
+                return widened(weight, self.dtype)
+        return read(self.layout, self.dtype, name, weight) if isinstance(weight, Scattered) else weight
 
     def embed(self, name: str, tokens: Array, table: Array) -> Array:
         with jax.named_scope(name):

@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from meshwright.dtypes import number_type
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_fits
 from meshwright.models.config import ModelConfig
@@ -62,13 +63,17 @@ def load_model_folder(path: Path) -> ModelFolder:
 
 def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
     check_fits(layout, config)
-    trained = _with_adapters(run, config)
-    return dict(merged(trained, restore_params(run / CHECKPOINTS, abstract_params(trained, layout, mesh))))
+    trained, stored = _as_trained(run, config, layout)
+    return dict(merged(trained, restore_params(run / CHECKPOINTS, abstract_params(trained, stored, mesh))))
 
 
-def _with_adapters(run: Path, config: ModelConfig) -> ModelConfig:
-    """The model as in its run's checkpoints: with adapters, if the run trained adapters."""
+def _as_trained(run: Path, config: ModelConfig, layout: Layout) -> tuple[ModelConfig, Layout]:
+    """The model and the layout of the arrays in its run's checkpoints."""
     if not (run / PLAN).is_file():
-        return config
-    planned = load_plan(run / PLAN).model
-    return replace(config, lora_rank=planned.lora_rank, lora_alpha=planned.lora_alpha)
+        return config, layout
+    plan = load_plan(run / PLAN)
+    config = replace(config, lora_rank=plan.model.lora_rank, lora_alpha=plan.model.lora_alpha)
+    trained_in = plan.layout.precision.weights_dtype
+    if number_type(trained_in).scales is None:
+        return config, layout
+    return config, layout.replace(weights_dtype=trained_in, compute_dtype=layout.precision.weights_dtype)
