@@ -167,10 +167,10 @@ class PricedLayout:
     ) -> "TrainingResult":
         """Train with this layout in this process, as `mw train` does.
 
-        data: a folder, a .txt, .py, .jsonl or .parquet file, or "stdlib"; a resumed run keeps its data. run:
-        the run's folder, by default runs/MODEL. steps: the last step, by default one epoch. None is the run's
-        setting, or the command's default. JAX must see the layout's devices, so on a CPU call this before JAX
-        has started. Raises DeviceError if JAX does not see them.
+        data: a folder, a .txt, .py, .jsonl or .parquet file, "stories" or "stdlib"; a resumed run keeps its
+        data. run: the run's folder, by default runs/MODEL. steps: the last step, by default one epoch. None
+        is the run's setting, or the command's default. JAX must see the layout's devices, so on a CPU call
+        this before JAX has started. Raises DeviceError if JAX does not see them.
         """
         from meshwright.nn.start.devices import use_devices_of
         from meshwright.train.job import RunOptions, prepare_job

@@ -15,7 +15,7 @@ import typer
 from meshwright.cli.common import note
 from meshwright.errors import DeviceError
 
-PROMPT, MAX_TOKENS, TEMPERATURE, SEED = "def ", 96, 0.7, 7
+PROMPT, MAX_TOKENS, TEMPERATURE, SEED = "Once upon a time", 160, 0.5, 7
 _START_SECONDS, _STOP_SECONDS = 180, 30
 
 

@@ -52,7 +52,7 @@ def generate(
     """Continue a prompt with a checkpoint: a run's folder or a Hugging Face one.
 
     \b
-    mw generate --checkpoint runs/demo "def " --max-tokens 64 --temperature 0.7
+    mw generate --checkpoint runs/demo "Once upon a time" --max-tokens 64 --temperature 0.7
     """
     if "" in stop:
         raise typer.BadParameter("an empty --stop would stop everything")

@@ -20,9 +20,10 @@ from meshwright.errors import DataError
 from meshwright.files import parse_json, read_text
 from meshwright.models.chat import ChatTemplate
 from meshwright.train.conversations import example, format_of, unread_keys
+from meshwright.train.stories import stories
 
-STDLIB = "stdlib"
-_KINDS = "'stdlib', a folder, or a .txt, .py, .jsonl or .parquet file"
+STDLIB, STORIES = "stdlib", "stories"
+_KINDS = "'stdlib', 'stories', a folder, or a .txt, .py, .jsonl or .parquet file"
 
 # For a file or line that is not text: the run does not start, or the file or line is left out.
 BadData = Literal["skip", "stop"]
@@ -68,15 +69,18 @@ def read_documents(
 ) -> Iterator[Document]:
     """The documents of `source` in a fixed order, without blank ones.
 
-    source: "stdlib" (the *.py files of the running interpreter), a folder (all UTF-8 files in it that are not
-    hidden), a text file, a .jsonl (field "text" of each line, or a conversation, written by `chat`) or a
-    .parquet (column "text"; needs pyarrow). bad_data: "skip" leaves out a damaged file, or line of a .jsonl,
-    with a warning that names it; "stop" raises DataError for it. Raises DataError if there is no text.
+    source: "stdlib" (the *.py files of the running interpreter), "stories" (train/stories.py), a folder (all
+    UTF-8 files in it that are not hidden), a text file, a .jsonl (field "text" of each line, or a
+    conversation, written by `chat`) or a .parquet (column "text"; needs pyarrow). bad_data: "skip" leaves out
+    a damaged file, or line of a .jsonl, with a warning that names it; "stop" raises DataError for it. Raises
+    DataError if there is no text.
     """
     check_source(source)
     path, has_text = Path(source), False
     if source == STDLIB:
         documents = _read_stdlib()
+    elif source == STORIES:
+        documents = (Document(f"story {number}", text) for number, text in enumerate(stories()))
     elif path.is_dir():
         documents = _read_folder(path, bad_data, chat)
     else:
@@ -136,9 +140,11 @@ def read_mixture(
 def check_source(source: str) -> None:
     """Raise DataError if there is no file to read at `source`; no text is read."""
     path = Path(source)
-    if source != STDLIB and not path.exists():
+    if source in (STDLIB, STORIES):
+        return
+    if not path.exists():
         raise DataError(f"corpus {source}: no such file or folder; give {_KINDS}")
-    if source != STDLIB and not path.is_file() and not path.is_dir():  # a pipe would never end
+    if not path.is_file() and not path.is_dir():  # a pipe would never end
         raise DataError(f"corpus {source}: is not a regular file; give {_KINDS}")
     if path.is_dir() and not any(_walk(path, frozenset({"__pycache__"}))):
         raise DataError(

@@ -34,7 +34,7 @@ class Settings:
     data: str | tuple[str, ...] = option(
         REQUIRED,
         metavar="PATH[:WEIGHT]",
-        help="A folder, a .txt, .py, .jsonl or .parquet file, or stdlib; repeat to mix by weight.",
+        help="A folder, a .txt, .py, .jsonl or .parquet file, stories, or stdlib; repeat to mix.",
     )
     eval: tuple[str, ...] = option((), metavar="NAME=PATH", help="Another evaluation set; repeatable.")
     tokenizer: str | None = option(
@@ -87,7 +87,9 @@ def check_has_routers(model: ModelConfig, balance_loss: float, router_z_loss: fl
 def new_settings(given: Mapping[str, Any]) -> Settings:
     """The settings of a new run. Raises DataError if `given` has no data."""
     if given.get("data") is None:
-        raise DataError("no data: give --data, a folder, a .txt, .py, .jsonl or .parquet file, or stdlib")
+        raise DataError(
+            "no data: give --data, a folder, a .txt, .py, .jsonl or .parquet file, stories or stdlib"
+        )
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
