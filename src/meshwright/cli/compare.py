@@ -66,7 +66,9 @@ def show_compared(plans: Sequence[dict], *, as_json: bool) -> None:
     if as_json:
         emit({"plans": list(plans)})
     else:
-        show(_table(plans))
+        from meshwright.report.answer import answer_lines, answer_of_comparison
+
+        show(*answer_lines(answer_of_comparison(plans)), _table(plans))
         if any(plan["phase"] == "generate" for plan in plans):
             note(
                 "Of a plan that serves, this is one generate step behind whole contexts, without prefill; "

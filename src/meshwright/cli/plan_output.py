@@ -16,6 +16,8 @@ from meshwright.units import format_bytes, format_number_of, format_seconds
 
 # Longer lines of prose are hard to read on any terminal.
 _PROSE_WIDTH = 100
+# Layouts of an answer that fits a screen.
+_FEW = 5
 
 
 def write_plan_files(path: Path, written: Plan, document: dict, launch: LaunchSettings | None = None) -> None:
@@ -46,8 +48,8 @@ def show_plan(
     in_words: bool,
     sizing: Smallest | None,
 ) -> None:
-    """Print the ranked layouts, the step time of the best by cause, and requested sections."""
-    from meshwright.report.terminal.tables import breakdown_table, plan_table
+    """Print the verdict and the first layouts; with `in_words` more of them, and the reasons in full."""
+    from meshwright.report.terminal.tables import MAX_CANDIDATES, plan_table
 
     sections = (
         [s for s in explanation.sections if in_words or s.title in _asked(explanation)] if explanation else []
@@ -58,16 +60,23 @@ def show_plan(
         *verdict_lines(document["verdict"] | {"asked": _conditions(document["asked"])}),
         *([_sizes(sizing)] if sizing else []),
         "",
-        plan_table(document),
+        plan_table(document, MAX_CANDIDATES if in_words else _FEW),
         *([search.faster_words, ""] if search.faster_words else []),
         *map(_opinion, document.get("audit", [])),
         *_launch(document.get("launch")),
-        *([] if in_words else [breakdown_table(document["best"])]),
+        *([] if in_words else [_where(document["best"], is_alone=len(document["candidates"]) == 1)]),
         *(prose(section.title, section.paragraphs) for section in sections),
-        prose("Assumptions", tuple(document["assumptions"])),
+        *([prose("Assumptions", tuple(document["assumptions"]))] if in_words else []),
         f"{format_number_of(search.considered, 'layout')} considered in {format_seconds(search.seconds)}"
-        + ("" if in_words else "; --explain says why in words"),
+        + ("" if in_words else "; --explain has more of them, the reasons and the assumptions"),
     )
+
+
+def _where(best: dict, *, is_alone: bool) -> object:
+    """The parts of the best layout's step: a table if there are no other layouts, else a line."""
+    from meshwright.report.terminal.tables import breakdown_line, breakdown_table
+
+    return breakdown_table(best) if is_alone else breakdown_line(best)
 
 
 def _conditions(asked: dict[str, str]) -> str | None:

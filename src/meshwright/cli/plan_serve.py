@@ -366,8 +366,8 @@ def _show(document: dict, seconds: float, explanation: "ServeExplanation | None"
     show(
         f"{document['model']['name']}, {requests_text(requests)}",
         *verdict_lines(document["verdict"] | {"asked": None}),
-        frontier_table(document),
-        frontier_plot(document),
+        frontier_table(document, few=explanation is None),
+        *([frontier_plot(document)] if explanation else []),
         f"best: {best['hardware']}, {best['layout'].removesuffix(',remat=none')}, {best['batch']} sequences "
         f"at once (at most {best['max_batch']}); {best['prefill_to_generate_ratio']:.2g} prefill chips per "
         "generate chip",
@@ -379,5 +379,5 @@ def _show(document: dict, seconds: float, explanation: "ServeExplanation | None"
             for section in (explanation.sections if explanation else ())
         ),
         f"{document['search']['considered']:,} points considered in {format_seconds(seconds)}"
-        + ("" if explanation else "; --explain says why in words"),
+        + ("" if explanation else "; --explain has the curve, more points and the reasons"),
     )

@@ -34,14 +34,23 @@ def ties(candidates: Iterable[Candidate]) -> list[Candidate]:
     return [candidate for candidate in fitting if candidate.step_seconds <= (1 + TIE) * least]
 
 
+def structure(layout: Layout) -> tuple[int, bool]:
+    """The number of axes and whether layers are split into stages, which need a schedule.
+
+    >>> structure(Layout.of(fsdp=8, context=2)) < structure(Layout.of(pipe=8, context=2, microbatches=8))
+    True
+    """
+    return sum(layout.word(axis) > 1 for axis in DEGREES), layout.pipe > 1
+
+
 def plainness(layout: Layout) -> tuple[int, ...]:
-    """A key to sort by simplicity: number of axes, schedule, sharded state, recomputation.
+    """A key to sort by simplicity: structure, schedule, sharded state, recomputation.
 
     >>> plainness(Layout.of(data=8)) < plainness(Layout.of(fsdp=8)) < plainness(Layout.of(data=4, tensor=2))
     True
     """
     return (
-        sum(layout.word(axis) > 1 for axis in DEGREES),
+        *structure(layout),
         list(SCHEDULES).index(layout.schedule.pipeline),  # from simple schedules to split passes
         layout.schedule.interleave,
         layout.rules.zero_stage,

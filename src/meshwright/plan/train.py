@@ -21,7 +21,7 @@ from meshwright.cost.step_memory import step_memory
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.errors import PlanError
 from meshwright.hardware.topology import Hardware, forget_placements
-from meshwright.layout import DEGREES, Layout
+from meshwright.layout import Layout
 from meshwright.layout.fit import check_fields, check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
@@ -35,7 +35,7 @@ from meshwright.plan.fastest import Fastest
 from meshwright.plan.given import NOT_SEARCHED, Condition
 from meshwright.plan.launcher_limits import launcher_lacks
 from meshwright.plan.nothing import nothing_found
-from meshwright.plan.rank import TIE, plainness, ranked, ties
+from meshwright.plan.rank import TIE, plainness, ranked, structure, ties
 from meshwright.plan.space import Considered, Group, Space
 from meshwright.programs.launcher import Launcher
 from meshwright.units import format_bytes, format_seconds
@@ -238,8 +238,8 @@ def search(
     if not runs and runnable is None:
         why = scout.reason(priced[0].layout)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
-    fewer = (one for one in others if _num_axes(one[1].layout) < _num_axes(priced[0].layout))
-    if plainer := next((choice for seconds, choice in fewer if pool.seconds(choice) <= seconds), None):
+    simpler = (one for one in others if structure(one[1].layout) < structure(priced[0].layout))
+    if plainer := next((choice for seconds, choice in simpler if pool.seconds(choice) <= seconds), None):
         other = price(config, hardware, replace(planned, num_sequences=plainer.num_sequences), plainer.layout)
         notices.append(
             f"{other.num_tokens:,.0f} tokens a step allow {other.layout}, which is plainer: "
@@ -283,10 +283,6 @@ def _of_other_batches(pool: Fastest, asked: Workload, planned: Workload) -> list
         if choice.num_sequences != planned.num_sequences
     ]
     return sorted(others, key=lambda other: plainness(other[1].layout))
-
-
-def _num_axes(layout: Layout) -> int:
-    return sum(layout.degree(axis) > 1 for axis in DEGREES)
 
 
 def _all(scout: "_Scout", workload: Workload, given: Sequence[Condition]) -> Iterator[Considered]:

@@ -7,14 +7,14 @@ from meshwright.report.text import bytes_text, percent_text, seconds_text
 MAX_CANDIDATES = 12
 
 
-def shown_candidates(plan: JsonDocument) -> list[JsonDocument]:
+def shown_candidates(plan: JsonDocument, most: int = MAX_CANDIDATES) -> list[JsonDocument]:
     """The candidates that a table has rows for."""
-    return list(plan.get("candidates") or [])[:MAX_CANDIDATES]
+    return list(plan.get("candidates") or [])[:most]
 
 
-def candidates_table(plan: JsonDocument, chosen_mark: str = "") -> Table:
-    """The ranked candidates; the chosen layout and ties with the best are marked."""
-    shown, known, best = shown_candidates(plan), len(plan.get("candidates") or []), winner(plan)
+def candidates_table(plan: JsonDocument, chosen_mark: str = "", most: int = MAX_CANDIDATES) -> Table:
+    """The first `most` of the ranked candidates; the chosen layout and ties with the best are marked."""
+    shown, known, best = shown_candidates(plan, most), len(plan.get("candidates") or []), winner(plan)
     # By its whole entry: two candidates may differ in a dtype that their layout's text leaves out.
     chosen = next((rank for rank, one in enumerate(shown) if best and one.items() <= best.items()), None)
     rows = []
@@ -48,20 +48,6 @@ def candidates_table(plan: JsonDocument, chosen_mark: str = "") -> Table:
         rows,
         "; ".join(remarks),
     )
-
-
-def verdict_sentences(plan: JsonDocument) -> list[tuple[str, str]]:
-    """The name and the sentence of each part of a plan's verdict; [] if the document has none."""
-    names = {
-        "asked": "Asked",
-        "best": "Recommended",
-        "price": "Price",
-        "range": "How sure",
-        "next": "Runner-up",
-        "evidence": "Evidence",
-    }
-    verdict = plan.get("verdict") or {}
-    return [(name, str(verdict[key])) for key, name in names.items() if verdict.get(key)]
 
 
 def explanation(plan: JsonDocument) -> list[tuple[str, list[str]]]:

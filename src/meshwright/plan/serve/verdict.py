@@ -18,19 +18,24 @@ def serving_verdict(
         for name, limit in (("first token", targets.ttft), ("time per token", targets.tpot))
         if limit < float("inf")
     ]
+    precisions = [point.layout.precision for point in (best, *searched.frontier)]
+    several = len({(each.weights_dtype, each.cache_dtype) for each in precisions}) > 1
     return {
         "asked": (
             f"{config.name}, prompts of {requests.prompt_tokens:,} tokens, answers of "
             f"{requests.output_tokens:,}{', with a ' if limits else ''}{' and a '.join(limits)}."
         ),
-        "best": f"{_words(best)}, {format_bytes(best.memory.total)} a chip.",
+        "best": f"{_words(best, several)}, {format_bytes(best.memory.total)} a chip.",
         "price": _price(best),
-        "next": _next(searched, targets),
+        "next": _next(searched, targets, several),
     }
 
 
-def _words(point: Point) -> str:
-    layout = str(point.layout).removesuffix(",remat=none")
+def _words(point: Point, several: bool) -> str:
+    """A point in a phrase. several: whether points differ in number types."""
+    layout, precision = str(point.layout).removesuffix(",remat=none"), point.layout.precision
+    if several:
+        layout += f", weights {precision.weights_dtype}, cache {precision.cache_dtype}"
     return (
         f"{point.hardware.spec}, {layout}, {format_number_of(point.batch, 'sequence')} at once: "
         f"{point.tokens_per_second:,.0f} tokens/s, {format_seconds(point.tpot_seconds)} per token, first "
@@ -46,7 +51,7 @@ def _price(point: Point) -> str | None:
     return f"{chips} at {words}: {point.price_per_hour:,.2f} an hour, {each:,.3g} per million tokens."
 
 
-def _next(searched: ServePlan, targets: Targets) -> str | None:
+def _next(searched: ServePlan, targets: Targets, several: bool) -> str | None:
     best = searched.best
     others = [
         point
@@ -60,4 +65,4 @@ def _next(searched: ServePlan, targets: Targets) -> str | None:
     other = min(
         others, key=lambda point: (point.price_per_million_tokens or 0.0, -point.tokens_per_second_per_chip)
     )
-    return f"{_words(other)}."
+    return f"{_words(other, several)}."

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from meshwright.report.answer import answer_of_plan
 from meshwright.report.cards import Card
 from meshwright.report.documents import JsonDocument, read_json
 from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
@@ -132,6 +133,7 @@ def serving_plan_html(document: JsonDocument, plan_text: str | None = None) -> s
             + ([ranges_text(document["ranges"])] if "ranges" in document else [])
         ),
         cards=point_cards(best),
+        answer=answer_of_plan(document),
         figure=frontier_figure(document),
         points=Table.of("", PAGE, rows, "Price per million generated tokens."),
         document=document,

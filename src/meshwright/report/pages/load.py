@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from meshwright.errors import DataError
+from meshwright.report.answer import answer_of_load
 from meshwright.report.documents import JsonDocument, read_json
 from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
@@ -139,6 +140,7 @@ def load_test_html(document: JsonDocument) -> str:
         "load.html.jinja",
         title=f"{document['model']} at {document['url']}",
         written="load test",
+        answer=answer_of_load(document),
         facts=facts(document),
         times=times_table(document),
         figures=[figure for figure in figures if figure],

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from meshwright.report.answer import answer_of_post_training
 from meshwright.report.pictures.phases import phases_figure
 from meshwright.report.table import Table
 from meshwright.report.templating import render
@@ -22,7 +23,7 @@ def post_training_html(document: dict[str, Any]) -> str:
             f"{document['rollouts']:,} rollouts of {document['output_tokens']:,} tokens a step, "
             f"{document['prompt_tokens']:,} tokens of prompt"
         ),
-        why=document["why"],
+        answer=answer_of_post_training(document["why"]),
         table=forms_table(document),
         crossover=crossover_table(document) if document["crossover"] else None,
         figures=[phases_figure(form) for form in document["forms"]],

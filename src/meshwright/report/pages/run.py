@@ -15,6 +15,7 @@ from meshwright.plan.study.priced_plan import PricedPlan
 from meshwright.plan_file import PLAN_FILE, load_plan
 from meshwright.progress import Progress
 from meshwright.report import audit as audits
+from meshwright.report.answer import answer_of_audit, answer_of_plan
 from meshwright.report.cards import cards, run_facts
 from meshwright.report.documents import JsonDocument, Run, read_run, serving_plan
 from meshwright.report.draw.figure import Figure
@@ -23,7 +24,7 @@ from meshwright.report.pictures.layer import layer_figure
 from meshwright.report.pictures.mesh import axis_colour, drawings, mesh_of, mesh_panel, notation_html
 from meshwright.report.pictures.plan import document_figures, plan_figures
 from meshwright.report.pictures.run import run_figures
-from meshwright.report.plan_table import candidates_table, explanation, verdict_sentences
+from meshwright.report.plan_table import candidates_table, explanation
 from meshwright.report.table import Table
 from meshwright.report.templating import render
 from meshwright.report.text import ABSENT
@@ -89,7 +90,7 @@ def report_html(report: Report) -> str:
         else ""
     )
     sections = {
-        "verdict": ("Answer", plan.get("verdict")),
+        "answer": ("Answer", plan.get("verdict") or run.audit),
         "plan": ("Plan", plan.get("candidates")),
         "figures": ("Figures", report.figures),
         "run": ("Run", run.metrics),
@@ -105,7 +106,7 @@ def report_html(report: Report) -> str:
         cards=cards(run),
         contents=[(anchor, words) for anchor, (words, content) in sections.items() if content],
         plan=plan,
-        verdict=verdict_sentences(plan),
+        answer=answer_of_plan(plan) + answer_of_audit(run.audit or {}),
         plan_text=run.plan_text,
         candidates=candidates_table(plan),
         explanation=explanation(plan),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from meshwright.report.answer import answer_of_script
 from meshwright.report.cards import Card
 from meshwright.report.documents import JsonDocument
 from meshwright.report.table import Cell, Row, Table
@@ -16,31 +17,12 @@ def script_html(document: JsonDocument) -> str:
         title=f"Audit of {document['script']}",
         written=f"{format_number_of(document['devices'], 'device')}, {document['hardware'] or 'not priced'}",
         cards=_cards(document),
-        sentences=sentences(document),
+        answer=answer_of_script(document),
         lines=_lines(document),
         findings=document["warnings"],
         patch=document["patch"],
         notes=[*document["notes"], *document["not_understood"]],
     )
-
-
-def sentences(document: JsonDocument) -> list[tuple[str, str]]:
-    """The verdict, the cost of the findings and what to change first, a sentence each."""
-    found, seconds, extra = document["warnings"], document["seconds"], document["extra_seconds"]
-    number = format_number_of(len(found), "finding")
-    shown = [("Verdict", "No mistake was found." if not found else f"{number}; the dearest first below.")]
-    if extra and seconds:
-        shown.append(
-            (
-                "Cost",
-                f"{format_seconds(extra)} of {format_seconds(seconds)} communicated in a step "
-                f"({extra / seconds:.0%}) is not needed.",
-            )
-        )
-    if found:
-        shown.append(("First", f"{found[0]['change']} ({found[0]['where']})."))
-    shown += [("How sure", note) for note in document["notes"][:1]]
-    return shown
 
 
 def _cards(document: JsonDocument) -> list[Card]:

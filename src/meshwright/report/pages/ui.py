@@ -34,6 +34,7 @@ from meshwright.models.presets import PRESETS
 from meshwright.page_policy import policy_of
 from meshwright.plan.candidate import Candidate
 from meshwright.programs.launcher import LAUNCHERS
+from meshwright.report.answer import answer_of_plan
 from meshwright.report.cards import Card, cards
 from meshwright.report.documents import JsonDocument, Run, bytes_total
 from meshwright.report.draw.chart import Axis, Chart, padded_ends
@@ -41,7 +42,7 @@ from meshwright.report.draw.figure import PHONE, TABLET, WIDE, Figure, Panel, at
 from meshwright.report.draw.marks import dot
 from meshwright.report.pages.frontier import frontier_figure, point_cards
 from meshwright.report.pictures.bars import memory_bars, step_bars
-from meshwright.report.plan_table import candidates_table, verdict_sentences
+from meshwright.report.plan_table import candidates_table
 from meshwright.report.serving_points import PAGE, point_cells
 from meshwright.report.table import Cell, Row, Table
 from meshwright.report.templating import render
@@ -290,7 +291,7 @@ def _ranked(search: JsonDocument) -> dict[str, str]:
         table=table,
         search=search.get("search"),
         figures=[scatter(search)] if search.get("candidates") and "hardware" in search else [],
-        sentences=verdict_sentences(search),
+        sentences=answer_of_plan(search),
     )
     return {"html": html, "said": f"{len(search.get('candidates') or [])} layouts ranked"}
 

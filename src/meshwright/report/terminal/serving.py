@@ -11,34 +11,50 @@ from meshwright.report.terminal.plot import plot
 from meshwright.report.terminal.tables import rich_table
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
-# Rows of a frontier on a terminal, evenly spread over its points.
-_MOST_ROWS = 14
+# Rows of a frontier on a terminal, evenly spread over its points; fewer in an answer that fits a screen.
+_MOST_ROWS, _FEW_ROWS = 14, 7
+# The columns of such an answer; the verdict has the others of the chosen point.
+_FEW_COLUMNS = ("hardware", "layout", "batch", "TPOT", "TTFT", "per chip", "memory", "price")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def frontier_table(document: JsonDocument) -> RichTable:
-    """The frontier by time per token, the chosen point in bold; it is added if it is not on the frontier."""
+def frontier_table(document: JsonDocument, *, few: bool = False) -> RichTable:
+    """The frontier by time per token, the chosen point in bold; it is added if it is not on the frontier.
+
+    few: fewer points and columns, for 100 characters.
+    """
     best, points = document["best"], document["frontier"]
-    shown = _spread(points)
+    shown = _spread(points, _FEW_ROWS if few else _MOST_ROWS)
     if best not in shown:
         shown = sorted([*shown, best], key=lambda point: point["tpot_seconds"])
-    rows = [Row(point_cells(point), "chosen" if point == best else "") for point in shown]
+    names = [column.partition("|")[0] for column in TERMINAL]
+    several_types = len({(point["weights_dtype"], point["kv_dtype"]) for point in shown}) > 1
+    kept = [
+        place
+        for place, name in enumerate(names)
+        if not few or name in _FEW_COLUMNS or (name == "dtypes" and several_types)
+    ]
+    rows = [
+        Row([point_cells(point)[place] for place in kept], "chosen" if point == best else "")
+        for point in shown
+    ]
     more = f"{len(shown)} of {len(points):,} points; price per million generated tokens"
     caption = more if len(points) > len(shown) else ""
-    table = rich_table(Table.of("Throughput per chip against time per token", TERMINAL, rows, caption))
+    table = rich_table(
+        Table.of(
+            "Throughput per chip against time per token", [TERMINAL[place] for place in kept], rows, caption
+        )
+    )
     for number, column in enumerate(table.columns):
         column.no_wrap = number != 1  # the layout
     return table
 
 
-def _spread(points: Sequence[JsonDocument]) -> list[JsonDocument]:
-    if len(points) <= _MOST_ROWS:
+def _spread(points: Sequence[JsonDocument], most: int) -> list[JsonDocument]:
+    if len(points) <= most:
         return list(points)
     last = len(points) - 1
-    return [
-        points[place]
-        for place in dict.fromkeys(round(n * last / (_MOST_ROWS - 1)) for n in range(_MOST_ROWS))
-    ]
+    return [points[place] for place in dict.fromkeys(round(n * last / (most - 1)) for n in range(most))]
 
 
 def frontier_plot(document: JsonDocument) -> str:

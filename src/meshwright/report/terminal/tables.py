@@ -15,7 +15,7 @@ from rich.text import Text
 
 from meshwright.report.cards import cards
 from meshwright.report.documents import JsonDocument, Run, bound_text
-from meshwright.report.plan_table import candidates_table
+from meshwright.report.plan_table import MAX_CANDIDATES, candidates_table
 from meshwright.report.table import Cell, Table
 from meshwright.report.terminal.fitted import AtCommas
 from meshwright.report.text import percent_text, seconds_text
@@ -50,21 +50,30 @@ def _cell(cell: Cell, kind: str) -> Text | AtCommas:
     return AtCommas(cell.text) if kind == "layout" else Text(cell.text, style=STYLE.get(cell.tone, ""))
 
 
-def plan_table(plan: JsonDocument) -> RichTable:
-    """The ranked candidates of `mw plan train --json`, the chosen layout in bold."""
-    table = rich_table(candidates_table(plan, "*"))
+def plan_table(plan: JsonDocument, most: int = MAX_CANDIDATES) -> RichTable:
+    """The first `most` candidates of `mw plan train --json`, the chosen layout in bold."""
+    table = rich_table(candidates_table(plan, "*", most))
     table.collapse_padding = True
     return table
 
 
-def breakdown_table(candidate: JsonDocument) -> RichTable:
-    """The operations of a candidate's step, the longest first."""
+def breakdown_line(candidate: JsonDocument, most: int = 4) -> str:
+    """The operations with the largest shares of a candidate's step, in a line."""
+    items = sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"])
+    parts = [f"{item['name']} {percent_text(item.get('share'))}" for item in items[:most]]
+    return f"The step: {', '.join(parts)}." if parts else ""
+
+
+def breakdown_table(candidate: JsonDocument, most: int = MAX_CANDIDATES) -> RichTable:
+    """The longest `most` operations of a candidate's step, the longest first."""
+    items = sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"])
     rows = [
         (str(item["name"]), seconds_text(item["seconds"]), percent_text(item.get("share")), bound_text(item))
-        for item in sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"])
+        for item in items[:most]
     ]
     columns = ("operation", "time|number", "share|number", "bound")
-    return rich_table(Table.of("Where the step goes", columns, rows))
+    caption = f"the longest {most} of {len(items)}" if len(items) > most else ""
+    return rich_table(Table.of("Where the step goes", columns, rows, caption))
 
 
 def operations_table(operations: Sequence[JsonDocument], most: int = 12) -> RichTable:

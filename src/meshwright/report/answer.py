@@ -1,0 +1,153 @@
+"""The first section of each report: what was asked, what is recommended, its price, how sure, the runner-up.
+
+Each function takes a report's document and returns (name, sentence) pairs; what a document lacks is left out.
+"""
+
+from collections.abc import Sequence
+
+from meshwright.report.documents import JsonDocument
+from meshwright.report.serving_points import ranges_text
+from meshwright.units import format_number_of, format_seconds
+
+ASKED, RECOMMENDED, PRICE, SURE, NEXT = "Asked", "Recommended", "Price", "How sure", "Runner-up"
+Sentences = list[tuple[str, str]]
+
+
+def answer_of_plan(plan: JsonDocument) -> Sentences:
+    """A plan of `mw plan train` or `mw plan serve`."""
+    names = {
+        "asked": ASKED,
+        "best": RECOMMENDED,
+        "price": PRICE,
+        "range": SURE,
+        "next": NEXT,
+        "evidence": "Evidence",
+    }
+    verdict = dict(plan.get("verdict") or {})
+    if plan.get("ranges"):
+        verdict["range"] = f"{ranges_text(plan['ranges'])}."
+    return [(name, str(verdict[key])) for key, name in names.items() if verdict.get(key)]
+
+
+def answer_of_audit(audit: JsonDocument) -> Sentences:
+    """A plan's compiled step next to the plan; [] without an audit."""
+    verdict = audit.get("verdict")
+    if not verdict:
+        return []
+    parts = {"missing": "planned and not emitted", "unplanned": "emitted and not planned"}
+    counts = [f"{len(audit[key])} {words}" for key, words in parts.items() if key in audit]
+    means = "the compiled step is the planned one" if verdict == "match" else "the compiled step differs"
+    return [("Audit", f"{means}{': ' + ', '.join(counts) if counts else ''}.")]
+
+
+def answer_of_script(document: JsonDocument) -> Sentences:
+    """A script's step: what to change first, what the findings cost."""
+    findings, seconds, extra = document["warnings"], document["seconds"], document["extra_seconds"]
+    on = document["hardware"] or "no priced machine"
+    sentences = [
+        (
+            ASKED,
+            f"The step of {document['script']} on {format_number_of(document['devices'], 'device')}, {on}.",
+        )
+    ]
+    if findings:
+        number = format_number_of(len(findings), "finding")
+        sentences.append(
+            (RECOMMENDED, f"{findings[0]['change']} ({findings[0]['where']}): {number}, the dearest first.")
+        )
+    else:
+        sentences.append((RECOMMENDED, "No change: no mistake was found."))
+    if extra and seconds:
+        cost = f"{format_seconds(extra)} of {format_seconds(seconds)} communicated in a step"
+        sentences.append((PRICE, f"{cost} ({extra / seconds:.0%}) is not needed."))
+    sentences += [(SURE, str(note)) for note in document["notes"][:1]]
+    sentences += [(NEXT, f"{finding['change']} ({finding['where']}).") for finding in findings[1:2]]
+    return sentences
+
+
+def answer_of_load(document: JsonDocument) -> Sentences:
+    """A load test: whether the server held its targets, at what rate, and how sure that is."""
+    targets = {"ttft_seconds": "first token", "tpot_seconds": "time per token"}
+    limits = [
+        f"{words} within {format_seconds(document['targets'][key])}"
+        for key, words in targets.items()
+        if document["targets"].get(key) is not None
+    ]
+    rate, good = document["requests_per_second"], document["goodput"]
+    errors = document["errors"]
+    share = good / rate if rate else 0.0
+    asked = f"{document['requests']:,} requests to {document['model']}"
+    held = (
+        [f"{share:.0%} of {rate:.2f} requests/s are answered in time"]
+        if limits
+        else [f"{rate:.2f} requests/s are answered"]
+    )
+    sentences = [
+        (ASKED, f"{asked}{', with ' + ' and '.join(limits) if limits else ', without a target'}."),
+        (
+            RECOMMENDED,
+            f"{'; '.join(held)}, {document['new_tokens_per_second']:,.1f} new tokens/s, "
+            f"{format_number_of(errors, 'error')}.",
+        ),
+    ]
+    if "simulated" in document:
+        load = document["simulated"]
+        chips = format_number_of(load["chips"], "chip")
+        sentences.append(
+            (PRICE, f"{chips} of {load['hardware']}, busy {load['busy_share']:.0%} of the time.")
+        )
+        sentences.append(
+            (SURE, "Simulated with planned step times; measure a server with mw bench serve --url.")
+        )
+    elif (ratio := document["results"][0].get("ratio")) is not None:
+        sentences.append((SURE, f"Measured; a step takes {ratio:.2f} times as long as planned."))
+    else:
+        sentences.append((SURE, "Measured; this server has no plan to compare with."))
+    return sentences
+
+
+def answer_of_post_training(why: Sequence[str]) -> Sentences:
+    """A plan of post-training, whose reasons begin with the recommended form."""
+    names = [RECOMMENDED, *["Reason"] * len(why)]
+    return [(name, f"{sentence}.") for name, sentence in zip(names, why, strict=False)]
+
+
+def answer_of_comparison(plans: Sequence[JsonDocument]) -> Sentences:
+    """Plans side by side, as `compared` prices them: the cheapest per token, or the fastest per chip."""
+    fitting = [plan for plan in plans if plan["fits"]]
+    priced = all(plan["price"] is not None for plan in fitting)
+    asked = ", ".join(str(plan["plan"]) for plan in plans)
+    sentences = [
+        (ASKED, f"{asked}, compared by {'price per token' if priced else 'tokens a second per chip'}.")
+    ]
+    if not fitting:
+        return [*sentences, (RECOMMENDED, "None of them fits the memory of its machine.")]
+    order = sorted(fitting, key=lambda plan: plan["price"] if priced else -plan["tokens_per_second_per_chip"])
+    best, others = order[0], order[1:]
+    fastest = min(fitting, key=lambda plan: plan["step_seconds"] / (plan["num_sequences"] * plan["seq_len"]))
+    also = " It is the fastest, too." if fastest is best and others else ""
+    sentences.append((RECOMMENDED, f"{_compared(best)}.{also}"))
+    if priced:
+        each = f"{best['price']:,.3g} {best['currency']} per million tokens"
+        sentences.append((PRICE, f"{each}, {best['price_per_hour']:,.2f} an hour."))
+    for other in others[:1]:
+        ratio = (
+            other["price"] / best["price"]
+            if priced
+            else best["tokens_per_second_per_chip"] / other["tokens_per_second_per_chip"]
+        )
+        what = "the price" if priced else "the chips"
+        sentences.append((NEXT, f"{_compared(other)}: {ratio:.2f} times {what} for the same tokens."))
+    return sentences
+
+
+def _compared(plan: JsonDocument) -> str:
+    return (
+        f"{plan['plan']}: {plan['layout']} on {plan['hardware']}, {format_seconds(plan['step_seconds'])} a "
+        f"step, {plan['tokens_per_second_per_chip']:,.1f} tokens/s per chip"
+    )
+
+
+def answer_lines(sentences: Sentences) -> list[str]:
+    """The sentences after their names, for terminals."""
+    return [f"{name}: {sentence}" for name, sentence in sentences]
