@@ -85,7 +85,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("serve llama-3-8b", "such as mw serve --checkpoint"),
         ("train plan.toml --dataset a.jsonl", "is --data here"),
         ("train plan.toml --lr 1e-4", "is --learning-rate here"),
-        ("train my-missing.txt", "give 'stdlib', a folder"),
+        ("train my-missing.txt", "give 'stdlib', 'stories', a folder"),
         ("generate --checkpoint a hi --temp 0.7", "is --temperature here"),
         ("chat", "type mw generate"),
         ("finetune", "type mw train --from DIR --lora 16"),

@@ -126,6 +126,15 @@ def test_stdlib_is_the_interpreters_own_source():
     assert 3e6 < sum(map(len, documents.values())) < 3e7
 
 
+def test_stories_are_whole_sentences_and_the_same_each_time():
+    documents = [document.text for document in read_documents("stories")]
+    assert documents == [document.text for document in read_documents("stories")]
+    assert len(set(documents)) > 0.99 * len(documents) and 3e6 < sum(map(len, documents)) < 5e6
+    lines = [line for text in documents for line in text.splitlines()]
+    assert all(line[0].isupper() or line[0] == '"' for line in lines)
+    assert all(line.endswith((".", '"')) for line in lines) and not any("{" in line for line in lines)
+
+
 def test_jsonl_documents_are_its_lines(tmp_path):
     source = tmp_path / "texts.jsonl"
     source.write_text('{"text": "one", "id": 1}\n\n{"text": "two"}\n{"text": " "}\n')
@@ -213,7 +222,7 @@ def test_sources_without_text_are_refused(tmp_path):
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "x.bin").write_bytes(b"\x00\xff")
     (tmp_path / "blank.txt").write_text(" \n")
-    kinds = "give 'stdlib', a folder, or a .txt, .py, .jsonl or .parquet file"
+    kinds = "give 'stdlib', 'stories', a folder, or a .txt, .py, .jsonl or .parquet file"
     expected = {
         "absent": f"no such file or folder; {kinds}",
         "empty": "the folder is empty; put UTF-8 text, .jsonl or .parquet files in it",

@@ -69,16 +69,16 @@ class Faster:
 class Search:
     """Candidates, best first; candidates that do not fit come last.
 
-    workload: the planned workload. notices: sentences to show first, if the planned batch is not the
-    requested one or no ranked layout runs. faster: a layout that does not run and is more than 2% faster than
-    the best runnable one, or None. launcher: the program whose layouts these are, if not `mw train`.
-    given: the conditions that were asked for.
+    config: the model. workload: the planned workload. notices: sentences to show first, if the planned batch
+    is not the requested one or no ranked layout runs. faster: a layout that does not run and is more than 2%
+    faster than the best runnable one, or None. launcher: the program whose layouts these are, if not
+    `mw train`. given: the conditions that were asked for.
     """
 
     candidates: tuple[Candidate, ...]
     considered: int
     seconds: float
-    assumptions: tuple[str, ...]
+    config: ModelConfig
     workload: Workload
     notices: tuple[str, ...] = ()
     faster: Faster | None = None
@@ -91,6 +91,11 @@ class Search:
     @property
     def best(self) -> Candidate:
         return self.candidates[0]
+
+    @cached_property
+    def assumptions(self) -> tuple[str, ...]:
+        """Sentences on the best layout's price; made when asked, since they price it many times."""
+        return assumptions(self.config, self.workload, self.best)
 
     @cached_property
     def _ties(self) -> set[int]:
@@ -177,8 +182,7 @@ def only(
     notices: tuple[str, ...] = (),
 ) -> Search:
     """A Search with a single candidate."""
-    assumed = assumptions(config, workload, candidate)
-    return Search((candidate,), 1, seconds, assumed, workload, notices)
+    return Search((candidate,), 1, seconds, config, workload, notices)
 
 
 def well_placed(candidate: Candidate) -> Candidate:
@@ -247,14 +251,13 @@ def search(
         )
     looks_further = explained and runs and not launcher
     faster = scout.faster(priced, workload, planned) if looks_further else None
-    assumed = assumptions(config, planned, priced[0])
     forget_prices()
     forget_placements()
     return Search(
         candidates=tuple(priced),
         considered=scout.considered,
         seconds=time.perf_counter() - started,
-        assumptions=assumed,
+        config=config,
         workload=planned,
         notices=tuple(notices),
         faster=faster,

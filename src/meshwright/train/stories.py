@@ -27,19 +27,14 @@ def _story(random: Random, parts: dict[str, Any]) -> str:
         return random.choice(parts[key].split())
 
     sex, sex_of_friend = random.choice(["boys", "girls"]), random.choice(["boys", "girls"])
-    name, friend = words_of(sex), words_of(sex_of_friend)
-    while friend == name:
-        friend = words_of(sex_of_friend)
     he, his, him = _PRONOUNS[sex]
     words = {
-        "name": name,
+        "name": words_of(sex),
         "he": he,
         "He": he.title(),
         "his": his,
         "His": his.title(),
         "him": him,
-        "friend": friend,
-        "fhe": _PRONOUNS[sex_of_friend][0],
         "look": words_of("looks"),
         "flook": words_of("looks"),
         "kind": _kind(words_of("kinds"), sex),

@@ -117,7 +117,7 @@ def test_pure_data_parallelism_does_not_fit_and_says_by_how_much():
 def test_too_few_sequences_say_how_many():
     config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(512, 4096)
     best = price(config, hardware, workload, Layout.of(fsdp=512, tensor=8, sequence_parallel=True))
-    result = explain(config, hardware, Search((best,), 1, 0.0, (), workload))
+    result = explain(config, hardware, Search((best,), 1, 0.0, config, workload))
     rejected = {one.name: one for one in result.rejected}
     alone = rejected["pure FSDP"]
     assert alone.reason == "batch" and alone.nearest == "--batch-tokens 16777216"
@@ -134,7 +134,7 @@ def test_what_does_not_divide_names_the_nearest_that_does():
     """11,200 sequences are 5 over each of 2,240 ranks, and 1.25 over each of 8,960."""
     config, hardware, workload = load_model("llama-3-70b"), load("v5p:16x20x28"), Workload(11_200, 4096)
     best = price(config, hardware, workload, Layout.of(data=35, fsdp=64, tensor=4, remat="full"))
-    result = explain(config, hardware, Search((best,), 1, 0.0, (), workload))
+    result = explain(config, hardware, Search((best,), 1, 0.0, config, workload))
     alone = next(one for one in result.rejected if one.name == "pure FSDP")
     assert alone.reason == "divides" and alone.nearest is not None
     assert "11200 sequences (B) do not divide over fsdp·microbatches = 8960·1 = 8960" in alone.text
@@ -155,7 +155,7 @@ def test_a_next_best_mesh_that_ties_is_said_to():
 def test_beside_a_layout_that_was_asked_for_others_may_be_faster():
     config, hardware, workload = load_model("llama-3-8b"), load("h100:2x8"), Workload(128, 8192)
     asked = price(config, hardware, workload, Layout.of(fsdp=2, tensor=8, remat="full", microbatches=8))
-    result = explain(config, hardware, Search((asked,), 1, 0.0, (), workload))
+    result = explain(config, hardware, Search((asked,), 1, 0.0, config, workload))
     alone = next(one for one in result.rejected if one.name == "pure FSDP")
     assert alone.reason == "faster" and float(alone.numbers["slower"]) < 0
     assert re.search(r"takes [\d.]+ s, [\d.]+% less: ", alone.text)

@@ -49,7 +49,7 @@ class PricedPlan:
     def search(self) -> Search:
         """The search of this model, machine and batch; if nothing divides, the plan's own layout."""
         search = self._search(self.hardware, NUM_RANKED)
-        return search or Search((self.chosen,), 1, 0.0, (), self.plan.workload)
+        return search or Search((self.chosen,), 1, 0.0, self.plan.model, self.plan.workload)
 
     @property
     def _others(self) -> list[Candidate]:

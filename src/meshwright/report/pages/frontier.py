@@ -49,9 +49,21 @@ def frontier_figure(document: JsonDocument) -> Figure:
         "frontier",
         "Frontier of serving",
         "Each mark is a layout and batch. No other on that kind of chip has both less time per token and "
-        "more tokens per second per chip. The ring is the chosen point.",
+        f"more tokens per second per chip. The ring is the chosen point{_off_the_curve(document)}.",
         *panels,
     )
+
+
+def _off_the_curve(document: JsonDocument) -> str:
+    """The reason why no curve passes the chosen point; empty if one does."""
+    best = document["best"]
+
+    def place(point: JsonDocument) -> tuple[float, float]:
+        return point["tpot_seconds"], point["tokens_per_second_per_chip"]
+
+    if any(place(point) == place(best) for points in document["by_chip"].values() for point in points):
+        return ""
+    return ": points of the curve that are as fast miss a target, or their tokens cost more"
 
 
 def _panel(
