@@ -303,7 +303,16 @@ def test_without_explain_only_what_was_asked_for_is_said(capsys):
     assert plan(*POD, *ASKED, "--tokens", "15T") == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert "Budget" in lines and "The layout" not in lines and "Batch" not in lines
-    assert any(line.endswith("--explain says why in words") for line in lines)
+    assert any(line.endswith("--explain has more of them, the reasons and the assumptions") for line in lines)
+
+
+def test_the_answer_fits_a_screen(capsys, monkeypatch):
+    monkeypatch.setattr("meshwright.cli.common._PIPED_WIDTH", 100)
+    for more in (ASKED, ["--given", "pipe=1,context=1,tensor<=2"]):
+        assert plan(*POD, *more) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 40 and max(map(len, lines)) <= 100
+        assert any(line.startswith("Best: ") for line in lines) and "Assumptions" not in lines
 
 
 def test_smallest_plans_for_the_fewest_chips(capsys, tmp_path: Path):

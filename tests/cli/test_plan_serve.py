@@ -43,6 +43,14 @@ def test_the_terminal_has_a_table_a_plot_and_words(capsys):
         assert text in printed
 
 
+def test_the_answer_fits_a_screen(capsys, monkeypatch):
+    monkeypatch.setattr("meshwright.cli.common._PIPED_WIDTH", 100)
+    assert main(ASKED) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
+    assert any(line.startswith("Best: ") for line in lines) and not any("B_crit" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("phase", "queries"), [(["generate", "--context", "2k"], 1), (["prefill", "--prompt-tokens", "2k"], 2048)]
 )
