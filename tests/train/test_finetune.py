@@ -187,6 +187,15 @@ def test_adapters_on_weights_in_nf4_learn_and_go_on_in_another_layout(
     np.testing.assert_allclose(served, exported, rtol=0, atol=1e-4)
 
 
+def test_a_checkpoint_is_tuned_without_a_plan(base: Path, chats: Path, tmp_path: Path, capfd) -> None:
+    run = tmp_path / "run"
+    options = ["--from", str(base), "--lora", "4", "--base-dtype", "int8", "--data", str(chats)]
+    assert main(["train", *options, "--run", str(run), "--steps", "2"]) == 0
+    assert "sequences of 64 tokens a step" in capfd.readouterr().err
+    plan = load_plan(run / "plan.toml")
+    assert (plan.model.lora_rank, plan.layout.precision.weights_dtype) == (4, "int8")
+
+
 def test_conversations_are_packed_whole_and_count_their_answers(
     base: Path, chats: Path, tmp_path: Path
 ) -> None:

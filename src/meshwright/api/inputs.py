@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from meshwright.dtypes import COMPUTED
+from meshwright.dtypes import COMPUTED, named
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
@@ -299,9 +299,9 @@ class ServedDtypes:
         compute = self.compute_dtype or ("bf16" if others else first.dtype)
         precisions: list[dict[str, Any]] = [
             {
-                "weights_dtype": weights,
+                "weights_dtype": named(weights),
                 "compute_dtype": compute,
-                "kv_dtype": kv,
+                "kv_dtype": named(kv),
                 "matmul_dtype": self.matmul_dtype,
             }
             for weights in (self.weights_dtype or compute).split(",")

@@ -54,7 +54,7 @@ def hardware(
             raise HardwareError(f"--template prints the file of {template}; leave out {name}")
         text = catalog.template(template)
         return emit({"template": text}) if as_json else print(text, end="")
-    if name is None:
+    if name in (None, "list", "all"):
         chips = [catalog.chip(known) for known in catalog.names()]
         networks = [NETWORKS[known] for known in NETWORKS.names]
         if as_json:

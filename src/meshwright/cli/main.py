@@ -211,6 +211,9 @@ def _usage_fault(error: typer.TyperException) -> str:
         options = [name for param in context.command.params for name in param.opts]
         if ours := option_here(given, options):
             return f"{given} is {ours} here"
+        arguments = {p.name: p for p in context.command.params if p.param_type_name == "argument"}
+        if given.lstrip("-") in arguments:
+            return f"{given} has no dashes here: {context.command_path} {given.lstrip('-').upper()}"
         if not getattr(error, "possibilities", None):
             return f"No such option: {given}; {context.command_path} --help lists them"
     if context and names and (match := re.match(r"No such command '(.+?)'", error.message)):

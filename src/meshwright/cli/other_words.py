@@ -16,6 +16,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
     "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
+    "--lora": ("--lora-r", "--lora-rank", "--peft"),
     "--lora 16 --base-dtype nf4": ("--qlora", "--load-in-4bit", "--nf4", "--weights-dtype", "--quantization"),
     "--hardware h100:8": (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
@@ -39,6 +40,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--given fsdp=8": ("--fsdp", "--fsdp-size", "--shard", "--hsdp"),
     "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage"),
+    "--given zero=1": ("--distributed-optimizer", "--use-distributed-optimizer", "--shard-optimizer"),
     "--given remat=full": (
         "--remat", "--gradient-checkpointing", "--activation-checkpointing", "--recompute",
         "--recompute-granularity", "--recompute-activations", "--checkpoint-activations",
@@ -48,7 +50,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--gradient-accumulation-steps", "--grad-accum", "--accumulation",
     ),
     "--given sequence_parallel=true": ("--sp", "--sequence-parallel"),
-    "--given schedule=interleaved": ("--pipeline-schedule", "--schedule", "--virtual-stages"),
+    "--given schedule=interleaved": (
+        "--pipeline-schedule", "--schedule", "--virtual-stages", "--vp", "--vpp",
+        "--virtual-pipeline-parallel-size", "--num-layers-per-virtual-pipeline-stage",
+    ),
     "--for megatron": ("--framework", "--trainer", "--backend", "--program"),
     "--engine vllm": ("--framework", "--backend", "--server", "--software"),
     "--compute-dtype": ("--mixed-precision", "--bf16", "--fp16", "--amp"),

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,7 @@ from meshwright.cli.common import (
     show,
 )
 from meshwright.cli.parameters import OptionsOf, command
-from meshwright.cli.train_text import continue_text, of_text
+from meshwright.cli.train_text import continue_text, of_checkpoint, of_text
 from meshwright.errors import DeviceError, MeshwrightError
 from meshwright.files import check_writable, held
 from meshwright.hardware import catalog
@@ -26,7 +26,7 @@ from meshwright.nn.start.allocator import keep_freed_memory
 from meshwright.nn.start.devices import use_devices_of
 from meshwright.nn.start.processes import is_first, num_processes
 from meshwright.options import flag_of, option
-from meshwright.plan_file import load_plan
+from meshwright.plan_file import PLAN_FILE, load_plan
 from meshwright.reinforcement.settings import RL_SETTINGS, RlSettings, check_learns, rl_settings
 from meshwright.train.job import RunOptions, TrainingJob, prepare_job
 from meshwright.train.of_text import is_text
@@ -66,7 +66,7 @@ def train(
     mw train my.txt
     mw train plan.toml --data stdlib --run runs/demo --steps 300
     mw train --run runs/demo --resume
-    mw train plan.toml --from llama/ --lora 16 --data chats.jsonl --run runs/tuned
+    mw train --from llama/ --lora 16 --base-dtype nf4 --data chats.jsonl --run runs/tuned
     mw train plan.toml --rl --from llama/ --data prompts.jsonl --reward rewards.py:score
     """
     text = plan_path if plan_path is not None and is_text(plan_path) else None
@@ -75,6 +75,8 @@ def train(
         plan, options = of_text(text, options, given)
     else:
         plan = load_plan(plan_path) if plan_path is not None else None
+        if plan is None and (base := _new_base(options, given)) is not None:
+            plan = of_checkpoint(base, options)
     job = prepare_job(plan, _figures(plan_path), options, given)
     learning = _rl_settings(job, plan_path, rl, options.resume, given_rl)
     check_writable(job.run / "settings.json")
@@ -98,6 +100,13 @@ def train(
     if not result.finished:
         note(f"mw: stopped at step {result.line['step']}; go on with --resume")
         raise typer.Exit(_INTERRUPTED)
+
+
+def _new_base(options: RunOptions, given: Mapping[str, object]) -> Path | None:
+    """The checkpoint that a new run without a plan begins with; None for a run that has a plan."""
+    planned = options.run is not None and (options.run / PLAN_FILE).is_file()
+    base = given.get("from_")
+    return None if base is None or planned or not Path(str(base)).is_dir() else Path(str(base))
 
 
 def _operations(job: TrainingJob) -> list["OperationTime"]:

@@ -1,4 +1,4 @@
-"""`mw train my.txt`: a small model for a text, planned for this machine, and a sample of it."""
+"""`mw train` without a plan: a small model for a text, or a checkpoint to fine-tune, on this machine."""
 
 import subprocess
 import sys
@@ -9,14 +9,19 @@ from meshwright.cli.common import note
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.here import this_machine
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.count import count_params
+from meshwright.models.files import read_model
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.train.job import RunOptions
 from meshwright.train.of_text import LEARNING_RATE, TRAIN_SECONDS, plan_for_text, steps_in
-from meshwright.units import format_count
+from meshwright.units import format_bytes, format_count, format_seconds
 
-_PROMPT, _MAX_TOKENS, _TEMPERATURE = "The ", 120, 0.7
+_PROMPT, _MAX_TOKENS, _TEMPERATURE = "The ", 120, 0.5
+# Sequences of a chip in a step of fine-tuning, and the most tokens of each.
+_TUNED_SEQUENCES, _TUNED_TOKENS = 8, 1024
 
 
 def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[Plan, RunOptions]:
@@ -43,6 +48,39 @@ def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[
             "a PLAN.toml the model"
         )
     return plan, options if options.run else replace(options, run=Path("runs") / plan.model.name)
+
+
+def of_checkpoint(folder: Path, options: RunOptions) -> Plan:
+    """The plan to fine-tune a checkpoint here: FSDP with the fastest microbatches and remat that fit.
+
+    Raises PlanError with the memory of the smallest step if none fits.
+    """
+    machine = catalog.load(this_machine())
+    model = replace(read_model(folder), lora_rank=options.lora, lora_alpha=options.lora_alpha)
+    dtype = machine.chip.platform.dtype
+    sharded = Layout.of(
+        fsdp=machine.num_chips, weights_dtype=options.base_dtype or dtype, compute_dtype=dtype
+    )
+    work = Workload(_TUNED_SEQUENCES * machine.num_chips, min(_TUNED_TOKENS, model.max_seq_len))
+    tried = [
+        price(model, machine, work, sharded.replace(microbatches=microbatches, remat=remat))
+        for microbatches in (1, 2, 4, _TUNED_SEQUENCES)
+        for remat in ("none", "matmuls", "full")
+    ]
+    fitting = [candidate for candidate in tried if candidate.fits]
+    if not fitting:
+        least = min(tried, key=lambda candidate: candidate.needed_bytes)
+        raise PlanError(
+            f"{model.name} on {machine.spec}: needs {format_bytes(least.needed_bytes)} a chip, "
+            f"{format_bytes(least.lacking_bytes)} more than it has; mw fit {folder} says what does fit"
+        )
+    best = min(fitting, key=lambda candidate: candidate.step_seconds)
+    note(
+        f"mw: {model.name} on {machine.spec} as {best.layout}, {work.num_sequences} sequences of "
+        f"{work.seq_len:,} tokens a step, {format_seconds(best.step_seconds)} planned; "
+        "a PLAN.toml changes them"
+    )
+    return Plan(model, machine.spec, work, best.layout)
 
 
 def continue_text(run: Path) -> None:

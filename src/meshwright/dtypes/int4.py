@@ -10,6 +10,7 @@ TYPE = NumberType(
     jax="int4",
     hlo=("s4", "u4"),
     is_integer=True,
+    aliases=("w4a16", "awq", "gptq"),
     scales=Scales(block=32),
     compressed_tensors="pack-quantized",
     served_as=frozenset({"weights"}),
