@@ -108,10 +108,15 @@ _FOLLOWING = (
 
 
 def in_narrow_types(plan: Plan, small: Plan) -> Plan | None:
-    """The tiny plan with the plan's types of less than 16 bits; None if it has none."""
+    """The tiny plan with the plan's types of less than 16 bits; None if it has none.
+
+    In training, weights in such types are frozen: they are read as the wide weights that they stand for.
+    """
     precision, kept = plan.layout.precision, {}
     for name in ("weights_dtype", "optimizer_dtype", *_FOLLOWING):
         value = getattr(precision, name)
+        if name == "weights_dtype" and plan.workload.phase == "train":
+            continue
         if value is not None and (name == "matmul_scales" or number_type(value).bits < 16):
             kept[name] = value
     narrow = small.layout.replace(**kept)
