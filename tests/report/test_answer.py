@@ -95,7 +95,9 @@ def test_a_script_is_told_what_to_change_first():
 def test_a_load_test_says_what_held(document: dict, sure: str):
     named = dict(answer_of_load(document))
     assert named["Asked"] == "100 requests to demo, with first token within 500 ms."
-    assert named["Recommended"].startswith("75% of 4.00 requests/s are answered in time")
+    assert named["Recommended"].startswith(
+        "Add replicas, or send fewer requests: 75% of 4.00 requests/s are answered in time, "
+    )
     assert named["How sure"] == sure
 
 

@@ -11,6 +11,8 @@ from meshwright.units import format_number_of, format_seconds
 
 ASKED, RECOMMENDED, PRICE, SURE, NEXT = "Asked", "Recommended", "Price", "How sure", "Runner-up"
 Sentences = list[tuple[str, str]]
+# The share of requests within the targets from which on a server holds a load.
+_HELD = 0.95
 
 
 def answer_of_plan(plan: JsonDocument) -> Sentences:
@@ -77,16 +79,16 @@ def answer_of_load(document: JsonDocument) -> Sentences:
     errors = document["errors"]
     share = good / rate if rate else 0.0
     asked = f"{document['requests']:,} requests to {document['model']}"
-    held = (
-        [f"{share:.0%} of {rate:.2f} requests/s are answered in time"]
-        if limits
-        else [f"{rate:.2f} requests/s are answered"]
-    )
+    if not limits:
+        held = f"Give a target to judge it by: {rate:.2f} requests/s are answered"
+    else:
+        what = "This server holds" if share >= _HELD else "Add replicas, or send fewer requests"
+        held = f"{what}: {share:.0%} of {rate:.2f} requests/s are answered in time"
     sentences = [
         (ASKED, f"{asked}{', with ' + ' and '.join(limits) if limits else ', without a target'}."),
         (
             RECOMMENDED,
-            f"{'; '.join(held)}, {document['new_tokens_per_second']:,.1f} new tokens/s, "
+            f"{held}, {document['new_tokens_per_second']:,.1f} new tokens/s, "
             f"{format_number_of(errors, 'error')}.",
         ),
     ]

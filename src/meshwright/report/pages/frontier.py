@@ -26,6 +26,7 @@ from meshwright.report.templating import render
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _RIGHT = 70  # pixels for the names of chips
+_MOST_POINTS = 14  # rows of the table
 
 
 def read_serving_plan(path: Path) -> JsonDocument | None:
@@ -135,7 +136,11 @@ def point_cards(best: JsonDocument) -> list[Card]:
 def serving_plan_html(document: JsonDocument, plan_text: str | None = None) -> str:
     """The document of `mw plan serve` as one HTML page that loads nothing. plan_text: its plan.toml."""
     best, points = document["best"], document["frontier"]
-    shown = points if best in points else [*points, best]
+    step = -(-len(points) // _MOST_POINTS) or 1
+    shown = sorted(
+        [best, *(point for point in points[::step] if point != best)],
+        key=lambda point: point["tpot_seconds"],
+    )
     rows = [Row(point_cells(one, "chosen" * (one == best)), "chosen" if one == best else "") for one in shown]
     return render(
         "frontier.html.jinja",
@@ -147,7 +152,9 @@ def serving_plan_html(document: JsonDocument, plan_text: str | None = None) -> s
         cards=point_cards(best),
         answer=answer_of_plan(document),
         figure=frontier_figure(document),
-        points=Table.of("", PAGE, rows, "Price per million generated tokens."),
+        points=Table.of(
+            "", PAGE, rows, f"{len(rows)} of {len(points):,} points; price per million generated tokens."
+        ),
         document=document,
         explanation=explanation(document),
         plan_text=plan_text,

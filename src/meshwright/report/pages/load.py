@@ -167,7 +167,7 @@ def _distributions(document: JsonDocument) -> Figure | None:
     if not times:
         return None
     x = Axis("seconds", format_seconds, padded_ends(times, 0.02), True)
-    panel = _curves(x, Axis("share of answers", "{:.0%}".format, (0, 1)), curves, keyed=curves)
+    panel = _curves(x, Axis("share of answers", "{:.0%}".format, (0, 1)), curves, right=76)
     return Figure.of("distributions", "Distributions", "The share of answers within a time.", panel)
 
 
