@@ -264,6 +264,12 @@ WITH_TOOLS = ChatTemplate(
             ["2|"],
         ),
         (
+            {"instruction": "Add.", "context": "1 + 1", "response": "2"},
+            "user: Add.\n\n1 + 1|assistant: 2|",
+            ["2|"],
+        ),
+        ({"question": "1 + 1", "answer": "2"}, "user: 1 + 1|assistant: 2|", ["2|"]),
+        (
             {"instruction": "Add.", "output": "2", "history": [["hi", "ho"]]},
             "user: hi|assistant: ho|user: Add.|assistant: 2|",
             ["ho|", "2|"],
@@ -312,6 +318,7 @@ def test_keys_that_are_not_read_are_named(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is 'image'; fits: text"),
         ({"conversations": [{"from": "alien", "value": "x"}]}, "'from' is 'alien'; fits: human, user"),
         ({"instruction": "a"}, "'instruction' needs an 'output'"),
+        ({"question": "a"}, "'question' needs an 'answer'"),
         ({"prompt": "a", "completion": 3}, "'prompt' needs a 'completion'"),
         ({"text": "a \ud800"}, r"U\+D800 at character 2 is half a surrogate pair"),
         ({"messages": [ASKED, {"role": "assistant", "content": "\udc00"}]}, "half a surrogate pair"),

@@ -3,6 +3,8 @@
     {"messages": [{"role": "user", "content": "..."}, ...], "tools": [...]}      OpenAI, TRL, mistral-finetune
     {"conversations": [{"from": "human", "value": "..."}, ...]}                  ShareGPT
     {"instruction": "...", "input": "...", "output": "..."}                      Alpaca
+    {"instruction": "...", "context": "...", "response": "..."}                  Dolly
+    {"question": "...", "answer": "..."}                                         question and answer
     {"prompt": "...", "completion": "..."}                                       texts, or lists of messages
 
 A message may have `weight` 0 (its answer is not learnt) or 1, or `train`, `loss` or `trainable` as true or
@@ -20,7 +22,8 @@ from meshwright.models.chat import ChatTemplate
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages", "tools", "chat_template_kwargs"),
     "conversations": ("conversations", "system", "tools"),
-    "instruction": ("instruction", "input", "output", "system", "history"),
+    "instruction": ("instruction", "input", "context", "output", "response", "system", "history"),
+    "question": ("question", "answer"),
     "prompt": ("prompt", "completion", "tools"),
 }
 # Keys that change the text in other programs.
@@ -39,8 +42,13 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def format_of(record: Mapping[str, Any]) -> str | None:
-    """The identifying key of a record's format; None if it is not one of FORMATS."""
-    return next((key for key in FORMATS if key in record), None)
+    """The identifying key of a record's format; None if it is not one of FORMATS.
+
+    A question next to a text is part of that text.
+    """
+    return next(
+        (key for key in FORMATS if key in record and not (key == "question" and "text" in record)), None
+    )
 
 
 def unread_keys(record: Mapping[str, Any]) -> list[str]:
@@ -66,6 +74,11 @@ def example(record: Mapping[str, Any], where: str, chat: ChatTemplate) -> tuple[
             return _conversation(_of_sharegpt(record, where), record.get("tools"), where, chat, {})
         case "instruction":
             return _conversation(_of_alpaca(record, where), None, where, chat, {})
+        case "question":
+            asked = {"instruction": record["question"], "output": record.get("answer")}
+            if not isinstance(asked["output"], str) or not asked["output"]:
+                raise DataError(f"{where}: 'question' needs an 'answer', and both are strings")
+            return _conversation(_of_alpaca(asked, where), None, where, chat, {})
         case _:
             return _completed(record, where, chat)
 
@@ -103,10 +116,11 @@ def _tool_calls(value: object, where: str) -> dict[str, Any]:
 
 def _of_alpaca(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     system, instruction, given, output = (
-        record.get(key) or "" for key in ("system", "instruction", "input", "output")
+        next((record[key] for key in keys if record.get(key)), "")
+        for keys in (("system",), ("instruction",), ("input", "context"), ("output", "response"))
     )
     if not all(isinstance(text, str) for text in (system, instruction, given, output)) or not output:
-        raise DataError(f"{where}: 'instruction' needs an 'output', and both are strings")
+        raise DataError(f"{where}: 'instruction' needs an 'output' or a 'response', and both are strings")
     asked = "\n\n".join(filter(None, (instruction, given)))
     messages = [{"role": "system", "content": system}] if system else []
     history = record.get("history") or []
