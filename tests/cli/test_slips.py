@@ -78,7 +78,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan serve $S --isl 1024", "is --prompt-tokens here"),
         ("plan serve $S --max-model-len 8192", "is --context here"),
         ("plan serve $S --quantization fp8", "is --weights-dtype here"),
-        ("plan serve $S --weights-dtype awq", "fits: f32, bf16"),
+        ("plan serve $S --weights-dtype gguf", "fits: f32, bf16"),
         ("plan serve $S --kv-cache-dtype fp8", "is --kv-dtype here"),
         ("plan serve $S", "add --prompt-tokens 8k --output-tokens 512"),
         ("serve --model llama-3-8b", "is --checkpoint here"),
@@ -98,6 +98,10 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("fit llama-3-8b --hardware macbook", "did you mean m4-max"),
         ("fit llama-3-8b --hardware aws-gpu:8", "did you mean trainium2 or"),
         ("fit llama-3-8b --gpu 4090", "is --hardware"),
+        ("fit --model llama-3-8b", "--model has no dashes here: mw fit MODEL"),
+        ("plan train $P --vp 2", "is --given schedule=interleaved here"),
+        ("plan train $P --use-distributed-optimizer", "is --given zero=1 here"),
+        ("train plan.toml --from llama --qlora", "is --lora 16 --base-dtype nf4 here"),
     ],
 )
 def test_a_slip_is_answered_with_what_to_type(
