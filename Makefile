@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-next test-audit test-audit-gpu check nightly fuzz lint types imports tests docs lock
-.PHONY: words screenshot clean bench
+.PHONY: words screenshot clean bench observatory
 
 PYTHON  ?= python3
 # The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
@@ -15,6 +15,7 @@ DEV     ?= .venv-dev
 TPU     ?= .venv-tpu
 GPU     ?= .venv-gpu
 NEXT    ?= .venv-next
+OBSERVATORY ?= $(HOME)/.cache/meshwright/observatory
 ARGS    ?=
 ROOM    ?=
 UV      := $(shell command -v uv 2>/dev/null)
@@ -36,6 +37,8 @@ help:
 	@echo 'make nightly   make test, slow tests too, on random examples; a share of the longest lists (SEED=all: all)'
 	@echo 'make fuzz      generated requests and files, thousands of each, in half an hour; part of make nightly'
 	@echo 'make bench     what users wait for, in some five minutes; fails if a row is 10% slower than recorded'
+	@echo 'make observatory  twelve audits over the last three releases of JAX, by the compilers for TPUs and GPUs; environments and'
+	@echo '          results go to OBSERVATORY=$(OBSERVATORY) (10 GB; needs uv), the table to docs/how-to/compare-releases.md'
 	@echo 'make docs      the documentation as static files in build/site, with every link checked'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
 	@echo 'make screenshot docs/report.png from REPORT=runs/demo/report.html (needs Chromium)'
@@ -97,6 +100,10 @@ fuzz: $(DEV)/.installed
 
 bench: $(DEV)/.installed
 	@$(DEV)/bin/python benchmarks/quick.py $(ARGS)
+
+# The newest JAX needs a newer Python than the oldest that is supported.
+observatory: $(DEV)/.installed
+	@$(DEV)/bin/python benchmarks/observatory.py --folder '$(OBSERVATORY)' --python "$(newest)" $(ARGS)
 
 docs: $(DEV)/.installed
 	@echo '== mkdocs' && NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --quiet --strict $(ARGS) && echo 'wrote build/site'

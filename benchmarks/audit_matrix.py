@@ -259,7 +259,7 @@ def table(cases: list[dict]) -> str:
         ratios = case.get("compiled_over_planned", {})
         names = ("bytes", "sent", "flops", "memory", "step")
         cells = [f"{ratios[name]:.3f}" if name in ratios else "–" for name in names]
-        remarks = _grouped(case.get("differences", [])) or ([case["why"]] if "why" in case else [])
+        remarks = grouped(case.get("differences", [])) or ([case["why"]] if "why" in case else [])
         if remarks and (said := "; ".join(remarks)) not in notes:
             notes.append(said)
         mark = f" [{notes.index('; '.join(remarks)) + 1}]" if remarks else ""
@@ -279,7 +279,7 @@ def table(cases: list[dict]) -> str:
     return "\n".join([*lines, "", *(f"{at}. {note}" for at, note in enumerate(notes, start=1))])
 
 
-def _grouped(differences: list[str]) -> list[str]:
+def grouped(differences: list[str]) -> list[str]:
     """Differences that are alike but for their tensor, as one each."""
     tensors: dict[str, list[str]] = {}
     for line in differences:

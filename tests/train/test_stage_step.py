@@ -38,7 +38,7 @@ from tests.train.test_accumulation import (
     gradients_of,
 )
 
-from meshwright.audit.compile.compile import memory_by_cause
+from meshwright.audit.compile.compile import memory_by_cause, program_bytes
 from meshwright.audit.compile.stage_compile import Compiling
 from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.hlo.read import parse_hlo
@@ -351,7 +351,10 @@ def _compiled(step: StagedStep) -> Compiling:
     """A step compiled and not run."""
     meshes = [stage.mesh for stage in step.stages]
     on = Compiling(
-        meshes, lambda traced: traced.lower().compile(), lambda one: memory_by_cause(one, CPU.compiler)
+        meshes,
+        lambda traced: traced.lower().compile(),
+        lambda one: memory_by_cause(one, CPU.compiler),
+        program_bytes,
     )
     on.step(step)
     return on

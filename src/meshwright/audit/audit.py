@@ -1,6 +1,7 @@
 """The audit of a plan: collectives, FLOPs and memory of its compiled step and of the plan."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,10 +9,11 @@ from dataclasses import replace
 from meshwright.audit.against_plan import against_plan, at_phase_rates
 from meshwright.audit.compare.findings import too_large
 from meshwright.audit.compile.cache import content_key, fetch, source_key, store
-from meshwright.audit.compile.compile import CompiledProgram, compile_plan
+from meshwright.audit.compile.compile import STAGES_APART, CompiledProgram, compile_plan
 from meshwright.audit.compile.planned_program import planned_step
 from meshwright.audit.compile.target import Target
 from meshwright.audit.compile.targets import choose_target
+from meshwright.audit.facts.buffers import constant_bytes
 from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.seconds import step_prices
@@ -119,10 +121,16 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     """
     if compiled.stages:
         document = stages_against_plan(plan, target, compiled.hlo, compiled.stages)
+        programs = [constant_bytes(parse_hlo(text)) for text in compiled.hlo.split(STAGES_APART)]
+        by_stage = Counter[int]()
+        for call in compiled.stages.calls:
+            by_stage[call.stage] += programs[call.program]
+        constants = max(by_stage.values())
     else:
         planned = planned_step(plan, load(plan.hardware), compared_on=PLATFORMS[target.name])
         program = parse_hlo(compiled.hlo)
         document = against_plan(plan, target, planned, program, plan.layout.mesh, compiled.memory_bytes)
+        constants = constant_bytes(program)
     warnings = compiler_warnings(compiled.compiler_log)
     bad = bool(document["findings"] or document["not_understood"]) or replicates(warnings)
     bad |= checked is not None and checked["agrees"] is False
@@ -134,6 +142,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         "layout": str(plan.layout),
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
+        "program": {"bytes": compiled.program_bytes, "constants": constants},
         **({"numerics": checked} if checked else {}),
         "compiler_warnings": [one.of_compiler() for one in warnings],
         **document,
@@ -173,6 +182,7 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
         "layout": str(plan.layout),
         "compile_seconds": None,
         "cached": False,
+        "program": {"bytes": None, "constants": None},
         "findings": [what.of_plan()],
         "compiler_warnings": [],
         "planned": [p.to_dict() for p in planned.collectives],

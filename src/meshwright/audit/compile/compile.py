@@ -53,13 +53,15 @@ OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
 class CompiledProgram:
     """The optimised HLO, and the compiler's figures for one device; None if it has none.
 
-    memory_bytes: of the largest stage in a pipeline. stages: of a pipeline whose stages run programs of their
-    own. compiler_log: warnings about partitioning. cached: an earlier process compiled it.
+    memory_bytes: of the largest stage in a pipeline. program_bytes: of the compiled code, in a pipeline of all
+    programs of the stage with most. stages: of a pipeline whose stages run programs of their own.
+    compiler_log: warnings about partitioning. cached: an earlier process compiled it.
     """
 
     hlo: str
     compile_seconds: float
     memory_bytes: dict[str, int] | None
+    program_bytes: int | None = None
     stages: "StagePrograms | None" = None
     compiler_log: tuple[str, ...] = ()
     cached: bool = False
@@ -209,7 +211,11 @@ def _compile_here(folder: Path) -> None:
             traced = traced_step(plan, target_mesh(target, plan.layout))
             compiled, seconds = _compiled(traced, target)
             text = program_text(compiled)
-            figures = {"compile_seconds": seconds, "memory_bytes": memory_by_cause(compiled, target.compiler)}
+            figures = {
+                "compile_seconds": seconds,
+                "memory_bytes": memory_by_cause(compiled, target.compiler),
+                "program_bytes": program_bytes(compiled),
+            }
     (folder / _PROGRAM).write_text(text)
     (folder / _FIGURES).write_text(json.dumps(figures))
 
@@ -239,6 +245,7 @@ def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
         [stage.mesh for stage in step.stages],
         compiled,
         lambda executable: memory_by_cause(executable, target.compiler),
+        program_bytes,
     )
     after = on.step(step)
     memory = [on.memory_bytes(stage) for stage in range(plan.layout.pipe)]
@@ -246,6 +253,7 @@ def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
     figures = {
         "compile_seconds": seconds,
         "memory_bytes": max(memory, key=lambda memory: memory["total"]),
+        "program_bytes": max(map(on.program_bytes, range(plan.layout.pipe))) or None,
         "stages": asdict(stages),
     }
     return STAGES_APART.join(map(program_text, on.compiled.values())), figures
@@ -267,6 +275,12 @@ def memory_by_cause(compiled: object, compiler: Compiler) -> dict[str, int] | No
         "temporaries": temporaries,
         "total": arguments + fresh_outputs + temporaries,
     }
+
+
+def program_bytes(compiled: "jax.stages.Compiled") -> int | None:
+    """Bytes of the machine code of one device, which a loaded program occupies; None if it has none."""
+    analysis = compiled.memory_analysis()
+    return analysis and analysis.generated_code_size_in_bytes or None
 
 
 def program_text(compiled: "jax.stages.Compiled") -> str:

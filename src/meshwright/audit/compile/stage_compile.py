@@ -41,9 +41,15 @@ class Compiling:
     their copies. sent: how often an array goes from one stage to another.
     """
 
-    def __init__(self, meshes: list[Mesh], compile_program: Callable[[Any], Any], memory: Memory) -> None:
+    def __init__(
+        self,
+        meshes: list[Mesh],
+        compile_program: Callable[[Any], Any],
+        memory: Memory,
+        code_bytes: Callable[[Any], int | None],
+    ) -> None:
         self._stages = {mesh: stage for stage, mesh in enumerate(meshes)}
-        self._compile, self._memory = compile_program, memory
+        self._compile, self._memory, self._code_bytes = compile_program, memory, code_bytes
         self.compiled: dict[tuple[int, Any, str], Any] = {}
         self.calls: dict[tuple[int, Any, str], Call] = {}
         self.alive: Counter[int] = Counter()
@@ -104,6 +110,11 @@ class Compiling:
         """Bytes of a device of a stage at the peak, by cause as in `memory_by_cause`."""
         total, given = self.peak[stage], self.given[stage]
         return {"arguments": given, "outputs": 0, "temporaries": total - given, "total": total}
+
+    def program_bytes(self, stage: int) -> int:
+        """Bytes of the code of all programs of a stage."""
+        calls = zip(self.calls.values(), self.compiled.values(), strict=True)
+        return sum(self._code_bytes(compiled) or 0 for call, compiled in calls if call.stage == stage)
 
     def givens(self, name: str, tree: Any) -> Any:
         """The arrays that exist when the step begins, by JAX's names."""

@@ -86,6 +86,13 @@ def input_bytes(program: Program) -> int:
     return sum(shape.allocated_bytes for shape in shapes if re.match(r"[su](32|64)|pred", shape.dtype))
 
 
+def constant_bytes(program: Program) -> int:
+    """Bytes of the arrays that are part of the program: masks, tables of angles, numbers."""
+    instructions = (one for c in program.computations.values() for one in c.instructions.values())
+    constants = (one for one in instructions if one.opcode == "constant")
+    return sum(shape.allocated_bytes for one in constants for shape in one.shapes)
+
+
 def layer_saved_bytes(program: Program) -> int:
     """Bytes that loops over layers keep for the backward pass.
 
