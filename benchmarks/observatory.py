@@ -1,14 +1,14 @@
 """Rows of the audit's matrix over releases of JAX: results/observatory.json, and compare-releases.md.
 
     python benchmarks/observatory.py --folder ~/releases             # twelve rows, the three newest releases
-    python benchmarks/observatory.py --folder ~/releases --only 8b   # print rows with this text, write nothing
+    python benchmarks/observatory.py --folder ~/releases --only 8b   # rows with this text, printed only
     python benchmarks/observatory.py --folder ~/releases --releases 0.10.2 0.10.2+libtpu==0.0.52
     python benchmarks/observatory.py --table                         # only write the page
 
-A release is a version of jax (`0.12`: its newest patch), with the compilers that `jax[tpu,cuda12]` names, or
-with other pins after a plus sign. uv makes an environment for each in the folder (5 GB, which uv shares between
-them). One compile after another; each row is kept in the folder under a hash of the row, the versions and our
-source, so an interrupted run goes on.
+A release is a version of jax (`0.12`: its newest patch), with the compilers of its `jax[tpu,cuda12]`, or with
+other pins after a plus sign. uv makes an environment for each in the folder (5 GB, of which equal packages are
+shared). One compile after another; each row is kept in the folder under a hash of the row, the versions and
+our source, so an interrupted run goes on.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,16 @@ def environment(folder: Path, name: str, python: str) -> Release:
             file.flush()
             override = ("--override", file.name) if pins else ()
             # Not the repository's own environment: its lock pins one release.
-            uv("pip", "install", "--quiet", "--python", place / "bin/python", *override, f"{ROOT}[run]", wanted)
+            uv(
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                place / "bin/python",
+                *override,
+                f"{ROOT}[run]",
+                wanted,
+            )
         frozen = uv("pip", "freeze", "--python", place / "bin/python")
         pairs = dict(line.split("==") for line in frozen.splitlines() if "==" in line)
         write_whole(listed, json.dumps({package: pairs[package] for package in PACKAGES}))
@@ -217,7 +227,8 @@ def _changed_collectives(before: Sequence[dict], after: Sequence[dict]) -> Itera
         elif (was["op"], was["axes"]) != (now["op"], now["axes"]):
             yield f"{where}: {_words(now)}, before {_words(was)}"
         elif abs(now["bytes"] - was["bytes"]) > MEMORY * was["bytes"]:
-            yield f"{where}: {_words(now)} of {format_bytes(now['bytes'])}, before {format_bytes(was['bytes'])}"
+            sizes = f"{format_bytes(now['bytes'])}, before {format_bytes(was['bytes'])}"
+            yield f"{where}: {_words(now)} of {sizes}"
 
 
 def _words(collective: dict) -> str:
@@ -242,7 +253,7 @@ def lines_of(rows: Sequence[dict]) -> list[str]:
     lines += ["", "Differences from the release before:", ""]
     listed = []
     for text, several in by_row.items():
-        for before, after in zip(several, several[1:], strict=False):
+        for before, after in pairwise(several):
             if found := changes(before, after):
                 listed.append(f"- jax {after['versions']['jax']}, `{text}`: {'; '.join(found)}.")
                 listed.append(f"  `{reproduced(text, before, after)}`")
@@ -290,7 +301,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", metavar="FOLDER", type=Path, help="of environments and rows")
     parser.add_argument("--releases", metavar="JAX", nargs="+", help="the three newest by default")
-    parser.add_argument("--only", metavar="TEXT", help="rows of the whole matrix that have this in their text")
+    parser.add_argument(
+        "--only", metavar="TEXT", help="rows of the whole matrix that have this in their text"
+    )
     parser.add_argument("--python", default="3.12", help="a version or a path, for new environments")
     parser.add_argument("--again", action="store_true", help="compile again what the folder has")
     parser.add_argument("--table", action="store_true", help=f"only write {DOCUMENT.relative_to(ROOT)}")
@@ -308,9 +321,7 @@ def main() -> None:
     if not cases:
         parser.error(f"--only {asked.only!r}: no row of the matrix has this text")
     folder = asked.folder.expanduser().resolve()
-    releases = [
-        environment(folder, name, asked.python) for name in asked.releases or newest(asked.python)
-    ]
+    releases = [environment(folder, name, asked.python) for name in asked.releases or newest(asked.python)]
     rows: list[dict[str, Any]] = [
         row(folder, case, release, again=asked.again) for case in cases for release in releases
     ]

@@ -95,6 +95,92 @@ def _sort(*spec: Any) -> Callable[[], Any]:
     return run
 
 
+def _sort_of_logits(*, constrain: bool) -> Callable[[], Any]:
+    """A sort of logits over a split vocabulary, or of whole rows after an all-to-all."""
+
+    def run() -> Any:
+        m = mesh("x")
+
+        def sort(h: Any, w: Any) -> Any:
+            logits = constrained(m, h @ w, None, "x")
+            return jnp.sort(constrained(m, logits, "x") if constrain else logits, axis=1)[:, -64:]
+
+        return jax.jit(sort), (array(m, (64, 512)), array(m, (512, 32768), None, "x"))
+
+    return run
+
+
+def _loss_of_logits(*spec: Any) -> Callable[[], Any]:
+    """A cross-entropy of logits that a constraint gathers, or leaves split over the vocabulary."""
+
+    def run() -> Any:
+        m = mesh("x")
+
+        def loss(h: Any, w: Any, targets: Any) -> Any:
+            logits = constrained(m, (h @ w).astype(jnp.float32), *spec)
+            hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == targets[:, None]
+            return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.sum(jnp.where(hit, logits, 0.0), -1))
+
+        weight = array(m, (512, 32768), None, "x", dtype=jnp.bfloat16)
+        rows = array(m, (512, 512), dtype=jnp.bfloat16), array(m, (512,), dtype=jnp.int32)
+        return jax.jit(loss), (rows[0], weight, rows[1])
+
+    return run
+
+
+def _norm(*, concatenated: bool) -> Callable[[], Any]:
+    """Gradients over their norm: of one array of all, or array by array."""
+
+    def run() -> Any:
+        m = mesh("x")
+        split = NamedSharding(m, P("x"))
+
+        def clipped(gradients: Any) -> Any:
+            if concatenated:
+                norm = jnp.linalg.norm(jnp.concatenate([jnp.ravel(g) for g in gradients]))
+            else:
+                norm = jnp.sqrt(sum(jnp.sum(g * g) for g in gradients))
+            return [g / norm for g in gradients]
+
+        return jax.jit(clipped, out_shardings=[split, split]), ([array(m, (1024, 1024), "x")] * 2,)
+
+    return run
+
+
+def _accumulation(*, by_device: bool) -> Callable[[], Any]:
+    """Gradients of microbatches, summed over devices in each turn of the loop, or once after it."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def total(w: Any, batches: Any) -> Any:
+            def add(total: Any, x: Any) -> Any:
+                return total + jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w), None
+
+            return lax.scan(add, jnp.zeros_like(w), batches)[0]
+
+        def local(w: Any, batches: Any) -> Any:
+            return lax.pmean(total(w, batches), "data")
+
+        specs = P(), P(None, "data")
+        once = jax.shard_map(local, mesh=m, in_specs=specs, out_specs=P(), check_vma=False)
+        args = array(m, (512, 1024)), array(m, (8, 1024, 512), None, "data")
+        return jax.jit(once if by_device else total), args
+
+    return run
+
+
+def _columns(*spec: Any) -> Callable[[], Any]:
+    """A product with the columns of a weight, which is stored by `spec`."""
+
+    def run() -> Any:
+        m = mesh("x")
+        by_columns = jax.jit(lambda w, x: jax.nn.relu(x @ constrained(m, w, None, "x")))
+        return by_columns, (array(m, (512, 4096), *spec), array(m, (512, 512)))
+
+    return run
+
+
 def _stack(*spec: Any) -> Callable[[], Any]:
     def run() -> Any:
         m = mesh("fsdp")
@@ -191,15 +277,14 @@ def _microbatches(*, constrain: bool) -> Callable[[], Any]:
         m = mesh("data")
 
         def step(w: Any, x: Any) -> Any:
-            def loss(w: Any, rows: Any) -> Any:
-                return jnp.sum(jnp.tanh(rows @ w) ** 2)
+            def add(total: Any, rows: Any) -> Any:
+                return total + jnp.sum(jnp.tanh(rows @ w) ** 2), None
 
             if constrain:
                 x = constrained(m, x.reshape(16, 4, 512).swapaxes(0, 1), None, "data")
             else:
                 x = x.reshape(4, 16, 512)
-            total, _ = lax.scan(lambda g, rows: (g + jax.grad(loss)(w, rows), None), jnp.zeros_like(w), x)
-            return w - 0.1 * total
+            return lax.scan(add, jnp.float32(0), x)[0]
 
         return jax.jit(step), (array(m, (512, 512)), array(m, (64, 512), "data"))
 
@@ -288,6 +373,17 @@ CASES: dict[str, Case] = {
     "a cumulative sum": Case("gathered_for_one_operation", _cumulative_sum, _cumulative_sum_of_shards),
     "a Fourier transform": Case("gathered_for_one_operation", _fourier, _fourier_of_lines),
     "a sort": Case("gathered_for_one_operation", _sort(None, "x"), _sort("x", None)),
+    "a sort of logits": Case(
+        "gathered_for_one_operation", _sort_of_logits(constrain=False), _sort_of_logits(constrain=True)
+    ),
+    "logits of a loss": Case("gathered_for_one_operation", _loss_of_logits(), _loss_of_logits(None, "x")),
+    "a norm of one long array": Case(
+        "gathered_for_one_operation", _norm(concatenated=True), _norm(concatenated=False)
+    ),
+    "gradients of microbatches": Case(
+        "summed_repeatedly", _accumulation(by_device=False), _accumulation(by_device=True)
+    ),
+    "rows stored, columns used": Case("weight_resharded", _columns("x"), _columns(None, "x")),
     "a stack sharded by layer": Case("stack_gathered", _stack("fsdp"), _stack(None, "fsdp")),
     "FSDP": Case(
         "activations_not_constrained", _fsdp("data", constrain=False), _fsdp("data", constrain=True)

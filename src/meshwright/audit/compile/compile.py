@@ -53,8 +53,8 @@ OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
 class CompiledProgram:
     """The optimised HLO, and the compiler's figures for one device; None if it has none.
 
-    memory_bytes: of the largest stage in a pipeline. program_bytes: of the compiled code, in a pipeline of all
-    programs of the stage with most. stages: of a pipeline whose stages run programs of their own.
+    memory_bytes: of the largest stage in a pipeline. program_bytes: of the compiled code, in a pipeline all
+    programs of one stage. stages: of a pipeline whose stages run programs of their own.
     compiler_log: warnings about partitioning. cached: an earlier process compiled it.
     """
 
@@ -280,7 +280,7 @@ def memory_by_cause(compiled: object, compiler: Compiler) -> dict[str, int] | No
 def program_bytes(compiled: "jax.stages.Compiled") -> int | None:
     """Bytes of the machine code of one device, which a loaded program occupies; None if it has none."""
     analysis = compiled.memory_analysis()
-    return analysis and analysis.generated_code_size_in_bytes or None
+    return (analysis and analysis.generated_code_size_in_bytes) or None
 
 
 def program_text(compiled: "jax.stages.Compiled") -> str:

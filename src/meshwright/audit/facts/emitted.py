@@ -8,7 +8,7 @@ from meshwright.audit.facts.groups import axes_that_change, group_axes, ring_len
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import multiplies
 from meshwright.audit.hlo.read import Program
-from meshwright.audit.hlo.trace import TracedValue, ancestors, readers
+from meshwright.audit.hlo.trace import TracedValue, ancestors, history, readers
 from meshwright.cost.collectives import Op
 from meshwright.notation.array import Axes
 from meshwright.notation.collective import gathered_of_block
@@ -146,21 +146,34 @@ class Emitted:
             return TracedValue(done, place, path)
         return TracedValue(instruction, place, path)
 
-    def uses(self, program: Program, *, elementwise: bool = False) -> Iterator[tuple[TracedValue, int]]:
+    def uses(
+        self, program: Program, *, elementwise: bool = False, joined: bool = False
+    ) -> Iterator[tuple[TracedValue, int]]:
         """The readers of its result, each with the number of its operand.
 
-        elementwise: readers that keep the shape are replaced by their own readers.
+        elementwise: readers that keep the shape are replaced by their own readers. joined: so are those that
+        concatenate it with other arrays, and the slices of these. The parts of an all-to-all are always
+        joined, which XLA for CPU returns one by one.
         """
+        through = (ELEMENTWISE if elementwise else frozenset()) | (_JOINS if joined else frozenset())
         left, seen = [self.result()], set()
         while left:
             for user, at in readers(program, left.pop()):
                 key = user.instruction.name, user.place.computation.name
-                passes = elementwise and at >= 0 and user.instruction.opcode in ELEMENTWISE
+                passes = at >= 0 and (user.instruction.opcode in through or self._joins_parts(program, user))
                 if not passes:
                     yield user, at
                 elif key not in seen:
                     seen.add(key)
                     left.append(user)
+
+    def _joins_parts(self, program: Program, user: TracedValue) -> bool:
+        """Whether an instruction concatenates the parts of this all-to-all."""
+        if self.op != "all_to_all" or user.instruction.opcode != "concatenate":
+            return False
+        parts = (user.operand(i) for i in range(len(user.instruction.operands)))
+        made_by = {tuple(history(program, part))[-1].instruction.name for part in parts}
+        return made_by == {self.value.instruction.name}
 
     def products(self, program: Program) -> Iterator[tuple[TracedValue, TracedValue]]:
         """The products that read its result, each with its other operand.
@@ -207,6 +220,9 @@ ELEMENTWISE = frozenset({
     "add", "subtract", "multiply", "divide", "negate", "maximum", "minimum", "tanh", "exponential",
     "logistic", "power", "select", "clamp", "rsqrt",
 })  # fmt: skip
+
+
+_JOINS = frozenset({"concatenate", "dynamic-slice", "slice"})
 
 
 def is_computed(program: Program, value: TracedValue) -> bool:

@@ -20,6 +20,7 @@ from meshwright.audit.hlo.trace import (
     CallPath,
     TracedValue,
     history,
+    readers,
     same_each_turn,
     sources,
     trip_count,
@@ -112,7 +113,8 @@ def repeated_gather(emitted: Emitted, context: ProgramContext) -> Fault | None:
 # What to write for operations along a whole dimension, by JAX's primitive.
 _WITHOUT_PARTS = {
     "top_k": "take the top k of each device's shard, gather these, and take their top k (jax.shard_map)",
-    "sort": "sort along a dimension that is whole: constrain the operand to be sharded along another one",
+    "sort": "sort along a dimension that is whole: constrain the operand as its product yields it, then "
+    "along another dimension (one all-to-all)",
     "fft": "transform whole lines on each device in jax.shard_map, since XLA gathers the operand of an FFT: "
     "shard it along another dimension before, by one all-to-all",
     "cumsum": "sum within each device's shard, exchange the shards' totals, and add those of the shards "
@@ -121,6 +123,7 @@ _WITHOUT_PARTS = {
 _SAME_REMEDY = {"approx_top_k": "top_k", "argsort": "sort"} | dict.fromkeys(
     ("cumprod", "cummax", "cummin", "cumlogsumexp", "reduce_window_sum", "associative_scan"), "cumsum"
 )
+_CONSTRAINTS = ("sharding_constraint", "reshard")
 _BY_OPCODE = {"sort": "sort", "topk": "top_k", "fft": "fft"}
 
 
@@ -128,9 +131,12 @@ def along_the_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An array moved for an operation along its sharded dimension that needs only parts of it."""
     if emitted.op not in ("all_gather", "all_to_all") or emitted.is_written or emitted.collective.follows_sum:
         return None
+    name = primitive_of(emitted.collective.op_name)
+    if emitted.op == "all_to_all" and name in _CONSTRAINTS:  # the remedy
+        return None
     operation = next(filter(None, map(_needs_whole, emitted.uses(context.program, elementwise=True))), None)
-    if operation is None and primitive_of(emitted.collective.op_name) in (*_WITHOUT_PARTS, *_SAME_REMEDY):
-        operation = primitive_of(emitted.collective.op_name)
+    if operation is None and name in (*_WITHOUT_PARTS, *_SAME_REMEDY):
+        operation = name
     if operation is None:
         return None
     return (
@@ -150,6 +156,58 @@ def _needs_whole(use: tuple[TracedValue, int]) -> str | None:
     names = (primitive_of(name) for name in split_op_name(instruction.op_name))
     known = next((name for name in names if name in _WITHOUT_PARTS or name in _SAME_REMEDY), None)
     return known or _BY_OPCODE.get(instruction.opcode)
+
+
+def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array gathered for a maximum, a sum or a norm of it, which its shards have, too."""
+    if emitted.op != "all_gather" or emitted.is_written or emitted.collective.follows_sum:
+        return None
+    uses = list(emitted.uses(context.program, elementwise=True, joined=True))
+    most = emitted.elements / emitted.collective.groups.size
+    if not uses or not all(
+        user.instruction.opcode in _REDUCES and user.instruction.shapes[0].num_elements < most
+        for user, _ in uses
+    ):
+        return None
+    names = (primitive_of(user.instruction.op_name) for user, _ in uses)
+    operations = ", ".join(dict.fromkeys(filter(None, names))) or "a reduction"
+    return (
+        "gathered_for_one_operation",
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+        f"{context.over(emitted)} only to be reduced ({operations})",
+        "reduce each device's shard and combine the results: keep the operand sharded "
+        "(with_sharding_constraint, of logits along the vocabulary), and sum a norm's squares array by "
+        "array, not in one concatenated array",
+    )
+
+
+_REDUCES = ("reduce", "reduce-window")
+
+
+def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """A sum over devices in each turn of a loop that only adds up: gradients of microbatches."""
+    place = emitted.value.place
+    if emitted.collective.op != "all_reduce" or emitted.collective.gathers or not place.loops:
+        return None
+    uses = list(emitted.uses(context.program))
+    if not uses or not all(_adds_to_the_carry(context.program, *use) for use in uses):
+        return None
+    return (
+        "summed_repeatedly",
+        f"`{emitted.tensor}` is all-reduced over {context.over(emitted)} in each of {emitted.runs:,} turns "
+        "of a loop that only adds the results up",
+        "add up the devices' own parts in the loop and all-reduce the total once, after it: take gradients "
+        "in jax.shard_map and sum them (psum) after the loop over microbatches",
+    )
+
+
+def _adds_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
+    """Whether an instruction adds its operand `at` to an array of the loop's carry, for the next turn."""
+    if at not in (0, 1) or user.instruction.opcode != "add":
+        return False
+    *_, other = history(program, user.operand(1 - at), MOVES)
+    is_carry = other.instruction.opcode == "parameter" and bool(other.place.frames and other.path)
+    return is_carry and all(after < 0 and next_.path == other.path for next_, after in readers(program, user))
 
 
 def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -219,7 +277,7 @@ def moved_weight(emitted: Emitted, context: ProgramContext) -> Fault | None:
         or _is_shift(emitted)
         or emitted.collective.parameter in context.batch_names
         or is_computed(context.program, emitted.operand())
-        or (emitted.op == "all_to_all" and not any(emitted.products(context.program)))
+        or (emitted.op == "all_to_all" and not (c.parameter and any(emitted.products(context.program))))
     ):
         return None
     return stored_otherwise(emitted, context)
@@ -512,6 +570,7 @@ def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]
 FAULT_RULES: tuple[FaultRule, ...] = (
     table,
     along_the_whole,
+    only_reduced,
     stack_of_layers,
     batch_moved,
     over_the_batch,
@@ -522,6 +581,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     for_few_tokens,
     batch_gathered,
     resharded,
+    summed_each_turn,
     whole_sum,
     exposed,
 )
