@@ -133,6 +133,12 @@ def uv(*words: object) -> str:
     return ran.stdout
 
 
+def chosen(only: str | None) -> list[Case]:
+    """The sample, or the row with a text, otherwise all rows of the matrix that have it in theirs."""
+    texts = {only} & {case.text for case in CASES} if only else SAMPLE
+    return [case for case in CASES if (case.text in texts if texts else only in case.text)]
+
+
 def measured(case: Case) -> dict:
     """The figures of a row in this environment; only `error` if it does not compile."""
     try:
@@ -317,7 +323,7 @@ def main() -> None:
         return
     if asked.folder is None:
         parser.error("--folder: name a folder for environments and rows")
-    cases = [case for case in CASES if (asked.only in case.text if asked.only else case.text in SAMPLE)]
+    cases = chosen(asked.only)
     if not cases:
         parser.error(f"--only {asked.only!r}: no row of the matrix has this text")
     folder = asked.folder.expanduser().resolve()

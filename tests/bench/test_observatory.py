@@ -77,3 +77,11 @@ def test_the_sample_is_of_the_matrix() -> None:
     texts = [case.text for case in observatory.CASES]
     assert len(observatory.SAMPLE) == 12
     assert all(texts.count(text) == 1 for text in observatory.SAMPLE)
+
+
+def test_rows_are_chosen_by_their_whole_text_or_a_part() -> None:
+    assert len(observatory.chosen(None)) == 12
+    (whole,) = observatory.chosen("llama-3.2-1b train h100:1x8 data=8,zero=1")
+    assert whole.layout == "data=8,zero=1"
+    assert len(observatory.chosen("mixtral-8x22b")) == 1
+    assert observatory.chosen("no such row") == []
