@@ -6,7 +6,7 @@
     python benchmarks/observatory.py --table                         # only write the page
 
 A release is a version of jax (`0.12`: its newest patch) with the compilers of its `jax[tpu,cuda12]`, or with
-other pins after a plus sign. uv makes an environment for each in the folder (5 GB; equal packages are shared).
+other pins after a plus sign. uv makes an environment for each (5 GB; equal packages are shared).
 One compile after another; each row is kept in the folder under a hash of the row, the versions and our
 source, so an interrupted run goes on.
 """
