@@ -134,9 +134,11 @@ def uv(*words: object) -> str:
 
 
 def chosen(only: str | None) -> list[Case]:
-    """The sample, or the row with a text, otherwise all rows of the matrix that have it in theirs."""
-    texts = {only} & {case.text for case in CASES} if only else SAMPLE
-    return [case for case in CASES if (case.text in texts if texts else only in case.text)]
+    """The sample, or the row with a text, or all rows of the matrix that have it in theirs."""
+    if only is None:
+        return [case for case in CASES if case.text in SAMPLE]
+    whole = [case for case in CASES if case.text == only]
+    return whole or [case for case in CASES if only in case.text]
 
 
 def measured(case: Case) -> dict:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.audit.compare.arithmetic import type_findings
 from meshwright.audit.compare.findings import (
     activation_findings,
     missing_findings,
@@ -13,7 +14,7 @@ from meshwright.audit.compare.findings import (
     unplanned_findings,
     update_findings,
 )
-from meshwright.audit.compile.planned_program import PlannedStep, PlannedUpdate
+from meshwright.audit.compile.planned_program import PlannedStep, PlannedUpdate, planned_step
 from meshwright.audit.facts.elementwise import (
     ScopedArithmetic,
     UpdateArithmetic,
@@ -22,9 +23,15 @@ from meshwright.audit.facts.elementwise import (
     transcendentals,
     update_arithmetic,
 )
+from meshwright.audit.facts.narrow import NarrowResult
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import parse_hlo
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.presets import load_model
 from meshwright.notation.mesh import Mesh
+from meshwright.plan_file import Plan
 from meshwright.platforms import CPU
 
 UNPRICED = Prices(Mesh({}), None, None)
@@ -191,3 +198,13 @@ def test_logits_are_what_a_planned_operation_makes(line: str, told: list[str]) -
     after = f'out = bf16[2,4] {line}(y), metadata={{op_name="jit(run)/{line}"}}'
     text = text.replace("  ROOT out =", f"  {after}\n  ROOT results =").replace("tuple(y,", "tuple(out,")
     assert [one.tensor for one in result_findings(parse_hlo(text), {"wq", "attention"})] == told
+
+
+@pytest.mark.parametrize(("adds_wide", "names"), [(True, ["gradients"]), (False, [])])
+def test_gradients_of_microbatches_are_added_as_planned(adds_wide: bool, names: list[str]) -> None:
+    """In bfloat16 only if the plan adds them so."""
+    plan = Plan(load_model("tiny"), "cpu:8", Workload(32, 64), Layout.of(data=8, microbatches=2))
+    name = "jit(_step)/while/body/gradients/w_in/add"
+    narrow = [NarrowResult(name, "add", "backward", 4096)]
+    found = type_findings(narrow, {}, planned_step(plan, load("cpu:8")), 0, adds_wide=adds_wide)
+    assert [one.tensor for one in found] == names

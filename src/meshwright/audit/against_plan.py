@@ -109,7 +109,11 @@ def against_plan(
     )
     narrow = narrow_results(program, differentiated=trains)
     statistics = rounded_statistics(program, differentiated=trains)
-    differences += type_findings(narrow, statistics, planned, _rounded_elements(plan, planned))
+    precision = plan.layout.precision
+    adds_wide = dtype_bytes(precision.gradients_dtype or precision.weights_dtype) > _NARROW_BYTES
+    differences += type_findings(
+        narrow, statistics, planned, _rounded_elements(plan, planned), adds_wide=adds_wide
+    )
     differences += host_findings(host_transfers(program), plan.layout)
     differences += condition_findings(program) if planned.update else []
     differences += state_findings(state_passes(program, differentiated=trains), planned, prices)

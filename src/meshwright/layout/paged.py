@@ -13,6 +13,7 @@ from meshwright.models.config import Window
 
 # Positions of a page.
 DEFAULT_PAGE = 64
+_MIN_PAGES = 4  # of a table that is worth a program
 # Pages per turn of a long row's loop, since each turn has a fixed cost; and pages per product, which fit the
 # cache of a core.
 TOGETHER, SIDE_BY_SIDE = 8, 2
@@ -55,6 +56,27 @@ def first_page(position: int, page: int, window: Window | None) -> int:
     (0, 4, 6)
     """
     return 0 if window is None else max(window.first(position), 0) // page
+
+
+def compiled_sizes(largest: int) -> list[int]:
+    """Numbers of rows or blocks of the compiled programs: powers of two below `largest`, and `largest`.
+
+    >>> compiled_sizes(6), compiled_sizes(1)
+    ([1, 2, 4, 6], [1])
+    """
+    sizes = [1]
+    while sizes[-1] < largest:
+        sizes.append(min(2 * sizes[-1], largest))
+    return sizes
+
+
+def table_widths(max_pages: int) -> list[int]:
+    """Pages of the tables of short sequences: a sixteenth and a quarter of `max_pages`.
+
+    >>> table_widths(64), table_widths(16), table_widths(4)
+    ([4, 16], [4], [])
+    """
+    return [pages for pages in (max_pages // 16, max_pages // 4) if pages >= _MIN_PAGES]
 
 
 @lru_cache(maxsize=1024)

@@ -9,9 +9,10 @@ from meshwright.cost.serving_step import in_inference
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.attention import has_prompt_programs
+from meshwright.layout.paged import compiled_sizes
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.steps import StepSeconds, end_of_one
-from meshwright.serve.engine.limits import IdleSeconds, Limits, compiled_sizes, timed_blocks
+from meshwright.serve.engine.limits import IdleSeconds, Limits, timed_blocks
 
 if TYPE_CHECKING:  # it loads an HTTP client, which generation does without
     from meshwright.load.simulator import StepPrices

@@ -19,6 +19,8 @@ from meshwright.units import format_bytes
 
 # Scopes whose whole forward pass is in float32: the loss of logits, and the choice of experts.
 _WIDE_SCOPES = ("loss", "top_k", "router_losses")
+# The scope in which gradients of microbatches are added (nn/gradients.py).
+GRADIENTS = "gradients"
 # More rounded elements of the update than arrays of the state, by this factor.
 _MORE_CASTS = 1.25
 
@@ -28,16 +30,23 @@ def type_findings(
     statistics: Mapping[str, int],
     planned: PlannedStep,
     state_elements: int,
+    *,
+    adds_wide: bool,
 ) -> list[Remark]:
     """A finding for each operation that computes in 16 bits, and needs 32.
 
     statistics: elements of norms' means, by scope. state_elements: of one device's weights and moments that
-    are kept in at most 16 bits, which the update rounds once each.
+    are kept in at most 16 bits, which the update rounds once each. adds_wide: gradients of microbatches are
+    planned to be added in 32 bits.
     """
     rounded = Counter(statistics)
     names = dict.fromkeys(statistics, "")
     update = Counter[str]()
     for one in narrow:
+        if adds_wide and GRADIENTS in scope_of(one.op_name):
+            rounded[GRADIENTS] += one.elements
+            names.setdefault(GRADIENTS, one.op_name)
+            continue
         if one.direction == "update":
             update[one.opcode] += one.elements
             names.setdefault("update", one.op_name)

@@ -22,7 +22,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.attention import has_prompt_programs
 from meshwright.layout.fit import check_fits, num_replicas
-from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.paged import DEFAULT_PAGE, compiled_sizes
 from meshwright.layout.runnable import check_model_runs, check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.native import kernels
@@ -38,7 +38,7 @@ from meshwright.serve.device.sampling import Needs, Sampled
 from meshwright.serve.device.shapes import Shape, Shapes
 from meshwright.serve.device.step_inputs import StepInputs, placeholder
 from meshwright.serve.engine.batch import CACHED, Batch, SequenceWork, WorkOutput
-from meshwright.serve.engine.limits import IdleSeconds, Limits, compiled_sizes, on_each, timed_blocks
+from meshwright.serve.engine.limits import IdleSeconds, Limits, on_each, timed_blocks
 from meshwright.serve.engine.pages import Move
 from meshwright.serve.engine.request import TokenScore
 

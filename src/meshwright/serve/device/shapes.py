@@ -18,10 +18,9 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
+from meshwright.layout.paged import compiled_sizes, table_widths
 from meshwright.serve.engine.batch import Batch
-from meshwright.serve.engine.limits import Limits, compiled_sizes
-
-_MIN_PAGES = 4  # of a table that is worth a program
+from meshwright.serve.engine.limits import Limits
 
 
 class Shape(NamedTuple):
@@ -115,12 +114,3 @@ class Shapes:
             and (not shape.pages or shape.pages >= num_pages)
         )
         return min(fitting, key=lambda shape: shape.rank)
-
-
-def table_widths(max_pages: int) -> list[int]:
-    """Pages of the tables of short sequences: a sixteenth and a quarter of `max_pages`.
-
-    >>> table_widths(64), table_widths(16), table_widths(4)
-    ([4, 16], [4], [])
-    """
-    return [pages for pages in (max_pages // 16, max_pages // 4) if pages >= _MIN_PAGES]

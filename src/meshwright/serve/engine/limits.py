@@ -9,7 +9,7 @@ from typing import NamedTuple
 from meshwright.errors import PlanError, RequestError
 from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
-from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, divided_block
+from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, compiled_sizes, divided_block
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import even_context, widest_window
@@ -32,18 +32,6 @@ def check_length(num_tokens: int, context: int, longest: int, param: str = "prom
             param=param,
             code="context_length_exceeded",
         )
-
-
-def compiled_sizes(largest: int) -> list[int]:
-    """Numbers of rows or blocks of the compiled programs: powers of two below `largest`, and `largest`.
-
-    >>> compiled_sizes(6), compiled_sizes(1)
-    ([1, 2, 4, 6], [1])
-    """
-    sizes = [1]
-    while sizes[-1] < largest:
-        sizes.append(min(2 * sizes[-1], largest))
-    return sizes
 
 
 @dataclass(frozen=True)

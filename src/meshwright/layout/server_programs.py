@@ -1,0 +1,54 @@
+"""The programs that a server compiles before its first request: of steps by their sizes, and of samplers."""
+
+from typing import NamedTuple
+
+from meshwright.layout.attention import has_prompt_programs, why_no_paged
+from meshwright.layout.fit import num_replicas
+from meshwright.layout.layout import Layout
+from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, compiled_sizes, divided_block, table_widths
+from meshwright.models.config import ModelConfig
+from meshwright.platforms import Platform
+
+# Combinations of random draws, filters and alternatives, each with and without edits of logits.
+_SAMPLERS, _SAMPLERS_OF_ONE = 12, 2
+
+
+class ServerPrograms(NamedTuple):
+    """Numbers of programs. generate: steps of one token a sequence. prompts: steps with prompts."""
+
+    generate: int
+    prompts: int
+    samplers: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def server_programs(
+    config: ModelConfig, layout: Layout, platform: Platform, num_slots: int, context: int
+) -> ServerPrograms:
+    """The programs of `mw serve` for `num_slots` sequences of up to `context` tokens, without drafts.
+
+    Steps are compiled for 1, 2, 4, ... sequences of a replica and for 1, 2, 4, ... blocks of a chunk of a
+    prompt, and steps that read whole tables of pages for short tables, too.
+    """
+    at = layout.at("generate")
+    replicas = num_replicas(at, config)
+    slots = max(1, num_slots // replicas)
+    widths = [0]
+    if not platform.page_by_page and why_no_paged(platform, config, at) is not None:
+        widths += table_widths(-(-context // DEFAULT_PAGE))
+    # All devices of a shard of the batch compute the chunks of all of its replicas.
+    chunk = max(1, chunk_of(layout, context) // (replicas // at.num_batch_shards))
+    block = min(
+        divided_block(platform.prompt_rows, layout.num_prompt_shards), 1 << (context - 1).bit_length()
+    )
+    blocks = compiled_sizes(min(-(-chunk // block), -(-context // block)))
+    heads = len({1, slots})
+    samplers = heads * (_SAMPLERS_OF_ONE if platform.one_sampler else _SAMPLERS)
+    return ServerPrograms(
+        len(compiled_sizes(slots)) * len(widths),
+        len(blocks) * (1 + has_prompt_programs(platform, layout)),
+        samplers,
+    )
