@@ -23,6 +23,7 @@ from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.numerics import cached_numerics
 from meshwright.audit.per_stage import stages_against_plan
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
+from meshwright.audit.server import server_memory
 from meshwright.errors import OutOfMemoryError
 from meshwright.hardware.catalog import load
 from meshwright.layout.paged import page_of
@@ -101,7 +102,7 @@ def audit_phases(
     """The audit of a plan in each of its phases: two for a server's plan.
 
     Arguments as for `audit_plan`. The document of a server's plan is that of its generate step, with a
-    prefill step's under `prefill`; its verdict is `match` if both match.
+    prefill step's under `prefill` and `server_memory` under `server`; its verdict is `match` if both match.
     """
     document = audit_plan(plan, target, progress, use_cache=use_cache, numerics=numerics)
     if not plan.is_of_server:
@@ -109,7 +110,8 @@ def audit_phases(
     prefill = audit_plan(prefill_of(plan), target, progress, use_cache=use_cache)
     verdict = "match" if document["verdict"] == prefill["verdict"] == "match" else "differs"
     grade = worst((document["grade"], prefill["grade"]))
-    return document | {"verdict": verdict, "grade": grade, "prefill": prefill}
+    server = server_memory(plan, document, prefill)
+    return document | {"verdict": verdict, "grade": grade, "prefill": prefill, "server": server}
 
 
 def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict | None = None) -> dict:

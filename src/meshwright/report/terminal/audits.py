@@ -28,7 +28,23 @@ def audit_table(audit: JsonDocument) -> Group:
     for phase, document in phases.items():
         parts += [Text(phase.capitalize(), style="bold")] if phase else []
         parts += _program(document)
-    return Group(_verdict(audit["verdict"], phases), *parts)
+    return Group(_verdict(audit["verdict"], phases), *parts, *_server(audit.get("server")))
+
+
+def _server(server: JsonDocument | None) -> list[Text]:
+    """The programs of a server, and whether it starts."""
+    if not server:
+        return []
+    counts = server["programs"]
+    number = f"{sum(counts.values())} programs ({counts['samplers']} choose tokens)"
+    code = (
+        "of unknown size" if server["program_bytes"] is None else f"of {bytes_text(server['program_bytes'])}"
+    )
+    if server["boots"] is None:
+        return [Text(f"server: {number} {code}")]
+    verdict = Text("starts", style="green") if server["boots"] else Text("does not start", style="red")
+    sizes = f"{bytes_text(server['bytes'])} of {bytes_text(server['usable_bytes'])} a chip"
+    return [Text("server: ").append(verdict).append(f": {number} {code}, with weights and cache {sizes}")]
 
 
 def _program(audit: JsonDocument) -> list[RichTable | Text]:
@@ -36,7 +52,16 @@ def _program(audit: JsonDocument) -> list[RichTable | Text]:
     tables = [collectives_table(audit), Table.of("Totals", columns, totals(audit))]
     tables_shown = [rich_table(table) for table in (*tables, memory_table(audit)) if table]
     lines = [_remark(*remark) for remark in remarks(audit)]
-    return [*tables_shown, *schedule_tables(audit), *lines, *_numerics(audit)]
+    return [*tables_shown, *_code(audit), *schedule_tables(audit), *lines, *_numerics(audit)]
+
+
+def _code(audit: JsonDocument) -> list[Text]:
+    """The size of the compiled program, if the compiler tells it."""
+    program = audit.get("program") or {}
+    if not program.get("bytes"):
+        return []
+    text = f"program: {bytes_text(program['bytes'])} of code, {bytes_text(program['constants'])} of constants"
+    return [Text(text, style="dim")]
 
 
 def schedule_tables(audit: JsonDocument) -> list[RichTable | Text]:

@@ -1,0 +1,36 @@
+"""Whether a server starts: its programs, weights, cache and temporaries against a chip's memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.hardware.catalog import load
+from meshwright.layout.server_programs import server_programs
+from meshwright.plan_file import Plan
+
+
+def server_memory(plan: Plan, generate: Mapping[str, Any], prefill: Mapping[str, Any]) -> dict[str, Any]:
+    """The key `server` of `mw audit` of a serving plan, from the audits of both phases.
+
+    bytes: weights and cache, the largest temporaries, and the code of all step programs, each as large as
+    the compiled step of its phase; programs that choose tokens are only counted. None for what the compiler
+    does not tell.
+    """
+    hardware = load(plan.hardware)
+    counts = server_programs(
+        plan.model, plan.layout, hardware.chip.platform, plan.workload.num_sequences, plan.workload.seq_len
+    )
+    usable = hardware.chip.program_bytes
+    code = [audit["program"]["bytes"] for audit in (generate, prefill)]
+    memory = [audit["memory"]["compiled_by_cause"] for audit in (generate, prefill)]
+    program_bytes = None if None in code else counts.generate * code[0] + counts.prompts * code[1]
+    total = None
+    if None not in memory:
+        temporaries = max(one["temporaries"] + one["outputs"] for one in memory)
+        total = memory[0]["arguments"] + temporaries + (program_bytes or 0)
+    return {
+        "programs": counts._asdict(),
+        "program_bytes": program_bytes,
+        "bytes": total,
+        "usable_bytes": usable,
+        "boots": None if total is None else total <= usable,
+    }
