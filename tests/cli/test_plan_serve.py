@@ -229,3 +229,14 @@ def test_a_serving_plan_opens_with_its_verdict(capsys):
     assert main([*asked]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("Best: ") and any(line.startswith("Price: ") for line in lines[:5])
+
+
+def test_a_server_needs_memory_for_its_programs(capsys) -> None:
+    """On TPUs, whose compiled layers are some megabytes in every one of the programs."""
+    found = document(capsys, *ASKED)
+    server, best = found["server"], found["best"]
+    counts = server["programs"]
+    assert counts["samplers"] == 24 and counts["prompts"] == 8
+    assert server["bytes"] == best["bytes_per_chip"]["total"] + server["program_bytes"]
+    assert server["boots"] == (server["bytes"] <= server["usable_bytes"])
+    assert server["slots"] <= best["batch"] and (server["slots"] < best["batch"]) != server["boots"]

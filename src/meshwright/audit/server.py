@@ -11,9 +11,8 @@ from meshwright.plan_file import Plan
 def server_memory(plan: Plan, generate: Mapping[str, Any], prefill: Mapping[str, Any]) -> dict[str, Any]:
     """The key `server` of `mw audit` of a serving plan, from the audits of both phases.
 
-    bytes: weights and cache, the largest temporaries, and the code of all step programs, each as large as
-    the compiled step of its phase; programs that choose tokens are only counted. None for what the compiler
-    does not tell.
+    bytes: weights and cache, the largest temporaries, and the code of all programs. Steps are as large as the
+    compiled step of their phase, and programs that choose tokens as planned. None for unknown sizes.
     """
     hardware = load(plan.hardware)
     counts = server_programs(
@@ -22,7 +21,9 @@ def server_memory(plan: Plan, generate: Mapping[str, Any], prefill: Mapping[str,
     usable = hardware.chip.program_bytes
     code = [audit["program"]["bytes"] for audit in (generate, prefill)]
     memory = [audit["memory"]["compiled_by_cause"] for audit in (generate, prefill)]
-    program_bytes = None if None in code else counts.generate * code[0] + counts.prompts * code[1]
+    samplers = counts.samplers * (hardware.chip.platform.compiler.sampler_code_bytes or 0)
+    steps = None if None in code else counts.generate * code[0] + counts.prompts * code[1]
+    program_bytes = None if steps is None else round(steps + samplers)
     total = None
     if None not in memory:
         temporaries = max(one["temporaries"] + one["outputs"] for one in memory)

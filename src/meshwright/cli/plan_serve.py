@@ -340,6 +340,10 @@ def _search(
 
         boot = boot_of(config, result.best.hardware, result.best.layout, software, context)
         document["boot"] = boot and boot.to_dict()
+    else:
+        from meshwright.plan.serve.boot import server_start
+
+        document["server"] = server_start(result.best)
     if output:
         note(f"wrote {write_serve_plan(output, plan_of_point(result.best), document)}")
     if as_json:
@@ -350,6 +354,10 @@ def _search(
             from meshwright.cli.plan_load import boot_lines, launch_lines
 
             show(*launch_lines(line.to_dict()), *boot_lines(document["boot"]))
+        else:
+            from meshwright.report.terminal.audits import server_line
+
+            show(server_line(document["server"]))
 
 
 def _show(document: dict, seconds: float, explanation: "ServeExplanation | None") -> None:

@@ -7,7 +7,7 @@ from meshwright.layout.fit import num_replicas
 from meshwright.layout.layout import Layout
 from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, compiled_sizes, divided_block, table_widths
 from meshwright.models.config import ModelConfig
-from meshwright.platforms import Platform
+from meshwright.platforms import Compiler, Platform
 
 # Combinations of random draws, filters and alternatives, each with and without edits of logits.
 _SAMPLERS, _SAMPLERS_OF_ONE = 12, 2
@@ -23,6 +23,14 @@ class ServerPrograms(NamedTuple):
     @property
     def total(self) -> int:
         return sum(self)
+
+    def code_bytes(self, compiler: Compiler, num_layers: int) -> int | None:
+        """Planned bytes of the machine code of all programs on a device; None if they are not known."""
+        step, sampler = compiler.step_code_bytes, compiler.sampler_code_bytes
+        if step is None or sampler is None:
+            return None
+        each = step + num_layers * compiler.layer_code_bytes
+        return round((self.generate + self.prompts) * each + self.samplers * sampler)
 
 
 def server_programs(

@@ -64,6 +64,11 @@ class Compiler:
     title: str = ""  # in sentences
     packages: tuple[str, ...] = ()  # one of them contains it; none: jaxlib does
     extra: str = ""  # extra of meshwright that installs it
+    # Machine code of a server's step apart from its layers and of each layer, and of a program that chooses
+    # tokens; None if it is not known.
+    step_code_bytes: float | None = None
+    layer_code_bytes: float = 0.0
+    sampler_code_bytes: float | None = None
 
     # Compiling without chips.
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -28,23 +28,22 @@ def audit_table(audit: JsonDocument) -> Group:
     for phase, document in phases.items():
         parts += [Text(phase.capitalize(), style="bold")] if phase else []
         parts += _program(document)
-    return Group(_verdict(audit["verdict"], phases), *parts, *_server(audit.get("server")))
+    server = [server_line(audit["server"])] if audit.get("server") else []
+    return Group(_verdict(audit["verdict"], phases), *parts, *server)
 
 
-def _server(server: JsonDocument | None) -> list[Text]:
-    """The programs of a server, and whether it starts."""
-    if not server:
-        return []
+def server_line(server: JsonDocument) -> Text:
+    """The programs of a server, and whether it starts: the key `server` of a plan or an audit."""
     counts = server["programs"]
     number = f"{sum(counts.values())} programs ({counts['samplers']} choose tokens)"
-    code = (
-        "of unknown size" if server["program_bytes"] is None else f"of {bytes_text(server['program_bytes'])}"
-    )
+    size = server["program_bytes"]
+    code = "of unknown size" if size is None else f"of {bytes_text(size)}"
     if server["boots"] is None:
-        return [Text(f"server: {number} {code}")]
+        return Text(f"server: {number} {code}")
     verdict = Text("starts", style="green") if server["boots"] else Text("does not start", style="red")
     sizes = f"{bytes_text(server['bytes'])} of {bytes_text(server['usable_bytes'])} a chip"
-    return [Text("server: ").append(verdict).append(f": {number} {code}, with weights and cache {sizes}")]
+    fits = "" if server["boots"] or not server.get("slots") else f"; fits: --slots {server['slots']}"
+    return Text("server: ").append(verdict).append(f": {number} {code}, with weights and cache {sizes}{fits}")
 
 
 def _program(audit: JsonDocument) -> list[RichTable | Text]:
