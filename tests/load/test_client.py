@@ -16,7 +16,7 @@ from meshwright.load.answer import Answer
 from meshwright.load.client import Client
 from meshwright.load.drive import fit_words
 from meshwright.load.percentiles import percentiles, summary
-from meshwright.load.planned import planned_step_seconds
+from meshwright.load.planned import draft_counts, planned_step_seconds
 from meshwright.load.settings import LatencyTargets
 from meshwright.load.traffic import Chat, Lengths, Turn
 from meshwright.load.words import Words
@@ -156,6 +156,8 @@ def test_the_planned_step_is_read_from_the_metrics():
     assert planned_step_seconds("meshwright:planned_step_seconds 0.25\n") == 0.25
     assert planned_step_seconds("vllm:x 1\n") is None
     assert planned_step_seconds("<html>{") is None
+    counts = "vllm:spec_decode_num_draft_tokens_total 8\nvllm:spec_decode_num_accepted_tokens_total 3\n"
+    assert draft_counts(counts) == (8, 3) and draft_counts("vllm:x 1\n") == (0, 0)
 
 
 def run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict, str]:

@@ -52,9 +52,9 @@ OPTIMIZER = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=2, total_steps
 
 
 def compiled_step(
-    config: ModelConfig, layout: Layout, losses: tuple[float, float] = NO_LOSSES
+    config: ModelConfig, layout: Layout, losses: tuple[float, float] = NO_LOSSES, *, masked: bool = False
 ) -> CompiledStep:
-    return _step(config, layout, losses, CompiledStep)
+    return _step(config, layout, losses, CompiledStep, masked=masked)
 
 
 def _step(

@@ -170,8 +170,8 @@ class Serve:
     """Requests of `prompt_tokens`, answered with `output_tokens`: integers, or text such as "8k".
 
     ttft, tpot: maximum seconds to the first token, and per token after it. max_price_per_hour: for all
-    chips. prefix_hit, drafts, acceptance, paged, chunk: as in plan/serve/requests.py. lengths: (prompt,
-    output) tokens of a sample of requests, in place of prompt_tokens and output_tokens.
+    chips. prefix_hit, drafts, acceptance, draft_head, paged, chunk: as in plan/serve/requests.py. lengths:
+    (prompt, output) tokens of a sample of requests, in place of prompt_tokens and output_tokens.
 
     >>> Serve("8k", 512, tpot=0.02)
     Serve(prompt_tokens=8192, output_tokens=512, ttft=None, tpot=0.02)
@@ -200,6 +200,7 @@ class Serve:
     )
     drafts: int = option(0, help="Draft tokens per step (speculative decoding).", repr=False)
     acceptance: float = option(0.0, help="Probability that a draft token is accepted.", repr=False)
+    draft_head: bool = option(False, help="The model's own head makes the --drafts.", repr=False)
     paged: bool = option(
         False, help="Count the cache at the mean length of sequences, not the longest.", repr=False
     )
@@ -223,6 +224,7 @@ class Serve:
         prefix_hit: float = 0.0,
         drafts: int = 0,
         acceptance: float = 0.0,
+        draft_head: bool = False,
         paged: bool = False,
         chunk: int | None = None,
         lengths: Sequence[tuple[int, int]] = (),
@@ -237,7 +239,7 @@ class Serve:
         """The requests as the planner takes them. Raises PlanError for a share or a number out of range."""
         from meshwright.plan.serve.requests import Requests
 
-        names = ("prefix_hit", "drafts", "acceptance", "paged", "chunk")
+        names = ("prefix_hit", "drafts", "acceptance", "draft_head", "paged", "chunk")
         rest = {name: getattr(self, name) for name in names}
         if self.lengths:
             return Requests.of_lengths(self.lengths, **rest)

@@ -91,7 +91,7 @@ def against_plan(
         differences += missing_findings(program, planned.elementwise)
     line = program_timeline(program, machine.chip, prices, emitted) if target.is_of(machine.chip) else None
     differences += exposure_findings(rows, line, planned.seconds)
-    if plan.workload.phase == "train" and not plan.model.lora_rank:
+    if plan.workload.phase == "train" and all(one.trained for one in parameters(plan.model).values()):
         differences += kept_findings(program) + weight_findings(program, parameters(plan.model))
     if planned.update:
         differences += update_findings(planned.update, update_arithmetic(program, planned.operations), prices)

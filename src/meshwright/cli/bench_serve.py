@@ -158,7 +158,7 @@ async def _measure(
     from meshwright.load.answer import Answer
     from meshwright.load.drive import drive, fit_words
     from meshwright.load.percentiles import summary
-    from meshwright.load.planned import planned_step_seconds
+    from meshwright.load.planned import draft_counts, planned_step_seconds
     from meshwright.load.traffic import num_cut, within
 
     async with client:
@@ -174,14 +174,18 @@ async def _measure(
             done += 1
             report(f"answers {done} of {total}", done / total)
 
+        before = draft_counts(await client.metrics())
         answers = await drive(client, load, words, on_answer)
         figures = summary(answers, targets)
-        planned = planned_step_seconds(await client.metrics())
+        metrics = await client.metrics()
+        planned = planned_step_seconds(metrics)
+        drafts = [after - first for after, first in zip(draft_counts(metrics), before, strict=True)]
         measured = figures["tpot_seconds"]["p50"]
         ratio = measured / planned if measured and planned else None
         row = {"name": "tpot", "seconds": measured, "predicted_seconds": planned, "ratio": ratio}
         head = {"kind": "serving", "url": client.url, "model": client.model}
-        return head | figures | {"cut": num_cut(drawn, chats), "results": [row]}
+        drafted = {"drafts": {"verified": int(drafts[0]), "accepted": int(drafts[1])}} if drafts[0] else {}
+        return head | figures | drafted | {"cut": num_cut(drawn, chats), "results": [row]}
 
 
 def _tell(document: dict[str, Any], output: Path | None, *, plot: bool, as_json: bool) -> None:

@@ -122,6 +122,7 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
         "params": {"total": params.total, **asdict(params)},
         "mtp_params": counted.mtp_params(config),
         "tower_params": config.tower_params,
+        "mtp_flops_per_token": counted.mtp_flops_per_token(config, seq_len),
         "seq_len": seq_len,
         "train_flops_per_token": 3 * flops.total,
         "forward_flops_per_token": flops.total,
@@ -221,7 +222,9 @@ def _totals(document: dict) -> object:
     if params["active"] != params["total"]:
         table.add_row("  active per token", format_count(params["active"]), f"{params['active']:,}")
     if more := document["mtp_params"]:
-        about = f"{more:,} more, for further tokens; in no other figure"
+        flops = document["mtp_flops_per_token"]
+        work = f" and {format_count(flops)} FLOPs a token" if flops else ""
+        about = f"{more:,} more{work}, in no other figure"
         table.add_row("  multi-token prediction", format_count(more), about)
     if towers := document["tower_params"]:
         table.add_row("  towers", format_count(towers), f"{towers:,} more, which see or hear; in memory only")

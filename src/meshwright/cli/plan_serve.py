@@ -363,7 +363,7 @@ def _search(
 def _show(document: dict, seconds: float, explanation: "ServeExplanation | None") -> None:
     from meshwright.cli.plan_output import prose
     from meshwright.plan.verdict import verdict_lines
-    from meshwright.report.serving_points import ranges_text, requests_text
+    from meshwright.report.serving_points import drafts_text, ranges_text, requests_text
     from meshwright.report.terminal.serving import frontier_plot, frontier_table
 
     best, requests = document["best"], document["requests"]
@@ -380,6 +380,7 @@ def _show(document: dict, seconds: float, explanation: "ServeExplanation | None"
         f"at once (at most {best['max_batch']}); {best['prefill_to_generate_ratio']:.2g} prefill chips per "
         "generate chip",
         *([f"mw serve does not run it yet: {best['why_not_run']}"] if best["why_not_run"] else []),
+        *([drafts_text(best)] if "draft_step_ratio" in best else []),
         ranges_text(document["ranges"]),
         f"smallest machine that holds the model and one request: {'; '.join(small)}",
         *(

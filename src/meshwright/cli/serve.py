@@ -66,12 +66,7 @@ def serve(
         raise typer.BadParameter(
             f"--tensor {engine.tensor} and {plan} both give a layout; leave out one of them"
         )
-    if engine.ratio_test and engine.draft_checkpoint is None:
-        raise typer.BadParameter("--ratio-test accepts drafts of a model; give its --draft-checkpoint")
-    if engine.draft_checkpoint is not None:
-        check_model_folder(engine.draft_checkpoint)
-        if not engine.num_drafts:
-            raise typer.BadParameter("--draft-checkpoint guesses nothing with --drafts 0; give 1 to 15")
+    _check_drafts(engine)
     if replicas.prefill_autoscaling and not replicas.num_prefills:
         raise typer.BadParameter("--prefill-autoscaling scales nothing without --prefill-replicas 1 or more")
     if replicas.num_prefills and engine.mode != "interleaved":
@@ -135,3 +130,22 @@ def _serve_replicas(server: Server, replicas: Replicas, host: str, port: int, as
 
 def _announce(address: str, name: str, as_json: bool) -> None:
     print(json.dumps({"address": address, "model": name}) if as_json else f"{name} on {address}", flush=True)
+
+
+def _check_drafts(engine: EngineSettings) -> None:
+    """Raise an error for options of drafts that contradict each other."""
+    if engine.ratio_test and engine.draft_checkpoint is None and not engine.draft_head:
+        raise typer.BadParameter(
+            "--ratio-test accepts drafts of a model or head; give --draft-checkpoint DIR or --draft-head"
+        )
+    if engine.draft_head:
+        if engine.draft_checkpoint is not None:
+            raise typer.BadParameter(
+                "--draft-head and --draft-checkpoint both make the drafts; leave one out"
+            )
+        if not engine.num_drafts:
+            raise typer.BadParameter("--draft-head guesses nothing with --drafts 0; give 1 to 15")
+    if engine.draft_checkpoint is not None:
+        check_model_folder(engine.draft_checkpoint)
+        if not engine.num_drafts:
+            raise typer.BadParameter("--draft-checkpoint guesses nothing with --drafts 0; give 1 to 15")

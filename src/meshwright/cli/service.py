@@ -26,8 +26,9 @@ from meshwright.nn.start.compiled_cache import keep_compiled
 from meshwright.nn.start.device_mesh import default_platform, device_mesh
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
-from meshwright.serve.device.loading import ModelFolder, load_model_folder
+from meshwright.serve.device.loading import ModelFolder, draft_head_of, load_model_folder
 from meshwright.serve.device.runner import JaxRunner, check_serves, check_states
+from meshwright.serve.engine.draft_head import HeadDrafter
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.policy import DISAGGREGATED, mode_of
 from meshwright.serve.engine.speculate import Drafter, ModelDrafter, NgramDrafter
@@ -73,7 +74,7 @@ def open_service(checkpoint: Path, settings: EngineSettings, report: Progress) -
     forecast = StepForecast(folder.config, layout, runner.limits, settings.num_drafts, settings.plan)
     report("compiling prefill and generate", None)
     runner.warm_up()
-    drafter = _drafter(runner, settings, report) if settings.num_drafts else None
+    drafter = _drafter(folder, runner, settings, report) if settings.num_drafts else None
     if settings.mode == DISAGGREGATED:
         generator = Engine(runner, prefix_cache=settings.prefix_cache, drafter=drafter)
         report("compiling prefill on its own devices", None)
@@ -132,7 +133,9 @@ def context_of(settings: EngineSettings, config: ModelConfig) -> int:
     )
 
 
-def _drafter(runner: JaxRunner, settings: EngineSettings, report: Progress) -> Drafter:
+def _drafter(folder: ModelFolder, runner: JaxRunner, settings: EngineSettings, report: Progress) -> Drafter:
+    if settings.draft_head:
+        return _head_drafter(folder, runner, settings, report)
     if settings.draft_checkpoint is None:
         return NgramDrafter(settings.num_drafts, runner.cost_ratio)
     report("reading the draft model's checkpoint", None)
@@ -147,16 +150,7 @@ def _drafter(runner: JaxRunner, settings: EngineSettings, report: Progress) -> D
             f"checkpoint {settings.draft_checkpoint}: wrong drafts cannot be taken out of the states of the "
             f"{folder.config.state_mixer.title}; fits: a draft model whose layers have attention only"
         )
-    limits = runner.limits
-    small_settings = replace(
-        settings,
-        plan=None,
-        num_slots=limits.num_slots,
-        context=limits.context,
-        num_drafts=0,
-        ratio_test=False,
-        host_cache_bytes=None,
-    )
+    small_settings = replace(_settings_of_drafts(runner, settings), plan=None, num_drafts=0)
     # The drafter allocates its own pages, for a whole context in every slot.
     small, _ = _runner(folder, small_settings, keeps_windows=False, keeps_logits=settings.ratio_test)
     report("compiling the draft model", None)
@@ -168,6 +162,36 @@ def _drafter(runner: JaxRunner, settings: EngineSettings, report: Progress) -> D
         return runner.cost_ratio(num_sequences) + draft / runner.generate_seconds(num_sequences)
 
     return ModelDrafter(small, settings.num_drafts, cost_ratio, by_ratio=settings.ratio_test)
+
+
+def _head_drafter(
+    folder: ModelFolder, runner: JaxRunner, settings: EngineSettings, report: Progress
+) -> HeadDrafter:
+    """The drafter of the model's own head, which reads the model's table and output projection."""
+    report("compiling the draft head", None)
+    drafts = _settings_of_drafts(runner, settings)
+    small, _ = _runner(draft_head_of(folder), drafts, keeps_windows=False, keeps_logits=settings.ratio_test)
+    small.share_tables(runner)
+    small.warm_up()
+
+    def cost_ratio(num_sequences: int) -> float:
+        draft = settings.num_drafts * small.generate_seconds(num_sequences)
+        return runner.cost_ratio(num_sequences) + draft / runner.generate_seconds(num_sequences)
+
+    return HeadDrafter(small, settings.num_drafts, cost_ratio, by_ratio=settings.ratio_test)
+
+
+def _settings_of_drafts(runner: JaxRunner, settings: EngineSettings) -> EngineSettings:
+    """The settings of a runner that makes drafts for `runner`."""
+    limits = runner.limits
+    return replace(
+        settings,
+        num_slots=limits.num_slots,
+        context=limits.context,
+        cache_tokens=None,
+        ratio_test=False,
+        host_cache_bytes=None,
+    )
 
 
 def _runner(
@@ -226,6 +250,7 @@ def _runner(
         batch_invariant=settings.batch_invariant,
         by_ratio=settings.ratio_test,
         keeps_logits=keeps_logits,
+        keeps_hidden=settings.draft_head and settings.num_drafts > 0,
         # Pages of all layers are handed over.
         keeps_windows=keeps_windows and not settings.hands_over,
         shares_pages=settings.hands_over,
@@ -261,7 +286,7 @@ def _check_hands_over(config: ModelConfig, settings: EngineSettings, layout: Lay
 
 def _check_model(plan: Plan, config: ModelConfig) -> None:
     """Raise PlanError if a size of the plan's model differs from the checkpoint's."""
-    planned, stored = dimensions(plan.model), dimensions(config)
+    planned, stored = dimensions(plan.model.base), dimensions(config.base)
     others = [
         f"{letter} = {planned.get(letter, 'none')} and {stored.get(letter, 'none')}"
         for letter in dict.fromkeys((*planned, *stored))

@@ -13,7 +13,7 @@ from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.parameters import parameters
-from meshwright.models.transformer import Places
+from meshwright.models.transformer import Ahead, Places
 
 
 def record_loss(
@@ -27,7 +27,7 @@ def record_loss(
     ops = SymbolicOps(config, layout, shape, lowering, many)
     weights = symbolic_weights(config, ops)
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
-    transformer.loss(config, ops, weights, tokens, tokens, places)
+    transformer.loss(config, ops, weights, tokens, tokens, places, Ahead(tokens, tokens))
     return ops.graph()
 
 

@@ -241,7 +241,7 @@ class Recorder:
 
     def _layers(self, stack: str) -> frozenset[int]:
         """The numbers of the layers whose weights are in the stack."""
-        return frozenset(n for n, layer in enumerate(self.config.layers) if layer.kind.stack == stack)
+        return frozenset(n for n, layer in enumerate(self.config.all_layers) if layer.kind.stack == stack)
 
     def _whole_elements(self, array: ShardedArray) -> Any:
         """Elements of the largest block that a device has."""

@@ -398,7 +398,12 @@ def record_pass(
     ops.verified = verified
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
-    logits, _ = transformer.logits(config, ops, weights, tokens, places, indices=tokens)
+    if config.draft_head == "alone":
+        x = transformer.enter_draft(config, ops, weights, tokens, ops.activation_value("x", "BTD"))
+        x, _ = transformer.through(config, ops, weights, x, places, None, config.layers)
+        logits = transformer.leave(config, ops, weights, x, tokens)
+    else:
+        logits, _ = transformer.logits(config, ops, weights, tokens, places, indices=tokens)
     steps = reshard(logits.array, logits.array.replace(axes={"V": ()}))
     gathered = ops.transfers("logits", steps, "logits", logits.dtype, critical=True)
     ops.add(Node("logits", "move", (logits,), (logits,), forward_transfers=gathered))

@@ -201,6 +201,22 @@ def check_stages(layout: Layout, config: ModelConfig) -> None:
         )
     for axis in AXES:
         axis.fit(config, layout.mesh, layout.table, layout.schedule)
+    if config.draft_head:
+        _check_draft_head(layout, config)
+
+
+def _check_draft_head(layout: Layout, config: ModelConfig) -> None:
+    """Raise LayoutError if the layout splits what a draft head reads whole."""
+    if layout.pipe > 1:
+        raise LayoutError(
+            f"{config.name}: draft_head = {config.draft_head} reads the first embedding and the last hidden "
+            f"state, which pipe = {layout.pipe} has on different stages; fits: pipe = 1"
+        )
+    if axes := layout.table.axes_of("D"):
+        raise LayoutError(
+            f"{config.name}: draft_head = {config.draft_head} joins two arrays over D, which is split over "
+            f"{'·'.join(axes)} in activations; fits: D whole"
+        )
 
 
 _LETTER_NAMES = {
@@ -234,6 +250,8 @@ _LETTER_NAMES = {
     "u": "heads of a state",
     "i": "channels of the convolution",
     "m": "elements of the experts' latent",
+    "n": "layers of draft heads",
+    "h": "elements of an embedding and a hidden state",
 }
 
 

@@ -35,6 +35,7 @@ from meshwright.serve.engine.policy import Mode, Policy, policy_of
 from meshwright.serve.engine.request import Event, Request, TokenScore
 from meshwright.serve.engine.scheduler import Scheduler
 from meshwright.serve.engine.sequence import TokenSequence
+from meshwright.serve.engine.speculate import Drafter
 
 # The queue has no limit: clients wait, and no request is refused.
 _ENDLESS = 1 << 60
@@ -276,7 +277,7 @@ class _StepEnds:
         return np.frombuffer(self.times)
 
 
-class _Drafts:
+class _Drafts(Drafter):
     """Draft tokens without text."""
 
     def __init__(self, num_drafts: int) -> None:
@@ -287,12 +288,6 @@ class _Drafts:
 
     def draft(self, sequence: TokenSequence) -> list[int]:
         return [-2 - place for place in range(self._num_drafts)]
-
-    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
-        return ()
-
-    def verified(self, num_drafts: int, num_accepted: int) -> None:
-        """Do nothing: the probability of acceptance is given."""
 
 
 class _Replica:

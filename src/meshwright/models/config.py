@@ -39,6 +39,11 @@ FeedForward = Literal["dense", "experts", "none"]
 # in "layers.1".
 Stack = str
 KV_SHARED: tuple[Stack, ...] = ("kv_shared_layers", "dense_kv_shared_layers")
+# The layer of a head that predicts the token after the next one.
+DRAFT_LAYERS: Stack = "draft_layers"
+# joint: trained with the model; frozen: only the head is trained; alone: the head without the model, as a
+# server runs it.
+DraftHead = Literal["joint", "frozen", "alone"]
 
 
 @dataclass(frozen=True)
@@ -394,6 +399,8 @@ class ModelConfig:
     lora_rank: the weights are frozen and only adapters of this rank are trained (LoRA, Hu et al. 2021):
     x W + s (x A) B with s = lora_alpha / lora_rank, or 1 if lora_alpha is None.
     mtp_layers: modules that predict further tokens, each with a layer like the last (DeepSeek-V3).
+    draft_head: one such module runs. From the last hidden state of a position and the embedding of the next
+    token it predicts the token after that one, with a layer of its own and the model's table and head.
     family: the model family whose files describe it; LLaMA's or another that computes the same if None.
     """
 
@@ -479,8 +486,9 @@ class ModelConfig:
     tower_params: int = 0
     lora_rank: int | None = None
     lora_alpha: float | None = None
-    # Modules for further tokens are counted, and not run.
+    # Modules for further tokens are counted, and run only as `draft_head`.
     mtp_layers: int = field(default=0, compare=False)
+    draft_head: DraftHead | None = None
     # Models of two families may compute the same, and are then equal.
     family: str | None = field(default=None, compare=False)
 
@@ -524,6 +532,8 @@ class ModelConfig:
         _check_cache_groups(self)
         _check_mixers(self)
         _check_variants(self)
+        if self.draft_head:
+            _check_draft_head(self)
         if self.moe is not None and not self.num_expert_layers:
             raise ModelError(
                 f"{self.name}: none of {self.num_layers} layers has experts; "
@@ -551,7 +561,38 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Every layer, from the first to the last."""
+        """Every layer, from the first to the last; of a head without its model, its own."""
+        return (self.draft_layer,) if self.draft_head == "alone" else self.model_layers
+
+    @cached_property
+    def draft_layer(self) -> Layer:
+        """The layer of the draft head: like the last layer of the model that has attention."""
+        like = next(layer for layer in reversed(self.model_layers) if _has_both_parts(layer))
+        return Layer(like.kind._replace(stack=DRAFT_LAYERS), 0, 0)
+
+    @cached_property
+    def draft_has_experts(self) -> bool:
+        """Whether the layer of the draft head is a mixture of experts."""
+        like = next(layer for layer in reversed(self.model_layers) if _has_both_parts(layer))
+        return self.moe is not None and like.kind.stack == "layers"
+
+    @cached_property
+    def all_layers(self) -> tuple[Layer, ...]:
+        """Every layer that training runs: the model's, and that of its draft head."""
+        return (*self.model_layers, self.draft_layer) if self._has_head else self.layers
+
+    @property
+    def _has_head(self) -> bool:
+        return self.draft_head in ("joint", "frozen")
+
+    @cached_property
+    def head(self) -> "ModelConfig":
+        """The draft head without its model."""
+        return replace(self, draft_head="alone")
+
+    @cached_property
+    def model_layers(self) -> tuple[Layer, ...]:
+        """Every layer of the model, from the first to the last."""
         rows: Counter[Stack] = Counter()
         layers: list[Layer] = []
         caches = states = 0
@@ -622,8 +663,10 @@ class ModelConfig:
 
     @cached_property
     def base(self) -> "ModelConfig":
-        """The model without adapters."""
-        return replace(self, lora_rank=None, lora_alpha=None) if self.lora_rank else self
+        """The model without adapters and draft head."""
+        if not (self.lora_rank or self.draft_head):
+            return self
+        return replace(self, lora_rank=None, lora_alpha=None, draft_head=None)
 
     @cached_property
     def text(self) -> "ModelConfig":
@@ -833,6 +876,29 @@ def _check_variants(config: ModelConfig) -> None:
         raise ModelError(
             f"{config.name}: num_kv_shared = {config.num_kv_shared} must be below {config.num_layers} layers"
         )
+
+
+def _has_both_parts(layer: Layer) -> bool:
+    """Whether the layer has attention with keys of its own, and a feed-forward."""
+    return layer.kind.mixer == "attention" and layer.kind.stack in ("layers", "dense_layers")
+
+
+def _check_draft_head(config: ModelConfig) -> None:
+    """ModelError if the model cannot have a draft head."""
+    if config.lora_rank:
+        raise ModelError(
+            f"{config.name}: lora_rank = {config.lora_rank} and draft_head = {config.draft_head!r} train "
+            "different weights; leave one out"
+        )
+    lacks = {
+        "parts that only plans know": config.planned_only is not None,
+        f"positions = {config.positions!r}": config.positions not in ("rope", "none"),
+        f"layers_per_cache = {config.layers_per_cache}": config.layers_per_cache > 1,
+        "no layer with attention and a feed-forward": not any(map(_has_both_parts, config.model_layers)),
+    }
+    for part, lacking in lacks.items():
+        if lacking:
+            raise ModelError(f"{config.name}: a draft head does not go with {part}; leave draft_head out")
 
 
 def _check_norms(config: ModelConfig) -> None:

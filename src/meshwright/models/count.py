@@ -1,14 +1,16 @@
 """Parameters, FLOPs, cache bytes and arithmetic intensity of a model, counted from its parameters."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
 from meshwright.dtypes import dtype_bytes
+from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig, Window
 from meshwright.models.parameters import (
+    DRAFT_IN,
     Param,
     dimensions,
     is_adapter,
@@ -67,14 +69,31 @@ def mtp_params(config: ModelConfig) -> int:
     Each has a layer like the last, a matrix [2D, D] for the state and the next token's embedding, and three
     norms [D]. Embedding and output projection are the model's. Source: DeepSeek-V3, arXiv:2412.19437, 2.2.
     """
-    last = config.layers[-1].kind.stack
+    last = config.model_layers[-1].kind.stack
     sizes = dimensions(config, last)
     layer = sum(
         prod(param.shape(sizes)) // sizes[param.letters[0]]
         for path, param in parameters(config).items()
         if path.startswith(f"{last}/")
     )
-    return config.mtp_layers * (layer + 2 * config.d_model**2 + 3 * config.d_model)
+    return _num_left_out(config) * (layer + 2 * config.d_model**2 + 3 * config.d_model)
+
+
+def mtp_flops_per_token(config: ModelConfig, seq_len: int) -> float | None:
+    """FLOPs of one token's pass through these modules, with their logits; None if plans have none."""
+    if not (count := _num_left_out(config)):
+        return 0.0
+    try:
+        head = replace(config.base, draft_head="joint")
+    except ModelError:
+        return None
+    model = forward_flops_per_token(config.base, seq_len)
+    return count * (forward_flops_per_token(head, seq_len) - model)
+
+
+def _num_left_out(config: ModelConfig) -> int:
+    """Modules for further tokens that are in no other count: a draft head is one of them."""
+    return max(config.mtp_layers - bool(config.draft_head), 0)
 
 
 def component(name: str) -> str:
@@ -85,7 +104,7 @@ def component(name: str) -> str:
     """
     if name in ("embed", "positions", "unembed") or name.startswith("table_"):
         return "vocab"
-    if name.startswith(("w_", "expert_", "shared_", "latent_w_")):
+    if name.startswith(("w_", "expert_", "shared_", "latent_w_")) or name == DRAFT_IN:
         return "mlp"
     if "router" in name:
         return "router"
@@ -150,7 +169,7 @@ def num_states(config: ModelConfig) -> int:
 
 def _attending(config: ModelConfig) -> Iterator[tuple[ModelConfig, Window | None]]:
     """The sizes and the window of reads of each layer that has attention."""
-    layers = (layer for layer in config.layers if layer.kind.attends)
+    layers = (layer for layer in config.all_layers if layer.kind.attends)
     for layer, window in zip(layers, read_windows(config), strict=True):
         yield config.at(layer.kind.variant), window
 
@@ -160,7 +179,7 @@ def read_windows(config: ModelConfig) -> tuple[Window | None, ...]:
 
     An indexer chooses as many keys as a window of `top_k` has, anywhere among the positions.
     """
-    layers = (layer.kind for layer in config.layers if layer.kind.attends)
+    layers = (layer.kind for layer in config.all_layers if layer.kind.attends)
     return tuple(
         Window(indexer.top_k)
         if kind.window is None and (indexer := config.at(kind.variant).indexer)
@@ -213,8 +232,13 @@ def even_context(config: ModelConfig, seq_len: int) -> float:
 def train_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
     """FLOPs of one token's forward and backward pass: three forwards, without recomputation.
 
-    Frozen matrices count two forwards, since they have no gradient.
+    Frozen matrices count two forwards, since they have no gradient. A model whose draft head alone is trained
+    counts one.
     """
+    if config.draft_head == "frozen":
+        of_model = forward_flops_per_token(config.base, seq_len, causal=causal)
+        of_head = forward_flops_per_token(config, seq_len, causal=causal) - of_model
+        return of_model + 3 * of_head - 2 * config.d_model * config.vocab_size
     frozen = sum(2 * m.num_used * m.rows * m.columns for m in _matrices(config) if not m.trained)
     return 3 * forward_flops_per_token(config, seq_len, causal=causal) - frozen
 
@@ -238,7 +262,8 @@ def _matrices(config: ModelConfig) -> Iterator[_Matrix]:
         is_matrix = len(of_a_layer(param.letters)) > 1 and (param.init == "normal" or is_adapter(path))
         if is_matrix and component(name) != "vocab":
             yield _matrix(config.at(variant_of(path)), path, param, dimensions(config, path), shape_of[path])
-    yield _Matrix("vocab", config.d_model, config.vocab_size, 1, 1, trained=not config.lora_rank)
+    num_used = 2 if config.draft_head in ("joint", "frozen") else 1  # the head's logits, too
+    yield _Matrix("vocab", config.d_model, config.vocab_size, 1, num_used, trained=not config.lora_rank)
 
 
 def _matrix(

@@ -9,7 +9,15 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from meshwright.models.config import KV_SHARED, Extra, Layer, ModelConfig, Stack, base_stack
+from meshwright.models.config import (
+    DRAFT_LAYERS,
+    KV_SHARED,
+    Extra,
+    Layer,
+    ModelConfig,
+    Stack,
+    base_stack,
+)
 from meshwright.models.param import Param
 
 # The first letter of the parameters that are stacked over layers.
@@ -25,6 +33,7 @@ STACK_LETTERS: Mapping[Stack, str] = MappingProxyType(
         "state_blocks": "b",
         "expert_blocks": "e",
         "dense_blocks": "f",
+        DRAFT_LAYERS: "n",
     }
 )
 OF_STACKS = "".join(STACK_LETTERS.values())
@@ -46,6 +55,8 @@ def dimensions(config: ModelConfig, path: str = "") -> Mapping[str, int]:
     path: of a parameter, whose layers may be a variant with sizes of its own.
     """
     stacks = Counter(layer.kind.stack for layer in config.layers)
+    if config.draft_head:
+        stacks[DRAFT_LAYERS] = 1
     if number := variant_of(path):
         stacks = Counter({base_stack(stack): n for stack, n in stacks.items() if variant_of(stack) == number})
         config = config.at(number)
@@ -63,6 +74,8 @@ def dimensions(config: ModelConfig, path: str = "") -> Mapping[str, int]:
         sizes["W"] = config.max_seq_len + config.position_offset
     if config.lora_rank:
         sizes["Z"] = config.lora_rank
+    if config.draft_head:
+        sizes["h"] = 2 * config.d_model
     if moe := config.moe:
         sizes |= {"E": moe.num_experts, "M": moe.d_ff, "U": moe.d_ff_all_shared}
         sizes |= {"m": moe.latent} if moe.latent else {}
@@ -110,16 +123,25 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     if config.positions == "learned":
         params["positions"] = Param("WD")
     stacks = {layer.kind.stack: layer for layer in reversed(config.layers)}
+    if config.draft_head:
+        stacks |= {DRAFT_LAYERS: config.draft_layer}
     for stack in sorted(stacks, key=lambda one: (_IN_ORDER.index(base_stack(one)), variant_of(one))):
         params |= _stacked(config.at(stacks[stack].kind.variant), stacks[stack])
     params |= {one.name: _extra(one) for one in config.extras if not one.in_layers}
-    params |= _norm(config, "final_norm", "D")
+    if config.draft_head:
+        for name in (DRAFT_EMBED_NORM, DRAFT_HIDDEN_NORM, DRAFT_NORM):
+            params |= _norm(config, name, "D")
+        params[DRAFT_IN] = Param("hD", fan_in="h")
+    if config.draft_head != "alone":
+        params |= _norm(config, "final_norm", "D")
     if not config.tied_embeddings:
         params["unembed"] = Param("DV")
     if config.head_bias:
         params["unembed_bias"] = Param("V", "zeros")
     if config.lora_rank:
         params = {path: replace(param, trained=is_adapter(path)) for path, param in params.items()}
+    if config.draft_head == "frozen":
+        params = {path: replace(param, trained=is_of_draft(path)) for path, param in params.items()}
     return MappingProxyType(params)
 
 
@@ -133,6 +155,21 @@ def shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
 # The parameters before the first layer.
 EMBED_NORM = "embed_norm"
 ENTERING = ("embed", EMBED_NORM, f"{EMBED_NORM}_bias", "positions")
+
+# The parameters of a draft head next to its layer: the norms of its inputs and of its result, and the
+# projection of both inputs [h, D].
+DRAFT_EMBED_NORM, DRAFT_HIDDEN_NORM, DRAFT_NORM = "draft_embed_norm", "draft_hidden_norm", "draft_norm"
+DRAFT_IN = "draft_in"
+
+
+def is_of_draft(path: str) -> bool:
+    """Whether the parameter is of the draft head only.
+
+    >>> is_of_draft("draft_layers/wq"), is_of_draft("draft_in"), is_of_draft("layers/wq")
+    (True, True, False)
+    """
+    return path.startswith("draft_")
+
 
 # Adapters are named after their weight: x A and (x A) B.
 ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"
@@ -171,6 +208,7 @@ _IN_ORDER: tuple[Stack, ...] = (
     "state_blocks",
     "expert_blocks",
     "dense_blocks",
+    DRAFT_LAYERS,
 )
 _OF_KEYS_AND_VALUES = ("wk", "wv", "k_norm")
 _WITH_EXPERTS: tuple[Stack, ...] = ("layers", "kv_shared_layers", "state_layers", "expert_blocks")
@@ -191,7 +229,8 @@ def _stacked(config: ModelConfig, layer: Layer) -> dict[str, Param]:
         block |= _norm(config, "attention_post_norm", "D") if config.post_norms else {}
     if stack not in _ONLY_MIXERS:
         block |= _norm(config, "mlp_norm", "D") if config.pre_norms and not config.shared_norm else {}
-        experts = config.moe if stack in _WITH_EXPERTS else None
+        has_experts = config.draft_has_experts if stack == DRAFT_LAYERS else stack in _WITH_EXPERTS
+        experts = config.moe if has_experts else None
         block |= _experts(config) if experts else _mlp(config)
         is_normed = config.post_norms or (experts is not None and experts.post_norm)
         block |= _norm(config, "mlp_post_norm", "D") if is_normed else {}

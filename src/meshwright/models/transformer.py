@@ -16,6 +16,7 @@ Latent attention: Q rank of queries, R of keys and values, J a head's part witho
 rotary part (H = J + A), O head dimension of values.
 Mixers with a state: small letters, as models/mixers/mixer.py says; and small letters for their stacks.
 Sparse attention: x heads of y elements that score keys.
+Draft head: h elements of an embedding and a hidden state together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,10 @@ from meshwright.models.mixers.mixer import StateOps
 from meshwright.models.parameters import (
     ADAPTER_A,
     ADAPTER_B,
+    DRAFT_EMBED_NORM,
+    DRAFT_HIDDEN_NORM,
+    DRAFT_IN,
+    DRAFT_NORM,
     EMBED_NORM,
     SLOPES,
     first_matrices,
@@ -116,6 +121,16 @@ def rows_by_even_load(op: str, num_rows: int) -> str:
     return f"{op}_by_even_load_{num_rows}_rows"
 
 
+class Ahead(NamedTuple):
+    """The inputs and targets [B, T] of a draft head.
+
+    tokens: after each position. targets: the tokens after these; the last position has none.
+    """
+
+    tokens: Any
+    targets: Any
+
+
 class Ops(Protocol):
     """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
 
@@ -136,7 +151,10 @@ class Ops(Protocol):
       runs several kinds of layers at once passes its own `kind`, which has `stack` like a LayerKind. shared:
       the keys and values that the last layer with its own returned; None before the first.
     take: x[B, n, D] at indices[B, n] into T.
-    loss: mean cross-entropy of targets[B, T], in nats per token. The logits are the product of x[B, T, D]
+    join: x[B, T, h] of two x[B, T, D], one after the other. detached: x, of which readers have no gradient.
+    with_draft_loss: the result of `layers`, and the loss of a draft head, which is weighed as it is.
+    loss: mean cross-entropy of targets[B, T], in nats per token; the last of each row may be missing
+      (`has_last`). The logits are the product of x[B, T, D]
       with the weight in `head`, plus `unembed_bias` if there is one, capped if there is a cap.
     """
 
@@ -184,6 +202,9 @@ class Ops(Protocol):
         layers: Sequence[Layer],
     ) -> tuple[Any, Any]: ...
     def take(self, name: str, x: Any, indices: Any) -> Any: ...
+    def join(self, name: str, x: Any, y: Any) -> Any: ...
+    def detached(self, x: Any) -> Any: ...
+    def with_draft_loss(self, handed_on: Any, loss: Any) -> Any: ...
     def softcap(self, name: str, logits: Any, cap: float) -> Any: ...
     def loss(
         self,
@@ -192,6 +213,8 @@ class Ops(Protocol):
         weights: Mapping[str, Any],
         targets: Any,
         cap: float | None = None,
+        *,
+        has_last: bool = True,
         **head: str,
     ) -> Any: ...
 
@@ -547,16 +570,32 @@ def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) 
 
 def enter(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, places: Places) -> Any:
     """x[B, T, D] of tokens[B, T], before the first layer."""
+    x = _embedded(config, ops, w, tokens)
+    if config.positions == "learned":
+        x = ops.add_positions("positions", x, places, w["positions"])
+    _planned(config, ops, w, x)
+    return x
+
+
+def _embedded(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any) -> Any:
+    """The embeddings x[B, T, D] of tokens[B, T], scaled and normed."""
     x = ops.embed("embed", tokens, w["embed"])
     if config.scale_embedding:
         x = ops.scale("scale_embedding", x, config.d_model**0.5)
     if config.embedding_scale:
         x = ops.scale("embedding_scale", x, config.embedding_scale)
-    if config.embedding_norm:
-        x = _apply_norm(config, ops, w, EMBED_NORM, x)
-    if config.positions == "learned":
-        x = ops.add_positions("positions", x, places, w["positions"])
-    _planned(config, ops, w, x)
+    return _apply_norm(config, ops, w, EMBED_NORM, x) if config.embedding_norm else x
+
+
+def enter_draft(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, hidden: Any) -> Any:
+    """x[B, T, D] before the layer of a draft head (DeepSeek-V3, arXiv:2412.19437, equation 21).
+
+    tokens[B, T]: the token after each position. hidden[B, T, D]: of the positions, after the final norm, or a
+    draft head's own for positions of drafts.
+    """
+    x = _apply_norm(config, ops, w, DRAFT_EMBED_NORM, _embedded(config, ops, w, tokens))
+    hidden = _apply_norm(config, ops, w, DRAFT_HIDDEN_NORM, hidden)
+    (x,) = ops.einsums(ops.join("draft_join", x, hidden), w, **{DRAFT_IN: "BTh,hD->BTD"})
     return x
 
 
@@ -584,13 +623,20 @@ def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: 
 
 def final_norm(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> Any:
     """The last hidden state[B, T, D]: x[B, T, D] after the last layer and the final norm."""
-    return _apply_norm(config, ops, w, "final_norm", x)
+    return _apply_norm(config, ops, w, DRAFT_NORM if config.draft_head == "alone" else "final_norm", x)
 
 
 def leave_with_loss(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, targets: Any) -> Any:
     """The mean cross-entropy of targets[B, T] by x[B, T, D] after the last layer, in nats per token."""
-    x = ops.kept("final_norm", _logits_input(config, ops, final_norm(config, ops, w, x)))
-    return ops.loss("loss", x, w, targets, config.logit_softcap, **_head(config))
+    return _loss_of_hidden(config, ops, w, final_norm(config, ops, w, x), targets)
+
+
+def _loss_of_hidden(config: ModelConfig, ops: Ops, w: Mapping[str, Any], hidden: Any, targets: Any) -> Any:
+    """The mean cross-entropy of targets[B, T] by hidden[B, T, D] after the final norm."""
+    is_draft = config.draft_head == "alone"
+    x = ops.kept(DRAFT_NORM if is_draft else "final_norm", _logits_input(config, ops, hidden))
+    name, cap = "draft_loss" if is_draft else "loss", config.logit_softcap
+    return ops.loss(name, x, w, targets, cap, has_last=not is_draft, **_head(config))
 
 
 def _logits_input(config: ModelConfig, ops: Ops, x: Any) -> Any:
@@ -625,16 +671,42 @@ def logits(
 
 
 def loss(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, places: Places
+    config: ModelConfig,
+    ops: Ops,
+    w: Mapping[str, Any],
+    tokens: Any,
+    targets: Any,
+    places: Places,
+    ahead: Ahead | None = None,
 ) -> Any:
     """The mean cross-entropy of targets[B, T], in nats per token."""
-    return losses(config, ops, w, tokens, targets, places)[0]
+    return losses(config, ops, w, tokens, targets, places, ahead)[0]
 
 
 def losses(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, places: Places
+    config: ModelConfig,
+    ops: Ops,
+    w: Mapping[str, Any],
+    tokens: Any,
+    targets: Any,
+    places: Places,
+    ahead: Ahead | None = None,
 ) -> tuple[Any, Any]:
-    """The mean cross-entropy of targets[B, T], and the result of `layers` instead of a cache."""
+    """The mean cross-entropy of targets[B, T], and the result of `layers` instead of a cache.
+
+    ahead: of a model with a draft head. The loss of a head that is trained with the model is in the second
+    result; if only the head is trained, its loss is the first.
+    """
     x = enter(config, ops, w, tokens, places)
     x, handed_on = through(config, ops, w, x, places, None, config.layers)
-    return leave_with_loss(config, ops, w, x, targets), handed_on
+    hidden = final_norm(config, ops, w, x)
+    if config.draft_head is None or ahead is None:
+        return _loss_of_hidden(config, ops, w, hidden, targets), handed_on
+    is_frozen = config.draft_head == "frozen"
+    head, read = config.head, ops.detached(hidden) if is_frozen else hidden
+    x = enter_draft(head, ops, w, ahead.tokens, read)
+    x, of_head = through(head, ops, w, x, places, None, head.layers)
+    if is_frozen:
+        return leave_with_loss(head, ops, w, x, ahead.targets), of_head
+    loss = _loss_of_hidden(config, ops, w, hidden, targets)
+    return loss, ops.with_draft_loss(handed_on, leave_with_loss(head, ops, w, x, ahead.targets))

@@ -1,4 +1,4 @@
-"""Adapters added to the weights that they were trained with, for export and serving."""
+"""A model without its adapters, added to their weights, and without its draft head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +16,9 @@ def merged(config: ModelConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters of `config.base` that compute the same as `params` of `config`: W + s A B.
 
     s = lora_alpha / lora_rank. Sums are float32, results as the weights are stored; weights in narrow types
-    are widened to the type of the embedding.
+    are widened to the type of the embedding. The weights of a draft head are left out.
     """
-    if not config.lora_rank:
+    if config.base is config:
         return params
     flat, letters = flatten(params), parameters(config)
 

@@ -47,6 +47,15 @@ def requests_text(requests: JsonDocument) -> str:
     return f"{text} on average, together at most {longest:,}" if longest else text
 
 
+def drafts_text(point: JsonDocument) -> str:
+    """The step with drafts against the one without, and the acceptance at which drafts pay."""
+    text = f"a step that makes and verifies drafts takes {point['draft_step_ratio']:.3g} times one without"
+    least = point["paying_acceptance"]
+    if least is None:
+        return f"{text}; at this batch they never pay"
+    return f"{text}; drafts pay from an acceptance of {least:.2g} on"
+
+
 def ranges_text(ranges: JsonDocument) -> str:
     """The ranges of `serving_ranges` in a sentence."""
     parts = [

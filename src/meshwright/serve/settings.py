@@ -69,11 +69,12 @@ class EngineSettings:
         most=15,
         help="Draft tokens per step (speculative decoding by n-gram look-up).",
     )
+    draft_head: bool = option(False, help="The model's own head makes the --drafts.")
     draft_checkpoint: Path | None = option(
         None, help="A smaller model that makes the --drafts.", unset="n-gram look-up"
     )
     ratio_test: bool = option(
-        False, help="Accept sampled drafts of --draft-checkpoint by the ratio of probabilities."
+        False, help="Accept sampled drafts of a model or head by the ratio of probabilities."
     )
     batch_invariant: bool = option(
         False, help="Make results bitwise independent of what else is served, at some speed."

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
-from meshwright.models.transformer import Places
+from meshwright.models.transformer import Ahead, Places
 from meshwright.nn.attention.blockwise import zigzag
 from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.policy_loss import PolicyRows
@@ -91,6 +91,19 @@ class BatchRows:
         targets = jnp.where((targets & (BEGINS | UNCOUNTED)) == 0, targets & ID_BITS, NOT_COUNTED)
         tokens = place(deal(rows[:, :-1] & ID_BITS))
         return tokens, place(deal(targets)), Places(deal(positions - first), deal(first))
+
+    def dealt_ahead(self, rows: Array) -> Ahead:
+        """The inputs and targets of a draft head, dealt as the tokens of rows[B, T+1].
+
+        A document's last two tokens have no target after the next token, and the last of a row has none.
+        """
+        ids, targets = rows[:, 1:], rows[:, 2:]
+        if self.masked:
+            ends = ((rows[:, 1:-1] & BEGINS) != 0) | ((targets & (BEGINS | UNCOUNTED)) != 0)
+            ids, targets = ids & ID_BITS, jnp.where(ends, NOT_COUNTED, targets & ID_BITS)
+        targets = jnp.pad(targets, ((0, 0), (0, 1)), constant_values=NOT_COUNTED)
+        place = partial(reshard, out_shardings=partition_spec(self._token_split))
+        return Ahead(place(self._deal(ids)), place(self._deal(targets)))
 
     @property
     def _token_split(self) -> ShardedArray:

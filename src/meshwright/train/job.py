@@ -4,14 +4,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from meshwright.dtypes import types_for
 from meshwright.errors import CheckpointError, MeshwrightError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout.fit import check_stacks, check_updates
 from meshwright.layout.runnable import check_runs, emulated
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import DraftHead, ModelConfig
 from meshwright.models.files import read_model
 from meshwright.nn.files import checkpoint_files
 from meshwright.options import option
@@ -49,6 +49,9 @@ class RunOptions:
     )
     lora_alpha: float | None = option(
         None, least=0, help="LoRA alpha: adapters add alpha / rank (x A) B.", unset="the rank"
+    )
+    draft_head: Literal["joint", "frozen"] | None = option(
+        None, help="Train a head that drafts tokens: with the model, or only the head.", unset="none"
     )
     run: Path | None = option(None, help="The run's folder.", unset="runs/MODEL", after="bad_data")
     resume: bool = option(
@@ -101,6 +104,7 @@ def prepare_job(
     written = load_plan(folder / PLAN_FILE) if folder and (folder / PLAN_FILE).is_file() else None
     chosen = _with_adapters(plan or written, options.lora, options.lora_alpha)
     chosen = _with_base(chosen, options.base_dtype)
+    chosen = _with_draft_head(chosen, options.draft_head)
     if folder is None or chosen is None:
         raise PlanError("no plan: name a PLAN.toml (mw plan train ... -o PLAN.toml), or a --run that has one")
     _check_plan(chosen)
@@ -177,6 +181,11 @@ def _check_new(settings: Settings, model: ModelConfig) -> None:
             f"--lora {model.lora_rank}: adapters are trained beside weights that stay as they are;"
             " name those with --from DIR"
         )
+    if model.draft_head == "frozen" and settings.from_ is None:
+        raise MeshwrightError(
+            "--draft-head frozen: the head is trained beside weights that stay as they are; name those with "
+            "--from DIR, or train both with --draft-head joint"
+        )
 
 
 def _with_adapters(plan: Plan | None, rank: int | None, alpha: float | None) -> Plan | None:
@@ -200,6 +209,13 @@ def _with_base(plan: Plan | None, dtype: str | None) -> Plan | None:
             f"--base-dtype {dtype}: only weights next to adapters can be stored so; add --lora 16"
         )
     return replace(plan, layout=plan.layout.replace(weights_dtype=dtype), planned={})
+
+
+def _with_draft_head(plan: Plan | None, draft_head: DraftHead | None) -> Plan | None:
+    """The plan with a draft head of its model; its figures are without it."""
+    if plan is None or draft_head in (None, plan.model.draft_head):
+        return plan
+    return replace(plan, model=replace(plan.model, draft_head=draft_head), planned={})
 
 
 def _with_optimizer(plan: Plan, optimizer: str) -> Plan:

@@ -131,6 +131,7 @@ def optimizer_config(settings: Settings) -> OptimizerConfig:
         z_loss=settings.z_loss,
         balance_loss=settings.balance_loss,
         router_z_loss=settings.router_z_loss,
+        draft_weight=settings.draft_weight,
     )
 
 

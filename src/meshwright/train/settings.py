@@ -59,6 +59,7 @@ class Settings:
     z_loss: float = option(0.0, least=0, help="Weight of log(sum exp(logits))^2 in the loss.")
     balance_loss: float = option(0.0, least=0, help="Weight of the load-balancing loss of each router.")
     router_z_loss: float = option(0.0, least=0, help="Weight of the z-loss of each router.")
+    draft_weight: float = option(0.3, least=0, help="Weight of the loss of --draft-head joint.")
     seed: int = option(
         0, least=0, most=2**32 - 1, help="Seed of the parameters and of the order of the data."
     )

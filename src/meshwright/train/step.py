@@ -20,11 +20,11 @@ from meshwright.layout.workload import Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
-from meshwright.models.parameters import is_adapter, parameters
+from meshwright.models.parameters import parameters
 from meshwright.native.processor import give_back_freed_memory, keep_freed_memory
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.blockwise import dealt_positions
-from meshwright.nn.files.weights import load_hf
+from meshwright.nn.files.weights import has_draft_head, load_hf
 from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.loss import nats_of
 from meshwright.nn.ops.jax_ops import JaxOps
@@ -100,6 +100,7 @@ class CompiledStep(BatchRows):
         self.options = options or {}
         self.schedule = learning_rate(optimizer)
         self.router_weights = _router_weights(config, optimizer)
+        self._other_weights = _other_weights(config, optimizer, self.router_weights)
         self.ops = JaxOps(
             config,
             layout,
@@ -129,7 +130,6 @@ class CompiledStep(BatchRows):
         """Fresh parameters or the weights of `start_from`."""
         if self.start_from is None:
             return init_params(self.config, self.layout, self.mesh, seed)
-        adapters = [path for path in parameters(self.config) if is_adapter(path)]
         params = load_hf(
             self.start_from,
             self.config.base,
@@ -137,9 +137,13 @@ class CompiledStep(BatchRows):
             self.mesh,
             kept=partial(as_frozen, self.config, self.layout, self.mesh),
         )
-        if not adapters:
+        added = parameters(self.config).keys() - parameters(self.config.base).keys()
+        if not added:
             return params
-        fresh = init_params(self.config, self.layout, self.mesh, seed, only=adapters)
+        if self.config.draft_head and has_draft_head(self.start_from, self.config.base):
+            stored = load_hf(self.start_from, self.config.head, self.layout, self.mesh)
+            return joined(self.config, stored, params)
+        fresh = init_params(self.config, self.layout, self.mesh, seed, only=added)
         return joined(self.config, params, fresh)
 
     def first_state(self, params: Any) -> TrainState:
@@ -192,7 +196,7 @@ class CompiledStep(BatchRows):
         """(next state, {"loss", "grad_norm", "learning_rate"}); the state is donated.
 
         tokens: rows of the batch, or PolicyRows. If the routers' losses have weights, "balance_loss" and
-        "router_z_loss" too, means over the layers.
+        "router_z_loss" too, means over the layers; "draft_loss" of a draft head trained with the model.
         """
         with jax.set_mesh(self.mesh):
             return self._run(self.jitted, state, self.put(tokens))
@@ -272,9 +276,13 @@ class CompiledStep(BatchRows):
         return loss * self.all_over_counted(rows) if self.masked else loss
 
     def _over_all(self, params: Any, rows: Any, ops: JaxOps) -> tuple[Array, Any]:
-        """(nats of the counted targets over the number of all targets, sum of the routers' losses)."""
+        """(nats of the counted targets over the number of all targets, the other losses).
+
+        The others: None, or sums of the routers' losses, and after these the loss of a draft head.
+        """
         tokens, targets, places = self.dealt(rows)
-        return transformer.losses(self.config, ops, ops.reads(params), tokens, targets, places)
+        ahead = self.dealt_ahead(rows) if self.config.draft_head else None
+        return transformer.losses(self.config, ops, ops.reads(params), tokens, targets, places, ahead)
 
     def _pipeline(self, params: Any, leaves: Any, rows: Array, ops: JaxOps) -> SpmdPipeline:
         microbatches = jnp.moveaxis(self.microbatches(rows), 1, 0)
@@ -284,21 +292,21 @@ class CompiledStep(BatchRows):
         return SpmdPipeline(self.config, self.layout, params, leaves, *parts)
 
     def _step(self, state: TrainState, rows: Any) -> tuple[TrainState, dict[str, Array]]:
-        (loss, of_routers), grads = self._losses_and_gradients(state.params, rows)
+        (loss, others), grads = self._losses_and_gradients(state.params, rows)
         norm = gradient_norm(grads)
         after = self.updated(state, grads, norm)
-        metrics = self.metrics(loss, of_routers, norm, state.num_updates)
+        metrics = self.metrics(loss, others, norm, state.num_updates)
         return after, metrics | {"gradients": grads} if self.keeps_gradients else metrics
 
     @jax.named_scope("update")
-    def metrics(
-        self, loss: Array, of_routers: Array | None, norm: Array, num_updates: Array
-    ) -> dict[str, Array]:
-        """The metrics of `step`. of_routers: sum of the layers' losses. num_updates: before this one."""
+    def metrics(self, loss: Array, others: Array | None, norm: Array, num_updates: Array) -> dict[str, Array]:
+        """The metrics of `step`. others: of `_over_all`. num_updates: before this one."""
         metrics = {"loss": loss, "grad_norm": norm, "learning_rate": self.schedule(num_updates)}
-        if of_routers is not None:
-            mean = of_routers / self.config.num_expert_layers
+        if others is not None and self.router_weights is not None:
+            mean = others / self.config.num_expert_layers
             metrics |= {"balance_loss": mean[0], "router_z_loss": mean[1]}
+        if others is not None and self.config.draft_head == "joint":
+            metrics["draft_loss"] = others[2]
         return metrics
 
     @jax.named_scope("update")
@@ -347,19 +355,21 @@ class CompiledStep(BatchRows):
         return float(loss), {path: np.asarray(one) for path, one in flatten(gradients).items()}
 
     def _losses_and_gradients(self, params: Any, rows: Any) -> tuple[tuple[Array, Any], Any]:
-        """((loss, the routers' losses), gradients) over the microbatches, which run in sequence."""
+        """((loss, the other losses), gradients) over the microbatches, which run in sequence."""
         config, layout, count = self.config, self.layout, self.layout.schedule.microbatches
         leaves = differentiated(config, layout, params)
 
         share = self.share(rows)
 
         def of_microbatch(leaves: Any, rows: Any) -> tuple[Array, tuple[Array, Any]]:
-            loss, of_routers = self._over_all(as_used(config, layout, params, leaves), rows, self.ops)
+            loss, others = self._over_all(as_used(config, layout, params, leaves), rows, self.ops)
             loss = loss * share
-            if self.router_weights is None:
+            if self._other_weights is None:
                 return loss, (loss, None)
-            of_routers = of_routers / count
-            return loss + self.router_weights @ of_routers, (loss, of_routers)
+            # Routers see all tokens, a draft head has the targets that are counted.
+            shares = jnp.stack([1 / count, 1 / count, share])[: len(self._other_weights)]
+            others = others * shares
+            return loss + self._other_weights @ others, (loss, others)
 
         def losses_and_gradients(rows: Any) -> tuple[tuple[Array, Any], Any]:
             (_, losses), gradients = jax.value_and_grad(of_microbatch, has_aux=True)(leaves, rows)
@@ -376,7 +386,7 @@ class CompiledStep(BatchRows):
             losses, gradients = losses_and_gradients(jax.tree.map(lambda rows: rows[:, index], split))
             return (jax.tree.map(jnp.add, total[0], losses), added(total[1], gradients)), None
 
-        none_yet = None if self.router_weights is None else jnp.zeros(2)
+        none_yet = None if self._other_weights is None else jnp.zeros(len(self._other_weights))
         zero = ((jnp.zeros(()), none_yet), zeros(config, layout, leaves))
         losses, grads = lax.scan(add, zero, jnp.arange(count))[0]
         return losses, summed(config, layout, grads)
@@ -400,3 +410,13 @@ def _router_weights(config: ModelConfig, optimizer: OptimizerConfig) -> np.ndarr
     weights = optimizer.balance_loss, optimizer.router_z_loss
     check_has_routers(config, *weights)
     return np.asarray(weights, np.float32) if any(weights) else None
+
+
+def _other_weights(
+    config: ModelConfig, optimizer: OptimizerConfig, of_routers: np.ndarray | None
+) -> np.ndarray | None:
+    """Weights of the other losses of `CompiledStep._over_all`."""
+    if config.draft_head != "joint":
+        return of_routers
+    routers = np.zeros(2, np.float32) if of_routers is None else of_routers
+    return np.append(routers, np.float32(optimizer.draft_weight))

@@ -15,7 +15,7 @@ from meshwright.serve.engine.pages import NO_PAGE
 from meshwright.serve.engine.policy import MODES
 from meshwright.serve.engine.request import EngineError, Request, SamplingParams
 from meshwright.serve.engine.sequence import Lifetime, TokenSequence
-from meshwright.serve.engine.speculate import ModelDrafter
+from meshwright.serve.engine.speculate import Drafter, ModelDrafter
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -357,7 +357,7 @@ def test_a_lifetime_tells_its_phases():
     assert lifetime.phases["generate"] == (1.5, 2.0) and next(iter(lifetime.phases)) == "queue"
 
 
-class GoodGuesser:
+class GoodGuesser(Drafter):
     """Draws most of its drafts from the answer that the model will give, and the rest wrong."""
 
     def __init__(self, seed: int) -> None:

@@ -22,21 +22,54 @@ from meshwright.models.mixers import GatedDelta, ShortConvolution, StateSpace
 Weights = Mapping[str, Any]
 # (gates[B, T, E]) -> gates: which of the chosen experts have capacity left.
 Capacity = Callable[[Array], Array]
+DRAFT_WEIGHT = 0.3  # of a draft head's loss (DeepSeek-V3, 2024, section 4.2)
 
 
 def mean_loss(config: ModelConfig, w: Weights, rows: Any, capacity: Capacity | None = None) -> Array:
-    """Mean nats per token of rows[B, T + 1]: -log softmax(logits)[target]."""
-    log_shares = jax.nn.log_softmax(logits(config, w, rows[:, :-1], capacity), axis=-1)
-    return -jnp.mean(jnp.take_along_axis(log_shares, rows[:, 1:, None], axis=-1))
+    """Mean nats per token of rows[B, T + 1]: -log softmax(logits)[target].
+
+    The gradient of a model with a draft head is of the whole loss, with the head's in its default weight.
+    """
+    hidden = _last_hidden(config, w, rows[:, :-1], capacity)
+    loss = jnp.mean(_nats(config, w, hidden, rows[:, 1:]))
+    if config.draft_head is None:
+        return loss
+    e = _norm(config, w, "draft_embed_norm", _embedded(config, w, rows[:, 1:]))
+    h = _norm(config, w, "draft_hidden_norm", hidden)
+    x = jnp.concatenate([e, h], axis=-1) @ w["draft_in"]
+    own = {
+        path.removeprefix("draft_layers/"): a[0] for path, a in w.items() if path.startswith("draft_layers/")
+    }
+    x, _ = _layer(config, own, x, config.draft_layer, None, capacity)
+    nats = _nats(config, w, _norm(config, w, "draft_norm", x)[:, :-1], rows[:, 2:])
+    of_draft = jnp.sum(nats) / rows[:, 1:].size
+    if config.draft_head == "frozen":
+        return of_draft
+    return loss + DRAFT_WEIGHT * (of_draft - lax.stop_gradient(of_draft))
+
+
+def _nats(config: ModelConfig, w: Weights, hidden: Array, targets: Any) -> Array:
+    """-log softmax(logits)[target] of targets[B, T]."""
+    log_shares = jax.nn.log_softmax(_logits_of(config, w, hidden), axis=-1)
+    return -jnp.take_along_axis(log_shares, targets[..., None], axis=-1)[..., 0]
 
 
 def logits(config: ModelConfig, w: Weights, tokens: Any, capacity: Capacity | None = None) -> Array:
     """logits[B, T, V] after each of tokens[B, T]."""
+    return _logits_of(config, w, _last_hidden(config, w, tokens, capacity))
+
+
+def _embedded(config: ModelConfig, w: Weights, tokens: Any) -> Array:
+    """The embeddings of tokens[B, T], scaled and normed."""
     x = w["embed"][tokens]
     x *= config.d_model**0.5 if config.scale_embedding else 1.0
     x *= config.embedding_scale or 1.0
-    if config.embedding_norm:
-        x = _norm(config, w, "embed_norm", x)
+    return _norm(config, w, "embed_norm", x) if config.embedding_norm else x
+
+
+def _last_hidden(config: ModelConfig, w: Weights, tokens: Any, capacity: Capacity | None) -> Array:
+    """x[B, T, D] after the final norm."""
+    x = _embedded(config, w, tokens)
     if config.positions == "learned":
         x += w["positions"][np.arange(tokens.shape[1]) + config.position_offset]
     keys_and_values = None
@@ -44,7 +77,11 @@ def logits(config: ModelConfig, w: Weights, tokens: Any, capacity: Capacity | No
         prefix = f"{layer.kind.stack}/"
         own = {path.removeprefix(prefix): a[layer.row] for path, a in w.items() if path.startswith(prefix)}
         x, keys_and_values = _layer(config, own, x, layer, keys_and_values, capacity)
-    x = _norm(config, w, "final_norm", x) * (config.logit_scale or 1.0)
+    return _norm(config, w, "final_norm", x)
+
+
+def _logits_of(config: ModelConfig, w: Weights, hidden: Array) -> Array:
+    x = hidden * (config.logit_scale or 1.0)
     out = x @ (w["embed"].T if config.tied_embeddings else w["unembed"]) + w.get("unembed_bias", 0.0)
     return _softcap(out, config.logit_softcap)
 

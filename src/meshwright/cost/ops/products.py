@@ -39,6 +39,7 @@ class ProductOps(Recorder):
     ) -> None:
         super().__init__(config, layout, shape, lowering, many)
         self._quantised: dict[int, Value] = {}
+        self._looks_up = False  # whether a look-up of the table has been recorded
 
     def embed(self, name: str, tokens: Value, table: Value) -> Value:
         """Rows of table[V_tensor, D]: gathered over fsdp, looked up, summed over tensor.
@@ -47,7 +48,10 @@ class ProductOps(Recorder):
         """
         dtype = self.layout.precision.compute_dtype
         out, lookup = self.activation_value("x", "BTD"), contraction_of(self.layout, name, "BTV,VD->BTD")
-        rows = self.fetch(name, table, lookup.rhs_reshard)
+        gather = lookup.rhs_reshard
+        # A draft head looks up rows of the table that was gathered before.
+        rows = self.fetch(name, table, replace(gather, given=gather.used) if self._looks_up else gather)
+        self._looks_up = True
         moved = (Work(hbm_bytes=2 * out.bytes_per_device),)
         share = self._rows_sent(name, table, lookup)
         spread = self.transfers("activations", lookup.out_reshard.backward, name, dtype, critical=True)

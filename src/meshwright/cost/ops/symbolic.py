@@ -144,7 +144,7 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         is_trained = any(param.trained for path, param in parameters(self.config).items() if path in ENTERING)
         if self.layout.schedule.is_spmd and self.layout.pipe > 1 and is_trained:
             x = self._of_stage("enter", x, "backward")
-        self.close("embedding", 1)
+        self.close("head" if self.layer_segments else "embedding", 1)
         recorded: dict[LayerKind, int] = {}
         of_model = self.config, self.sizes
         shared_by: dict[Window | None, tuple[Value, ...]] = {}
@@ -167,6 +167,20 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
             x = self._of_stage("leave", x, "forward")
         return x, cache
 
+    def join(self, name: str, x: Value, y: Value) -> Value:
+        return self.elementwise(name, (x, y), self.activation_value(name, "BTh"), ())
+
+    def detached(self, x: Value) -> Value:
+        """`x`; nothing that was recorded so far has a backward pass."""
+        self.nodes = list(map(_only_forward, self.nodes))
+        self.segments = [
+            replace(one, nodes=tuple(map(_only_forward, one.nodes)), memo={}) for one in self.segments
+        ]
+        return x
+
+    def with_draft_loss(self, handed_on: object, loss: Value) -> object:
+        return handed_on
+
     def _of_stage(self, name: str, x: Value, direction: Direction) -> Value:
         """A stage's value on all stages: the last's output, or the first's cotangent."""
         sent = Transfer(
@@ -188,6 +202,8 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         weights: Mapping[str, Value],
         targets: Value,
         cap: float | None = None,
+        *,
+        has_last: bool = True,
         **head: str,
     ) -> Value:
         """Cross-entropy in float32; over a split V maximum, sum and target are reduced.
@@ -236,3 +252,16 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         assert self.nodes[-1].outputs == (logits,), "the product of a head by slices is not moved"
         self.nodes[-1] = replace(self.nodes[-1], outputs=(of_slice,))
         return of_slice, (copy,)
+
+
+def _only_forward(node: Node) -> Node:
+    """The node without a backward pass."""
+    return replace(
+        node,
+        needs=(),
+        backward=(),
+        weight_gradient=(),
+        backward_transfers=(),
+        update_transfers=(),
+        unfused_bytes=0,
+    )

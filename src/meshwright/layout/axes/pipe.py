@@ -29,7 +29,8 @@ class Pipe(Axis):
             tables.add("stored used gradients updated", "L", "pipe")
 
     def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
-        most = min(_MOST_STAGES, ask.config.num_layers)
+        # A draft head reads the first embedding and the last hidden state.
+        most = 1 if ask.config.draft_head else min(_MOST_STAGES, ask.config.num_layers)
         for degree in divisors(ask.chips):
             if degree <= most:
                 yield {"pipe": degree}

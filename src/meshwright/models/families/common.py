@@ -7,6 +7,7 @@ from typing import Any
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import (
     Arrangement,
+    DraftNames,
     Fixed,
     Form,
     Key,
@@ -207,6 +208,17 @@ OTHER_MODELS: dict[str, Fixed] = {
 
 LAYER = "model.layers.{}"
 QKV = ("NH", "KH", "KH")
+# Draft heads of DeepSeek-V3 and of families after it: a layer after the last.
+NEXT_LAYER = DraftNames(LAYER, "enorm", "hnorm", "eh_proj", "shared_head.norm")
+QWEN_DRAFTS = DraftNames(
+    "mtp.layers.{}",
+    "pre_fc_norm_embedding",
+    "pre_fc_norm_hidden",
+    "fc",
+    "norm",
+    of_head="mtp",
+    counted_apart=True,
+)
 
 
 def linear(parameter: str, module: str, out: str, into: str, pairs: str = "") -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from meshwright.models.families.common import (
     LATENT_TENSORS,
     LLAMA_TENSORS,
     MTP,
+    NEXT_LAYER,
     SIZES,
     experts,
 )
@@ -48,6 +49,7 @@ FAMILY = Family(
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
     more_layers=True,
+    drafts=NEXT_LAYER,
     releases=(
         Release(
             # Without the module that predicts a second token: 14 billion parameters of its files.

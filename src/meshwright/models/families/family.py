@@ -95,8 +95,9 @@ class Group(Protocol):
 class Tensor:
     """The tensor of a checkpoint that holds a parameter, and the letters of its dimensions as stored.
 
-    name: its first `{}` is the layer; a second is the expert, if each expert has a tensor of its own.
-    dims: the parameter's letters, a string for each dimension of the tensor: ("NH", "D") is [N·H, D].
+    name: its first `{}` is the layer, counted from `first`; a second is the expert, if each expert has a
+    tensor of its own. dims: the parameter's letters, a string for each dimension of the tensor: ("NH", "D")
+    is [N·H, D].
     parts: for a tensor that several parameters share, the letters of each along `axis`; this parameter is
     number `index`. arranged: the parts follow each other, or do so `within` each entry of the first letter
     that all of them have, or `alternate` element by element. pairs: a letter whose last A elements (all of
@@ -114,6 +115,32 @@ class Tensor:
     pairs: str = ""
     swapped: str = ""
     factor: float = 1.0
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class DraftNames:
+    """The names of a draft head's tensors (multi-token prediction), after the name of its `layer`.
+
+    layer: `{}` is its number: that after the model's layers, or 0 if `counted_apart`. of_head: the beginning
+    of the names of the norms and the projection, if not the layer's. hidden_first: the projection reads the
+    hidden state before the embedding.
+    """
+
+    layer: str
+    embed_norm: str
+    hidden_norm: str
+    proj: str
+    norm: str
+    of_head: str = ""
+    counted_apart: bool = False
+    hidden_first: bool = False
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The beginnings of names that no tensor of the model has."""
+        own = (self.layer.partition("{")[0],) if self.counted_apart else ()
+        return (*own, f"{self.of_head}.") if self.of_head else own
 
 
 @dataclass(frozen=True)
@@ -170,7 +197,8 @@ class Family:
     optional: tables that only some of its models have. class_defaults: values of keys that files of larger
     models leave out of their `text_config`.
     prefix: the beginning of tensor names that some files leave out. more_layers: whether files hold layers
-    after the last, which predict further tokens and are not read. tool_calls: the format that its chat
+    after the last, which predict further tokens and are read as draft heads only. drafts: their names.
+    tool_calls: the format that its chat
     models were trained on. is_written: whether `to_hf` writes its models. Chats are formatted by the
     template in the tokenizer's files.
     """
@@ -188,6 +216,7 @@ class Family:
     class_defaults: Mapping[str, Any] = field(default_factory=dict)
     prefix: str = ""
     more_layers: bool = False
+    drafts: DraftNames | None = None
     is_written: bool = True
     tool_calls: ToolFormat | None = None
     constants: Mapping[str, float] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from meshwright.models.families.common import (
     LLAMA_KEYS,
     LLAMA_TENSORS,
     MTP,
+    NEXT_LAYER,
     experts,
 )
 from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
@@ -40,6 +41,7 @@ FAMILY = Family(
     groups=(Rope(share=0.5),),
     tensors=LLAMA_TENSORS | experts(),
     more_layers=True,
+    drafts=NEXT_LAYER,
     releases=(
         Release(
             # The report's 355B and 106B are without the vocabulary, and 355B with the module that predicts a

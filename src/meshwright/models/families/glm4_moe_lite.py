@@ -5,6 +5,7 @@ from meshwright.models.families.common import (
     LATENT_TENSORS,
     LLAMA_TENSORS,
     MTP,
+    NEXT_LAYER,
     SIZES,
     experts,
 )
@@ -32,6 +33,7 @@ FAMILY = Family(
     groups=(ExpertLayers(), Rope()),
     tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
     more_layers=True,
+    drafts=NEXT_LAYER,
     releases=(
         Release(
             "config.json of zai-org/GLM-4.7-Flash",

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import HERMES, LLAMA_KEYS, LLAMA_TENSORS, MTP, NO_LOCAL_LAYERS
-from meshwright.models.families.family import Family, Release, fixed, ignored, preset
+from meshwright.models.families.family import DraftNames, Family, Release, fixed, ignored, preset
 from meshwright.models.families.rope import Rope
 
 _SHARED = {"max_seq_len": 131_072, "norm_eps": 1e-6, "rope_theta": 1e6}
@@ -19,6 +19,16 @@ FAMILY = Family(
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
     more_layers=True,
+    # MiMo's.
+    drafts=DraftNames(
+        "model.mtp_layers.{}",
+        "token_layernorm",
+        "hidden_layernorm",
+        "input_proj",
+        "final_layernorm",
+        counted_apart=True,
+        hidden_first=True,
+    ),
     tool_calls=HERMES,
     releases=(
         Release(

@@ -5,6 +5,7 @@ from meshwright.models.families.common import (
     LLAMA_TENSORS,
     NO_LOCAL_LAYERS,
     NUM_EXPERTS,
+    QWEN_DRAFTS,
     experts,
 )
 from meshwright.models.families.family import (
@@ -56,6 +57,7 @@ FAMILY = Family(
     | FUSED_DELTA_TENSORS
     | experts(shared="shared_expert")
     | {"shared_router": Tensor(f"{LAYER}.mlp.shared_expert_gate.weight", ("", "D"))},
+    drafts=QWEN_DRAFTS,
     tool_calls=HERMES,
     releases=(
         Release(

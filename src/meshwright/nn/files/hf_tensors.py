@@ -11,9 +11,18 @@ from math import prod
 
 import numpy as np
 
-from meshwright.models.config import ModelConfig
+from meshwright.errors import ModelError
+from meshwright.models.config import DRAFT_LAYERS, ModelConfig
+from meshwright.models.families.common import LAYER
 from meshwright.models.families.family import Family, Tensor
-from meshwright.models.parameters import dimensions, parameters
+from meshwright.models.parameters import (
+    DRAFT_EMBED_NORM,
+    DRAFT_HIDDEN_NORM,
+    DRAFT_IN,
+    DRAFT_NORM,
+    dimensions,
+    parameters,
+)
 
 UNEMBED = "lm_head.weight"
 # Frequencies, causal masks, and the constants of xIELU.
@@ -32,6 +41,7 @@ def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()
     """
     old, new = _prefixes(family, stored)
     tables, sizes = {**family.tensors, **family.variants(config)}, dimensions(config)
+    tables |= _draft_tensors(config, family, tables)
     tensors = {
         path: _with_letters(tables.get(path) or tables[path.rpartition("/")[2]], sizes)
         for path in parameters(config)
@@ -42,6 +52,31 @@ def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()
         path: replace(t, name=new + t.name.removeprefix(old)) if t.name.startswith(old) else t
         for path, t in tensors.items()
     }
+
+
+def _draft_tensors(config: ModelConfig, family: Family, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a draft head by path: its layer has those of a layer of the model."""
+    if config.draft_head != "alone":
+        return {}
+    names = family.drafts
+    if names is None:
+        raise ModelError(f"{config.name}: files of {family.title} have no draft head that is read here")
+    before, first = names.of_head or names.layer, 0 if names.counted_apart else config.num_layers
+    named = {
+        DRAFT_EMBED_NORM: names.embed_norm,
+        DRAFT_HIDDEN_NORM: names.hidden_norm,
+        DRAFT_NORM: names.norm,
+    }
+    tensors = {path: Tensor(f"{before}.{name}.weight", ("D",), first=first) for path, name in named.items()}
+    swapped = "h" if names.hidden_first else ""
+    tensors[DRAFT_IN] = Tensor(f"{before}.{names.proj}.weight", ("D", "h"), swapped=swapped, first=first)
+    stack = "layers" if config.draft_has_experts or config.moe is None else "dense_layers"
+    for path in parameters(config):
+        group, _, name = path.rpartition("/")
+        if group == DRAFT_LAYERS:
+            like = tables.get(f"{stack}/{name}") or tables[name]
+            tensors[path] = replace(like, name=like.name.replace(LAYER, names.layer), first=first)
+    return tensors
 
 
 def _with_letters(tensor: Tensor, sizes: Mapping[str, int]) -> Tensor:
@@ -66,8 +101,10 @@ def _prefixes(family: Family, stored: Collection[str]) -> tuple[str, str]:
 def passed_over(name: str, config: ModelConfig, family: Family) -> bool:
     """Whether a tensor of a checkpoint is ignored: rotary frequencies, causal masks, vision towers.
 
-    Layers after the last are too, if the family's files have modules that predict further tokens.
+    Modules that predict further tokens are too: layers after the last, or with names of their own.
     """
+    if config.draft_head == "alone" or (family.drafts and name.startswith(family.drafts.prefixes)):
+        return True
     if name.endswith(_COMPUTED) or name.removeprefix("model.").startswith(_SEES):
         return True
     layer = re.search(r"\.layers\.(\d+)\.", name)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from reprlib import repr as brief
@@ -25,7 +26,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Tensor
 from meshwright.models.files import read_family
 from meshwright.models.hf import to_hf, written_family
-from meshwright.models.parameters import OF_STACKS, Param, dimensions, parameters
+from meshwright.models.parameters import DRAFT_IN, OF_STACKS, Param, dimensions, parameters
 from meshwright.nn.files.hf_tensors import (
     UNEMBED,
     given,
@@ -79,6 +80,16 @@ def load_hf(
             config,
             lambda path, param: kept(path, _load(stored, tensors[path], path, param, config, abstract[path])),
         )
+
+
+def has_draft_head(folder: Path, config: ModelConfig) -> bool:
+    """Whether an HF checkpoint of this model holds a draft head that `load_hf` reads."""
+    family = read_family(folder)
+    if family is None or family.drafts is None or config.planned_only:
+        return False
+    tensors = hf_tensors(replace(config, draft_head="alone"), family)
+    with _opened(folder) as files:
+        return tensors[DRAFT_IN].name.format(tensors[DRAFT_IN].first) in files
 
 
 def save_hf(
@@ -142,18 +153,18 @@ def _names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, _Pla
     """Every HF tensor of the model, by name."""
     names: dict[str, _Place] = {}
     for path, tensor in tensors.items():
-        for number, row in _rows(config, path):
+        for number, row in _rows(config, path, tensor):
             for expert in range(config.moe.num_experts if config.moe and is_by_expert(tensor) else 1):
                 place = names.setdefault(tensor.name.format(number, expert), _Place([], row, expert))
                 place.paths.append(path)
     return names
 
 
-def _rows(config: ModelConfig, path: str) -> list[tuple[int, int]]:
-    """(number in the model, row of its stack) of every layer that a parameter is stacked over."""
-    stack = path.rpartition("/")[0]
-    layers = enumerate(config.layers)
-    return [(number, layer.row) for number, layer in layers if layer.kind.stack == stack] or [(0, 0)]
+def _rows(config: ModelConfig, path: str, tensor: Tensor) -> list[tuple[int, int]]:
+    """(number in the names, row of its stack) of every layer that a parameter is stacked over."""
+    stack, layers = path.rpartition("/")[0], enumerate(config.layers, tensor.first)
+    rows = [(number, layer.row) for number, layer in layers if layer.kind.stack == stack]
+    return rows or [(tensor.first, 0)]
 
 
 @contextmanager
@@ -260,10 +271,11 @@ def _read(
     letters = [letter for letter in param.letters if letter not in apart]
     axes = ["".join(tensor.dims).index(letter) for letter in letters]
     slices = window(tensor, spans, sizes)
-    numbers = {row: number for number, row in _rows(config, path)}
+    numbers = {row: number for number, row in _rows(config, path, tensor)}
     for place in np.ndindex(*(len(spans[letter]) for letter in apart)):
         at = {letter: spans[letter][i] for letter, i in zip(apart, place, strict=True)}
-        name = tensor.name.format(numbers[at[stacked[0]]] if stacked else 0, at.get("E", 0))
+        number = numbers[at[stacked[0]]] if stacked else tensor.first
+        name = tensor.name.format(number, at.get("E", 0))
         block[place] = taken(tensor, stored[name][slices], spans, sizes).transpose(axes)
     return block
 

@@ -97,7 +97,7 @@ class AttentionOps(ProductOps):
             if sinks is not None:
                 with jax.named_scope("sinks"):
                     sinks = along(q[..., 0], sinks)
-            windows = [layer.kind.window for layer in self.config.layers if layer.kind in kind.among]
+            windows = [layer.kind.window for layer in self.config.all_layers if layer.kind in kind.among]
             first = self._first(queries.positions, kind)
             return blockwise(q, k, v, sinks, queries, keys, first, self.layout, how, windows), None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.layout import Layout
@@ -169,6 +169,18 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         with jax.named_scope(name):
             return jnp.take_along_axis(x, indices[:, :, None], axis=1)
 
+    def join(self, name: str, x: Array, y: Array) -> Array:
+        with jax.named_scope(name):
+            return checkpoint_name(jnp.concatenate([x, y], axis=-1), OPERATION)
+
+    def detached(self, x: Array) -> Array:
+        return lax.stop_gradient(x)
+
+    def with_draft_loss(self, handed_on: Any, loss: Array) -> Array:
+        """The routers' losses, zeros without any, and the loss of the draft head: f32[3]."""
+        routers = jnp.zeros(2) if handed_on is None else handed_on
+        return jnp.concatenate([routers, loss[None]])
+
     def softcap(self, name: str, logits: Array, cap: float) -> Array:
         with jax.named_scope(name):
             return softcap(logits, cap).astype(logits.dtype)
@@ -180,13 +192,16 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         weights: Mapping[str, Array],
         targets: Any,
         cap: float | None = None,
+        *,
+        has_last: bool = True,
         **head: str,
     ) -> Array:
         """The mean over all targets; targets that are not counted add zero to the sum."""
         [group] = input_groups(self.layout, head)
         [(weight, plan)] = group.plans.items()
 
-        objective = self._objective or partial(nats_of, masked=self.masked, z_loss=self.z_loss)
+        masked = self.masked or not has_last
+        objective = self._objective or partial(nats_of, masked=masked, z_loss=self.z_loss)
 
         def nats(logits: Array, targets: Any) -> Array:
             return objective(softcap(logits, cap) if cap else logits, targets)

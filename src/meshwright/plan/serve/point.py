@@ -13,7 +13,7 @@ from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token
 from meshwright.plan.serve.prefill import PromptPasses, Way, by_position, prefilling, serving_both
-from meshwright.plan.serve.requests import Requests
+from meshwright.plan.serve.requests import Requests, paying_acceptance
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,19 @@ class Point:
         )
         return cost
 
+    @cached_property
+    def draft_step_ratio(self) -> float:
+        """Seconds of a step whose drafts are made and verified, over a step without drafts."""
+        plain, _ = pass_cost(
+            self.config,
+            self.layout.at("generate"),
+            self.hardware,
+            self.batch,
+            1,
+            self.requests.mean_context,
+        )
+        return self.tpot_seconds * self.requests.tokens_a_step / plain.seconds
+
     @property
     def mfu(self) -> float:
         """Model FLOPs of a generate step over the dense peak."""
@@ -138,7 +151,7 @@ class Point:
 
     def to_dict(self) -> dict:
         """The keys of a point of `mw plan serve` in docs/reference/json.md, then what else is known of it."""
-        precision = self.layout.precision
+        precision, drafts = self.layout.precision, self.requests.drafts
         return {
             "hardware": self.hardware.spec,
             "chip": self.hardware.chip.name,
@@ -164,4 +177,11 @@ class Point:
             "price_per_million_tokens": self.price_per_million_tokens,
             "currency": self.hardware.chip.currency,
             "why_not_run": self.why_not,
-        }
+        } | (
+            {
+                "draft_step_ratio": self.draft_step_ratio,
+                "paying_acceptance": paying_acceptance(drafts, self.draft_step_ratio),
+            }
+            if drafts
+            else {}
+        )

@@ -15,7 +15,8 @@ class Requests:
     longest: positions of the longest request. token_context: mean positions that a generated token sees. Both
     are None if all requests have the same length; see `of_lengths`. prefix_hit: the share of a prompt with
     keys and values already in a prefix cache. drafts: tokens guessed before each step, which verifies them;
-    guesses cost nothing (n-grams of the text so far). acceptance: the chance that a guess is right if
+    guesses cost nothing (n-grams of the text so far), unless a draft_head of the model makes them one after
+    another. acceptance: the chance that a guess is right if
     the guesses before it are. paged: caches take only the memory of the positions that they
     hold, on average the mean context; otherwise each is allocated for its whole request from the start.
     chunk: prompt tokens per prefill pass; None for whole prompts.
@@ -26,6 +27,7 @@ class Requests:
     prefix_hit: float = 0.0
     drafts: int = 0
     acceptance: float = 0.0
+    draft_head: bool = False
     paged: bool = False
     chunk: int | None = None
     longest: int | None = None
@@ -72,6 +74,8 @@ class Requests:
             raise PlanError(f"drafts = {self.drafts}; it must be 0 or more")
         if self.acceptance and not self.drafts:
             raise PlanError(f"acceptance = {self.acceptance} needs drafts; add --drafts 4")
+        if self.draft_head and not self.drafts:
+            raise PlanError("a draft head needs drafts to make; add --drafts 4")
 
     @property
     def context(self) -> int:
@@ -103,6 +107,26 @@ class Requests:
         3.362
         """
         return (1 - self.acceptance ** (self.drafts + 1)) / (1 - self.acceptance)
+
+
+def paying_acceptance(drafts: int, step_ratio: float) -> float | None:
+    """The acceptance at which drafts neither save nor cost time; None if no acceptance pays.
+
+    step_ratio: seconds of a step with `drafts` drafts, made and verified, over one without. The answer a
+    solves 1 + a + ... + a^k = step_ratio.
+
+    >>> paying_acceptance(1, 1.25), paying_acceptance(2, 4.0)
+    (0.25, None)
+    """
+    if step_ratio > 1 + drafts:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if sum(middle**k for k in range(drafts + 1)) < step_ratio else (low, middle)
+        )
+    return round(high, 5)
 
 
 @dataclass(frozen=True)

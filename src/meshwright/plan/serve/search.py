@@ -184,17 +184,20 @@ class _Sweep:
             return
         generate, prefill_layout = self._generate(layout, machine), prefilling(layout)
         prefill = self._prompts(prefill_layout, machine)
-        batches, memory = generate.batches, self._memory(generate, prefill)
+        head = self._head(layout, machine)
+        batches, memory = generate.batches, self._memory(generate, prefill, head)
         self.considered += len(batches)
         if memory.total[0] > usable:
             return
         steps, prompts = generate.seconds(machine), prefill.seconds(machine)
+        if head is not None:
+            steps += self.requests.drafts * head.seconds(machine)
         if prompts[0] > self._most_ttft:
             for other in by_position(self.config, layout, self.requests):
                 if self._runnable and not runs_with(self.config, layout, other):
                     continue
                 passes = self._prompts(other, machine)
-                held = self._memory(generate, passes)
+                held = self._memory(generate, passes, head)
                 if held.total[0] <= usable and passes.seconds(machine)[0] < prompts[0]:
                     prefill_layout, prefill, memory = other, passes, held
                     prompts = passes.seconds(machine)
@@ -241,6 +244,18 @@ class _Sweep:
             )
         return self._steps[key]
 
+    def _head(self, layout: Layout, machine: Hardware) -> Passes | None:
+        """The steps of the draft head for all batches; None without one."""
+        if not self.requests.draft_head:
+            return None
+        generate = layout.at("generate")
+        key = "head", generate, *alike_of(machine, "generate")
+        if key not in self._steps:
+            batches = num_replicas(generate, self.config) * _SEQUENCES
+            context = self.requests.mean_context
+            self._steps[key] = Passes(self.config.head, generate, batches, 1, context, machine)
+        return self._steps[key]
+
     def _prompts(self, layout: Layout, machine: Hardware) -> PromptPasses:
         """The passes that prefill."""
         key = layout, *alike_of(machine, "prefill")
@@ -249,11 +264,19 @@ class _Sweep:
             self._prefills[key] = passes
         return self._prefills[key]
 
-    def _memory(self, generate: Passes, prefill: PromptPasses) -> InferenceMemory:
-        """The memory of a server: weights, the caches of all requests, and the buffers of the larger pass."""
-        cache = cache_bytes(self.config, generate.layout, generate.batches, self.requests.held_context)
+    def _memory(self, generate: Passes, prefill: PromptPasses, head: Passes | None) -> InferenceMemory:
+        """The memory of a server: weights, the caches of all requests, and the buffers of the larger pass.
+
+        A draft head has the model's table and output projection.
+        """
+        held = generate.layout, generate.batches, self.requests.held_context
+        weights, cache = generate.memory.weights, cache_bytes(self.config, *held)
+        if head is not None:
+            params = count_params(self.config.head)
+            weights += round(head.memory.weights * (1 - params.vocab / params.total))
+            cache += cache_bytes(self.config.head, *held)
         buffers = np.maximum(generate.memory.buffers, prefill.buffers[0])
-        return InferenceMemory(generate.memory.weights, cache, buffers)
+        return InferenceMemory(weights, cache, buffers)
 
     def _max_batch(self, generate: Passes, memory: InferenceMemory, usable: int) -> int:
         """The largest batch that fits, of whole shards; bytes grow by a line from batch to batch."""

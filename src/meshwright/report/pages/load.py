@@ -88,6 +88,9 @@ def facts(document: JsonDocument) -> list[str]:
     elif result["predicted_seconds"]:
         planned = format_seconds(result["predicted_seconds"])
         lines.append(f"planned step {planned}: measured {result['ratio']:.2f} times")
+    if drafts := document.get("drafts"):
+        share = drafts["accepted"] / drafts["verified"]
+        lines.append(f"{drafts['accepted']} of {drafts['verified']} draft tokens accepted ({share:.0%})")
     return [*lines, *map(_beside, document["results"][1:])]
 
 

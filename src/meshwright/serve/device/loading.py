@@ -13,6 +13,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from meshwright.dtypes import number_type
+from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_fits
 from meshwright.models.config import ModelConfig
@@ -20,8 +21,8 @@ from meshwright.models.files import read_model
 from meshwright.nn.adapters import merged
 from meshwright.nn.files.checkpoint import restore_params
 from meshwright.nn.files.checkpoint_files import CHECKPOINTS
-from meshwright.nn.files.weights import load_hf
-from meshwright.nn.params import abstract_params
+from meshwright.nn.files.weights import has_draft_head, load_hf
+from meshwright.nn.params import abstract_params, build, flatten
 from meshwright.plan_file import load_plan
 from meshwright.serve.model_folder import check_model_folder
 from meshwright.serve.text.tokenizer import Tokenizer, load_tokenizer
@@ -57,8 +58,29 @@ def load_model_folder(path: Path) -> ModelFolder:
     check_model_folder(path)
     config = read_model(path).text
     if (path / CHECKPOINTS).is_dir():
-        return ModelFolder(path, config, partial(_restore, path, config))
+        trained = _as_trained(path, config)
+        return ModelFolder(path, config, partial(_restore, path, trained))
     return ModelFolder(path, config, partial(load_hf, path, config))
+
+
+def draft_head_of(folder: ModelFolder) -> ModelFolder:
+    """The draft head of a model, with the model's table and output projection among its parameters.
+
+    Raises PlanError if the folder has none.
+    """
+    path, config = folder.path, folder.config
+    if (path / CHECKPOINTS).is_dir():
+        draft_head = load_plan(path / PLAN).model.draft_head if (path / PLAN).is_file() else None
+        if draft_head:
+            head = replace(config, draft_head="alone")
+            return replace(folder, config=head, load_params=partial(_restore_head, path, config))
+    elif has_draft_head(path, config):
+        head = replace(config, draft_head="alone")
+        return replace(folder, config=head, load_params=partial(load_hf, path, head))
+    raise PlanError(
+        f"--draft-head: {path} has no draft head that is read here; fits: a run of mw train --draft-head "
+        "joint, a checkpoint with a module for the next tokens, or --draft-checkpoint DIR"
+    )
 
 
 def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
@@ -67,12 +89,20 @@ def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Para
     return dict(merged(trained, restore_params(run / CHECKPOINTS, abstract_params(trained, stored, mesh))))
 
 
+def _restore_head(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
+    check_fits(layout, config)
+    trained, stored = _as_trained(run, config, layout)
+    flat = flatten(restore_params(run / CHECKPOINTS, abstract_params(trained, stored, mesh)))
+    return build(trained.head, lambda path, _: flat[path])
+
+
 def _as_trained(run: Path, config: ModelConfig, layout: Layout) -> tuple[ModelConfig, Layout]:
-    """The model and the layout of the arrays in its run's checkpoints."""
+    """The model and the layout of the arrays in its run's checkpoints, with adapters or a draft head."""
     if not (run / PLAN).is_file():
         return config, layout
     plan = load_plan(run / PLAN)
-    config = replace(config, lora_rank=plan.model.lora_rank, lora_alpha=plan.model.lora_alpha)
+    names = ("lora_rank", "lora_alpha", "draft_head")
+    config = replace(config, **{name: getattr(plan.model, name) for name in names})
     trained_in = plan.layout.precision.weights_dtype
     if number_type(trained_in).scales is None:
         return config, layout

@@ -68,7 +68,8 @@ class StepShape(NamedTuple):
 
     num_logits: rows of logits after padding. pages_of_row: the width of the tables, which limits the length
     of sequences. is_fresh: the rows are whole prompts and read no page. stands: see PagedCache.
-    num_hidden: rows of hidden states after padding, as a further result; 0: no such result.
+    num_hidden: rows of hidden states after padding, as a further result; 0: no such result. keeps_hidden: the
+    hidden states of all tokens after the final norm are the last result.
     """
 
     rows: tuple[Rows, ...]
@@ -78,6 +79,7 @@ class StepShape(NamedTuple):
     is_fresh: bool = False
     stands: tuple[int, int] | None = None
     num_hidden: int = 0
+    keeps_hidden: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -153,10 +155,11 @@ class InferencePrograms:
         heads i32[num_heads]: indices of the tokens whose logits are returned; PADDING for padding.
         Slots and tokens are numbered through all replicas of a shard of the batch. If replicas prefill
         prompts together, they share tokens and heads, and each has its own positions, PADDING for the tokens
-        of other replicas.
+        of other replicas. A draft head has a last argument: the hidden states f32[N, D] of its tokens.
 
         Returns logits f32[num_logits, V], whole over V, the pools, updated in place, and with num_hidden
-        the hidden states after the last layer, [shards num_per_shard num_hidden, 1, D].
+        the hidden states after the last layer, [shards num_per_shard num_hidden, 1, D], and with keeps_hidden
+        those after the final norm, f32[N, D].
         """
         jitted, arguments = self.jitted_step(step)
         return self._lowered(jitted, *arguments)
@@ -175,6 +178,9 @@ class InferencePrograms:
             columns[_TOKENS] = columns[_SLOTS] = self._type(shared, rows * step.num_tokens)
             columns[_POSITIONS] = self._type(self._pages[0], *of_replicas[_POSITIONS])
             columns[_HEADS] = self._type(shared, rows * step.num_heads)
+        if self.config.draft_head:
+            num_tokens = self.num_replicas * step.num_tokens
+            columns.append(self._split(num_tokens, self.config.d_model, dtype=np.float32))
         arguments = (self.abstract_params(), self.abstract_pools(), self._split(self._num_last))
         jitted = jax.jit(partial(run, step), donate_argnums=1)
         return jitted, (*arguments, *columns)
@@ -307,7 +313,8 @@ class InferencePrograms:
         slots: Array,
         tables: Array,
         heads: Array,
-    ) -> tuple[Array, Pools] | tuple[Array, Pools, Array]:
+        read: Array | None = None,
+    ) -> tuple[Any, ...]:
         tokens = self._on_each(_known, tokens, last, slots)
         places = Places(positions[:, None])
         placed = reshard(positions, PartitionSpec(self._pages[0]))
@@ -325,7 +332,11 @@ class InferencePrograms:
             batch_invariant=self._batch_invariant,
             states=self._states_of(pools, positions, slots, step),
         )
-        x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
+        if read is None:
+            x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
+        else:
+            read = read[:, None].astype(self.ops.dtype)
+            x = transformer.enter_draft(self.config, self.ops, params, tokens[:, None], read)
         if self._with_native:
             x = self._on_each(_without_padding, x, positions)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
@@ -337,10 +348,15 @@ class InferencePrograms:
         with jax.named_scope("logits"):
             padded = self._on_each(partial(_padded, step.num_logits, num_per_shard), self._whole(logits))
         kept = cache.pools if cache.states is None else {**cache.pools, **cache.states.states}
-        if not step.num_hidden:
-            return padded, kept
-        num_rows = num_per_shard * step.num_hidden
-        return padded, kept, self._on_each(partial(_with_rows, num_rows), hidden)
+        yielded: list[Any] = [padded, kept]
+        if step.num_hidden:
+            num_rows = num_per_shard * step.num_hidden
+            yielded.append(self._on_each(partial(_with_rows, num_rows), hidden))
+        if step.keeps_hidden:
+            with jax.named_scope("hidden"):
+                normed = transformer.final_norm(self.config, self.ops, params, hidden)
+                yielded.append(self._whole(normed))
+        return tuple(yielded)
 
     def _states_of(self, pools: Pools, positions: Array, slots: Array, step: StepShape) -> StateCache | None:
         """The states among `pools`, with the places of the step's tokens; None if the model has none."""

@@ -69,7 +69,8 @@ class JaxRunner:
     position. with_native: use the C++ kernels on CPUs, if they can be built (native/).
     batch_invariant: log-probabilities do not depend, bit for bit, on other requests, the shapes of steps,
     chunks of prompts, or cached prefixes. by_ratio: drafts with logits are accepted by the ratio test.
-    keeps_logits: steps return the logits of sampled tokens.
+    keeps_logits: steps return the logits of sampled tokens. keeps_hidden: they return hidden states of all
+    tokens.
     Raises LayoutError if the layout does not fit the model or serving, PlanError for a context longer than
     the model's, no slot, too few pages for one sequence, too few bytes for a page, a model or layout that
     cannot be batch-invariant, or an option that `check_states` refuses.
@@ -97,6 +98,7 @@ class JaxRunner:
         batch_invariant: bool = False,
         by_ratio: bool = False,
         keeps_logits: bool = False,
+        keeps_hidden: bool = False,
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context, batch_invariant=batch_invariant)
@@ -122,7 +124,13 @@ class JaxRunner:
             )
         self.embedding_size = config.d_model
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
-        self._by_ratio, self._keeps_logits = by_ratio, keeps_logits
+        if keeps_hidden and layout.num_prompt_shards > 1:
+            raise PlanError(
+                f"{config.name}: a draft head reads the hidden states of whole prompts, whose positions "
+                f"{'·'.join(layout.rules.prompt_axes)} splits; fits: a layout without it"
+            )
+        self._by_ratio, self._keeps_logits, self._keeps_hidden = by_ratio, keeps_logits, keeps_hidden
+        self._num_read = config.d_model if config.draft_head else 0
         self._num_per_shard = limits.num_replicas // layout.num_batch_shards
         self._programs = InferencePrograms(
             config,
@@ -179,6 +187,10 @@ class JaxRunner:
             with_panels=programs.with_panels,
             cuts=self._cuts,
         )
+
+    def share_tables(self, model: "JaxRunner") -> None:
+        """Read the table and output projection of the model that this is the draft head of."""
+        self._params |= {name: model._params[name] for name in self._params if name in model._params}
 
     def warm_up(self, *, only_greedy: bool = False) -> None:
         """Compile every program, make the cache, and measure steps.
@@ -293,7 +305,13 @@ class JaxRunner:
         pages = shape.pages or self.limits.pages_per_context
         num_hidden = self._num_hidden if shape.hidden else 0
         return StepShape(
-            used, num_heads, num_logits, pages, is_fresh=bool(shape.fresh), num_hidden=num_hidden
+            used,
+            num_heads,
+            num_logits,
+            pages,
+            is_fresh=bool(shape.fresh),
+            num_hidden=num_hidden,
+            keeps_hidden=self._keeps_hidden,
         )
 
     def run(self, batch: Batch) -> "_UnderWay":
@@ -310,7 +328,9 @@ class JaxRunner:
         """Dispatch the batch in the program of this shape."""
         step = self._step_of(shape)
         num_sharing = self._programs.num_sharing if step.is_fresh else 1
-        inputs = StepInputs(batch, step, self.limits, self._num_per_shard, num_sharing)
+        inputs = StepInputs(
+            batch, step, self.limits, self._num_per_shard, num_sharing, num_hidden=self._num_read
+        )
         rows, edits = inputs.sampling(self.vocab_size)
         needs = Needs.of(rows) if self._programs.has_choice_by_needs else None
         guesses = inputs.guesses(self.vocab_size) if needs is None or needs.draws else None
@@ -320,13 +340,15 @@ class JaxRunner:
             logits, self._pools, *hidden = yielded
             self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits, guesses)
             results = None
-            if hidden and self._readout is not None:
+            if step.num_hidden and self._readout is not None:
                 results = self._readout.dispatch(self._params, hidden[0], inputs.scored, inputs.embedded)
             if self._is_starved:
                 jax.block_until_ready((sampled, self._pools, results and results.outputs))
         self._host.settle()  # while the device works
         kept = logits if self._keeps_logits else None
-        return _UnderWay(sampled, inputs.sampled, np.asarray(rows.num_top), results, kept)
+        num_top = np.asarray(rows.num_top)
+        normed = (hidden[-1], inputs.computed) if step.keeps_hidden else None
+        return _UnderWay(sampled, inputs.sampled, num_top, results, kept, normed)
 
     @property
     def _is_starved(self) -> bool:
@@ -401,7 +423,7 @@ class _UnderWay:
     """The StepResult of a step that may still run.
 
     rows: the rows of each work's tokens. num_top: alternatives to report, by row. results: scores and
-    embeddings from hidden states.
+    embeddings from hidden states. hidden: of all tokens, and the rows of each work in it.
     """
 
     def __init__(
@@ -411,9 +433,10 @@ class _UnderWay:
         num_top: np.ndarray,
         results: Results | None,
         logits: jax.Array | None,
+        hidden: tuple[jax.Array, list[range]] | None,
     ) -> None:
         self._sampled, self._rows, self._num_top, self._results = sampled, rows, num_top, results
-        self._logits = logits
+        self._logits, self._hidden = logits, hidden
 
     def read(self) -> Sequence[WorkOutput]:
         sampled = jax.device_get(self._sampled)
@@ -428,12 +451,17 @@ class _UnderWay:
 
         scores, embeddings = self._results.read() if self._results else ({}, {})
         logits = None if self._logits is None else jax.device_get(self._logits)
+        hidden = [None] * len(self._rows)
+        if self._hidden is not None:
+            of_step, of_works = jax.device_get(self._hidden[0]), self._hidden[1]
+            hidden = [of_step[one.start : one.stop] for one in of_works]
         return [
             WorkOutput(
                 [score(i) for i in rows],
                 scores.get(work, ()),
                 embeddings.get(work),
                 () if logits is None else [logits[i] for i in rows],
+                hidden[work],
             )
             for work, rows in enumerate(self._rows)
         ]

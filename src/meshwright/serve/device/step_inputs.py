@@ -26,13 +26,20 @@ class StepInputs:
     """The arrays of a step, replica by replica.
 
     num_per_shard: replicas on one shard of the batch. num_sharing: replicas that prefill prompts together,
-    and have their tokens in common.
+    and have their tokens in common. num_hidden: D of a draft head, otherwise 0.
     sampled: for each work the rows of logits after which its tokens are sampled. scored, embedded: the rows
-    of hidden states that are read.
+    of hidden states that are read. computed: for each work the rows of its tokens, through all replicas.
+    hidden: of a draft head, f32[tokens, D], for each token the hidden state that the head reads next to it.
     """
 
     def __init__(
-        self, batch: Batch, step: StepShape, limits: Limits, num_per_shard: int, num_sharing: int
+        self,
+        batch: Batch,
+        step: StepShape,
+        limits: Limits,
+        num_per_shard: int,
+        num_sharing: int,
+        num_hidden: int = 0,
     ) -> None:
         self._step, self._slots = step, limits.slots_per_replica
         self._num_per_shard, self._num_sharing = num_per_shard, num_sharing
@@ -52,6 +59,8 @@ class StepInputs:
         self._guesses = list[tuple[int, int, np.ndarray]]()  # row of logits, token, the draft model's logits
         self.sampled: list[range] = []
         self.scored, self.embedded = list[Read](), list[Read]()
+        self.computed: list[range] = []
+        self.hidden = np.zeros((num_groups * step.num_tokens, num_hidden), np.float32) if num_hidden else None
         self._num_sampled = [0] * num_groups
         starts = [list(_starts(step.rows)) for _ in range(num_groups)]
         for number, work in enumerate(batch.works):
@@ -63,13 +72,16 @@ class StepInputs:
                 row, token = starts[group][kind]
                 self._put(work, begin, min(length, len(work.tokens) - begin), row, token)
                 starts[group][kind] = row + 1, token + length
+            first_row = group * step.num_tokens + first
+            self.computed.append(range(first_row, first_row + len(work.tokens)))
             self._choose(work, starts[group][kind][1] - length, len(work.tokens) - begins[-1])
             if work.reads is not None:
                 self._read(number, work, first)
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        return self.tokens, self.positions, self.slots, self.tables, self.heads
+        columns = self.tokens, self.positions, self.slots, self.tables, self.heads
+        return columns if self.hidden is None else (*columns, self.hidden)
 
     def sampling(self, vocab_size: int) -> tuple[SampledRows, Edits | None]:
         """The parameters of each row of logits; no edits if none of them has any."""
@@ -92,6 +104,8 @@ class StepInputs:
         token += replica // self._num_sharing * self._step.num_tokens
         start = work.start + begin
         self.tokens[token : token + count] = work.tokens[begin : begin + count]
+        if self.hidden is not None and work.hidden is not None:
+            self.hidden[token : token + count] = work.hidden[begin : begin + count]
         self.positions[place : place + count] = range(start, start + count)
         self.slots[token] = self._slot_on_shard(work)
         self.tables[row, 0, : len(work.pages)] = work.pages
@@ -111,7 +125,8 @@ class StepInputs:
         head += group * self._step.num_heads
         for number, from_end in zip(self.sampled[-1], range(work.num_samples, 0, -1), strict=True):
             self.heads[head + number - first] = token + count - from_end
-            self.chosen_positions[number] = work.start + len(work.tokens) - from_end + 1
+            start = work.start if work.position is None else work.position
+            self.chosen_positions[number] = start + len(work.tokens) - from_end + 1
             self._params[number] = work.sequence.request.sampling
             self._edits[number] = work.sequence.edits
         # The last sampled row has no draft, and drafts may have no logits.

@@ -25,6 +25,8 @@ class SequenceWork(NamedTuple):
     reads: further results, read from the hidden states.
     draft_logits: f32[V] that each draft was drawn from, for the ratio test; without them a draft is right if
     the same token is sampled.
+    hidden: f32[n, D] that a draft head reads next to its tokens. position: of the first token in the
+    sequence, if not `start`: sampling depends on it.
     """
 
     sequence: TokenSequence
@@ -37,6 +39,8 @@ class SequenceWork(NamedTuple):
     window_pages: tuple[int, ...] = ()
     reads: Reads = None
     draft_logits: Sequence[np.ndarray] = ()
+    hidden: np.ndarray | None = None
+    position: int | None = None
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -99,14 +103,15 @@ class WorkOutput(NamedTuple):
     """The outputs of one work.
 
     tokens: sampled, `work.num_samples` of them. scores: of the prompt tokens after each of its tokens.
-    embedding: f32[D] of its last token, L2-normalised. logits: f32[V] of each sampled token, of a runner that
-    keeps them.
+    embedding: f32[D] of its last token, L2-normalised. logits: f32[V] of each sampled token, and hidden:
+    f32[n, D] of all n tokens after the final norm, of a runner that keeps them.
     """
 
     tokens: Sequence[TokenScore]
     scores: Sequence[TokenScore] = ()
     embedding: np.ndarray | None = None
     logits: Sequence[np.ndarray] = ()
+    hidden: np.ndarray | None = None
 
 
 class StepResult(Protocol):

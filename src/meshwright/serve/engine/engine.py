@@ -59,8 +59,9 @@ class Engine:
     ) -> None:
         self._runner, self._generator, self.max_waiting = runner, generator, max_waiting
         policy = policy_of(mode, runner.limits, runner.idle_seconds)
+        self._drafter = drafter or Drafter()
         self._scheduler = Scheduler(
-            runner.limits, max_waiting, policy, prefix_cache=prefix_cache, drafter=drafter
+            runner.limits, max_waiting, policy, prefix_cache=prefix_cache, drafter=self._drafter
         )
         self._arrivals = Arrivals(self._scheduler, runner)
         self._changed = threading.Condition()
@@ -255,6 +256,8 @@ class Engine:
                     work.sequence.add_prompt_scores(work.start, output.scores)
                 elif work.reads == "embedding":
                     work.sequence.embedding = output.embedding
+                if output.hidden is not None:
+                    self._drafter.computed(work, output.hidden)
             sampled = [output.tokens for output in outputs]
             for work, tokens in self._scheduler.postprocess(batch.works, sampled):
                 num_taken = self._take(work.sequence, tokens)

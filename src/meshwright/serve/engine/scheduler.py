@@ -22,7 +22,7 @@ from meshwright.serve.engine.replica import Replica
 from meshwright.serve.engine.request import FinishReason, TokenScore
 from meshwright.serve.engine.running import Running, insert_by_rank
 from meshwright.serve.engine.sequence import TokenSequence
-from meshwright.serve.engine.speculate import Drafter, NoDrafts
+from meshwright.serve.engine.speculate import Drafter
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Scheduler:
             Replica(limits, number, prefix_cache=prefix_cache) for number in range(limits.num_replicas)
         ]
         self._max_waiting = max_waiting
-        self._drafter, self._drafts_pay = drafter or NoDrafts(), False
+        self._drafter, self._drafts_pay = drafter or Drafter(), False
         self._waiting: list[TokenSequence] = []
         self._running = running or Running()
         # Running sequences without a token of their answer: later prompts may share the pages they compute.
@@ -167,6 +167,7 @@ class Scheduler:
         due = self._running.due(self._replica_of)
         step = _Step(self.policy.budget(self))
         self._drafts_pay = self._drafter.pays(len(self.running))
+        self._drafter.prepare([one for one in due if one.slot is not None and self._is_drafted(one)])
         for sequence in due:
             # Without a slot: an earlier sequence of this step has just taken its pages.
             if sequence.slot is not None and (step.budget.generates or sequence.num_uncomputed > 1):
@@ -244,9 +245,13 @@ class Scheduler:
             return []
         if sequence.num_pending:
             return None
-        if has_edits or self._has_prompts:
-            return []
-        return self._drafter.draft(sequence)[: sequence.num_left - 1]
+        return self._drafter.draft(sequence)[: sequence.num_left - 1] if self._is_drafted(sequence) else []
+
+    def _is_drafted(self, sequence: TokenSequence) -> bool:
+        """Whether a step may verify guesses for the sequence, whose last token is known."""
+        if not self._drafts_pay or sequence.num_uncomputed > 1 or sequence.num_pending:
+            return False
+        return not (sequence.is_scheduled or sequence.request.edits_logits or self._has_prompts)
 
     @property
     def _has_prompts(self) -> bool:

@@ -16,12 +16,12 @@ Sources: Leviathan et al. 2023, "Fast Inference from Transformers via Speculativ
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
 from meshwright.serve.engine.batch import Batch, Runner, SequenceWork, WorkOutput
+from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.request import SamplingParams
 from meshwright.serve.engine.sequence import Tokens, TokenSequence
 
@@ -31,40 +31,29 @@ _FEW = 2  # tokens that the draft model takes one by one
 _PAUSE = 256  # steps without guesses after a step that they did not pay for
 
 
-class Drafter(Protocol):
-    """Guesses the next tokens of sequences."""
+class Drafter:
+    """Guesses the next tokens of sequences. This one never does."""
 
     def pays(self, num_sequences: int) -> bool:
         """Whether guesses make a step of this number of sequences worth its longer time."""
-        ...
+        return False
+
+    def prepare(self, sequences: Sequence[TokenSequence]) -> None:
+        """Compute the guesses of the sequences whose `draft` is asked for next, together."""
 
     def draft(self, sequence: TokenSequence) -> list[int]:
         """The next tokens of `sequence`, perhaps none."""
-        ...
-
-    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
-        """Logits f32[V] that the last guesses were drawn from, for the ratio test; empty without it."""
-        ...
-
-    def verified(self, num_drafts: int, num_accepted: int) -> None:
-        """Note how many of the guesses of one sequence were right."""
-        ...
-
-
-class NoDrafts:
-    """A Drafter that never guesses."""
-
-    def pays(self, num_sequences: int) -> bool:
-        return False
-
-    def draft(self, sequence: TokenSequence) -> list[int]:
         return []
 
     def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
+        """Logits f32[V] that the last guesses were drawn from, for the ratio test; empty without it."""
         return ()
 
+    def computed(self, work: SequenceWork, hidden: np.ndarray) -> None:
+        """Note the hidden states [n, D] of the n tokens of a work, of a runner that keeps them."""
+
     def verified(self, num_drafts: int, num_accepted: int) -> None:
-        pass
+        """Note how many of the guesses of one sequence were right."""
 
 
 class Payoff:
@@ -99,7 +88,7 @@ class Payoff:
         self._mean_right = _DECAY * self._mean_right + (1 - _DECAY) * num_accepted
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Prompt look-up: guesses the tokens that followed the last earlier occurrence of the last few tokens.
 
     It pays if answers repeat their prompt, as edits and summaries do. num_drafts, cost_ratio: of Payoff.
@@ -116,16 +105,14 @@ class NgramDrafter:
         """The next tokens of `sequence`, none if its last n-gram is new."""
         places = self._places.setdefault(sequence, _Places())
         begin = places.find(sequence.tokens)
+        # A looked-up guess has q = 1: both rules accept it with probability p, so that it needs no logits.
         return [] if begin is None else [*sequence.tokens[begin : begin + self._num_drafts]]
-
-    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
-        return ()  # a looked-up guess has q = 1: both rules accept it with probability p
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         self._payoff.verified(num_accepted)
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Guesses by a smaller model of the same vocabulary, one token after another.
 
     It samples as the request does, with the same noise, but without penalties and constraints.
@@ -175,10 +162,7 @@ class ModelDrafter:
         """The model's next token after `tokens`; computes the tokens that are not known yet."""
         assert sequence.slot is not None
         limits, reader = self._runner.limits, None
-        num_pages, slot = limits.pages_per_context, sequence.slot % limits.slots_per_replica
-        pages = tuple(range(slot * num_pages, (slot + 1) * num_pages))
-        sampling = _without_edits(sequence.request.sampling)
-        asked = TokenSequence(replace(sequence.request, sampling=sampling), len(tokens), 0, lambda _: None)
+        pages, asked = pages_of_slot(limits, sequence.slot), without_edits(sequence)
         while len(known.tokens) < len(tokens):
             start = len(known.tokens)
             missing = tokens[start:]
@@ -193,11 +177,18 @@ class ModelDrafter:
         return output
 
 
-def _without_edits(sampling: SamplingParams) -> SamplingParams:
-    """The temperature, filters and seed of a request."""
-    return SamplingParams(
-        sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, min_p=sampling.min_p
-    )
+def pages_of_slot(limits: Limits, slot: int) -> tuple[int, ...]:
+    """The pages of a slot in a cache that has a whole context for each."""
+    first = slot % limits.slots_per_replica * limits.pages_per_context
+    return tuple(range(first, first + limits.pages_per_context))
+
+
+def without_edits(sequence: TokenSequence) -> TokenSequence:
+    """A sequence of the same request, without penalties and constraints, to draw guesses for."""
+    of = sequence.request.sampling
+    sampling = SamplingParams(of.temperature, of.top_p, of.top_k, of.seed, min_p=of.min_p)
+    request = replace(sequence.request, sampling=sampling)
+    return TokenSequence(request, len(sequence.tokens), 0, lambda _: None)
 
 
 @dataclass

@@ -18,7 +18,8 @@ class OptimizerConfig:
     The learning rate rises to peak_learning_rate over warmup_steps and falls to final_fraction of it at
     total_steps: with "cosine" along a cosine, with "wsd" linearly over the last decay_fraction of the steps,
     and with "constant" not at all. clip_norm: bound of the gradients' global norm. z_loss: see `JaxOps`.
-    balance_loss, router_z_loss: weights of the losses of each layer's router (nn/experts/). b1, b2, eps:
+    balance_loss, router_z_loss: weights of the losses of each layer's router (nn/experts/). draft_weight: of
+    the loss of a draft head that is trained with the model. b1, b2, eps:
     AdamW's; Lion has the decay rates of its paper. optimizer: a name in `OPTIMIZERS`.
     """
 
@@ -34,6 +35,7 @@ class OptimizerConfig:
     z_loss: float = 0.0
     balance_loss: float = 0.0
     router_z_loss: float = 0.0
+    draft_weight: float = 0.3
     optimizer: str = "adamw"
     schedule: ScheduleName = "cosine"
     decay_fraction: float = 0.2
