@@ -59,7 +59,7 @@ def serve(
 
     \b
     mw serve --checkpoint runs/demo --port 8000
-    curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "def ", "max_tokens": 32}'
+    curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "Once upon a time", "max_tokens": 32}'
     """
     check_model_folder(checkpoint)
     if plan is not None and engine.tensor > 1:
