@@ -14,7 +14,7 @@ from meshwright.models.config import ModelConfig, RopeScaling, Window
 from meshwright.models.count import count_params
 from meshwright.models.explained import explain
 from meshwright.models.hf import from_hf, to_hf
-from meshwright.models.presets import PRESETS
+from meshwright.models.presets import PRESETS, load_model
 
 HF = FILES["llama-3.1-8b"]
 
@@ -183,6 +183,12 @@ def test_a_file_whose_layers_all_attend_has_no_state() -> None:
     assert config.short_convolution is None and config.mixers is None
 
 
+@pytest.mark.parametrize("name", ["LlamaModel", "LlamaForSequenceClassification", "LlamaForRewardModel"])
+def test_a_class_with_another_head_is_read_by_its_type(name: str) -> None:
+    file = HF | {"architectures": [name], "num_labels": 1, "id2label": {"0": "score"}}
+    assert from_hf(file, "mine") == from_hf(HF, "mine")
+
+
 def test_sizes_under_other_names_are_read_and_named() -> None:
     """LLaMA's own params.json, whose feed-forward is a multiple of 1024 wide."""
     sizes = {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128_256}
@@ -312,3 +318,20 @@ def test_a_key_that_would_make_it_another_model_is_refused(key: str, value: floa
 
 def test_a_key_that_says_what_is_so_anyway_is_read() -> None:
     assert from_hf(HF | {"residual_multiplier": 1.0}, "mine") == from_hf(HF, "mine")
+
+
+@pytest.mark.parametrize(
+    ("repository", "preset"),
+    [
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.1-70b"),
+        ("deepseek-ai/DeepSeek-V3.1-Terminus", "deepseek-v3"),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-3.1-24b"),
+        ("CohereLabs/c4ai-command-a-03-2025", "command-a"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano-30b-a3b"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout"),
+        ("Qwen/QwQ-32B", "qwen2.5-32b"),
+        ("inclusionAI/Ring-1T", "ling-1t"),
+    ],
+)
+def test_names_on_the_hub_are_presets(repository: str, preset: str) -> None:
+    assert load_model(repository) == PRESETS[preset]

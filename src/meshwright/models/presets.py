@@ -68,8 +68,37 @@ def _on_the_hub(spec: str) -> str:
     >>> _on_the_hub("meta-llama/Meta-Llama-3-8B-Instruct"), _on_the_hub("Qwen/Qwen3-32B")
     ('llama-3-8b', 'qwen3-32b')
     """
-    name = spec.lower().rpartition("/")[2].removeprefix("meta-").replace("llama-3.3", "llama-3.1")
-    return re.sub(r"(-(instruct|it|chat|base|hf|pt|v0\.\d|\d{4}|fp8|bf16))+$", "", name)
+    name = spec.lower().rpartition("/")[2].replace("llama-3.3", "llama-3.1")
+    name = re.sub(r"^(meta-|nvidia-|c4ai-)", "", name)
+    name = re.sub(_TUNING, "", name)
+    for pattern, same in _SAME:
+        name = re.sub(pattern, same, name)
+    return name
+
+
+# Ends of names that say how a model was tuned or stored.
+_TUNING = (
+    r"(-(instruct|it|chat|base|hf|pt|think|thinking|reasoning|exp|terminus|nvfp4|fp8|bf16|awq|gptq|int4|"
+    r"v0\.\d|\d{4}|\d{2}-\d{4}))+$"
+)
+# Models with the sizes of a preset under another name.
+_SAME = (
+    (r"^deepseek-r1-distill-llama-", "llama-3.1-"),
+    (r"^deepseek-r1-distill-qwen-", "qwen2.5-"),
+    (r"^qwen2\.5-coder-", "qwen2.5-"),
+    (r"^qwq-", "qwen2.5-"),
+    (r"^deepseek-v3\.1$", "deepseek-v3"),
+    (r"^ring-", "ling-"),
+    (r"^mistral-nemo$", "mistral-nemo-12b"),
+    (r"^(mistral-small-3\.[12]-24b|magistral-small|devstral-small)$", "mistral-small-3.1-24b"),
+    (r"^(llama-4-\w+)-17b-\d+e$", r"\1"),
+    (r"^vicuna-", "llama-2-"),
+    (r"^phi-4-plus$", "phi-4"),
+    (r"^ai21-jamba-mini", "jamba-v0.1"),
+    (r"^ai21-jamba(-large|-1\.\d-large|-large-1\.\d)$", "jamba-1.5-large"),
+    (r"^olmo-2-\d{4}-", "olmo-2-"),
+    (r"^glm-4\.5v$", "glm-4.5-air"),
+)
 
 
 class _Presets(Mapping[str, ModelConfig]):

@@ -22,7 +22,7 @@ _OF_TOWERS = re.compile(
 # Keys of training, of kernels, of tokenizers.
 _HARMLESS = re.compile(
     r"_|.*(dropout|drop_path|_loss|initializer|_std$|token_id|token_index|tokenizer|flash|kernel|training|"
-    r"checkpointing|_dtype|torch|fp16|bf16|fp32|fusion|version|template|capacity|jitter|use_cache)"
+    r"checkpointing|_dtype|torch|fp16|bf16|fp32|fusion|version|num_labels|template|capacity|jitter|use_cache)"
 )
 # Other names of sizes, in files of classes that are not known.
 _SYNONYMS = {
@@ -57,6 +57,8 @@ _OTHERWISE: Mapping[str, tuple[tuple[str, Any, str], ...]] = {
     # DeepSeek-OCR and DeepSeek-VL2 say DeepSeek-V2.
     "deepseek_v2": (("use_mla", False, "deepseek"), ("topk_method", "noaux_tc", "deepseek_v3")),
 }
+# Ends of classes that have the layers of a language model and another head.
+_OTHER_HEADS = re.compile(r"(Model|For(Sequence|Token)Classification|ForQuestionAnswering)$")
 # As which a file is read if several families fit.
 _PLAIN = (*PLAINEST, "qwen3", "mixtral", "qwen3_moe", "deepseek_v3")
 # A file with more keys that no family has is not explained key by key.
@@ -124,7 +126,12 @@ def _family(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, Any
     for listed in config.get("architectures") or []:
         candidates = [f for f in naming(str(listed)) if listed in f.class_names]
         if not candidates:
-            candidates = [f for f in naming(str(model_type)) if model_type in f.wrappers]
+            has_other_head = _OTHER_HEADS.search(str(listed)) is not None
+            candidates = [
+                f
+                for f in naming(str(model_type))
+                if model_type in f.wrappers or (has_other_head and model_type in f.model_types)
+            ]
         if not candidates:
             return _alike(config, name, f"architecture {listed}")
         return next((f for f in candidates if model_type in f.model_types), candidates[0]), dict(config)

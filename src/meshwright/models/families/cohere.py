@@ -56,5 +56,14 @@ FAMILY = Family(
             },
             shared=SHARED | {"max_seq_len": 131_072},
         ),
+        Release(
+            "Dang et al. 2024, https://arxiv.org/abs/2412.04261; config.json of CohereForAI/aya-expanse-8b",
+            {
+                "aya-expanse-8b": preset(
+                    8_028_033_024, L=32, D=4096, F=14_336, N=32, K=8, rope_theta=10_000.0, logit_scale=0.125
+                )
+            },
+            shared=SHARED | {"max_seq_len": 8192},
+        ),
     ),
 )

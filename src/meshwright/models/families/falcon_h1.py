@@ -16,6 +16,7 @@ from meshwright.models.families.family import (
     Fixed,
     Key,
     Part,
+    Preset,
     Release,
     Tensor,
     ignored,
@@ -107,6 +108,14 @@ def _multiplied(model: ModelConfig) -> Mapping[str, Tensor]:
     }
 
 
+def _small(params: int | str, heads: tuple[int, int, int], **sizes: Any) -> Preset:
+    """A preset with two KV heads and one group; heads: number, width and state of the mixer's heads."""
+    number, width, state = heads
+    mixer = {"num_heads": number, "head_dim": width, "state_dim": state, "norm": "none"}
+    rest = {"K": 2, "H": 128, "max_seq_len": 131_072, "norm_eps": 1e-5, "rope_theta": 1e11, "multipliers": {}}
+    return preset(params, **rest | sizes, state_space=mixer)
+
+
 FAMILY = Family(
     "falcon_h1",
     "Falcon-H1",
@@ -139,8 +148,12 @@ FAMILY = Family(
     variants=_multiplied,
     releases=(
         Release(
-            "config.json of tiiuae/Falcon-H1-34B-Base",
+            "config.json of tiiuae/Falcon-H1-*-Base, without multipliers",
             {
+                "falcon-h1-0.5b": _small(
+                    521_411_104, L=36, D=1024, F=2048, N=8, H=64, V=32_784, heads=(24, 64, 128)
+                ),
+                "falcon-h1-7b": _small("7.6B", L=44, D=3072, F=12_288, N=12, V=130_049, heads=(24, 128, 256)),
                 "falcon-h1-34b": preset(
                     "33.6B",
                     L=72,

@@ -60,5 +60,10 @@ FAMILY = Family(
                 "sliding_window": 1024,
             },
         ),
+        Release(
+            "config.json of google/gemma-3-270m",
+            {"gemma-3-270m": preset(268_098_176, L=18, D=640, F=2048, N=4, K=1, H=256, V=262_144)},
+            shared=_SHARED | {"max_seq_len": 32_768, "sliding_window": 512},
+        ),
     ),
 )

@@ -58,6 +58,7 @@ FAMILY = Family(
                     moe=mixture(128, 8, 1408, num_shared_experts=1, num_dense_layers=1),
                 ),
                 "glm-4.6": preset(**_GLM_4_5, max_seq_len=202_752),
+                "glm-4.7": preset(**_GLM_4_5, max_seq_len=202_752),
             },
             shared={
                 "num_heads": 96,

@@ -81,5 +81,60 @@ FAMILY = Family(
                 "tiny": preset(L=2, D=64, F=128, N=8, K=4, H=16, V=512, max_seq_len=128),
             },
         ),
+        Release(
+            "Allal et al. 2025, https://arxiv.org/abs/2502.02737; config.json of HuggingFaceTB/SmolLM2-*",
+            {
+                "smollm2-135m": preset(134_515_008, L=30, D=576, F=1536, N=9, K=3),
+                "smollm2-360m": preset(361_821_120, L=32, D=960, F=2560, N=15, K=5),
+                "smollm2-1.7b": preset(1_711_376_384, L=24, D=2048, F=8192, N=32),
+            },
+            shared={
+                "vocab_size": 49_152,
+                "max_seq_len": 8192,
+                "rope_theta": 100_000.0,
+                "tied_embeddings": True,
+            },
+        ),
+        Release(
+            "config.json of TinyLlama/TinyLlama-1.1B-*, upstage/SOLAR-10.7B-v1.0, 01-ai/Yi-*",
+            {
+                "tinyllama-1.1b": preset(
+                    1_100_048_384, L=22, D=2048, F=5632, N=32, K=4, V=32_000, max_seq_len=2048
+                ),
+                "solar-10.7b": preset(
+                    10_731_524_096, L=48, D=4096, F=14_336, N=32, K=8, V=32_000, max_seq_len=4096
+                ),
+                "yi-6b": preset(
+                    6_061_035_520,
+                    L=32,
+                    D=4096,
+                    F=11_008,
+                    N=32,
+                    K=4,
+                    V=64_000,
+                    max_seq_len=4096,
+                    rope_theta=5e6,
+                ),
+                "yi-34b": preset(
+                    34_388_917_248,
+                    L=60,
+                    D=7168,
+                    F=20_480,
+                    N=56,
+                    K=8,
+                    V=64_000,
+                    max_seq_len=4096,
+                    rope_theta=5e6,
+                ),
+            },
+        ),
+        Release(
+            "Roziere et al. 2023, https://arxiv.org/abs/2308.12950; config.json of codellama/CodeLlama-*",
+            {
+                "codellama-7b": preset(6_738_546_688, L=32, D=4096, F=11_008, N=32, V=32_016),
+                "codellama-34b": preset(33_743_970_304, L=48, D=8192, F=22_016, N=64, K=8, V=32_000),
+            },
+            shared={"max_seq_len": 16_384, "rope_theta": 1e6},
+        ),
     ),
 )

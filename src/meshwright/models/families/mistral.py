@@ -59,6 +59,17 @@ FAMILY = Family(
                     max_seq_len=32_768,
                     rope_theta=1e8,
                 ),
+                # Mistral Small 3.1 and 3.2, Magistral Small and Devstral Small, without their tower.
+                "mistral-small-3.1-24b": preset(
+                    23_572_403_200,
+                    L=40,
+                    D=5120,
+                    F=32_768,
+                    N=32,
+                    V=131_072,
+                    max_seq_len=131_072,
+                    rope_theta=1e9,
+                ),
                 "mistral-large": preset(
                     122_610_069_504,
                     L=88,

@@ -167,5 +167,22 @@ FAMILY = Family(
                 ),
             },
         ),
+        Release(
+            "config.json of microsoft/Phi-4-mini-instruct",
+            {
+                "phi-4-mini": preset(
+                    3_836_021_760,
+                    L=32,
+                    D=3072,
+                    F=8192,
+                    N=24,
+                    K=8,
+                    V=200_064,
+                    max_seq_len=131_072,
+                    rotary_dim=96,
+                    tied_embeddings=True,
+                )
+            },
+        ),
     ),
 )

@@ -88,5 +88,18 @@ FAMILY = Family(
             },
             shared=_SHARED,
         ),
+        Release(
+            # tower_params: of the vision tower, which plans hold in memory.
+            "Qwen Team 2025, https://arxiv.org/abs/2502.13923; config.json of Qwen/Qwen2.5-VL-*",
+            {
+                "qwen2.5-vl-7b": preset(
+                    L=28, D=3584, F=18_944, N=28, K=4, V=152_064, tower_params=676_550_144
+                ),
+                "qwen2.5-vl-72b": preset(
+                    L=80, D=8192, F=29_568, N=64, K=8, V=152_064, tower_params=704_573_696
+                ),
+            },
+            shared=_SHARED | {"max_seq_len": 128_000, "norm_eps": 1e-6},
+        ),
     ),
 )
