@@ -1,5 +1,6 @@
 """Serving of layers with a state: token for token as a forward pass of the whole text and as transformers."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 from meshwright.platforms import CPU
 from meshwright.serve.device.runner import JaxRunner, check_serves, check_states
 from meshwright.serve.engine.batch import Batch
+from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.limits import Limits
+from meshwright.serve.engine.pages import NO_PAGE
 from meshwright.serve.engine.replica import Replica
 
 HYBRID = replace(DELTA, num_layers=2)
@@ -113,6 +116,41 @@ def test_families_token_by_token(kind: str, tmp_path: Path) -> None:
     runner = runner_of(config, load_hf(tmp_path, config, as_read(split), device_mesh(split)), split)
     answers = [hf_models.greedy(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
     assert generate(runner, *map(greedy, PROMPTS)) == answers
+
+
+@pytest.mark.parametrize(
+    ("config", "split"),
+    [
+        (HYBRID, layout(2)),
+        pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
+        pytest.param(CONVOLUTION, layout(1), marks=pytest.mark.slow),
+    ],
+    ids=["delta", "mamba-data", "convolution"],
+)
+def test_cached_prefixes_with_their_states(config: ModelConfig, split: Layout) -> None:
+    """Later prompts start from the states after the last page of a prompt, or after pages that two share."""
+    params, replicas = init_params(config, split, device_mesh(split), seed=0), num_replicas(split, config)
+    runner = runner_of(config, params, split, num_slots=2 * replicas, keeps_states=True)
+    starts, run = list[int](), runner.run
+
+    def noted(batch: Batch) -> Any:
+        starts.extend(work.start for work in batch.works if work.restored != NO_PAGE)
+        return run(batch)
+
+    runner.run = noted
+    shared = [7, 3, 5, 1, 2, 8, 6, 4] * 2
+    longer, other = [*shared, 4, 2, 9, *range(10, 20)], [*shared[:PAGE], *range(20, 35)]
+    prompts = [[*shared, 4, 2, 9], [*shared, 4, 2, 9], [*shared, 6], longer, longer, other, [*other[:-9], 5]]
+    prompts = [prompt for prompt in prompts for _ in range(replicas)]
+
+    async def one_by_one(engine: Engine) -> list[list[int]]:
+        return [[event.token async for event in engine.submit(greedy(prompt))] for prompt in prompts]
+
+    with Engine(runner) as engine:
+        answers = asyncio.run(one_by_one(engine))
+    assert_greedy(config, answers, prompts)
+    if replicas == 1:
+        assert starts == [2 * PAGE] * 3 + [3 * PAGE, PAGE]
 
 
 def test_pages_of_a_prefix_are_not_kept_without_states() -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from meshwright.cli.common import note
 from meshwright.cli.forecast import StepForecast
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
@@ -230,8 +229,6 @@ def _runner(
         shares_pages=settings.hands_over,
         host_bytes=settings.host_cache_bytes or 0,
     )
-    if config.state_mixer and settings.prefix_cache:
-        note(f"no prefix cache: pages do not hold the states of the {config.state_mixer.title}")
     _check_hands_over(config, settings, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)
@@ -254,6 +251,7 @@ def _runner(
         # Pages of all layers are handed over.
         keeps_windows=keeps_windows and not settings.hands_over,
         shares_pages=settings.hands_over,
+        keeps_states=settings.prefix_cache,
         # Prefill and generation on separate devices have one half each.
         host_bytes=(settings.host_cache_bytes or 0) // (2 if settings.mode == DISAGGREGATED else 1),
     )

@@ -101,8 +101,8 @@ class Scores(NamedTuple):
 class InferencePrograms:
     """The steps of one model under one layout, over a cache of pages of `page_size` positions.
 
-    num_slots: sequences a replica. The array `last` holds the last token of each, plus an unused entry;
-    states of mixers have as many entries.
+    num_slots: sequences a replica. The array `last` holds the last token of each, plus an unused entry, and
+    entries for `num_snapshots`; states of mixers have as many entries.
     num_pages: pages a replica. num_window_pages: pages a replica for layers with a window; 0: they use the
     other pages.
     with_native: the programs call native/kernels.py, which must be built. Otherwise they have only XLA's
@@ -121,6 +121,7 @@ class InferencePrograms:
         num_pages: int,
         page_size: int,
         num_window_pages: int = 0,
+        num_snapshots: int = 0,
         with_native: bool = False,
         batch_invariant: bool = False,
     ) -> None:
@@ -130,7 +131,8 @@ class InferencePrograms:
         self.config, self.layout, self.mesh = config, layout, mesh
         self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
         self.num_replicas = num_replicas(layout, config)
-        self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
+        self._num_last = self.num_replicas * (num_slots + 1 + num_snapshots)
+        self._num_pages = self.num_replicas * num_pages
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
         self._abstract_states = abstract_states(config, layout, mesh, self._num_last)
@@ -220,6 +222,30 @@ class InferencePrograms:
         jitted = jax.jit(partial(self._by_pool, _pasted), donate_argnums=0)
         exported = self.exported(num_pages)
         return self._lowered(jitted, self.abstract_pools(), self._numbers(num_pages), exported).compile()
+
+    def copy_states(self) -> Any:
+        """The compiled copy of an entry of the states on each shard of the batch: (pools, from, to) -> pools.
+
+        from, to: i32 numbers, one for each shard.
+        """
+
+        def copied(pools: Pools, source: Array, target: Array) -> Pools:
+            def of_array(state: Array) -> Array:
+                spec, by_shard = jax.typeof(state).sharding.spec, PartitionSpec(self._x[0])
+                local = jax.shard_map(
+                    lambda state, source, target: state.at[target].set(state[source]),
+                    in_specs=(spec, by_shard, by_shard),
+                    out_specs=spec,
+                    check_vma=False,
+                )
+                return local(state, source, target)
+
+            states = {name: jax.tree.map(of_array, pools[name]) for name in self._abstract_states}
+            return {**pools, **states}
+
+        numbers = [self._split(self._num_apart)] * 2
+        jitted = jax.jit(copied, donate_argnums=0)
+        return self._lowered(jitted, self.abstract_pools(), *numbers).compile()
 
     def exported(self, num_pages: int) -> Any:
         """The types of `num_pages` exported pages of each replica."""

@@ -36,10 +36,10 @@ from meshwright.serve.device.programs import InferencePrograms, StepShape
 from meshwright.serve.device.readout import Readout, Results
 from meshwright.serve.device.sampling import Needs, Sampled
 from meshwright.serve.device.shapes import Shape, Shapes
-from meshwright.serve.device.step_inputs import StepInputs, placeholder
+from meshwright.serve.device.step_inputs import StepInputs, placeholder, slot_on_shard
 from meshwright.serve.engine.batch import CACHED, Batch, SequenceWork, WorkOutput
 from meshwright.serve.engine.limits import IdleSeconds, Limits, on_each, timed_blocks
-from meshwright.serve.engine.pages import Move
+from meshwright.serve.engine.pages import NO_PAGE, Move
 from meshwright.serve.engine.request import TokenScore
 
 _COMPILED_AT_ONCE = 8  # programs: each takes hundreds of MB meanwhile
@@ -65,6 +65,7 @@ class JaxRunner:
     sequence in a step. strict: compilation after the first step is an error of the next one; programs that
     score prompts are compiled ahead, too. keeps_windows: layers with a sliding window keep only its
     positions, in pages of their own. shares_pages: exports and accepts pages, of all layers.
+    keeps_states: a prefix cache keeps copies of the states of layers that have them, as many as slots.
     host_bytes: of host memory, for pages that are evicted from the cache; all layers then keep every
     position. with_native: use the C++ kernels on CPUs, if they can be built (native/).
     batch_invariant: log-probabilities do not depend, bit for bit, on other requests, the shapes of steps,
@@ -94,6 +95,7 @@ class JaxRunner:
         keeps_windows: bool = True,
         shares_pages: bool = False,
         host_bytes: int = 0,
+        keeps_states: bool = False,
         with_native: bool = True,
         batch_invariant: bool = False,
         by_ratio: bool = False,
@@ -122,6 +124,7 @@ class JaxRunner:
                 f"{config.name}: prompts of a context of {context} tokens fill no block that divides over "
                 f"{over} = {count}; fits: a context of {limits.block * count} or more, or {over} = 1"
             )
+        num_snapshots = limits.slots_per_replica if keeps_states and config.state_mixer else 0
         self.embedding_size = config.d_model
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         if keeps_hidden and layout.num_prompt_shards > 1:
@@ -140,6 +143,7 @@ class JaxRunner:
             num_pages=limits.num_pages,
             page_size=page_size,
             num_window_pages=limits.num_window_pages,
+            num_snapshots=num_snapshots,
             with_native=with_native and kernels.runs_on(mesh),
             batch_invariant=batch_invariant,
         )
@@ -147,6 +151,7 @@ class JaxRunner:
         self.limits = replace(
             limits,
             num_host_pages=self._host.num_pages,
+            num_snapshots=num_snapshots,
             multiplies_padding=self._programs.multiplies_padding,
         )
         self._shapes = Shapes(
@@ -166,6 +171,7 @@ class JaxRunner:
         self._seconds: dict[Shape, float] = {}
         self._choices: dict[_Choice, Any] = {}
         self._shares_pages = shares_pages
+        self._copy_states: Any = None
         self._exports: dict[int, Any] = {}
         self._accepts: dict[int, Any] = {}
         self._readout: Readout | None = None
@@ -227,6 +233,8 @@ class JaxRunner:
         for count in compiled_sizes(self.limits.pages_per_context) if moves_pages else ():
             self._exports[count] = self._programs.export(count)
             self._accepts[count] = self._programs.accept(count)
+        if self.limits.num_snapshots:
+            self._copy_states = self._programs.copy_states()
         self._pools, self._last = self._programs.empty()
         put_in_huge_pages(jax.tree.leaves((self._params, self._pools)))
         token_shapes = [
@@ -322,7 +330,34 @@ class JaxRunner:
         self.move(batch.moves)
         if any(work.reads for work in batch.works):
             self.prepare_reads()
-        return self._dispatched(batch, self._shapes.of(batch))
+        self._copy(batch, is_save=False)
+        under_way = self._dispatched(batch, self._shapes.of(batch))
+        self._copy(batch, is_save=True)
+        return under_way
+
+    def _copy(self, batch: Batch, *, is_save: bool) -> None:
+        """Copy the states of works to their snapshots, or snapshots to the slots of works that begin so."""
+        if self._copy_states is None:
+            return
+        for work in batch.works:
+            snapshot = work.saved if is_save else work.restored
+            if snapshot == NO_PAGE:
+                continue
+            of_slot = slot_on_shard(self.limits, work.slot, self._num_per_shard)
+            of_copy = slot_on_shard(self.limits, work.slot, self._num_per_shard, snapshot)
+            shard = work.slot // self.limits.slots_per_replica // self._num_per_shard
+            source = np.full(self.limits.num_replicas // self._num_per_shard, self._unused, np.int32)
+            target = source.copy()
+            source[shard], target[shard] = (of_slot, of_copy) if is_save else (of_copy, of_slot)
+            with self._alone():
+                self._pools = self._copy_states(self._pools, source, target)
+                if self._is_starved:
+                    jax.block_until_ready(self._pools)
+
+    @property
+    def _unused(self) -> int:
+        """The number of a slot that no sequence has."""
+        return self.limits.slots_per_replica
 
     def _dispatched(self, batch: Batch, shape: Shape) -> "_UnderWay":
         """Dispatch the batch in the program of this shape."""

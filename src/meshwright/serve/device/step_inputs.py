@@ -43,6 +43,7 @@ class StepInputs:
     ) -> None:
         self._step, self._slots = step, limits.slots_per_replica
         self._num_per_shard, self._num_sharing = num_per_shard, num_sharing
+        self._limits = limits
         count = limits.num_replicas
         num_groups = count // num_sharing
         num_logits = count * step.num_logits
@@ -146,9 +147,18 @@ class StepInputs:
         self.scored += [Read(number, shard, first + i, token, num_top) for i, token in enumerate(targets)]
 
     def _slot_on_shard(self, work: SequenceWork) -> int:
-        """The slot's number on its shard of the batch; each replica has one unused slot more."""
-        replica, slot = divmod(work.slot, self._slots)
-        return replica % self._num_per_shard * (self._slots + 1) + slot
+        return slot_on_shard(self._limits, work.slot, self._num_per_shard)
+
+
+def slot_on_shard(limits: Limits, slot: int, num_per_shard: int, snapshot: int | None = None) -> int:
+    """The number on its shard of the batch of a slot, or of a snapshot of the slot's replica.
+
+    Each replica has one unused slot more, and the snapshots after it.
+    """
+    replica, number = divmod(slot, limits.slots_per_replica)
+    if snapshot is not None:
+        number = limits.slots_per_replica + 1 + snapshot
+    return replica % num_per_shard * (limits.slots_per_replica + 1 + limits.num_snapshots) + number
 
 
 def _starts(rows: tuple[Rows, ...]) -> Iterator[tuple[int, int]]:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from meshwright.serve.engine.limits import IdleSeconds, Limits
-from meshwright.serve.engine.pages import Move
+from meshwright.serve.engine.pages import NO_PAGE, Move
 from meshwright.serve.engine.request import Reads, TokenScore
 from meshwright.serve.engine.sequence import TokenSequence
 
@@ -23,6 +23,8 @@ class SequenceWork(NamedTuple):
     samples: a next token is sampled after the last token, and after each token before a draft.
     window_pages: of layers with a window, NO_PAGE for pages that no token sees.
     reads: further results, read from the hidden states.
+    restored, saved: numbers of snapshots of states, NO_PAGE for none. Before the step the first is copied to
+    the slot, after it the slot's states to the second.
     draft_logits: f32[V] that each draft was drawn from, for the ratio test; without them a draft is right if
     the same token is sampled.
     hidden: f32[n, D] that a draft head reads next to its tokens. position: of the first token in the
@@ -41,6 +43,8 @@ class SequenceWork(NamedTuple):
     draft_logits: Sequence[np.ndarray] = ()
     hidden: np.ndarray | None = None
     position: int | None = None
+    restored: int = NO_PAGE
+    saved: int = NO_PAGE
 
     @property
     def drafts(self) -> Sequence[int]:

@@ -45,8 +45,8 @@ class Limits:
     window: of layers with pages of their own, num_window_pages of each replica; None if all layers share
     pages. even_context: the position after which attention takes longer than matmuls; far after it a step
     takes fewer prompt tokens. multiplies_padding: padding rows of a step take the time of others, except in
-    attention. has_states: layers keep a state of each sequence, which its pages do not hold, so that cached
-    pages of a prefix are of no use.
+    attention. has_states: layers keep a state of each sequence, which its pages do not hold. Cached pages of
+    a prefix are then of use only with a snapshot of the states after them, num_snapshots of each replica.
     """
 
     num_slots: int
@@ -62,6 +62,7 @@ class Limits:
     even_context: float = inf
     multiplies_padding: bool = True
     has_states: bool = False
+    num_snapshots: int = 0
 
     @classmethod
     def of_layout(

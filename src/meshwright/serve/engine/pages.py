@@ -11,11 +11,13 @@ class Pages:
     """The pages of a sequence, in the order of its positions.
 
     whole: of layers that see every position. of_window: of layers with a sliding window, NO_PAGE before the
-    window; empty if these layers keep every position too.
+    window; empty if these layers keep every position too. snapshot: number of the states after these pages,
+    which a sequence that begins with cached pages starts from; NO_PAGE without layers with states.
     """
 
     whole: list[int] = field(default_factory=list)
     of_window: list[int] = field(default_factory=list)
+    snapshot: int = NO_PAGE
 
     @property
     def held_of_window(self) -> list[int]:

@@ -20,13 +20,14 @@ Key = Hashable
 class _Node:
     """A full page, after the pages of its parents. If it is on the host, so are all of its children.
 
-    window_page: of layers with a window, NO_PAGE if evicted.
+    window_page: of layers with a window, NO_PAGE if evicted. snapshot: of the states after it, or NO_PAGE.
     """
 
     key: Key
     page: int
     parent: Optional["_Node"]
     window_page: int = NO_PAGE
+    snapshot: int = NO_PAGE
     host_page: int = NO_PAGE
     children: dict[Key, "_Node"] = field(default_factory=dict)
 
@@ -38,6 +39,8 @@ class PrefixTree:
     first, the least recently used first. Pages in `window_pool` are evicted separately: a prefix is known if
     the next token finds all the positions that it sees through `window`.
     host_pool: pages of host memory, for evicted ones; not together with window_pool.
+    snapshots: numbers of copies of the states of layers that have them; a prefix is known up to its last page
+    with a copy. The least recently used copy is replaced. Not together with host_pool.
     """
 
     def __init__(
@@ -47,15 +50,19 @@ class PrefixTree:
         window_pool: PagePool | None = None,
         window: Window | None = None,
         host_pool: PagePool | None = None,
+        snapshots: PagePool | None = None,
     ) -> None:
         assert window_pool is None or host_pool is None
+        assert snapshots is None or host_pool is None
         self._pool, self._page_size = pool, page_size
         self._window_pool, self._window = window_pool, window
         self._host_pool = host_pool or PagePool(0)
+        self._snapshots = snapshots
         self._root = _Node((), 0, None)
         # Each the least recently used first.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
         self._on_host: OrderedDict[_Node, None] = OrderedDict()
+        self._with_snapshot: OrderedDict[_Node, None] = OrderedDict()
         self.moves: list[Move] = []
 
     def __len__(self) -> int:
@@ -68,21 +75,59 @@ class PrefixTree:
 
     def num_known(self, tokens: Sequence[int]) -> int:
         """Pages of the longest known prefix of `tokens`, in the cache or on the host."""
-        if self._window_pool is not None:
+        if self._window_pool is not None or self._snapshots is not None:
             return len(self.match(tokens).whole)
+        return self.num_shared(tokens)
+
+    def num_shared(self, tokens: Sequence[int]) -> int:
+        """Pages of the longest prefix of `tokens` that another sequence had, of use or not."""
         return len(self._path(tokens))
 
     def match(self, tokens: Sequence[int]) -> Pages:
         """Pages of the longest prefix of `tokens` in the cache; the caller does not hold them yet."""
         nodes = [node for node in self._path(tokens) if node.page != NO_PAGE]
-        if self._window_pool is None:
-            self._touch(nodes)
-            return Pages([node.page for node in nodes])
-        nodes = nodes[: self._seen_by_next(nodes)]
+        if self._window_pool is not None:
+            nodes = nodes[: self._seen_by_next(nodes)]
+        snapshot = NO_PAGE
+        if self._snapshots is not None:
+            while nodes and nodes[-1].snapshot == NO_PAGE:
+                nodes.pop()
+            if nodes:
+                snapshot = nodes[-1].snapshot
+                self._with_snapshot.move_to_end(nodes[-1])
         self._touch(nodes)
-        unseen = len(nodes) - self._num_seen(len(nodes))
-        seen = [node.window_page for node in nodes[unseen:]]
-        return Pages([node.page for node in nodes], [NO_PAGE] * unseen + seen)
+        pages = Pages([node.page for node in nodes], snapshot=snapshot)
+        if self._window_pool is not None:
+            unseen = len(nodes) - self._num_seen(len(nodes))
+            pages.of_window = [NO_PAGE] * unseen + [node.window_page for node in nodes[unseen:]]
+        return pages
+
+    def new_snapshot(self) -> int:
+        """A free number for a copy of states, if need be the least recently used; the caller holds it.
+
+        NO_PAGE if sequences hold all of them.
+        """
+        assert self._snapshots is not None
+        if not self._snapshots.num_free and self._with_snapshot:
+            self._drop_snapshot(next(iter(self._with_snapshot)))
+        taken = self._snapshots.take(1)
+        return taken[0] if taken else NO_PAGE
+
+    def keep_snapshot(self, tokens: Sequence[int], snapshot: int) -> None:
+        """Keep a copy of the states after `tokens`, whole pages; free its number if it is of no use."""
+        assert self._snapshots is not None
+        nodes = self._path(tokens)
+        if len(nodes) * self._page_size < len(tokens) or nodes[-1].snapshot != NO_PAGE:
+            self._snapshots.release([snapshot])
+            return
+        nodes[-1].snapshot = snapshot
+        self._with_snapshot[nodes[-1]] = None
+
+    def _drop_snapshot(self, node: _Node) -> None:
+        assert self._snapshots is not None
+        del self._with_snapshot[node]
+        self._snapshots.release([node.snapshot])
+        node.snapshot = NO_PAGE
 
     def _num_seen(self, count: int) -> int:
         """The number of `count` full pages that the token after them sees through the window."""
@@ -178,6 +223,8 @@ class PrefixTree:
     def _leave_cache(self, node: _Node) -> None:
         del self._nodes[node]
         self._pool.release([node.page])
+        if node.snapshot != NO_PAGE:
+            self._drop_snapshot(node)
         if self._window_pool is not None and node.window_page != NO_PAGE:
             self._window_pool.release([node.window_page])
         host_page = self._host_page()

@@ -18,8 +18,8 @@ from meshwright.serve.engine.sequence import Tokens, TokenSequence
 class Replica:
     """The free slots, pages and cached prefixes of the replica `number`.
 
-    prefix_cache: pages outlive their sequence, unless layers have states. window_pool: of layers with a
-    window; None if these keep every position.
+    prefix_cache: pages outlive their sequence, unless layers have states without snapshots. window_pool: of
+    layers with a window; None if these keep every position.
     """
 
     def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
@@ -31,9 +31,10 @@ class Replica:
         self.window_pool = PagePool(limits.num_window_pages) if limits.window else None
         self.host_pool = PagePool(limits.num_host_pages) if limits.num_host_pages else None
         self.prefixes: PrefixTree | None = None
-        if prefix_cache and not limits.has_states:
+        self.snapshots = PagePool(limits.num_snapshots) if limits.num_snapshots else None
+        if prefix_cache and (self.snapshots is not None or not limits.has_states):
             self.prefixes = PrefixTree(
-                self.pool, limits.page_size, self.window_pool, limits.window, self.host_pool
+                self.pool, limits.page_size, self.window_pool, limits.window, self.host_pool, self.snapshots
             )
 
     @property
@@ -88,6 +89,31 @@ class Replica:
             return True
         return self._take(missing, sequence.pages)
 
+    def num_until_snapshot(self, sequence: TokenSequence, num_tokens: int) -> int:
+        """Of the next `num_tokens` tokens, those up to a position whose states are worth a snapshot.
+
+        That is the last full page, for the same text again, and the last page that another sequence shares.
+        """
+        if self.prefixes is None or self.snapshots is None or num_tokens < 2:
+            return num_tokens
+        start, ends = sequence.num_computed, self._snapshot_ends(self.prefixes, sequence)
+        return next((end - start for end in ends if start < end < start + num_tokens), num_tokens)
+
+    def _snapshot_ends(self, prefixes: PrefixTree, sequence: TokenSequence) -> list[int]:
+        size, known = self._limits.page_size, sequence.tokens[:-1]
+        return sorted((prefixes.num_shared(known) * size, len(known) // size * size))
+
+    def snapshot(self, sequence: TokenSequence) -> int:
+        """The number to which the states after the computed tokens are saved; NO_PAGE for none."""
+        end = sequence.num_computed
+        if self.prefixes is None or self.snapshots is None or end in sequence.snapshots:
+            return NO_PAGE
+        if end not in self._snapshot_ends(self.prefixes, sequence):
+            return NO_PAGE
+        if (number := self.prefixes.new_snapshot()) != NO_PAGE:
+            sequence.snapshots[end] = number
+        return number
+
     def num_free_positions(self, sequence: TokenSequence) -> int:
         """Tokens that the sequence can take before `grow` changes its pages."""
         size = self._limits.page_size
@@ -104,6 +130,9 @@ class Replica:
         if self.prefixes is not None:
             num_known = min(sequence.num_computed, len(sequence.tokens))
             self.prefixes.insert(sequence.tokens[:num_known], sequence.pages)
+            for end, snapshot in sequence.snapshots.items():
+                self.prefixes.keep_snapshot(sequence.tokens[:end], snapshot)
+            sequence.snapshots = {}
 
     def keep_copied(self, tokens: Sequence[int]) -> list[int] | None:
         """Keep full pages of tokens that another engine has computed; None if there are too few pages.
@@ -126,6 +155,9 @@ class Replica:
         assert sequence.slot is not None
         self.free_slots.append(sequence.slot)
         self._release(sequence.pages)
+        if self.snapshots is not None:
+            self.snapshots.release([*sequence.snapshots.values()])
+            sequence.snapshots = {}
         sequence.slot, sequence.pages, sequence.num_computed = None, Pages(), 0
 
     def _known(self, sequence: TokenSequence) -> Pages:

@@ -16,7 +16,7 @@ from meshwright.errors import RequestError
 from meshwright.serve.engine.batch import PENDING, Batch, SequenceWork
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.occupancy import Occupancy
-from meshwright.serve.engine.pages import Move
+from meshwright.serve.engine.pages import NO_PAGE, Move
 from meshwright.serve.engine.policy import Interleaved, Policy, StepBudget
 from meshwright.serve.engine.replica import Replica
 from meshwright.serve.engine.request import FinishReason, TokenScore
@@ -224,7 +224,7 @@ class Scheduler:
         if sequence.is_scheduled:
             return
         replica = self._replica_of(sequence)
-        num_tokens = step.budget.num_tokens(sequence, replica)
+        num_tokens = replica.num_until_snapshot(sequence, step.budget.num_tokens(sequence, replica))
         if num_tokens < 1:  # negative if drafts are under way
             return
         drafts = self._drafts(sequence)
@@ -285,10 +285,15 @@ class Scheduler:
         start = sequence.num_computed
         tokens = sequence.tokens[start : start + num_tokens]
         samples = num_tokens == sequence.num_uncomputed and sequence.num_left > 0
+        is_prompt = sequence.num_uncomputed > 1
         reads = sequence.reads(start, start + num_tokens)
         if drafts or len(tokens) < num_tokens:
             tokens = [*tokens, *[PENDING] * (num_tokens - len(tokens)), *drafts]
         pages, window_pages = tuple(sequence.pages.whole), tuple(sequence.pages.of_window)
+        restored, sequence.pages.snapshot = sequence.pages.snapshot, NO_PAGE
+        step.budget.take(sequence, replica, num_tokens)
+        sequence.num_computed += len(tokens)
+        sequence.num_pending += samples
         step.works.append(
             SequenceWork(
                 sequence,
@@ -301,11 +306,10 @@ class Scheduler:
                 window_pages,
                 reads,
                 self._drafter.logits(sequence) if drafts else (),
+                restored,
+                replica.snapshot(sequence) if is_prompt else NO_PAGE,
             )
         )
-        step.budget.take(sequence, replica, num_tokens)
-        sequence.num_computed += len(tokens)
-        sequence.num_pending += samples
 
     # Waiting sequences start.
 
@@ -345,7 +349,7 @@ class Scheduler:
         """Whether the sequence now runs on this replica, which may lack pages or budget."""
         if not replica.begin(sequence):
             return False
-        num_tokens = step.budget.num_tokens(sequence, replica)
+        num_tokens = replica.num_until_snapshot(sequence, step.budget.num_tokens(sequence, replica))
         if not num_tokens or not replica.grow(sequence, sequence.num_computed + num_tokens):
             replica.leave(sequence)
             return False

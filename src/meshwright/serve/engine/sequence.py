@@ -71,6 +71,7 @@ class TokenSequence:
     limit: tokens of the answer that this engine generates; max_tokens, unless another generates the rest.
     rank: its place among others, by the policy. num_preempted: times that it lost its pages.
     prompt_scores: read so far, each part by the position before its first token. embedding: as read.
+    snapshots: numbers of states that steps save, by the number of tokens before each.
     edits: None until its first token is sampled, and for a request without any. new_tokens: makes `tokens`
     of a prompt.
     """
@@ -89,6 +90,7 @@ class TokenSequence:
     limit: int = -1
     prompt_scores: dict[int, Sequence[TokenScore]] = field(default_factory=dict)
     embedding: np.ndarray | None = None
+    snapshots: dict[int, int] = field(default_factory=dict)
     edits: LogitEdits | None = None
     finish_reason: FinishReason | None = None
     lifetime: Lifetime = field(default_factory=Lifetime)
