@@ -121,6 +121,8 @@ def _server(plan: Plan, servers: SimulatedServers) -> Planned:
     if disaggregated:
         check_one_cache(plan.layout, plan.model, f"--mode {DISAGGREGATED}")
         limits = replace(limits, has_states=False)  # planned: states are handed over with the pages
+    elif limits.has_states and servers.prefix_cache:
+        limits = replace(limits, num_snapshots=limits.slots_per_replica)
     steps = PaddedSteps.of(plan.model, plan.layout, hardware, limits, servers.num_drafts)
     return Planned(
         limits,
