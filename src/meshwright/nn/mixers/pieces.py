@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
     @classmethod
     def of(cls, layout: Layout, x: Array) -> "Pieces | None":
         """The pieces of x[B, T, ...]; None if each device has whole sequences."""
-        axes = axes_of(spec_of(x).partitions[1])
+        axes = axes_of(spec_of(x)[1])
         num_shards = layout.mesh.size(axes)
         if num_shards == 1:
             return None

@@ -52,6 +52,7 @@ class StateCache:
     def recurrence(self, number: int, name: str, inputs: Inputs) -> tuple[Array, "StateCache"]:
         """o[N, ...] like v of inputs [N, ...], and the cache after them."""
         q, k, v, decay, beta = inputs
+        assert q is not None, "a step has queries"
         given = v, q, k, decay, *([] if beta is None else [beta])
         return self._updated(number, name, _recurrent, *given)
 
