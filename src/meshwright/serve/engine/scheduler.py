@@ -306,8 +306,8 @@ class Scheduler:
                 window_pages,
                 reads,
                 self._drafter.logits(sequence) if drafts else (),
-                restored,
-                replica.snapshot(sequence) if is_prompt else NO_PAGE,
+                restored=restored,
+                saved=replica.snapshot(sequence) if is_prompt else NO_PAGE,
             )
         )
 
