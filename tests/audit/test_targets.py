@@ -257,3 +257,10 @@ def test_out_of_memory_is_a_result_with_the_plans_memory_beside_it(monkeypatch: 
     found = compile.refusal("fsdp=16", f"JaxRuntimeError: {temporaries}", 1)
     assert isinstance(found, OutOfMemoryError) and found.num_bytes == round(19.86 * 2**30)
     assert not isinstance(compile.refusal("fsdp=16", "ValueError: another message", 1), OutOfMemoryError)
+
+
+def test_a_callback_that_needs_a_device_is_named() -> None:
+    log = "RuntimeError: Unknown backend: 'gpu' requested, but no platforms are present."
+    assert "it calls Python on the host (a callback, such as jax.debug.print)" in str(
+        compile.refusal("data=8", log, 1)
+    )

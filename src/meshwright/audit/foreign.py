@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.audit.compile.compile import captured_stderr, program_text, warning_lines
+from meshwright.audit.compile.compile import callback_words, captured_stderr, program_text, warning_lines
 from meshwright.audit.compile.target import Target
 from meshwright.audit.compile.targets import own_target, target_devices
 from meshwright.audit.facts.buffers import buffer_peak
@@ -336,7 +336,7 @@ def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> P
                 "with_sharding_constraint(x, PartitionSpec(...)), under jax.set_mesh, in place of "
                 "NamedSharding(mesh, PartitionSpec(...))"
             ) from error
-        raise AuditError(f"{name} does not compile: {lines[0]}") from error
+        raise AuditError(f"{name} does not compile: {callback_words(str(error)) or lines[0]}") from error
     assert text, "XLA keeps the text of a compiled program"
     return parse_hlo(text)
 

@@ -187,7 +187,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 def refusal(layout: str, log: str, code: int) -> AuditError:
     """The error of a compile that failed; an OutOfMemoryError if the program is too large for a chip."""
     line = error_line(log, code)
-    message = f"{layout} does not compile: {line}"
+    message = f"{layout} does not compile: {callback_words(line) or line}"
     used = _USED.search(line)
     if "RESOURCE_EXHAUSTED" not in line and not used:
         return AuditError(message)
@@ -196,6 +196,19 @@ def refusal(layout: str, log: str, code: int) -> AuditError:
         for size, unit, lines in _LARGEST.findall(log)
     )
     return OutOfMemoryError(message, _bytes(*used.groups()) if used else None, buffers)
+
+
+def callback_words(error: str) -> str | None:
+    """An error of JAX in plain words if a callback needs a device that is not attached, otherwise None."""
+    if not _NO_BACKEND.search(error):
+        return None
+    return (
+        "it calls Python on the host (a callback, such as jax.debug.print), which compilers without their "
+        "chips refuse; leave the call out, or compile for CPUs"
+    )
+
+
+_NO_BACKEND = re.compile(r"Unknown backend:? '?\w+'? requested")
 
 
 def _bytes(number: str, unit: str) -> int:
