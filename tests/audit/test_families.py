@@ -3,7 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from tests.nn.test_layouts import CHUNKED, GPT, LATENT, LOCAL, MIXTURE, OSS, SHARED, SHARED_BY_FOUR
+from tests.nn.test_layouts import (
+    CHUNKED,
+    DELTA,
+    GPT,
+    LATENT,
+    LOCAL,
+    MAMBA,
+    MIXTURE,
+    OSS,
+    SHARED,
+    SHARED_BY_FOUR,
+)
 
 from meshwright.audit.audit import audit_plan
 from meshwright.layout import Layout
@@ -96,3 +107,19 @@ def test_latents_and_experts(config: ModelConfig, text: str) -> None:
     assert audit["verdict"] == "match"
     assert (audit["unplanned"], audit["missing"]) == ([], [])
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (replace(DELTA, num_layers=2, max_seq_len=256), "context=2,fsdp=4"),
+        (replace(MAMBA, num_layers=2, max_seq_len=256), "context=2,tensor=2,fsdp=2,remat=full"),
+    ],
+    ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
+)
+def test_states_of_pieces(config: ModelConfig, text: str) -> None:
+    """States are gathered and scattered, ends of pieces permuted; products of so small chunks are merged."""
+    layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+    audit = audit_plan(Plan(config, "cpu:8", Workload(16, 256), layout), "cpu", use_cache=False)
+    assert (audit["unplanned"], audit["missing"]) == ([], [])
+    assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.11)
