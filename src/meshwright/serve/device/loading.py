@@ -58,8 +58,7 @@ def load_model_folder(path: Path) -> ModelFolder:
     check_model_folder(path)
     config = read_model(path).text
     if (path / CHECKPOINTS).is_dir():
-        trained = _as_trained(path, config)
-        return ModelFolder(path, config, partial(_restore, path, trained))
+        return ModelFolder(path, config, partial(_restore, path, config))
     return ModelFolder(path, config, partial(load_hf, path, config))
 
 
