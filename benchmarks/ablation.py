@@ -73,10 +73,17 @@ RULES = (
     ),
     Rule(
         "a token goes to a node once, since 2025 (DeepEP)",
-        "programs/megatron-core.toml",
+        "programs/te.toml",
         r"^once_since = 2025$",
         "once_since = 9999",
         ("Megatron-Bridge",),
+    ),
+    Rule(
+        "expert groups take ranks of tensor and context first if that is faster",
+        "programs/megatron-core.toml",
+        r"^folds_experts = true$",
+        "folds_experts = false",
+        ("Megatron-Bridge", "v25.05"),
     ),
     Rule(
         "launches of Transformer Engine's modules take 20 us (were fitted: 63)",

@@ -78,7 +78,8 @@ OUT_OF_SAMPLE = HERE.parent / "src/meshwright/plan/out_of_sample.csv"
 FAMILIES = {
     "a100": ("a100-80gb", "a100-40gb", "a800"),
     "h100": ("h100", "h200", "h800", "h100-pcie"),
-    "blackwell": ("gb200-nvl72", "b200", "b300", "gb300-nvl72"),
+    "blackwell": ("gb200-nvl72", "b200"),
+    "blackwell-ultra": ("gb300-nvl72", "b300"),
 }
 
 
@@ -152,6 +153,12 @@ MEASURED = {
         "0.53 of a B200 (2025), 0.54 to 0.60 of a GB200 where an H200 has 0.57 to 0.61 (2026); "
         "FlashAttention-4 (2026): 1.3 times cuDNN's forward pass is 0.71",
     ),
+    ("blackwell-ultra", "attention"): (
+        _logit(0.56) - _logit(0.53),
+        "cudnn-frontend, benchmark/sdpa_benchmark_training (2026): both passes, causal, at 8k to 32k tokens "
+        "0.61 to 0.67 of a GB300, where a GB200 has 0.54 to 0.60; NVIDIA, Blackwell Ultra (2025): "
+        "exponentials at twice the rate",
+    ),
     ("mi300x", "attention"): (
         _logit(0.37) - _logit(0.53),
         "AITER, op_tests/cpp/mha/README.md (October 2025): both passes, causal, at 4k to 8k tokens 0.33 to "
@@ -204,6 +211,8 @@ EVIDENCE = 1.0
 # Logits of the matmul share by log(watts), within a family: dense products draw all power, and the clock
 # follows it (`Chip.clock_share`).
 _BY_POWER = 0.4 / 0.3
+# Families whose matmuls are those of another.
+_SAME_PRODUCTS = {"blackwell-ultra": "blackwell"}
 # Figures of a network's record, by the names that they are fitted under.
 OF_NETWORKS = {"share": "links.network", "step_latency": "network_latency"}
 SCALE = 0.08  # residuals below about this count squared, those above by their size
@@ -262,8 +271,9 @@ def _figure(name: str, value: Any) -> Any:
 
 
 def power_shift(chip: str) -> float:
-    """Logits of the matmul share of a chip above that of the first of its family, by its power."""
-    own, first = catalog.chip(chip), catalog.chip(FAMILIES.get(family_of(chip), (chip,))[0])
+    """Logits of the matmul share of a chip above that of the first with the same products, by its power."""
+    family = _SAME_PRODUCTS.get(family_of(chip), family_of(chip))
+    own, first = catalog.chip(chip), catalog.chip(FAMILIES.get(family, (chip,))[0])
     if not own.power_watts or not first.power_watts:
         return 0.0
     return _BY_POWER * math.log(own.power_watts / own.flops("bf16") / first.power_watts * first.flops("bf16"))

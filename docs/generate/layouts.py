@@ -23,6 +23,8 @@ MEANINGS = {
     "expert": "Expert parallelism: experts are divided over these devices, which are part of the data ranks.",
     "expert_nodes": "The nodes on which the devices of an expert group lie, for `dispatch=once`; part of "
     "`expert`.",
+    "fold": "Whether an expert group takes the devices of `tensor` and `context` first, which are near, so "
+    "that its experts are whole (Megatron-Core's parallel folding).",
     "pipe": "Pipeline stages.",
     "kv_replicas": "Tensor parallelism beyond the number of KV heads: devices hold the same KV head and "
     "split its queries.",

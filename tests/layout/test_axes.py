@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import LayoutError
+from meshwright.hardware import catalog
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, Ask, divisors
 from meshwright.layout.axes.kv_replicas import KV_REPLICAS
@@ -13,6 +14,7 @@ from meshwright.layout.moves.attention import attention_layout, gathered_keys, t
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
+from meshwright.plan.train import price
 
 LLAMA = load_model("llama-3-8b")  # D4096 F14336 N32 K8 H128 V128256
 BATCH = Workload(512, 8192)
@@ -119,3 +121,16 @@ class TestKvReplicas:
 
 def test_divisors() -> None:
     assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+
+
+def test_a_folded_expert_group_takes_near_devices_first() -> None:
+    """As in Megatron-Core: the experts of a device are whole, and the group lies on one node."""
+    plain = Layout.of(data=8, context=2, tensor=4, expert=8)
+    folded = Layout.of(data=8, context=2, tensor=4, expert=8, fold=True)
+    assert plain.table.axes_of("E") == ("expert",) and plain.mesh.sizes["data"] == 1
+    assert folded.table.axes_of("E") == ("tensor", "context") and folded.mesh.sizes["data"] == 8
+    assert Layout.parse(str(folded)) == folded and "fold=true" in str(folded)
+    config, machine = load_model("mixtral-8x22b"), catalog.load("h100:8x8")
+    workload = Workload(64, 8192)
+    seconds = [price(config, machine, workload, layout).step_seconds for layout in (plain, folded)]
+    assert seconds[1] < 0.95 * seconds[0]

@@ -374,6 +374,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
             pytest.param(config, text, marks=pytest.mark.slow)
             for config, text in [
                 (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true"),
+                (MIXTURE, "data=4,expert=2,tensor=2,fold=true"),
                 (MIXTURE, "data=8,expert=8"),
                 (NARROW_EXPERTS, "fsdp=4,tensor=2,sequence_parallel=true,expert=2"),
                 (NARROW_EXPERTS, "data=8,expert=8,expert_nodes=4,dispatch=once"),

@@ -64,6 +64,8 @@ def test_names_of_earlier_releases_keep_their_constants() -> None:
     assert (eager.split_loss_arrays, eager.wide_sums, eager.host_flush_seconds) == (0, False, 0.0)
     assert (nanotron.split_loss_arrays, nanotron.wide_sums, nanotron.host_flush_seconds) == (2, True, 1.2)
     assert te.fused == ("norms", "gates", "keys") and te.once_since == 2025
+    assert (eager.once_since, PROGRAMS["pytorch-compiled"].once_since) == (2025, 2026)
+    assert PROGRAMS["nemo"].folds_experts and not eager.folds_experts
     assert PROGRAMS["megatron"].host_seconds == 3e-5 and not PROGRAMS["megatron"].buckets
     for name in ("pytorch-eager", "pytorch-compiled", "megatron", "megatron-te", "deepspeed", "xla"):
         assert PROGRAMS[name].fitted_on == name

@@ -61,6 +61,7 @@ def _servers(servers: Mapping[str, Any]) -> str:
 def launch_lines(line: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a LaunchLine's document."""
     yield f"start each with: {line['command']}"
+    yield "  its model is the checkpoint's folder or its name on the hub"
     if line["file"]:
         yield f"  its settings: {'; '.join(line['file'])}"
     for need in line["needs"]:

@@ -65,6 +65,7 @@ class TrainingProgram(Record):
     counts_head: whether the head counts as layers when layers are divided over stages.
     once_since: from this year on a token goes to a node once, for all of its experts there
     (`Schedule.dispatch`); 0: never.
+    folds_experts: whether expert groups may take ranks of `tensor` and `context` first (`fold`), or not.
     static_rows: whether shapes do not depend on data: the rows of experts then have a fixed capacity.
     wide_sums: whether gradients are summed in float32, and sharded weights are float32, even if little memory
     is left.
@@ -90,6 +91,7 @@ class TrainingProgram(Record):
     eager: bool = False
     whole_logits: bool = False
     counts_head: bool = False
+    folds_experts: bool = False
     static_rows: bool = False
     is_ours: bool = False
     flash_since: int = 0

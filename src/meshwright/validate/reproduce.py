@@ -183,7 +183,9 @@ def _layouts(
     undecided = row.sequence_parallel is None and tensor > 1
     sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
     counts = _microbatches(row, data * fsdp, pipe, hardware.chip.kind)
-    for split, microbatches in product(sequence_parallel, counts):
+    may_fold = hardware.software.folds_experts and (row.expert or 1) > 1 and tensor * context > 1
+    folded = (False, True) if may_fold else (False,)
+    for split, microbatches, fold in product(sequence_parallel, counts, folded):
         yield Layout.of(
             data=data,
             fsdp=fsdp,
@@ -191,6 +193,7 @@ def _layouts(
             pipe=pipe,
             context=context,
             expert=row.expert or 1,
+            fold=fold,
             dispatch="once" if _dispatches_once(row, config, hardware) else "each",
             zero_context=context > 1 and bool(zero),  # as all frameworks do
             sequence_parallel=split and tensor > 1,

@@ -29,4 +29,4 @@ def test_weights_that_leave_no_memory_do_not_start():
 def test_engines_without_figures_say_nothing():
     machine = load("v5e:1x1")
     assert boot_of(PRESETS["llama-3-8b"], machine, BF16, ENGINES["vllm-tpu"], 4096) is None
-    assert boot_of(PRESETS["llama-3-8b"], load("h100:1x1"), BF16, ENGINES["tensorrt-llm"], 4096) is None
+    assert boot_of(PRESETS["llama-3-8b"], load("h100:1x1"), BF16, ENGINES["fastertransformer"], 4096) is None

@@ -5,7 +5,7 @@ from math import gcd, prod
 from typing import Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, ShortForm, divisors
+from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, Option, ShortForm, divisors
 from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
@@ -13,16 +13,18 @@ from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
 from meshwright.notation.mesh import Mesh
 
-# Axes that E takes besides data ranks, first the one that is tried first.
+# Axes that E takes besides data ranks, in the order of attempts; folded groups take as many as they can.
 _WIDER: tuple[tuple[str, ...], ...] = ((), ("tensor",), ("context",), ("tensor", "context"))
+_FOLDED = (_WIDER[3], *_WIDER[1:3], ())
 _LARGEST = 5  # degrees that a search tries, above 1
 
 
 class Expert(Axis):
     """E_expert, an axis cut out of the data ranks: out of `fsdp`, or out of `data` if fsdp is 1.
 
-    If an expert group has more devices than there are data ranks, E takes `tensor` or `context` too, or both
-    (Megatron-Core's parallel folding, Liu et al., 2025).
+    If an expert group has more devices than there are data ranks, E takes `tensor` or `context` too, or both.
+    fold: it takes them first, so that a group is near and its experts are whole (Megatron-Core's parallel
+    folding, Liu et al., 2025, with --expert-tensor-parallel-size 1).
     """
 
     def place(self, form: ShortForm, sizes: MutableMapping[str, int]) -> None:
@@ -42,8 +44,10 @@ class Expert(Axis):
         # Experts cut out of the ranks that shard states shard them too.
         is_sharing = not {"expert", "expert_nodes"}.isdisjoint(sharding)
         owner = "fsdp" if is_sharing and "data" not in sharding else "data"
-        over = prod(form[axis] for axis in _WIDER[-1] if axis in rules.stored.axes_of("E"))
-        return {"expert": cut * over, owner: form[owner] * cut}
+        over = tuple(axis for axis in _FOLDED[0] if axis in rules.stored.axes_of("E"))
+        words = {"expert": cut * prod(form[axis] for axis in over), owner: form[owner] * cut}
+        is_folded = words["expert"] > 1 and experts_over({**form, **words}) != over
+        return words | ({"fold": True} if is_folded else {})
 
     def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
         """The degrees, with rows that travel, and grouped if a token then goes no farther.
@@ -173,7 +177,7 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
 
     Raises LayoutError if no data axis divides over them.
     """
-    cut = _cut(form["expert"], form, _WIDER)
+    cut = _cut(form["expert"], form, _orders(form))
     if cut is None:
         ranks = form["data"] * form["fsdp"]
         fits = ", ".join(map(str, dividing_degrees(ranks, ranks)))
@@ -188,7 +192,11 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
 def experts_over(form: ShortForm) -> tuple[str, ...]:
     """The axes that E takes besides those cut out of the data ranks."""
     _, cut = expert_owner(form)
-    return next(axes for axes in _WIDER if cut * prod(form[axis] for axis in axes) == form["expert"])
+    return next(axes for axes in _orders(form) if cut * prod(form[axis] for axis in axes) == form["expert"])
+
+
+def _orders(form: ShortForm) -> tuple[tuple[str, ...], ...]:
+    return _FOLDED if form["fold"] else _WIDER
 
 
 def _cut(expert: int, form: ShortForm, wider: Iterable[tuple[str, ...]]) -> tuple[str, int] | None:
@@ -200,5 +208,6 @@ def _cut(expert: int, form: ShortForm, wider: Iterable[tuple[str, ...]]) -> tupl
 
 
 _ALSO = ("ep", "experts", "expert_parallel", "expert_model_parallel_size")
-EXPERT = Expert("expert", turn=7, needs=("data",), also=_ALSO)
+_FOLD = Option((False, True), ("expert",))
+EXPERT = Expert("expert", turn=7, options={"fold": _FOLD}, needs=("data",), also=_ALSO)
 EXPERT_NODES = ExpertNodes("expert_nodes", turn=8, needs=("data", "expert"))
