@@ -45,9 +45,11 @@ class Expert(Axis):
         is_sharing = not {"expert", "expert_nodes"}.isdisjoint(sharding)
         owner = "fsdp" if is_sharing and "data" not in sharding else "data"
         over = tuple(axis for axis in _FOLDED[0] if axis in rules.stored.axes_of("E"))
-        words = {"expert": cut * prod(form[axis] for axis in over), owner: form[owner] * cut}
-        is_folded = words["expert"] > 1 and experts_over({**form, **words}) != over
-        return words | ({"fold": True} if is_folded else {})
+        expert = cut * prod(form[axis] for axis in over)
+        words: dict[str, object] = {"expert": expert, owner: form[owner] * cut}
+        if expert > 1 and experts_over({**form, **words}) != over:
+            words["fold"] = True
+        return words
 
     def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
         """The degrees, with rows that travel, and grouped if a token then goes no farther.
