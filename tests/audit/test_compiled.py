@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 
-from meshwright.audit.compile.compile import elf_bytes, program_text
+from meshwright.audit.compile.compile import program_text
 from meshwright.audit.facts.communication import EmittedCollective, collectives
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import axes_that_change, copied_over, mesh_axes_of
@@ -181,15 +181,3 @@ def test_a_loop_that_ends_by_data_has_no_count_and_says_so() -> None:
     assert [line.partition(": ")[2] for line in not_understood(program)] == [
         "its trip count is unknown, so its body is counted once"
     ]
-
-
-def test_code_is_counted_by_its_images() -> None:
-    """An image of 64 bytes and a table of two sections of 64, at the end of other data, and a cut one."""
-    header = bytearray(64)
-    header[:6] = b"\x7fELF\x02\x01"
-    header[0x28:0x30] = (64).to_bytes(8, "little")
-    header[0x3A:0x3E] = (64).to_bytes(2, "little") + (2).to_bytes(2, "little")
-    image = bytes(header) + bytes(128)
-    assert elf_bytes(b"before" + image + image + b"after") == 2 * 192
-    assert elf_bytes(image[:100]) == 0
-    assert elf_bytes(b"no image") == 0
