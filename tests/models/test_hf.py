@@ -115,6 +115,12 @@ def test_a_model_of_an_unknown_type_is_read_as_the_family_with_its_keys() -> Non
         assert from_hf(HF | {"architectures": None, "model_type": "mine"}, "mine") == from_hf(HF, "mine")
 
 
+def test_squared_relu_is_read_without_a_gate() -> None:
+    with pytest.warns(UserWarning, match="as which it is read"):
+        config = from_hf(HF | {"architectures": None, "model_type": "mine", "hidden_act": "relu2"}, "mine")
+    assert (config.activation, config.gated) == ("relu2", False)
+
+
 def test_the_text_of_a_model_that_sees_is_read_by_its_own_type() -> None:
     qwen = FILES["qwen3-0.6b"]
     seeing = {"model_type": "mine", "text_config": qwen, "tie_word_embeddings": True}

@@ -51,7 +51,7 @@ _SYNONYMS = {
 # Of files that give no longest context.
 _ANY_LENGTH = 131_072
 # Types of transformers whose keys say less than their class computes.
-_OTHER_MATHEMATICS = ("bert-generation",)
+_OTHER_MATHEMATICS = ("bert-generation", "git")
 # Classes whose files describe a model of another family if a key has a value.
 _OTHERWISE: Mapping[str, tuple[tuple[str, Any, str], ...]] = {
     # DeepSeek-OCR and DeepSeek-VL2 say DeepSeek-V2.
@@ -207,7 +207,7 @@ _Odd = tuple[Family, list[str]]
 def _nearest(config: Mapping[str, Any], fewest: _Odd | None) -> tuple[Family | None, _Odd | None]:
     """The family that reads every key; otherwise the one with the fewest odd keys, and these."""
     known = {key for key in config if key not in EVERY_FILE}
-    best: tuple[tuple[bool, int, bool, int, int], Family] | None = None
+    best: tuple[tuple[bool, bool, int, bool, int, int], Family] | None = None
     for family in families():
         rules = rules_of(family, config)
         missing = [key for key, rule in family.keys.items() if is_missing(config, key, rule)]
@@ -222,7 +222,10 @@ def _nearest(config: Mapping[str, Any], fewest: _Odd | None) -> tuple[Family | N
         # A family that runs before one that is planned only; then the most keys that any rule reads, the
         # plainest, the most keys of its own, and the fewest properties.
         num_read, num_own = (sum(key in keys for key in known) for keys in (rules, family.keys))
-        fit = (family.is_written, num_read, family.name in _PLAIN, num_own, -len(family.sets))
+        # Squared ReLU comes with two matrices, other activations with a gate.
+        is_gated = family.sets.get("gated", True) is True
+        suits = is_gated != (config.get("hidden_act") == "relu2")
+        fit = (family.is_written, suits, num_read, family.name in _PLAIN, num_own, -len(family.sets))
         best = max(best or (fit, family), (fit, family), key=lambda each: each[0])
     return (best[1] if best else None), fewest
 
