@@ -4,17 +4,21 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 from tests.serve.http.client import MODEL
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
+from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.models.chat import ChatTemplate
+from meshwright.serve.engine.batch import SequenceWork, WorkOutput
 from meshwright.serve.engine.engine import Engine
+from meshwright.serve.engine.request import Scores, TokenScore
 from meshwright.serve.http.app import create_app, reader_of
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.connections import Connections
@@ -71,9 +75,31 @@ def served(template: str | None = None, limits: dict[str, Any] | None = None) ->
             process.kill()
 
 
-def _answer(prompt: list[int], tokens: list[int]) -> int:
+class QuickRunner(MockRunner):
+    """A MockRunner that keeps no tokens: for long prompts these take longer, and more memory, than the server."""
+
+    def _write(self, work: SequenceWork) -> None:
+        pass
+
+    def _logits(self, work: SequenceWork) -> list[np.ndarray]:
+        prompt = work.sequence.request.prompt
+        num_answered = work.start + len(work.tokens) - len(prompt)
+        behind = range(work.num_samples, 0, -1)
+        return [self.logits(prompt, range(num_answered - number + 1)) for number in behind]
+
+    def _output(self, work: SequenceWork, tokens: list[TokenScore]) -> WorkOutput:
+        if work.reads != "scores":
+            return WorkOutput(tokens, embedding=np.eye(1, 3)[0] if work.reads else None)
+        prompt, num_top = work.sequence.request.prompt, work.sequence.request.sampling.top_logprobs
+        scored = np.array(prompt[work.start + 1 : work.start + 1 + len(work.tokens)], np.int32)
+        shape = (len(scored), num_top)
+        top = np.broadcast_to(np.arange(num_top), shape), np.full(shape, -1.0, np.float32)
+        return WorkOutput(tokens, Scores(scored, np.full(len(scored), -1.0, np.float32), *top))
+
+
+def _answer(prompt: Sequence[int], tokens: Sequence[int]) -> int:
     """One letter after another, slowly, to what says `forever`; `ok` to all other prompts."""
-    if prompt != _FOREVER:
+    if len(prompt) != len(_FOREVER) or list(prompt) != _FOREVER:
         return _OK(prompt, tokens)
     time.sleep(0.001)
     return _FOREVER[-1]
@@ -92,7 +118,7 @@ def main() -> None:
     keys: Any = frozenset(given.pop("api_keys", ()))
     limits = ClientLimits(api_keys=keys, **given)
     connections = Connections(limits.max_connections, limits.max_connections_per_address, limits.proxies)
-    runner = MockRunner(_answer, num_slots=8, context=CONTEXT)
+    runner = QuickRunner(_answer, num_slots=8, context=CONTEXT, page_size=DEFAULT_PAGE)
     with bind("127.0.0.1", 0) as listener, Engine(runner) as engine:
         parts = (engine, tokenizer, MODEL, limits)
         with WorkerPool(reader_of(*parts), 2) as workers:

@@ -52,6 +52,30 @@ def test_slots_are_given_in_order_of_arrival():
     assert third.slot == 0
 
 
+def test_clients_and_requests_take_turns():
+    scheduler = Scheduler(limits(num_slots=3), max_waiting=9, is_fair=True)
+    requests = {"many": ("a", 5), "another of a": ("a", 1), "of b": ("b", 1), "late": ("b", 1)}
+    by_name: dict[str, list[TokenSequence]] = {}
+    for name, (client, count) in requests.items():
+        request = Request((1,), client=client)
+        group = by_name[name] = [
+            TokenSequence(request, 4, index, lambda _: None, group=name) for index in range(count)
+        ]
+        if name != "late":
+            scheduler.add(group)
+    scheduler.schedule()
+    started = [name for name, group in by_name.items() if any(one.slot is not None for one in group)]
+    assert started == ["many", "another of a", "of b"]
+    scheduler.add(by_name["late"])
+    scheduler.release(by_name["another of a"][0], "stop")
+    scheduler.schedule()
+    # Both clients have one sequence running, and request `late` has none.
+    assert by_name["late"][0].slot is not None and by_name["many"][1].slot is None
+    scheduler.release(by_name["of b"][0], "stop")
+    scheduler.schedule()
+    assert by_name["many"][1].slot is not None
+
+
 def test_the_urgent_come_first():
     scheduler = Scheduler(limits(num_slots=1), max_waiting=8)
     calm, urgent = sequence(), sequence(priority=-1)

@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -61,7 +62,7 @@ class Engine:
         policy = policy_of(mode, runner.limits, runner.idle_seconds)
         self._drafter = drafter or Drafter()
         self._scheduler = Scheduler(
-            runner.limits, max_waiting, policy, prefix_cache=prefix_cache, drafter=self._drafter
+            runner.limits, max_waiting, policy, prefix_cache=prefix_cache, drafter=self._drafter, is_fair=True
         )
         self._arrivals = Arrivals(self._scheduler, runner)
         self._changed = threading.Condition()
@@ -137,7 +138,10 @@ class Engine:
         """
         for prompt in {id(request.prompt): request.prompt for request in requests}.values():
             self._check_tokens(prompt)
-        lifetimes = [Lifetime() for _ in requests]
+        # Hundreds of answers to a long prompt would take more memory than the model.
+        num_answers = Counter(id(request.prompt) for request in requests)
+        shared = {id(request.prompt): list(request.prompt) for request in requests}
+        lifetimes, group = [Lifetime() for _ in requests], object()
         stream = TokenStream(lifetimes, lambda index, reason: self._release(sequences[index], reason))
         sequences = [
             TokenSequence(
@@ -147,6 +151,9 @@ class Engine:
                 stream.put,
                 limit=1 if self._generator is not None and request.generates else -1,
                 lifetime=lifetime,
+                new_tokens=lambda prompt: shared[id(prompt)],
+                shares_tokens=num_answers[id(request.prompt)] > 1,
+                group=group,
             )
             for index, (request, lifetime) in enumerate(zip(requests, lifetimes, strict=True))
         ]
@@ -331,6 +338,7 @@ class Engine:
             self._scheduler.release(sequence, reason)
         sequence.lifetime.finish(reason)
         self.metrics.finish(sequence)
+        sequence.tokens = []  # its stream may go on with other answers
 
     def _stop(self, why: str) -> None:
         """Fail all requests and serve nothing more; the first reason stays."""

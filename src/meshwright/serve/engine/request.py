@@ -83,6 +83,7 @@ class Request:
     scores_prompt: report the log-probabilities of the prompt's tokens with the first event.
     embeds: report the embedding of the prompt with the last event; needs max_tokens = 0.
     exports_pages: report the contents of the prompt's full pages with the last event, for another engine.
+    client: name of the client; the clients with fewest running requests go first.
     """
 
     prompt: Sequence[int]
@@ -94,6 +95,7 @@ class Request:
     embeds: bool = False
     exports_pages: bool = False
     priority: int = 0
+    client: str = ""
 
     def __post_init__(self) -> None:
         assert not self.embeds or (self.max_tokens == 0 and not self.scores_prompt)

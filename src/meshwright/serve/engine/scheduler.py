@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine.batch import PENDING, Batch, SequenceWork
+from meshwright.serve.engine.fair_order import in_fair_order
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.occupancy import Occupancy
 from meshwright.serve.engine.pages import NO_PAGE, Move
@@ -41,6 +42,7 @@ class Scheduler:
     policy: None for `Interleaved` without a prefill budget. prefix_cache: pages outlive their sequence, for
     prompts with the same prefix. drafter: guesses tokens, which are verified several a step.
     running: holds the running sequences; None: looks at each of them in every step.
+    is_fair: whether waiting sequences start `in_fair_order`, not in the policy's order.
     """
 
     def __init__(
@@ -52,12 +54,13 @@ class Scheduler:
         prefix_cache: bool = True,
         drafter: Drafter | None = None,
         running: Running | None = None,
+        is_fair: bool = False,
     ) -> None:
         self.limits, self.policy = limits, policy or Interleaved(limits)
         self.replicas = [
             Replica(limits, number, prefix_cache=prefix_cache) for number in range(limits.num_replicas)
         ]
-        self._max_waiting = max_waiting
+        self._max_waiting, self._is_fair = max_waiting, is_fair
         self._drafter, self._drafts_pay = drafter or Drafter(), False
         self._waiting: list[TokenSequence] = []
         self._running = running or Running()
@@ -317,7 +320,8 @@ class Scheduler:
         started, budget = list[TokenSequence](), step.budget
         # Answers of one request share the prompt, which is compared with the running ones once.
         soon_cached = set[int]()
-        for sequence in self.policy.admission_order(self._waiting):
+        order = self.policy.admission_order(self._waiting)
+        for sequence in in_fair_order(order, self.running) if self._is_fair else order:
             open_replicas = [one for one in self.replicas if one.free_slots and budget.has_room(one)]
             if not open_replicas:
                 break

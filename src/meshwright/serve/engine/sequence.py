@@ -1,7 +1,7 @@
 """The state of a request while it is served."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import pairwise
 from typing import Protocol, overload
@@ -73,7 +73,8 @@ class TokenSequence:
     prompt_scores: read so far, each part by the position before its first token. embedding: as read.
     snapshots: numbers of states that steps save, by the number of tokens before each.
     edits: None until its first token is sampled, and for a request without any. new_tokens: makes `tokens`
-    of a prompt.
+    of a prompt. shares_tokens: whether other sequences have the same `tokens`, as answers to one prompt do
+    until their first token. group: the same of sequences that were submitted together.
     """
 
     request: Request
@@ -95,6 +96,8 @@ class TokenSequence:
     finish_reason: FinishReason | None = None
     lifetime: Lifetime = field(default_factory=Lifetime)
     new_tokens: InitVar[Callable[[Sequence[int]], Tokens]] = list
+    shares_tokens: bool = False
+    group: Hashable = None
     tokens: Tokens = field(init=False)
     num_prompt: int = field(init=False)
     num_generated: int = field(init=False, default=0)
@@ -151,6 +154,8 @@ class TokenSequence:
 
     def take(self, token: int) -> None:
         """Append the next token; sets finish_reason with the last."""
+        if self.shares_tokens:
+            self.tokens, self.shares_tokens = list(self.tokens), False
         self.tokens.append(token)
         self.num_generated += 1
         if self.edits is not None:

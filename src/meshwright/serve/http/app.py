@@ -206,24 +206,23 @@ class _Api:
 
     async def embeddings(self, request: Request) -> Response:
         read: Read[EmbeddingsRequest] = await self._read(request, "embeddings")
-        priority = read.asked.priority
+        client, priority = client_of(request.scope), read.asked.priority
         requests = [
-            EngineRequest(tuple(prompt), 0, embeds=True, priority=priority) for prompt in read.prompts
+            EngineRequest(tuple(prompt), 0, embeds=True, priority=priority, client=client)
+            for prompt in read.prompts
         ]
         on_closed = self.tracing.answers if self.tracing else None
         computed = embeddings.embeddings(self.engine, requests, self.limits.request_seconds, on_closed)
         vectors = await unless_disconnected(request, computed)
         num_tokens = sum(map(len, read.prompts))
-        written = self.calls.call(
-            client_of(request.scope), "embeddings_body", read.asked, np.array(vectors), num_tokens
-        )
+        written = self.calls.call(client, "embeddings_body", read.asked, np.array(vectors), num_tokens)
         return _json(await written)
 
     async def _answer(
         self, request: Request, read: Read[Asked], prompts: Sequence[tuple[int, ...]], form: Form
     ) -> Response:
         asked = read.asked
-        requests = await self.asking.requests(read, prompts)
+        requests = await self.asking.requests(read, prompts, client_of(request.scope))
         if self.prefilled is not None:
             await unless_disconnected(request, self.prefilled.fetch(prompts))
         # Marks of tools may be special tokens, which are left out of a text otherwise.

@@ -23,8 +23,8 @@ class Asking:
     engine: Engine
     tokenizer: Tokenizer
 
-    async def requests(self, read: Read[Asked], prompts: Sequence[Tokens]) -> list[Request]:
-        """The requests for each prompt, in order.
+    async def requests(self, read: Read[Asked], prompts: Sequence[Tokens], client: str) -> list[Request]:
+        """The client's requests for each prompt, in order.
 
         Answer i of any prompt has seed + i, for any other prompts and fields.
         """
@@ -52,6 +52,7 @@ class Asking:
                 new_constraint=constraint,
                 scores_prompt=scores_prompt,
                 priority=asked.priority,
+                client=client,
             )
             for prompt in prompts
             for sampling in samplings
