@@ -58,6 +58,10 @@ GRAMMARS = {
 COUNTS = {
     "8,000 prompts of 128 answers": completion(prompt=["a"] * 8000, n=128),
     "500 prompts of 128 answers": completion(prompt=["a"] * 500, n=128),
+    "128 answers to 90,000 tokens": completion(prompt=[1] * 90_000, n=128),
+    "128 answers to 90,000 tokens, half of them known": completion(
+        prompt=[1] * 45_000 + [*range(1, 226)] * 200, n=128, stream=True
+    ),
     "500,000 prompts": completion(prompt=["a"] * 500_000),
     "2,000,000 allowed tokens": completion(allowed_token_ids=[1] * 2_000_000, n=128),
     "2,000,000 stop tokens": completion(stop_token_ids=[1] * 2_000_000, n=128),

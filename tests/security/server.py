@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,16 +76,16 @@ def served(template: str | None = None, limits: dict[str, Any] | None = None) ->
 
 
 class QuickRunner(MockRunner):
-    """A MockRunner that keeps no tokens: for long prompts these take longer, and more memory, than the server."""
+    """A MockRunner that keeps no tokens: for long prompts, these take more memory than the server."""
 
     def _write(self, work: SequenceWork) -> None:
         pass
 
     def _logits(self, work: SequenceWork) -> list[np.ndarray]:
-        prompt = work.sequence.request.prompt
+        prompt = list(work.sequence.request.prompt)
         num_answered = work.start + len(work.tokens) - len(prompt)
         behind = range(work.num_samples, 0, -1)
-        return [self.logits(prompt, range(num_answered - number + 1)) for number in behind]
+        return [self.logits(prompt, [0] * (num_answered - number + 1)) for number in behind]
 
     def _output(self, work: SequenceWork, tokens: list[TokenScore]) -> WorkOutput:
         if work.reads != "scores":
@@ -97,9 +97,9 @@ class QuickRunner(MockRunner):
         return WorkOutput(tokens, Scores(scored, np.full(len(scored), -1.0, np.float32), *top))
 
 
-def _answer(prompt: Sequence[int], tokens: Sequence[int]) -> int:
+def _answer(prompt: list[int], tokens: list[int]) -> int:
     """One letter after another, slowly, to what says `forever`; `ok` to all other prompts."""
-    if len(prompt) != len(_FOREVER) or list(prompt) != _FOREVER:
+    if prompt != _FOREVER:
         return _OK(prompt, tokens)
     time.sleep(0.001)
     return _FOREVER[-1]

@@ -20,11 +20,11 @@ from meshwright.serve.text.tokenizer import Tokenizer
 EOS = 256
 VOCAB_SIZE = 300
 
-Rule = Callable[[Sequence[int], Sequence[int]], int]
+Rule = Callable[[list[int], list[int]], int]
 """The most likely token after (prompt, answer so far)."""
 
 
-def count_up(prompt: Sequence[int], answer: Sequence[int]) -> int:
+def count_up(prompt: list[int], answer: list[int]) -> int:
     """3 4 -> 5 6 7 ..."""
     return ([*prompt, *answer][-1] + 1) % VOCAB_SIZE
 
@@ -162,7 +162,7 @@ class MockRunner:
             rows.append(self.logits(known[:num_prompt], known[num_prompt:]))
         return rows
 
-    def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
+    def logits(self, prompt: list[int], answer: list[int]) -> np.ndarray:
         logits = np.zeros(self.vocab_size, np.float32)
         logits[self.rule(prompt, answer)] = self.spread
         return logits

@@ -5,8 +5,8 @@ import struct
 from typing import Any
 
 HEADER = struct.Struct("<cQ")
-# LAST: a result after which the worker ends.
-CALL, STAGE, RESULT, LAST, ERROR = b"C", b"S", b"R", b"L", b"E"
+# BEGUN: a worker's first message, with the number of its thread. LAST: a result after which the worker ends.
+BEGUN, CALL, STAGE, RESULT, LAST, ERROR = b"B", b"C", b"S", b"R", b"L", b"E"
 
 
 def frame(kind: bytes, value: Any) -> bytes:

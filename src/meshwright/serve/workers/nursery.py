@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import RequestError
-from meshwright.serve.workers.frames import CALL, ERROR, HEADER, LAST, RESULT, STAGE, frame
+from meshwright.serve.workers.frames import BEGUN, CALL, ERROR, HEADER, LAST, RESULT, STAGE, frame
 from meshwright.serve.workers.stages import limit_by
 
 # The smallest stack of the threads that do in the server what a worker did before is 2 MiB.
@@ -118,6 +118,7 @@ def _work(connection: socket.socket, subject: Any, last_bytes: int) -> None:
         connection.sendall(frame(STAGE, (name, seconds)))
 
     limit_by(begin)
+    connection.sendall(frame(BEGUN, threading.get_native_id() if sys.platform == "linux" else os.getpid()))
     while (received := _receive(connection)) is not None:
         kind, (method, seconds, arguments) = received
         assert kind == CALL

@@ -12,11 +12,14 @@ from collections import Counter
 from typing import Any, Protocol
 
 from meshwright.errors import CheckpointError, DeviceError, RequestError
-from meshwright.serve.workers.frames import CALL, ERROR, HEADER, LAST, STAGE, frame
+from meshwright.serve.workers.frames import BEGUN, CALL, ERROR, HEADER, LAST, STAGE, frame
 
 _MEMORY_BYTES = 2**30
 _SECONDS = 10.0
 _START_SECONDS = 30.0
+# A call that takes longer gives way to steps of the model and to calls of others.
+_LONG_SECONDS = 0.1
+_NICENESS = 5
 
 
 class Subject(Protocol):
@@ -57,27 +60,34 @@ class _Worker:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self.has_ended = False
+        self._thread_id: int | None = None
+        self.has_ended = self._gives_way = False
 
     async def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         """The result; raises RequestError for the subject's refusals, TooComplexError if the worker ends."""
         stage, seconds, began = "reading the request", _SECONDS, time.monotonic()
+        long = asyncio.get_running_loop().call_later(_LONG_SECONDS, self._give_way)
         try:
             self._writer.write(frame(CALL, (method, seconds, arguments)))
             await self._writer.drain()
             while True:
                 kind, size = HEADER.unpack(await self._reader.readexactly(HEADER.size))
                 value = pickle.loads(await self._reader.readexactly(size))
-                if kind != STAGE:
+                if kind == BEGUN:
+                    self._thread_id = value
+                elif kind == STAGE:
+                    (stage, seconds), began = value, time.monotonic()
+                else:
                     break
-                (stage, seconds), began = value, time.monotonic()
         except (OSError, asyncio.IncompleteReadError):
             self.close()
             # A little earlier: the worker's time begins before its message arrives.
             if time.monotonic() - began >= 0.8 * seconds:
                 raise TooComplexError(f"{stage} takes longer than {seconds:g} s") from None
             raise TooComplexError(f"{stage} needs more memory or depth than this server allows") from None
-        if kind == LAST:
+        finally:
+            long.cancel()
+        if kind == LAST or self._gives_way:  # only root could raise its priority again
             self.close()
         if kind != ERROR:
             return value
@@ -85,6 +95,12 @@ class _Worker:
         if status == 500:
             raise RuntimeError(message)
         raise RequestError(message, status=status, param=param, code=code)
+
+    def _give_way(self) -> None:
+        if self._thread_id is not None:
+            self._gives_way = True
+            with contextlib.suppress(OSError):  # it has just ended
+                os.setpriority(os.PRIO_PROCESS, self._thread_id, _NICENESS)
 
     def close(self) -> None:
         self.has_ended = True
@@ -164,8 +180,8 @@ class WorkerPool:
             try:
                 return await worker.call(method, arguments)
             finally:
-                if not worker.has_ended:
-                    self._idle.append(worker)
+                # Another is forked at once: the next request need not wait for it.
+                self._idle.append(await self._forked() if worker.has_ended else worker)
         finally:
             async with self._changed:
                 self._num_busy -= Counter([client])  # a client with none is forgotten
