@@ -86,7 +86,7 @@ def save_plan(plan: Plan, path: Path) -> None:
     document.add(tomlkit.comment(f"{plan.model.name} on {plan.hardware}: {plan.layout}"))
     document.add("meshwright", tomlkit.item(meshwright.__version__))
     document.add("hardware", tomlkit.item(_relative(plan.hardware, path)))
-    workload = asdict(plan.workload)
+    workload = _without_none(asdict(plan.workload))
     if plan.workload.phase == "train":
         del workload["phase"]  # training is the default
     document.add("workload", tomlkit.item(workload))
@@ -145,7 +145,7 @@ def _from_dict(data: dict, path: Path) -> Plan:
     return Plan(
         model=model_from_dict(data["model"], "[model]"),
         hardware=_resolved(str(data["hardware"]), path),
-        workload=Workload(**_checked(Workload, data["workload"], "[workload]", {"phase"})),
+        workload=Workload(**_checked(Workload, data["workload"], "[workload]", {"phase", "document_tokens"})),
         layout=Layout.from_dict(data["layout"]),
         planned=data.get("planned", {}),
         asked=_texts(data.get("asked", {})),

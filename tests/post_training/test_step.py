@@ -11,9 +11,11 @@ from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load
 from meshwright.plan.serve.steps import StepSeconds
+from meshwright.plan.train import price
 from meshwright.post_training import step as step_module
 from meshwright.post_training.rollouts import best_rollouts, generators, server_ends
 from meshwright.post_training.step import (
@@ -26,6 +28,7 @@ from meshwright.post_training.step import (
     least_training_seconds,
     score_seconds,
     together,
+    workload_of,
 )
 from meshwright.post_training.work import PostTraining
 from meshwright.serve.engine.limits import Limits
@@ -93,6 +96,23 @@ def test_pools_wait_for_the_slower() -> None:
     """4 chips wait for 3 of 10 seconds, and 2 for none; all move weights for 2."""
     share = idle_share({"train": 4, "roll out": 2}, {"train": 7.0, "roll out": 10.0}, 2.0)
     assert share == pytest.approx(4 * 3 / (6 * 12))
+    share = idle_share({"train": 4, "roll out": 2}, {"train": 7.0, "roll out": 10.0}, 2.0, messages=1.0)
+    assert share == pytest.approx((4 * 4 + 2 * 1) / (6 * 13))
+
+
+def test_rollouts_of_a_sequence_attend_within_themselves() -> None:
+    """Training takes as long as with sequences of the mean length of a rollout, weighted by tokens."""
+    workload = workload_of(ASKED)
+    lengths = [turn.prompt_tokens + turn.output_tokens for turn in WORK.turns]
+    mean = sum(length * length for length in lengths) / sum(lengths)
+    assert workload.document_tokens == round(mean) and mean < workload.seq_len
+    layout = Layout.of(fsdp=8, tensor=2)
+    packed, whole = (
+        price(CONFIG, MACHINE, Workload(64, 8192, document_tokens=document), layout).step_seconds
+        for document in (2048, None)
+    )
+    short = price(CONFIG, MACHINE, Workload(256, 2048), layout).step_seconds
+    assert packed < whole and packed == pytest.approx(short, rel=0.02)
 
 
 def test_longer_rollouts_take_longer(steps: list) -> None:

@@ -94,13 +94,14 @@ class Family:
         hardware: Hardware,
         members: Sequence[Member],
         seq_len: int,
+        document_len: int | None = None,
     ) -> None:
         self.chip, self.members, self.software = hardware.chip, members, hardware.software
         self.microbatches = np.array([member.microbatches for member in members])
         recorded = pattern(members[0].mesh, config, hardware)
         self.layout = layout = recorded.replace(microbatches=members[0].microbatches)
         sequences = np.array([member.num_sequences for member in members])
-        shape = Shape(sequences / self.microbatches, seq_len, seq_len)
+        shape = Shape(sequences / self.microbatches, seq_len, seq_len, document_len)
         mesh = _Meshes([member.mesh for member in members], layout.mesh)
         sizes = MeshSizes(mesh, self.microbatches)
         has_kernel = lacks_flash(config, hardware, members[0].mesh, seq_len) is None

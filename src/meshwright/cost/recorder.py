@@ -38,17 +38,19 @@ from meshwright.units import whole
 class Shape:
     """The letters that the workload fixes: sequences B (of one microbatch), T queries, S keys.
 
-    num_sequences: an array of them where many layouts are recorded at once.
+    num_sequences: an array of them where many layouts are recorded at once. document_len: of a Workload.
     """
 
     num_sequences: Any
     query_len: int
     key_len: int
+    document_len: int | None = None
 
     @classmethod
     def of_microbatch(cls, workload: Workload, layout: Layout) -> "Shape":
         """One microbatch of a training step, over all batch shards."""
-        return cls(workload.num_sequences / layout.schedule.microbatches, workload.seq_len, workload.seq_len)
+        sequences, length = workload.num_sequences / layout.schedule.microbatches, workload.seq_len
+        return cls(sequences, length, length, workload.document_tokens)
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Recorder:
         many: MeshSizes | None = None,
     ) -> None:
         self.config, self.layout, self.lowering = config, layout, lowering
+        self.document_len = shape.document_len
         self.mesh, self.microbatches = many or MeshSizes(layout.mesh, layout.schedule.microbatches)
         self.sizes: dict[str, Any] = {
             **dimensions(config),

@@ -19,11 +19,14 @@ class Workload:
 
     phase: "train"; "prefill" of seq_len tokens a sequence; "generate", one more token a sequence after a
     cache of seq_len positions.
+    document_tokens: in training, the mean length of the documents that a sequence is packed of, weighted by
+    length; a token attends only within its own. None: a sequence is one document.
     """
 
     num_sequences: int
     seq_len: int
     phase: str = "train"
+    document_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
@@ -36,6 +39,11 @@ class Workload:
                 raise PlanError(
                     f"workload: {name} = {value:,} is more than {_MOST:,}, the most that is planned"
                 )
+
+    @property
+    def attended_len(self) -> int:
+        """Tokens of the sequence or document within which a token attends."""
+        return min(self.document_tokens or self.seq_len, self.seq_len)
 
     @property
     def num_tokens(self) -> int:

@@ -4,6 +4,8 @@ Each microbatch of each data rank takes the same number of whole sequences. 977 
 divide over no two ranks, 980 over 10 ranks with 98 microbatches each.
 """
 
+from dataclasses import replace
+
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -25,7 +27,7 @@ def nearest_batch(workload: Workload, layout: Layout) -> Workload:
     """
     check_enough(workload, layout)
     shards = layout.num_batch_shards * layout.schedule.microbatches
-    return Workload(nearest_multiple(workload.num_sequences, shards), workload.seq_len)
+    return replace(workload, num_sequences=nearest_multiple(workload.num_sequences, shards))
 
 
 def check_enough(workload: Workload, layout: Layout) -> None:

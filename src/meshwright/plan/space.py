@@ -232,7 +232,7 @@ class Space:
                 key = (patterns[program], *program[1:], microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
         for members in families.values():
-            family = Family(self.config, self.hardware, members, seq_len)
+            family = Family(self.config, self.hardware, members, seq_len, self.workload.document_tokens)
             for pipe in family.rows:
                 yield Group(self, family, pipe)
 

@@ -144,7 +144,7 @@ def price(
         layout=layout,
         cost=pricer.cost(),
         memory=step_memory(graph, layout, hardware.software),
-        model_flops=train_flops_per_token(config, workload.seq_len) * workload.num_tokens,
+        model_flops=train_flops_per_token(config, workload.attended_len) * workload.num_tokens,
         num_tokens=workload.num_tokens,
         hardware=hardware,
         placement=pricer.placement,

@@ -1,6 +1,7 @@
 """The document of `mw plan rl`, and its sentences."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshwright.layout.workload import Workload
@@ -101,5 +102,7 @@ def plans_of(asked: Question, step: Step) -> tuple[Plan, Plan]:
     generator = step.rollouts.generator
     workload = Workload(generator.slots, min(asked.work.context, asked.config.max_seq_len), "generate")
     point = price_phase(asked.config, generator.machine, workload, [generator.layout])
-    trainer = plan_of(asked.config, step.trainer.hardware, step.workload, step.trainer)
+    # The trainer masks attention between rollouts of a sequence, and a plan has whole sequences.
+    packed = replace(step.workload, document_tokens=None)
+    trainer = plan_of(asked.config, step.trainer.hardware, packed, step.trainer)
     return trainer, plan_of_phase(point)

@@ -29,6 +29,8 @@ from meshwright.post_training.work import PostTraining
 
 # Sequences of a training batch are this long at most, and hold several rollouts.
 _MOST_SEQ_LEN = 32_768
+# Seconds of a rollout's request and answer, and of each of its tokens, as Python writes and reads them.
+_MESSAGE_SECONDS, _TOKEN_SECONDS = 6e-6, 1e-7
 # Shares of the pool that roll out, as multiples of the share that balances both phases, which comes first.
 _AROUND = (1.0, 0.75, 1.35)
 
@@ -187,7 +189,7 @@ def least_training_seconds(asked: Question, machine: Hardware) -> float:
     """Lower bound of a step's training: the model's FLOPs at the peak of every chip."""
     workload = workload_of(asked)
     peak = max(machine.chip.flops(dtype) for dtype in asked.compute_dtypes)
-    flops = train_flops_per_token(asked.config, workload.seq_len) * asked.work.num_tokens
+    flops = train_flops_per_token(asked.config, workload.attended_len) * asked.work.num_tokens
     return flops / (peak * machine.num_chips)
 
 
@@ -217,9 +219,15 @@ class _Pools:
         servers = self.trains.num_chips // self.rollouts.generator.machine.num_chips
         return score_seconds(self.asked, replace(self.rollouts.generator, replicas=max(1, servers)))
 
+    @cached_property
+    def messages(self) -> float:
+        """Seconds of requests and rollouts on their way between the pools."""
+        work = self.asked.work
+        return work.num_rollouts * _MESSAGE_SECONDS + work.num_tokens * _TOKEN_SECONDS
+
     def seconds(self, learning: float) -> float:
         """Seconds of a step whose scores and training take `learning`."""
-        return max(learning, self.rollouts.seconds) + self.moving
+        return max(learning, self.rollouts.seconds + self.messages) + self.moving
 
 
 def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
@@ -231,21 +239,25 @@ def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
         Phase("roll out", "roll out", 0.0, rollouts.seconds),
         Phase("train", "score", 0.0, pools.scoring),
         Phase("train", "train", pools.scoring, training),
-        Phase("both", "move weights", max(busy.values()), moving),
+        Phase("roll out", "messages", rollouts.seconds, pools.messages),
+        Phase("both", "move weights", seconds - moving, moving),
     )
     chips = {"train": pools.trains.num_chips, "roll out": pools.rolls.num_chips}
     waiting = chips["roll out"] * rollouts.idle_share * rollouts.seconds
-    idle = idle_share(chips, busy, moving) + waiting / (seconds * sum(chips.values()))
+    idle = idle_share(chips, busy, moving, pools.messages) + waiting / (seconds * sum(chips.values()))
     needed = {"train": float(trainer.needed_bytes), "roll out": rollouts.needed_bytes}
     return Step("apart", trainer, workload, rollouts, pools.move, phases, seconds, idle, 1, needed)
 
 
-def idle_share(chips: Mapping[str, int], busy: Mapping[str, float], moving: float) -> float:
+def idle_share(
+    chips: Mapping[str, int], busy: Mapping[str, float], moving: float, messages: float = 0.0
+) -> float:
     """The share of a step's chip-seconds that a pool spends waiting for the other.
 
     chips, busy: chips of each pool, and seconds of its work. moving: seconds when all chips move weights.
+    messages: seconds of requests and rollouts on their way, when chips that roll out wait.
     """
-    longest = max(busy.values())
+    longest = max(seconds + (messages if pool == "roll out" else 0.0) for pool, seconds in busy.items())
     waiting = sum(chips[pool] * (longest - busy[pool]) for pool in chips)
     return waiting / ((longest + moving) * sum(chips.values()))
 
@@ -274,7 +286,7 @@ def best_trainer(asked: Question, machine: Hardware) -> tuple[Candidate, Workloa
 
 
 def workload_of(asked: Question) -> Workload:
-    """The sequences of an update, into which rollouts are packed.
+    """The sequences of an update, into which rollouts are packed; each attends only within itself.
 
     A multiple of a power of two, up to 1/64 more than needed, so that many layouts divide it.
     """
@@ -282,7 +294,8 @@ def workload_of(asked: Question) -> Workload:
     seq_len = min(_MOST_SEQ_LEN, asked.config.max_seq_len, 1 << (work.context - 1).bit_length())
     needed = ceil(work.num_tokens / work.num_updates / seq_len)
     multiple = 1 << max(0, (needed // 64).bit_length() - 1)
-    return Workload(-(-needed // multiple) * multiple, seq_len)
+    document = min(seq_len, work.document_tokens)
+    return Workload(-(-needed // multiple) * multiple, seq_len, document_tokens=document)
 
 
 def training_seconds(asked: Question, trained: tuple[Candidate, Workload]) -> float:
@@ -372,11 +385,14 @@ def crossover(asked: Question, first: Step, other: Step, scales: tuple[float, ..
         growth = work.num_tokens / asked.work.num_tokens
         seconds = {}
         for step in (first, other):
-            again = simulated(asked.config, step.rollouts.generator, work).seconds
             parts = {phase.what: phase.seconds for phase in step.phases}
+            again = simulated(asked.config, step.rollouts.generator, work).seconds
+            again += growth * parts.get("messages", 0.0)
             learning = growth * (parts.get("train", 0.0) + parts.get("score", 0.0))
             rest = sum(
-                seconds for what, seconds in parts.items() if what not in ("train", "score", "roll out")
+                seconds
+                for what, seconds in parts.items()
+                if what not in ("train", "score", "roll out", "messages")
             )
             seconds[step.form] = (max(again, learning) if step.staleness else again + learning) + rest
         rows.append({"output_tokens": work.output_tokens, **seconds})

@@ -72,6 +72,12 @@ class PostTraining:
         """Tokens of all rollouts with their prompts."""
         return sum(turn.prompt_tokens + turn.output_tokens for turn in self.turns)
 
+    @cached_property
+    def document_tokens(self) -> int:
+        """Mean tokens of a rollout with its prompt, weighted by tokens: a token sees half of them."""
+        lengths = [turn.prompt_tokens + turn.output_tokens for turn in self.turns]
+        return round(sum(length**2 for length in lengths) / sum(lengths))
+
     @property
     def num_updates(self) -> int:
         return max(1, round(self.num_tokens / (self.train_tokens or self.num_tokens)))

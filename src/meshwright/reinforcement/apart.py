@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -70,7 +71,7 @@ class Apart:
         crossing = Layout.of(fsdp=size, weights_dtype=trainer.precision.weights_dtype)
         self._send = _mover(config, trainer, crossing, mesh, hardware[0])
         self._server = transfer.start_transfer_server(jax.devices()[0].client, f"{_HOST}:0", [f"{_HOST}:0"])
-        self._numbers = count()
+        self._numbers, self._sent = count(), 0.0
         job = Job(config, layout, hardware[1], crossing, num_slots, context, self._server.address())
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         self._connection, self._process = _started(self._log)
@@ -84,10 +85,15 @@ class Apart:
         self._hear()
 
     def start(self, requests: Sequence[Request]) -> None:
+        self._sent = time.perf_counter()
         self._say(tuple(requests))
 
     def collect(self) -> Rolled:
-        return self._hear()
+        asked = time.perf_counter()
+        rolled: Rolled = self._hear()
+        # Rollouts that ended before they were asked for have waited here.
+        back = time.perf_counter() - max(asked, rolled.began + rolled.seconds)
+        return rolled._replace(message_seconds=rolled.began - self._sent + back)
 
     def close(self) -> None:
         """End the other process."""

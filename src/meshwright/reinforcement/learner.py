@@ -42,6 +42,11 @@ class _Figures(NamedTuple):
     reference: np.ndarray
 
 
+@jax.jit
+def _copied(params: Any) -> Any:
+    return jax.tree.map(jnp.copy, params)
+
+
 class RlStep:
     """The TrainStep of reinforcement learning.
 
@@ -70,6 +75,7 @@ class RlStep:
         self.peak_flops_per_second = learner.peak_flops_per_second
         self.reference = learner.first_params(seed) if settings.kl else None
         self._started: int | None = None  # the first example of the rollouts under way
+        self._asking_seconds = 0.0  # to make their requests
 
     # State
 
@@ -93,7 +99,7 @@ class RlStep:
         if not self.settings.staleness:
             return None
         with jax.set_mesh(self.learner.mesh):
-            return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params)
+            return _copied(params)
 
     # The step
 
@@ -112,17 +118,19 @@ class RlStep:
             timed("move_seconds", self.generator.load, policy)
             self._start(batch.example, batch.now)
         rolled: Rolled = timed("wait_seconds", self.generator.collect)
-        self._started = None
+        self._started, asking = None, self._asking_seconds
         if self.settings.staleness and not self._is_last(batch):
             timed("move_seconds", self.generator.load, state.params)
             self._start(batch.example + len(batch.now), batch.following)
         prompts = [prompt for prompt in batch.now for _ in range(self.settings.samples)]
         rewards = timed("reward_seconds", self._rewards, prompts, rolled)
         updates: list[_Figures] = timed("score_seconds", self._scored, prompts, rolled, policy)
-        behind = self._kept(state.params)
+        behind = timed("update_seconds", self._kept, state.params)
         after, metrics = timed("update_seconds", self._updated, state.train, updates, rewards, rolled)
-        metrics |= self._figures(rolled, rewards, updates)
+        metrics |= timed("score_seconds", self._figures, rolled, rewards, updates)
         metrics |= seconds | {"rollout_seconds": rolled.seconds, "updates": len(updates)}
+        if rolled.message_seconds:
+            metrics["message_seconds"] = asking + rolled.message_seconds
         metrics["step_seconds"] = time.perf_counter() - began
         return RlState(after.params, after.opt_state, after.num_updates, behind), metrics
 
@@ -140,20 +148,19 @@ class RlStep:
         return batch.example // len(batch.now) + 1 >= self.num_steps
 
     def _start(self, example: int, prompts: Sequence[Prompt]) -> None:
-        end = frozenset(self.tokenizer.eos_ids)
-        self.generator.start(
-            [
-                Request(
-                    prompt.tokens,
-                    self.settings.output_tokens,
-                    SamplingParams(seed=seed_of(self.seed, example + place, sample)),
-                    end,
-                )
-                for place, prompt in enumerate(prompts)
-                for sample in range(self.settings.samples)
-            ]
-        )
-        self._started = example
+        began, end = time.perf_counter(), frozenset(self.tokenizer.eos_ids)
+        requests = [
+            Request(
+                prompt.tokens,
+                self.settings.output_tokens,
+                SamplingParams(seed=seed_of(self.seed, example + place, sample)),
+                end,
+            )
+            for place, prompt in enumerate(prompts)
+            for sample in range(self.settings.samples)
+        ]
+        self._started, self._asking_seconds = example, time.perf_counter() - began
+        self.generator.start(requests)
 
     def _rewards(self, prompts: Sequence[Prompt], rolled: Rolled) -> np.ndarray:
         """f32[prompts, samples]."""

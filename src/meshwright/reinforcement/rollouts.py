@@ -29,10 +29,16 @@ class Rollout:
 
 
 class Rolled(NamedTuple):
-    """The rollouts of requests in their order, and the seconds that the engine worked on them."""
+    """The rollouts of requests in their order.
+
+    began: when the engine began, by `time.perf_counter`, which processes of a host share. seconds: until the
+    last rollout ended. message_seconds: of requests and rollouts on their way between processes.
+    """
 
     rollouts: list[Rollout]
+    began: float
     seconds: float
+    message_seconds: float = 0.0
 
 
 class Generator(Protocol):
@@ -92,7 +98,7 @@ class EngineOnDevices:
         assert engine is not None, "weights are loaded first"
         started = time.perf_counter()
         rollouts = asyncio.run(_answers(engine, requests))
-        return Rolled(rollouts, time.perf_counter() - started)
+        return Rolled(rollouts, started, time.perf_counter() - started)
 
     def close(self) -> None:
         self._stack.close()

@@ -238,9 +238,11 @@ class AttentionOps(ProductOps):
     def _mean_keys(self, window: Window | None) -> float:
         """Mean number of keys that a query sees under the causal mask, within a window if there is one.
 
-        A query at position i of T sees i + 1 of them, T/2 on average.
+        A query at position i of T sees i + 1 of them, T/2 on average; of packed documents only its own.
         """
         queries, keys = self.sizes["T"], self.sizes["S"]
+        if self.document_len is not None and queries == keys:
+            return seen_keys(min(self.document_len, keys), window)
         if window and window.size < keys:
             return seen_keys(keys, window) if queries == keys else read_positions(keys, window)
         return keys * (1 - queries / (2 * keys))

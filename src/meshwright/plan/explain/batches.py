@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from meshwright.errors import LayoutError
@@ -44,7 +44,7 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
     size = workload.num_sequences // (layout.num_batch_shards * layout.schedule.microbatches)
 
     def priced(microbatches: int, of_size: int) -> Candidate:
-        batch = Workload(layout.num_batch_shards * microbatches * of_size, workload.seq_len)
+        batch = replace(workload, num_sequences=layout.num_batch_shards * microbatches * of_size)
         return price(config, hardware, batch, layout.replace(microbatches=microbatches))
 
     def is_compute_bound(microbatches: int, of_size: int) -> bool:
