@@ -14,6 +14,7 @@ _COLOURS = {
     "score": "gradients",
     "train": "fsdp",
     "move weights": "waiting",
+    "messages": "exposed",
     "states from the host": "exposed",
     "states to the host": "exposed",
 }
