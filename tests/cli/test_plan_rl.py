@@ -34,7 +34,7 @@ def test_plans_of_both_phases_are_written(tmp_path: Path, capsys: pytest.Capture
     assert load_plan(plan).workload.phase == "train"
     assert load_plan(plan.with_suffix(".generate.toml")).workload.phase == "generate"
     html = page.read_text()
-    assert "Recommendation" in html and all(form["form"] in html for form in document["forms"])
+    assert "Recommended" in html and all(form["form"] in html for form in document["forms"])
     assert "<script src" not in html and "http://" not in html.replace("http://www.w3.org", "")
 
 
