@@ -192,7 +192,7 @@ class TestText:
             ),
             (
                 "weights_dtype=int3",
-                "layout: weights_dtype = 'int3'; fits: f32, bf16, fp8, int8, fp4, mxfp4, int4",
+                "layout: weights_dtype = 'int3'; fits: f32, bf16, fp8, int8, fp4, mxfp4, nf4, int4",
             ),
         ],
     )
