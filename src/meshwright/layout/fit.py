@@ -250,7 +250,7 @@ _LETTER_NAMES = {
     "u": "heads of a state",
     "i": "channels of the convolution",
     "m": "elements of the experts' latent",
-    "n": "layers of draft heads",
+    "I": "layers of draft heads",
     "h": "elements of an embedding and a hidden state",
 }
 

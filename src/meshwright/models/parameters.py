@@ -33,7 +33,7 @@ STACK_LETTERS: Mapping[Stack, str] = MappingProxyType(
         "state_blocks": "b",
         "expert_blocks": "e",
         "dense_blocks": "f",
-        DRAFT_LAYERS: "n",
+        DRAFT_LAYERS: "I",
     }
 )
 OF_STACKS = "".join(STACK_LETTERS.values())
