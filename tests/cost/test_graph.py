@@ -35,7 +35,8 @@ from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Lowering, Shape
 from meshwright.layout import Layout
-from meshwright.models.count import count_params
+from meshwright.models.config import DraftHead
+from meshwright.models.count import count_params, train_flops_per_token
 from meshwright.models.presets import load_model
 from meshwright.platforms import CPU, GPU, TPU
 
@@ -255,6 +256,13 @@ class TestFlops:
         assert self._flops(Layout.of(), "matmul", record(Layout.of(), tied)) == self._flops(
             Layout.of(), "matmul"
         )
+
+    @pytest.mark.parametrize("draft_head", [None, "joint", "frozen"])
+    def test_draft_heads_multiply_as_counted(self, draft_head: DraftHead | None) -> None:
+        """A frozen model has no backward pass, and no logits of its own."""
+        config = replace(SMALL, draft_head=draft_head)
+        flops = self._flops(Layout.of(), "matmul", record(Layout.of(), config))
+        assert sum(flops.values()) == TOKENS * train_flops_per_token(config, 0)
 
 
 class TestRecomputation:

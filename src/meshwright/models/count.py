@@ -233,12 +233,13 @@ def train_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = T
     """FLOPs of one token's forward and backward pass: three forwards, without recomputation.
 
     Frozen matrices count two forwards, since they have no gradient. A model whose draft head alone is trained
-    counts one.
+    counts one without logits, which no loss reads.
     """
     if config.draft_head == "frozen":
         of_model = forward_flops_per_token(config.base, seq_len, causal=causal)
         of_head = forward_flops_per_token(config, seq_len, causal=causal) - of_model
-        return of_model + 3 * of_head - 2 * config.d_model * config.vocab_size
+        logits = 2 * config.d_model * config.vocab_size
+        return (of_model - logits) + (3 * of_head - logits)
     frozen = sum(2 * m.num_used * m.rows * m.columns for m in _matrices(config) if not m.trained)
     return 3 * forward_flops_per_token(config, seq_len, causal=causal) - frozen
 
