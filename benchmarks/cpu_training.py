@@ -36,8 +36,7 @@ from meshwright.layout import Layout  # noqa: E402
 from meshwright.layout.workload import Workload  # noqa: E402
 from meshwright.models.config import ModelConfig  # noqa: E402
 from meshwright.models.count import count_params  # noqa: E402
-from meshwright.native.processor import multiplies_bf16  # noqa: E402
-from meshwright.nn.start.allocator import keep_freed_memory  # noqa: E402
+from meshwright.native.processor import keep_freed_memory, multiplies_bf16  # noqa: E402
 from meshwright.train.optimizers import OptimizerConfig  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 

@@ -43,6 +43,30 @@ def test_memory_that_is_kept_is_not_cleared_again() -> None:
     assert faults("keep") < given_back / 100
 
 
+# Prints the page faults of arrays that are allocated again, by a thread as XLA allocates them.
+FAULTS_OF_THREADS = """
+import resource, threading
+from meshwright.native.processor import keep_freed_memory
+keep_freed_memory()
+def fill():
+    bytearray(b"x") * 100_000_000
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    thread = threading.Thread(target=fill)
+    thread.start()
+    thread.join()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_threads_reuse_freed_arrays() -> None:
+    if not keep_freed_memory():
+        pytest.skip("the C library has no mallopt")
+    command = [sys.executable, "-c", FAULTS_OF_THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000  # 24,000 pages of 4 KiB are mapped otherwise
+
+
 # Resident bytes after 64 MiB were allocated, written and freed, and once these were given back.
 RESIDENT = """
 from pathlib import Path

@@ -22,7 +22,7 @@ from meshwright.cli.train_text import continue_text, of_checkpoint, of_text
 from meshwright.errors import DeviceError, MeshwrightError
 from meshwright.files import check_writable, held
 from meshwright.hardware import catalog
-from meshwright.nn.start.allocator import keep_freed_memory
+from meshwright.native.processor import keep_freed_memory
 from meshwright.nn.start.devices import use_devices_of
 from meshwright.nn.start.processes import is_first, num_processes
 from meshwright.options import flag_of, option
