@@ -110,7 +110,7 @@ def against_plan(
     narrow = narrow_results(program, differentiated=trains)
     statistics = rounded_statistics(program, differentiated=trains)
     precision = plan.layout.precision
-    adds_wide = dtype_bytes(precision.gradients_dtype or precision.weights_dtype) > _NARROW_BYTES
+    adds_wide = dtype_bytes(precision.gradients_dtype or precision.trained_dtype) > _NARROW_BYTES
     differences += type_findings(
         narrow, statistics, planned, _rounded_elements(plan, planned), adds_wide=adds_wide
     )

@@ -11,8 +11,9 @@ from meshwright.plan_file import Plan
 def server_memory(plan: Plan, generate: Mapping[str, Any], prefill: Mapping[str, Any]) -> dict[str, Any]:
     """The key `server` of `mw audit` of a serving plan, from the audits of both phases.
 
-    bytes: weights and cache, the largest temporaries, and the code of all programs. Steps are as large as the
-    compiled step of their phase, and programs that choose tokens as planned. None for unknown sizes.
+    program_bytes: code of all programs, each step as large as the compiled step of its phase, and programs
+    that choose tokens as planned, without them if the platform has no figure. bytes: weights and cache, the
+    largest temporaries, and `program_bytes` if it is known. None for unknown sizes.
     """
     hardware = load(plan.hardware)
     counts = server_programs(

@@ -61,8 +61,8 @@ def demo(
 ) -> None:
     """Calibrate, plan, train, audit and serve a small model on 8 virtual devices of this machine.
 
-    The corpus is short stories in simple English, made here; nothing is downloaded. It
-    takes under five minutes on two cores. Exits 1 if the audit differs from the plan.
+    The corpus is short stories in simple English, made here; nothing is downloaded. The demo takes under
+    five minutes on two cores. Exits 1 if the audit differs from the plan.
 
     \b
     mw demo

@@ -72,7 +72,7 @@ def of_checkpoint(folder: Path, options: RunOptions) -> Plan:
         least = min(tried, key=lambda candidate: candidate.needed_bytes)
         raise PlanError(
             f"{model.name} on {machine.spec}: needs {format_bytes(least.needed_bytes)} a chip, "
-            f"{format_bytes(least.lacking_bytes)} more than it has; mw fit {folder} says what does fit"
+            f"{format_bytes(least.lacking_bytes)} more than it has; mw fit {folder} lists the ways that fit"
         )
     best = min(fitting, key=lambda candidate: candidate.step_seconds)
     note(

@@ -56,8 +56,8 @@ class NumberType:
     config.json that stores weights in it.
 
     trained_as, served_as: uses that run, in training and in inference; frozen weights have adapters that are
-    trained. planned_as: more uses that can be
-    planned. Any type of activations is also the type of operands and caches of its own layouts.
+    trained. planned_as: more uses that can be planned. Any type of activations is also the type of operands
+    and caches of its own layouts.
 
     emulated_on: kinds of chips whose programs round operands to the type and multiply them in a wider one,
     unless the chip has units for it. capability: the lowest NVIDIA compute capability of GPUs with units.

@@ -60,7 +60,7 @@ class Precision:
 
     @property
     def trained_dtype(self) -> str:
-        """The type of trained weights: `weights_dtype`, or `compute_dtype` beside quantised ones."""
+        """The type of trained weights: `weights_dtype`, or `compute_dtype` next to quantised ones."""
         return self.weights_dtype if number_type(self.weights_dtype).scales is None else self.compute_dtype
 
     def stored_dtype(self, path: str, param: Param) -> str:

@@ -390,7 +390,7 @@ class ModelConfig:
     out_groups: each of this number of groups of heads has a latent of this size before the output projection.
     values_are_cached_keys: no array of values is cached.
     value_dim: elements of a value's head, if not d_head. values_are_keys: no product makes values (Gemma 4).
-    multipliers: of the weights of its files, which are read with them (Falcon-H1).
+    multipliers: factors by which weights are multiplied when its files are read (Falcon-H1).
     num_kv_shared: the last layers that read the keys and values of the last layer before them with the same
     window (Gemma 3n). variants: layers with other sizes. extras: weights that only plans know. tower_params:
     of the parts of the model that see or hear, which only memory counts.
@@ -561,7 +561,7 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Every layer, from the first to the last; of a head without its model, its own."""
+        """Every layer, from the first to the last; if `draft_head` is "alone", the layer of the head."""
         return (self.draft_layer,) if self.draft_head == "alone" else self.model_layers
 
     @cached_property

@@ -16,7 +16,8 @@ _TEXT_TABLES = ("thinker_config", "text_config", "llm_config", "language_config"
 # Keys of the parts that see, hear or speak.
 _OF_TOWERS = re.compile(
     r"(vision|visual|image|img|video|audio|speech|tts|vit|mm|vq|qformer|perceiver|projector|patch|pixel|slice|"
-    r"query_num|num_image|im|boi|eoi|boa|eoa|deepstack|embd_layer|spatial|temporal|force_image|max_dynamic|min_dynamic)(_|$)|"
+    r"query_num|num_image|im|boi|eoi|boa|eoa|deepstack|embd_layer|"
+    r"spatial|temporal|force_image|max_dynamic|min_dynamic)(_|$)|"
     r".*_(vision|image|video|audio|mm)(_|$)"
 )
 # Keys of training, of kernels, of tokenizers.
@@ -59,7 +60,7 @@ _OTHERWISE: Mapping[str, tuple[tuple[str, Any, str], ...]] = {
 }
 # Ends of classes that have the layers of a language model and another head.
 _OTHER_HEADS = re.compile(r"(Model|For(Sequence|Token)Classification|ForQuestionAnswering)$")
-# As which a file is read if several families fit.
+# Families that come first if several fit a file.
 _PLAIN = (*PLAINEST, "qwen3", "mixtral", "qwen3_moe", "deepseek_v3")
 # A file with more keys that no family has is not explained key by key.
 _FEW = 6

@@ -56,7 +56,7 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     parameters = (_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)
-    return all([mallopt(parameter, value) for parameter, value in parameters])
+    return all(mallopt(parameter, value) for parameter, value in parameters)
 
 
 def give_back_freed_memory() -> None:

@@ -119,20 +119,20 @@ def widened(weight: Frozen, dtype: Any) -> Array:
     return _joined(grouped * jnp.expand_dims(weight.scales, axis + 1), axis, spec).astype(dtype)
 
 
-def as_saved(types: Frozen, groups: tuple[int, ...]) -> Frozen:
-    """`types` with scales of the shape `groups`, which another layout has saved; whole on each device if few.
+def as_saved(types: Frozen, saved: tuple[int, ...]) -> Frozen:
+    """`types` with scales of the shape that another layout has saved, whole on each device if they are few.
 
     Values do not depend on the groups.
     """
-    axis = len(groups) + types.axis
-    spec, few = types.scales.sharding.spec, groups[axis] < types.scales.shape[axis]
+    axis = len(saved) + types.axis
+    spec, few = types.scales.sharding.spec, saved[axis] < types.scales.shape[axis]
     split = [None if few and dim == axis else axes for dim, axes in enumerate(spec)]
     where = NamedSharding(types.scales.sharding.mesh, PartitionSpec(*split))
-    return replace(types, scales=jax.ShapeDtypeStruct(groups, jnp.float32, sharding=where))
+    return replace(types, scales=jax.ShapeDtypeStruct(saved, jnp.float32, sharding=where))
 
 
 def regrouped(weight: Frozen, types: Frozen) -> Frozen:
-    """The same weight with at least the groups of `types`: larger groups are cut, smaller ones stay."""
+    """The same weight with groups no larger than those of `types`: larger groups are cut."""
     axis = weight.values.ndim + types.axis
     times = types.scales.shape[axis] // weight.scales.shape[axis]
     if times <= 1:

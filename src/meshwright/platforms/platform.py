@@ -64,8 +64,8 @@ class Compiler:
     title: str = ""  # in sentences
     packages: tuple[str, ...] = ()  # one of them contains it; none: jaxlib does
     extra: str = ""  # extra of meshwright that installs it
-    # Machine code of a server's step apart from its layers and of each layer, and of a program that chooses
-    # tokens; None if it is not known.
+    # Bytes of machine code: of a server's step without its layers, of each layer, and of a program that
+    # chooses tokens. None if they are not known.
     step_code_bytes: float | None = None
     layer_code_bytes: float = 0.0
     sampler_code_bytes: float | None = None

@@ -406,7 +406,7 @@ def _on_the_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def _router_weights(config: ModelConfig, optimizer: OptimizerConfig) -> np.ndarray | None:
-    """f32[2]: what the balance loss and the z-loss of each layer's router weigh; None where both are 0."""
+    """f32[2]: weights of the balance loss and the z-loss of each layer's router; None if both are 0."""
     weights = optimizer.balance_loss, optimizer.router_z_loss
     check_has_routers(config, *weights)
     return np.asarray(weights, np.float32) if any(weights) else None

@@ -228,14 +228,14 @@ def _rows(
     lines: list[str], columns: list[str], delimiter: str, kind: type[TableRow], path: Path
 ) -> Iterator[TableRow | UnreadRow]:
     read = {PublishedRow: _row, InferenceRow: _inference_row, LoadTestRow: _load_test_row}[kind]
-    for number, found in _records(lines, len(columns), delimiter):
-        cells = dict(zip(columns, [] if isinstance(found, str) else found, strict=False))
+    for number, record in _records(lines, len(columns), delimiter):
+        cells = dict(zip(columns, [] if isinstance(record, str) else record, strict=False))
         row_id, source = cells.get("id") or "no id", cells.get("source", "")
         where = f"{path}: line {number} ({row_id})"
         try:
-            if isinstance(found, str):
-                raise PlanError(f"{where} is not CSV: {found}")
-            if len(found) != len(columns):
+            if isinstance(record, str):
+                raise PlanError(f"{where} is not CSV: {record}")
+            if len(record) != len(columns):
                 raise PlanError(f"{where} does not have one cell for each of the {len(columns)} columns")
             yield read(cells, where)
         except PlanError as error:

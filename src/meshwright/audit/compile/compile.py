@@ -53,8 +53,8 @@ OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
 class CompiledProgram:
     """The optimised HLO, and the compiler's figures for one device; None if it has none.
 
-    memory_bytes: of the largest stage in a pipeline. program_bytes: of the compiled code, in a pipeline all
-    programs of one stage. stages: of a pipeline whose stages run programs of their own.
+    memory_bytes: of the largest stage in a pipeline. program_bytes: of the compiled code; in a pipeline, of
+    all programs of the stage with the most. stages: of a pipeline whose stages run programs of their own.
     compiler_log: warnings about partitioning. cached: an earlier process compiled it.
     """
 

@@ -151,9 +151,9 @@ class Emitted:
     ) -> Iterator[tuple[TracedValue, int]]:
         """The readers of its result, each with the number of its operand.
 
-        elementwise: readers that keep the shape are replaced by their own readers. joined: so are those that
-        concatenate it with other arrays, and the slices of these. The parts of an all-to-all are always
-        joined, which XLA for CPU returns one by one.
+        elementwise: readers that keep the shape are replaced by their own readers. joined: readers that
+        concatenate it with other arrays, and slices of the result, are replaced too. XLA for CPU returns the
+        parts of an all-to-all one by one; their concatenation is always replaced by its readers.
         """
         through = (ELEMENTWISE if elementwise else frozenset()) | (_JOINS if joined else frozenset())
         left, seen = [self.result()], set()

@@ -28,7 +28,8 @@ DRAFT_WEIGHT = 0.3  # of a draft head's loss (DeepSeek-V3, 2024, section 4.2)
 def mean_loss(config: ModelConfig, w: Weights, rows: Any, capacity: Capacity | None = None) -> Array:
     """Mean nats per token of rows[B, T + 1]: -log softmax(logits)[target].
 
-    The gradient of a model with a draft head is of the whole loss, with the head's in its default weight.
+    With a draft head trained jointly, the value is the model's loss, and the gradient is that of the sum with
+    the head's loss, at the default weight. If only the head is trained, both are of the head's loss.
     """
     hidden = _last_hidden(config, w, rows[:, :-1], capacity)
     loss = jnp.mean(_nats(config, w, hidden, rows[:, 1:]))

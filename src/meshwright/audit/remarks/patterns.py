@@ -159,13 +159,13 @@ def _needs_whole(use: tuple[TracedValue, int]) -> str | None:
 
 
 def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An array gathered for a maximum, a sum or a norm of it, which its shards have, too."""
+    """An array gathered only for a maximum, a sum or a norm, which its shards can be reduced to first."""
     if emitted.op != "all_gather" or emitted.is_written or emitted.collective.follows_sum:
         return None
     uses = list(emitted.uses(context.program, elementwise=True, joined=True))
-    most = emitted.elements / emitted.collective.groups.size
+    shard_elements = emitted.elements / emitted.collective.groups.size
     if not uses or not all(
-        user.instruction.opcode in _REDUCES and user.instruction.shapes[0].num_elements < most
+        user.instruction.opcode in _REDUCES and user.instruction.shapes[0].num_elements < shard_elements
         for user, _ in uses
     ):
         return None

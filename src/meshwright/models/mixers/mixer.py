@@ -32,7 +32,10 @@ class State(NamedTuple):
 
 
 class PieceFlops(NamedTuple):
-    """forward, backward: of a scan of a piece, per token. added: to add a piece to the state of all heads."""
+    """FLOPs of the summary of a piece of positions, and of its use.
+
+    forward, backward: of the scan of a piece, per token. added: to add a piece to the states of all heads.
+    """
 
     forward: float
     backward: float
@@ -117,7 +120,7 @@ class StateMixer:
         """FLOPs of a token's backward pass: each chunk again, and two products for each of its own."""
         return 3 * self.chunk_flops(d_model, chunk)
 
-    def piece_flops(self, d_model: int, chunk: int = CHUNK) -> "PieceFlops":
+    def piece_flops(self, d_model: int, chunk: int = CHUNK) -> PieceFlops:
         """FLOPs to hand states on between pieces of positions on different devices (context parallelism).
 
         A scan of each piece sums its contribution to the state and its decay, 2 s (p + 1) for each head.

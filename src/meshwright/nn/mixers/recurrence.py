@@ -145,9 +145,9 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
 
 
 def _gathered(summary: Array, pieces: Pieces, to_all: Reshard) -> Array:
-    """The summaries of all pieces on each device. Its cotangents are summed by a reduce-scatter of JAX.
+    """The summaries of all pieces on each device. A reduce-scatter of JAX sums the cotangents.
 
-    XLA for CPU leaves the sum whole that the partitioner writes: several readers slice it.
+    XLA for CPU would all-reduce the sum that its partitioner writes, since several readers slice it.
     """
     spec = spec_of(summary)
 
@@ -170,7 +170,7 @@ def chunked(
 ) -> tuple[Array, Array]:
     """(o like v, the state[B, g, u, s, p] after all positions) on one device.
 
-    before: i32[B], the segments of the positions before, which `state` is of; None: of the first positions.
+    before: i32[B], the segments that `state` belongs to; None: those of the first positions.
     """
     out, after = _over_chunks(inputs, segments, state, before)
     assert out is not None, "inputs have queries"
@@ -180,7 +180,7 @@ def chunked(
 def _over_chunks(
     inputs: Inputs, segments: Array | None, state: Array | None, before: Array | None
 ) -> tuple[Array | None, Array]:
-    """`chunked`; there are no results without queries."""
+    """`chunked`, with None for o if there are no queries."""
     q, k, v, decay, beta = inputs
     grouped = v.ndim == 5
     if not grouped:
