@@ -67,9 +67,10 @@ def test_a_plan_answers_in_the_words_of_its_verdict():
     assert answer_of_plan({}) == [] and answer_of_audit({}) == []
 
 
-def test_an_audit_says_whether_the_step_is_the_planned_one():
-    [(name, sentence)] = answer_of_audit(audit_document())
-    assert name == "Audit" and sentence.startswith("the compiled step")
+@pytest.mark.parametrize(("verdict", "words"), [("match", "is the planned one"), ("differs", "differs")])
+def test_an_audit_says_whether_the_step_is_the_planned_one(verdict: str, words: str):
+    [(name, sentence)] = answer_of_audit(audit_document() | {"verdict": verdict})
+    assert name == "Audit" and sentence.startswith(f"the compiled step {words}")
 
 
 def test_a_script_is_told_what_to_change_first():

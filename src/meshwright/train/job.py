@@ -178,12 +178,12 @@ def _check_new(settings: Settings, model: ModelConfig) -> None:
         check_vocab_size(model.vocab_size)
     if model.lora_rank and settings.from_ is None:
         raise MeshwrightError(
-            f"--lora {model.lora_rank}: adapters are trained beside weights that stay as they are;"
+            f"--lora {model.lora_rank}: adapters are trained next to weights that stay as they are;"
             " name those with --from DIR"
         )
     if model.draft_head == "frozen" and settings.from_ is None:
         raise MeshwrightError(
-            "--draft-head frozen: the head is trained beside weights that stay as they are; name those with "
+            "--draft-head frozen: the head is trained next to weights that stay as they are; name those with "
             "--from DIR, or train both with --draft-head joint"
         )
 
