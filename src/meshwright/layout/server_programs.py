@@ -9,7 +9,8 @@ from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, compiled_sizes, divi
 from meshwright.models.config import ModelConfig
 from meshwright.platforms import Compiler, Platform
 
-# Combinations of random draws, filters and alternatives, each with and without edits of logits.
+# Programs that choose tokens (serve/device/sampling.py): for each combination of random draws, filters and
+# alternatives, or one for all of them; with and without edits of logits.
 _SAMPLERS, _SAMPLERS_OF_ONE = 12, 2
 
 
@@ -25,7 +26,7 @@ class ServerPrograms(NamedTuple):
         return sum(self)
 
     def code_bytes(self, compiler: Compiler, num_layers: int) -> int | None:
-        """Planned bytes of the machine code of all programs on a device; None if they are not known."""
+        """Planned bytes of the machine code of all programs on a device; None if they are unknown."""
         step, sampler = compiler.step_code_bytes, compiler.sampler_code_bytes
         if step is None or sampler is None:
             return None
@@ -39,7 +40,7 @@ def server_programs(
     """The programs of `mw serve` for `num_slots` sequences of up to `context` tokens, without drafts.
 
     Steps are compiled for 1, 2, 4, ... sequences of a replica and for 1, 2, 4, ... blocks of a chunk of a
-    prompt, and steps that read whole tables of pages for short tables, too.
+    prompt. Steps that read whole tables of pages are also compiled for short tables.
     """
     at = layout.at("generate")
     replicas = num_replicas(at, config)
