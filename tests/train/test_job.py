@@ -67,6 +67,7 @@ def test_a_setting_given_again_is_stated_only_where_it_differs(run: Path):
         ({"learning_rate": 0.0}, "--learning-rate 0 is not above 0"),
         ({"z_loss": -1.0}, "--z-loss -1 is not a number from 0 up"),
         ({"balance_loss": 0.01}, "--balance-loss 0.01: tiny has no experts; fits: 0"),
+        ({"draft_weight": 0.5}, "no draft head is trained with the model; add --draft-head joint"),
         (
             {"optimizer": "sgd"},
             "began with --optimizer adamw, not sgd; leave the option out, or name another run",

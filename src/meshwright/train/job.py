@@ -127,6 +127,11 @@ def prepare_job(
         settings = new_settings(given)
         _check_new(settings, chosen.model)
     check_has_routers(chosen.model, settings.balance_loss, settings.router_z_loss)
+    if given.get("draft_weight") is not None and chosen.model.draft_head != "joint":
+        raise MeshwrightError(
+            f"--draft-weight {settings.draft_weight:g}: no draft head is trained with the model; "
+            "add --draft-head joint"
+        )
     if settings.tensorboard:
         check_board()
     if stored is None and given.get("optimizer") is None:
