@@ -75,8 +75,10 @@ def test_a_head_by_chunks_has_the_loss_and_the_gradients_of_the_whole(
     )
     placed = [_placed(array, where, mesh) for array, where in arrays]
 
+    heads: dict[str, Any] = {name: SPECS[name]}
+
     def loss(x: Array, w: Array, targets: Array) -> Array:
-        return 3 * ops.loss("loss", x.astype(ops.dtype), {name: w}, targets, cap, **{name: SPECS[name]})
+        return 3 * ops.loss("loss", x.astype(ops.dtype), {name: w}, targets, cap, **heads)
 
     plain = partial(plainly, targets=targets, cap=cap, dtype=ops.dtype, name=name)
     expected, wanted = jax.jit(jax.value_and_grad(plain, argnums=(0, 1)))(x, w)

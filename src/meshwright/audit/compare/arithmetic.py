@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from meshwright.audit.compile.planned_program import PlannedStep
 from meshwright.audit.facts.narrow import HostTransfer, NarrowResult
-from meshwright.audit.hlo.op_names import phase_of, scope_of
+from meshwright.audit.hlo.op_names import GRADIENTS, phase_of, scope_of
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import known_runs, places
 from meshwright.audit.remarks import Remark
@@ -19,8 +19,6 @@ from meshwright.units import format_bytes
 
 # Scopes whose whole forward pass is in float32: the loss of logits, and the choice of experts.
 _WIDE_SCOPES = ("loss", "top_k", "router_losses")
-# The scope in which gradients of microbatches are added (nn/gradients.py).
-GRADIENTS = "gradients"
 # More rounded elements of the update than arrays of the state, by this factor.
 _MORE_CASTS = 1.25
 

@@ -251,7 +251,10 @@ class SpmdPipeline:
             lambda ends: transformer.enter(self.config, self.ops, {**whole, **ends}, tokens, entering), ends
         )
         (d_read,) = entered(d_first)
-        (d_ends,) = read(d_read if d_head is None else jax.tree.map(jnp.add, d_head, d_read))
+        if d_head is not None:
+            with jax.named_scope(BACKWARD):
+                d_read = jax.tree.map(jnp.add, d_head, d_read)
+        (d_ends,) = read(d_read)
         return before._replace(
             d_x=d_x,
             d_layers=added(before.d_layers, d_layers),
