@@ -99,7 +99,8 @@ def test_a_serving_plan_is_a_page_with_its_frontier(tmp_path: Path, capsys):
     assert figure.read_text().count("<circle") == 2 * (len(marks) + 2)
     html = output.read_text()
     page = Page(html)
-    assert page.open == [] and page.headings == ["The frontier", "The points", "The plan in words"]
+    headings = ["The answer", "The frontier", "The points", "The plan in words"]
+    assert page.open == [] and page.headings == headings
     assert document["best"]["hardware"] in html and "--tpot" in html and "B_crit" in html
     plan.unlink()
     assert main(["report", str(plan.with_suffix(".json")), "-o", str(output)]) == 0
