@@ -202,6 +202,10 @@ def test_sizes_under_other_names_are_read_and_named() -> None:
     with pytest.warns(UserWarning, match="n_layers is read as num_hidden_layers"):
         config = from_hf(own, "llama")
     assert count_params(config).total == count_params(PRESETS["llama-3-8b"]).total
+    with pytest.raises(ModelError, match="dim = 4096 and hidden_size = 2048 contradict each other"):
+        from_hf(own | {"hidden_size": 2048}, "llama")
+    with pytest.raises(ModelError, match="multiple_of = 1024 and intermediate_size = 8192 contradict"):
+        from_hf(own | {"intermediate_size": 8192}, "llama")
 
 
 def test_unknown_keys_that_are_off_do_not_hide_a_family() -> None:

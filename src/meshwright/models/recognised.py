@@ -134,18 +134,20 @@ def _family(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, Any
                 if model_type in f.wrappers or (has_other_head and model_type in f.model_types)
             ]
         if not candidates:
-            return _alike(config, name, f"architecture {listed}")
+            return _similar(config, name, f"architecture {listed}")
         return next((f for f in candidates if model_type in f.model_types), candidates[0]), dict(config)
     candidates = [f for f in naming(str(model_type)) if model_type in (*f.model_types, *f.wrappers)]
     if "model_type" not in config and any(key in _SYNONYMS for key in config):
         candidates = []
     if not candidates:
         is_typed = config.get("model_type") is not None
-        return _alike(config, name, f"model_type {model_type!r}" if is_typed else "a file without model_type")
+        return _similar(
+            config, name, f"model_type {model_type!r}" if is_typed else "a file without model_type"
+        )
     return candidates[0], dict(config)
 
 
-def _alike(config: Mapping[str, Any], name: str, unknown: str) -> tuple[Family, dict[str, Any]]:
+def _similar(config: Mapping[str, Any], name: str, unknown: str) -> tuple[Family, dict[str, Any]]:
     """The family that a file of an unknown class looks like: it has a rule for every key, most of its own.
 
     Warns of the assumption. Raises ModelError if every family lacks a rule for some key that may change the
@@ -153,7 +155,7 @@ def _alike(config: Mapping[str, Any], name: str, unknown: str) -> tuple[Family, 
     """
     if config.get("is_encoder_decoder") or config.get("model_type") in _OTHER_MATHEMATICS:
         raise _unsupported(name, unknown)
-    renamed, other_names = _renamed(config)
+    renamed, other_names = _renamed(config, name)
     best = fewest = None
     given: Mapping[str, Any] = config
     for given in (config, renamed) if other_names else (config,):
@@ -179,10 +181,11 @@ def _alike(config: Mapping[str, Any], name: str, unknown: str) -> tuple[Family, 
     return best, dict(given)
 
 
-def _renamed(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def _renamed(config: Mapping[str, Any], name: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """The file with its sizes as most families name them, and the names that were changed.
 
-    A file of LLaMA's own format gives the width of the feed-forward by a multiple and a factor.
+    A file of LLaMA's own format gives the width of the feed-forward by a multiple and a factor. Raises
+    ModelError if two names give a size different values.
     """
     renamed = dict(config)
     changed = []
@@ -190,16 +193,26 @@ def _renamed(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str,
         if other in renamed:
             value = renamed.pop(other)
             changed.append((other, key))
-            renamed[key] = value if renamed.get(key) is None else renamed[key]
+            _set_size(renamed, key, value, f"{name}: {other} = {brief(value)}")
     if changed and renamed.get("max_position_embeddings") is None:
         renamed["max_position_embeddings"] = _ANY_LENGTH
         changed.append((f"no length, so {_ANY_LENGTH},", "max_position_embeddings"))
     width, multiple = renamed.get("hidden_size"), renamed.get("multiple_of")
     if isinstance(multiple, int) and isinstance(width, int) and multiple > 0:
         wanted = int(int(8 * width / 3) * (renamed.pop("ffn_dim_multiplier", None) or 1))
-        renamed["intermediate_size"] = -(-wanted // multiple) * multiple
-        changed.append((f"multiple_of = {renamed.pop('multiple_of')}", "intermediate_size"))
+        del renamed["multiple_of"]
+        rounded = f"{name}: multiple_of = {multiple}"
+        _set_size(renamed, "intermediate_size", -(-wanted // multiple) * multiple, rounded)
+        changed.append((f"multiple_of = {multiple}", "intermediate_size"))
     return renamed, changed
+
+
+def _set_size(config: dict[str, Any], key: str, value: Any, given: str) -> None:
+    """Set a size of weights. Lengths and padded vocabularies may have a second value: the first stays."""
+    if config.get(key) is None:
+        config[key] = value
+    elif value not in (None, config[key]) and key not in ("max_position_embeddings", "vocab_size"):
+        raise ModelError(f"{given} and {key} = {brief(config[key])} contradict each other; leave one out")
 
 
 _Odd = tuple[Family, list[str]]

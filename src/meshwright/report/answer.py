@@ -110,8 +110,7 @@ def answer_of_load(document: JsonDocument) -> Sentences:
 
 def answer_of_post_training(why: Sequence[str]) -> Sentences:
     """A plan of post-training, whose reasons begin with the recommended form."""
-    names = [RECOMMENDED, *["Reason"] * len(why)]
-    return [(name, f"{sentence}.") for name, sentence in zip(names, why, strict=False)]
+    return [("Reason" if place else RECOMMENDED, f"{sentence}.") for place, sentence in enumerate(why)]
 
 
 def answer_of_comparison(plans: Sequence[JsonDocument]) -> Sentences:
