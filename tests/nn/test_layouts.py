@@ -369,7 +369,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
         pytest.param(OSS, "data=4,expert=2,tensor=2,remat=full", marks=pytest.mark.slow),
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (WIDE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
-        (PARALLEL, "fsdp=4,tensor=2,expert=2,sequence_parallel=true"),
+        pytest.param(PARALLEL, "fsdp=4,tensor=2,expert=2,sequence_parallel=true", marks=pytest.mark.slow),
         *(
             pytest.param(config, text, marks=pytest.mark.slow)
             for config, text in [
@@ -436,7 +436,9 @@ def test_experts_and_latents_agree(config: ModelConfig, text: str) -> None:
     ("config", "text"),
     [
         (DELTA, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
-        (MAMBA, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=matmuls"),
+        pytest.param(
+            MAMBA, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=matmuls", marks=pytest.mark.slow
+        ),
         (CONVOLUTION, "fsdp=2,tensor=4,sequence_parallel=true"),
         pytest.param(DELTA, "data=2,tensor=4,remat=full", marks=pytest.mark.slow),
         (DELTA_BY_ELEMENT, "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls"),

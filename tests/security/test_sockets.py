@@ -121,7 +121,7 @@ def test_a_second_signal_ends_streams_with_an_error_event(number: signal.Signals
             lines = (line for line in response.iter_lines() if line)
             next(lines)
             server.process.send_signal(number)
-            time.sleep(0.3)
+            assert any(_refuses(server) for _ in range(100)), "the first signal is not handled"
             assert server.process.poll() is None  # the stream goes on
             server.process.send_signal(number)
             began, last = time.monotonic(), ""
@@ -131,6 +131,16 @@ def test_a_second_signal_ends_streams_with_an_error_event(number: signal.Signals
         assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is shutting down"
         assert server.process.wait(10) == 0 and time.monotonic() - began < 5
         assert server.process.stderr is not None and "Traceback" not in server.process.stderr.read()
+
+
+def _refuses(server: Served) -> bool:
+    """Whether the server takes no new connections, after a tenth of a second if it does."""
+    try:
+        with connect(server):
+            time.sleep(0.1)
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_clients_that_leave_are_not_in_the_log():

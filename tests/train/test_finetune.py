@@ -163,6 +163,7 @@ def test_an_exported_model_answers_as_the_run_does(tuned: Path, base: Path, tmp_
     assert hf_models.transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token == "<|im_end|>"
 
 
+@pytest.mark.slow
 def test_adapters_on_weights_in_nf4_learn_and_go_on_in_another_layout(
     base: Path, plan: Path, chats: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
     "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
     "--lora": ("--lora-r", "--lora-rank", "--peft"),
-    "--lora 16 --base-dtype nf4": ("--qlora", "--load-in-4bit", "--nf4", "--weights-dtype", "--quantization"),
+    "--lora 16 --base-dtype nf4": ("--qlora", "--load-in-4bit", "--weights-dtype", "--quantization"),
     "--hardware h100:8": (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
         "--accelerator", "--gpu-type", "--tpu", "--num-devices", "--world-size", "--nproc-per-node",

@@ -162,6 +162,8 @@ def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An array gathered only for a maximum, a sum or a norm, which its shards can be reduced to first."""
     if emitted.op != "all_gather" or emitted.is_written or emitted.collective.follows_sum:
         return None
+    if not emitted.collective.groups.size:
+        return None  # groups that differ in size
     uses = list(emitted.uses(context.program, elementwise=True, joined=True))
     shard_elements = emitted.elements / emitted.collective.groups.size
     if not uses or not all(
