@@ -29,7 +29,8 @@ from meshwright.post_training.work import PostTraining
 
 # Sequences of a training batch are this long at most, and hold several rollouts.
 _MOST_SEQ_LEN = 32_768
-# Seconds of a rollout's request and answer, and of each of its tokens, as Python writes and reads them.
+# Seconds of a rollout's request and answer, and of each of its tokens, as Python writes and reads them: by
+# the messages of benchmarks/post_training_idle.py on two x86-64 cores.
 _MESSAGE_SECONDS, _TOKEN_SECONDS = 6e-6, 1e-7
 # Shares of the pool that roll out, as multiples of the share that balances both phases, which comes first.
 _AROUND = (1.0, 0.75, 1.35)
