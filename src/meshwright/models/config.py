@@ -561,7 +561,7 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Every layer, from the first to the last; if `draft_head` is "alone", the layer of the head."""
+        """Every layer, from the first to the last; the head's only layer if `draft_head` is "alone"."""
         return (self.draft_layer,) if self.draft_head == "alone" else self.model_layers
 
     @cached_property
@@ -578,7 +578,7 @@ class ModelConfig:
 
     @cached_property
     def all_layers(self) -> tuple[Layer, ...]:
-        """Every layer that training runs: the model's, and that of its draft head."""
+        """Every layer that training runs: the model's, then its draft head's."""
         return (*self.model_layers, self.draft_layer) if self._has_head else self.layers
 
     @property

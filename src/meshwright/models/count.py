@@ -232,8 +232,8 @@ def even_context(config: ModelConfig, seq_len: int) -> float:
 def train_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
     """FLOPs of one token's forward and backward pass: three forwards, without recomputation.
 
-    Frozen matrices count two forwards, since they have no gradient. A model whose draft head alone is trained
-    counts one without logits, which no loss reads.
+    Frozen matrices count two forwards, since they have no gradient. If only the draft head is trained, the
+    model counts one forward without logits, since no loss reads them.
     """
     if config.draft_head == "frozen":
         of_model = forward_flops_per_token(config.base, seq_len, causal=causal)

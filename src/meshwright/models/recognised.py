@@ -98,7 +98,7 @@ def _text_of(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], M
 def _family_of_text(
     text: Mapping[str, Any], outer: Mapping[str, Any], name: str
 ) -> tuple[Family, dict[str, Any]]:
-    """The family of a text model: by its own type, by the type of the whole, or as that of any file.
+    """The family of a text model: by its own type, by the type of the whole file, or by its keys.
 
     Such files leave out values that equal the defaults of the family's class.
     """

@@ -1,7 +1,7 @@
 """Parameters of the parts of a model that see or hear, from their tables in `config.json`.
 
-A record counts an encoder with the matrices that make tokens of its results. Letters: D and F, the encoder's
-width and that of its feed-forward; T, the width of the text model. Counts equal those of transformers.
+A record counts an encoder with the matrices that make tokens of its results. Letters: D and F, the widths of
+the encoder and of its feed-forward; T, the width of the text model. transformers counts the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -185,7 +185,7 @@ def _glm(t: Table, *, ocr: bool = False) -> int:
 
 
 def _internvl(t: Table) -> int:
-    """Each layer scales what it adds."""
+    """Each layer has scales for both of its sums."""
     bias = t.has("attention_bias") or t.has("qkv_bias")
     width = t.width
     normed = 2 * width if t.has("use_qk_norm") or t.has("qk_normalization") else 0

@@ -1,6 +1,6 @@
-"""The first section of each report: what was asked, what is recommended, its price, how sure, the runner-up.
+"""The first section of each report: the question, the recommendation, its price and certainty, the runner-up.
 
-Each function takes a report's document and returns (name, sentence) pairs; what a document lacks is left out.
+Each function takes a report's document and returns (name, sentence) pairs, without those that lack a key.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def answer_of_audit(audit: JsonDocument) -> Sentences:
 
 
 def answer_of_script(document: JsonDocument) -> Sentences:
-    """A script's step: what to change first, what the findings cost."""
+    """A script's step: the first change to make, and the seconds that all findings cost."""
     findings, seconds, extra = document["warnings"], document["seconds"], document["extra_seconds"]
     on = document["hardware"] or "no priced machine"
     sentences = [

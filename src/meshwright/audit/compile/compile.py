@@ -349,7 +349,7 @@ def _is_of_program(file: str, what: str) -> bool:
 
 @contextmanager
 def captured_stderr() -> Iterator[Callable[[], str]]:
-    """Capture the process's stderr, including that of C++, and pass it on at the end."""
+    """Capture the process's stderr, also what C++ writes, and pass it on at the end."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)

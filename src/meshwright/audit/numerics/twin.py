@@ -110,7 +110,7 @@ _FOLLOWING = (
 def in_narrow_types(plan: Plan, small: Plan) -> Plan | None:
     """The tiny plan with the plan's types of less than 16 bits; None if it has none.
 
-    In training, weights in such types are frozen: they are read as the wide weights that they stand for.
+    In training, weights in such types are frozen: they are read as wide weights of the same values.
     """
     precision, kept = plan.layout.precision, {}
     for name in ("weights_dtype", "optimizer_dtype", *_FOLLOWING):

@@ -8,13 +8,13 @@ from meshwright.models.families.family import Family, Key, Release, fixed, ignor
 
 
 def _first(value: Any, default: Any) -> Any:
-    """The number of text: files list it before that of images."""
+    """The text model's number: files list it before the images' number."""
     value = default if value is None else value
     return value[0] if isinstance(value, list) else value
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Each layer with experts has as many for images, which no token of a text uses."""
+    """Each layer with experts has a second set for images; no token of a text uses it."""
     widths = given.get("moe_intermediate_size") or [1536, 512]
     num_experts = _first(given.get("moe_num_experts"), 64)
     first = _first(given.get("moe_layer_start_index"), 1)

@@ -74,8 +74,8 @@ def halos(x: Array, width: int, pieces: Pieces) -> Array:
     """The `width` inputs [B, T, width, ...] before each piece of x[B, T, ...]; T: pieces; zeros at the start.
 
     Each device sends the end of its first piece to the next device, and the end of its second piece to the
-    device before: two permutes of one hop. To gather the ends of all pieces would move as many blocks as
-    there are pieces.
+    device before: two permutes of one hop. An all-gather of the ends would move a block
+    for every piece.
     """
     if width > pieces.length:
         over = "·".join(pieces.axes)

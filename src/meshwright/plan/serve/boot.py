@@ -46,7 +46,7 @@ def server_start(point: Point) -> dict[str, Any]:
     """The key `server` of `mw plan serve`: the programs of `mw serve`, and whether a chip holds all of it.
 
     bytes: weights, cache and buffers of the plan, and the code of all programs, if its size is known. slots:
-    the most sequences at once with which the server starts, at most those of the plan.
+    the largest number of sequences, up to the plan's, that lets the server start.
     """
     chip, memory = point.hardware.chip, int(point.memory.total)
     counts = server_programs(point.config, point.layout, chip.platform, point.batch, point.requests.context)

@@ -110,7 +110,7 @@ class Requests:
 
 
 def paying_acceptance(drafts: int, step_ratio: float) -> float | None:
-    """The acceptance at which drafts neither save nor cost time; None if no acceptance pays.
+    """The acceptance above which drafts save time; None if no acceptance does.
 
     step_ratio: seconds of a step with `drafts` drafts, made and verified, over one without. The answer a
     solves 1 + a + ... + a^k = step_ratio.

@@ -319,7 +319,7 @@ class InferencePrograms:
 
     @property
     def multiplies_padding(self) -> bool:
-        """Whether padding rows take as long as others."""
+        """Whether a padding row takes the time of a row with a token."""
         return not self.with_panels or not passes_over_zeros(self.config, self.layout)
 
     def reads_whole_tables(self, queries: int) -> bool:

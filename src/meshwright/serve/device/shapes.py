@@ -83,7 +83,7 @@ class Shapes:
     def num_heads(self, shape: Shape) -> int:
         """Number of tokens in a replica's step with logits.
 
-        A step with blocks of prompts has a row for every slot. A prompt that ends has one of these slots.
+        A step with blocks of prompts has a row for every slot. A prompt that ends takes one of these rows.
         """
         return shape.generate + shape.verify * (1 + self.num_drafts) + min(shape.fresh, 1)
 

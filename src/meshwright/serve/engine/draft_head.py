@@ -1,9 +1,9 @@
 """Drafts by a head of the model itself (EAGLE, multi-token prediction). Plain Python.
 
 The head reads the hidden state of position i and token i + 1, and guesses token i + 2. After n tokens the
-model has hidden states of positions 0..n-2. The head's entries of these positions are computed from them,
-and its last entry yields the first guess. Further guesses read the head's own hidden state instead; their
-entries are overwritten once the model has computed the positions.
+model has hidden states of positions 0..n-2. From them the head computes its cache entries of these
+positions, and its last entry yields the first guess. Further guesses read the head's own hidden state
+instead; their entries are overwritten once the model has computed the positions.
 
 Sources: Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty"; DeepSeek-AI
 2024, "DeepSeek-V3", section 2.2.
@@ -107,14 +107,14 @@ class _Entries:
     logits: list[np.ndarray] = field(default_factory=list)
 
     def add(self, start: int, hidden: np.ndarray) -> None:
-        """Note the hidden states [n, D] from position `start` on, in place of earlier ones of these."""
+        """Note the hidden states [n, D] from position `start` on; they replace earlier ones."""
         known = start - self.first - self.num_done
         if not 0 <= known <= len(self.waiting):  # a preempted sequence begins again
             self.first, self.num_done, known = start, 0, 0
         self.waiting = [*self.waiting[:known], *hidden]
 
     def knows(self, num_positions: int) -> bool:
-        """Whether the hidden states of the first positions are known; drops those of refused guesses."""
+        """Whether the hidden states of the first positions are known; refused guesses are dropped."""
         del self.waiting[max(num_positions - self.first - self.num_done, 0) :]
         return bool(self.waiting) and self.first + self.num_done + len(self.waiting) == num_positions
 

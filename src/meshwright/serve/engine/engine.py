@@ -165,7 +165,7 @@ class Engine:
         return stream
 
     def end_requests(self, why: str) -> None:
-        """Fail all requests, and those that come later."""
+        """Fail all requests, also later ones."""
         self._stop(why)
         if self._generator is not None:
             self._generator._stop(why)

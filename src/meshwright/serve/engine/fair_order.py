@@ -1,4 +1,4 @@
-"""The order in which waiting sequences start, so that one client or request does not hold all slots."""
+"""The order of waiting sequences, which keeps one client or request from taking all slots."""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from meshwright.serve.engine.sequence import TokenSequence
 def in_fair_order(
     waiting: Iterable[TokenSequence], running: Sequence[TokenSequence]
 ) -> Iterator[TokenSequence]:
-    """Yield waiting sequences: first those of clients, then of requests, with the fewest running sequences.
+    """Yield waiting sequences by the fewest running sequences of their client, then of their request.
 
     Within a priority; otherwise in the given order. A sequence counts as running if it has a slot when the
     next is asked for.

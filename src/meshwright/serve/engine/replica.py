@@ -104,7 +104,7 @@ class Replica:
         return sorted((prefixes.num_shared(known) * size, len(known) // size * size))
 
     def snapshot(self, sequence: TokenSequence) -> int:
-        """The number to which the states after the computed tokens are saved; NO_PAGE for none."""
+        """The snapshot that the states after the computed tokens are saved to; NO_PAGE for none."""
         end = sequence.num_computed
         if self.prefixes is None or self.snapshots is None or end in sequence.snapshots:
             return NO_PAGE

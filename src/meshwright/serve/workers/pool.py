@@ -49,7 +49,7 @@ class InThreads:
 
 
 class TooComplexError(RequestError):
-    """A request on which a worker crashed, or exceeded its time or memory."""
+    """A request that crashed a worker, or took it past its time or memory."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="too_complex")
