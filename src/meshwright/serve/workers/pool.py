@@ -58,8 +58,9 @@ class TooComplexError(RequestError):
 class _Worker:
     """A connection to a worker. has_ended: it takes no more calls."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, connection: socket.socket) -> None:
+        # Without a transport of asyncio, which cannot be closed once its loop has ended.
+        self._connection = connection
         self._thread_id: int | None = None
         self.has_ended = self._gives_way = False
 
@@ -68,18 +69,18 @@ class _Worker:
         stage, seconds, began = "reading the request", _SECONDS, time.monotonic()
         long = asyncio.get_running_loop().call_later(_LONG_SECONDS, self._give_way)
         try:
-            self._writer.write(frame(CALL, (method, seconds, arguments)))
-            await self._writer.drain()
+            message = frame(CALL, (method, seconds, arguments))
+            await asyncio.get_running_loop().sock_sendall(self._connection, message)
             while True:
-                kind, size = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-                value = pickle.loads(await self._reader.readexactly(size))
+                kind, size = HEADER.unpack(await self._received(HEADER.size))
+                value = pickle.loads(await self._received(size))
                 if kind == BEGUN:
                     self._thread_id = value
                 elif kind == STAGE:
                     (stage, seconds), began = value, time.monotonic()
                 else:
                     break
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, EOFError):
             self.close()
             # A little earlier: the worker's time begins before its message arrives.
             if time.monotonic() - began >= 0.8 * seconds:
@@ -96,6 +97,17 @@ class _Worker:
             raise RuntimeError(message)
         raise RequestError(message, status=status, param=param, code=code)
 
+    async def _received(self, size: int) -> bytearray:
+        """The next `size` bytes; raises EOFError if the worker has ended."""
+        received = bytearray(size)
+        rest = memoryview(received)
+        while rest:
+            count = await asyncio.get_running_loop().sock_recv_into(self._connection, rest)
+            if not count:
+                raise EOFError
+            rest = rest[count:]
+        return received
+
     def _give_way(self) -> None:
         if self._thread_id is not None:
             self._gives_way = True
@@ -104,7 +116,7 @@ class _Worker:
 
     def close(self) -> None:
         self.has_ended = True
-        self._writer.close()
+        self._connection.close()
 
 
 class WorkerPool:
@@ -118,6 +130,7 @@ class WorkerPool:
         self._subject = subject
         self._num_workers = num_workers or min(max(2, os.cpu_count() or 2), 8)
         self._idle: list[_Worker] = []
+        self._workers: set[_Worker] = set()
         self._changed: asyncio.Condition | None = None
         self._num_busy: Counter[str] = Counter()
         self._process: subprocess.Popen[bytes] | None = None
@@ -152,9 +165,8 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._control.close()
-        for worker in self._idle:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and its transports with it
-                worker.close()
+        for worker in self._workers:
+            worker.close()
         try:
             self._process.wait(1)
         except subprocess.TimeoutExpired:
@@ -176,18 +188,22 @@ class WorkerPool:
             )
             self._num_busy[client] += 1
         try:
-            worker = self._idle.pop() if self._idle else await self._forked()
+            worker = self._idle.pop() if self._idle else self._forked()
             try:
                 return await worker.call(method, arguments)
             finally:
                 # Another is forked at once: the next request need not wait for it.
-                self._idle.append(await self._forked() if worker.has_ended else worker)
+                self._idle.append(self._replaced(worker) if worker.has_ended else worker)
         finally:
             async with self._changed:
                 self._num_busy -= Counter([client])  # a client with none is forgotten
                 self._changed.notify_all()
 
-    async def _forked(self) -> _Worker:
+    def _replaced(self, worker: _Worker) -> _Worker:
+        self._workers.discard(worker)
+        return self._forked()
+
+    def _forked(self) -> _Worker:
         near, far = socket.socketpair()
         with far:
             try:
@@ -196,4 +212,6 @@ class WorkerPool:
                 near.close()
                 raise DeviceError("the process that forks workers has ended") from error
         near.setblocking(False)
-        return _Worker(*await asyncio.open_connection(sock=near, limit=2**20))
+        worker = _Worker(near)
+        self._workers.add(worker)
+        return worker
