@@ -156,7 +156,7 @@ def _carry_out(job: TrainingJob, learning: RlSettings | None) -> tuple["Training
     """The result, and whether this process prints it."""
     hardware = catalog.load(job.plan.hardware)
     if hardware.chip.platform.virtual:
-        keep_freed_memory()
+        keep_freed_memory()  # before JAX starts its threads
     use_devices_of(hardware)
     import jax
 

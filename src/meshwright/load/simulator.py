@@ -281,6 +281,7 @@ class _Drafts(Drafter):
     """Draft tokens without text."""
 
     def __init__(self, num_drafts: int) -> None:
+        super().__init__()
         self._num_drafts = num_drafts
 
     def pays(self, num_sequences: int) -> bool:

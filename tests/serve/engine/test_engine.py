@@ -361,6 +361,7 @@ class GoodGuesser(Drafter):
     """Draws most of its drafts from the answer that the model will give, and the rest wrong."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._random = random.Random(seed)
         self.num_right = 0
 

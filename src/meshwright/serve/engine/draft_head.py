@@ -35,15 +35,9 @@ class HeadDrafter(Drafter):
         *,
         by_ratio: bool = False,
     ) -> None:
+        super().__init__(Payoff(num_drafts, cost_ratio))
         self._runner, self._num_drafts, self._by_ratio = runner, num_drafts, by_ratio
-        self._payoff = Payoff(num_drafts, cost_ratio)
         self._heads: dict[int, _Entries] = {}
-
-    def pays(self, num_sequences: int) -> bool:
-        return self._payoff.pays(num_sequences)
-
-    def verified(self, num_drafts: int, num_accepted: int) -> None:
-        self._payoff.verified(num_accepted)
 
     def computed(self, work: SequenceWork, hidden: np.ndarray) -> None:
         entries = self._heads.get(work.slot)

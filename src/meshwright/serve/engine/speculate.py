@@ -31,31 +31,6 @@ _FEW = 2  # tokens that the draft model takes one by one
 _PAUSE = 256  # steps without guesses after a step that they did not pay for
 
 
-class Drafter:
-    """Guesses the next tokens of sequences. This one never does."""
-
-    def pays(self, num_sequences: int) -> bool:
-        """Whether guesses make a step of this number of sequences worth its longer time."""
-        return False
-
-    def prepare(self, sequences: Sequence[TokenSequence]) -> None:
-        """Compute the guesses of the sequences whose `draft` is asked for next, together."""
-
-    def draft(self, sequence: TokenSequence) -> list[int]:
-        """The next tokens of `sequence`, perhaps none."""
-        return []
-
-    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
-        """Logits f32[V] that the last guesses were drawn from, for the ratio test; empty without it."""
-        return ()
-
-    def computed(self, work: SequenceWork, hidden: np.ndarray) -> None:
-        """Note the hidden states [n, D] of the n tokens of a work, of a runner that keeps them."""
-
-    def verified(self, num_drafts: int, num_accepted: int) -> None:
-        """Note how many of the guesses of one sequence were right."""
-
-
 class Payoff:
     """Whether guesses pay, by the mean number of right guesses of a sequence.
 
@@ -88,6 +63,39 @@ class Payoff:
         self._mean_right = _DECAY * self._mean_right + (1 - _DECAY) * num_accepted
 
 
+class Drafter:
+    """Guesses the next tokens of sequences. This one never does.
+
+    payoff: decides when to guess; without one there are no guesses.
+    """
+
+    def __init__(self, payoff: Payoff | None = None) -> None:
+        self._payoff = payoff
+
+    def pays(self, num_sequences: int) -> bool:
+        """Whether guesses make a step of this number of sequences worth its longer time."""
+        return self._payoff is not None and self._payoff.pays(num_sequences)
+
+    def prepare(self, sequences: Sequence[TokenSequence]) -> None:
+        """Compute the guesses of the sequences whose `draft` is asked for next, together."""
+
+    def draft(self, sequence: TokenSequence) -> list[int]:
+        """The next tokens of `sequence`, perhaps none."""
+        return []
+
+    def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
+        """Logits f32[V] that the last guesses were drawn from, for the ratio test; empty without it."""
+        return ()
+
+    def computed(self, work: SequenceWork, hidden: np.ndarray) -> None:
+        """Note the hidden states [n, D] of the n tokens of a work, of a runner that keeps them."""
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        """Note how many of the guesses of one sequence were right."""
+        if self._payoff is not None:
+            self._payoff.verified(num_accepted)
+
+
 class NgramDrafter(Drafter):
     """Prompt look-up: guesses the tokens that followed the last earlier occurrence of the last few tokens.
 
@@ -95,11 +103,9 @@ class NgramDrafter(Drafter):
     """
 
     def __init__(self, num_drafts: int, cost_ratio: Callable[[int], float]) -> None:
-        self._num_drafts, self._payoff = num_drafts, Payoff(num_drafts, cost_ratio)
+        super().__init__(Payoff(num_drafts, cost_ratio))
+        self._num_drafts = num_drafts
         self._places: WeakKeyDictionary[TokenSequence, _Places] = WeakKeyDictionary()
-
-    def pays(self, num_sequences: int) -> bool:
-        return self._payoff.pays(num_sequences)
 
     def draft(self, sequence: TokenSequence) -> list[int]:
         """The next tokens of `sequence`, none if its last n-gram is new."""
@@ -107,9 +113,6 @@ class NgramDrafter(Drafter):
         begin = places.find(sequence.tokens)
         # A looked-up guess has q = 1: both rules accept it with probability p, so that it needs no logits.
         return [] if begin is None else [*sequence.tokens[begin : begin + self._num_drafts]]
-
-    def verified(self, num_drafts: int, num_accepted: int) -> None:
-        self._payoff.verified(num_accepted)
 
 
 class ModelDrafter(Drafter):
@@ -130,12 +133,9 @@ class ModelDrafter(Drafter):
         *,
         by_ratio: bool = False,
     ) -> None:
+        super().__init__(Payoff(num_drafts, cost_ratio))
         self._runner, self._num_drafts, self._by_ratio = runner, num_drafts, by_ratio
-        self._payoff = Payoff(num_drafts, cost_ratio)
         self._known: dict[int, _Known] = {}
-
-    def pays(self, num_sequences: int) -> bool:
-        return self._payoff.pays(num_sequences)
 
     def draft(self, sequence: TokenSequence) -> list[int]:
         assert sequence.slot is not None
@@ -154,9 +154,6 @@ class ModelDrafter(Drafter):
 
     def logits(self, sequence: TokenSequence) -> Sequence[np.ndarray]:
         return self._known[sequence.slot].logits if self._by_ratio and sequence.slot is not None else ()
-
-    def verified(self, num_drafts: int, num_accepted: int) -> None:
-        self._payoff.verified(num_accepted)
 
     def _next(self, sequence: TokenSequence, known: "_Known", tokens: list[int]) -> WorkOutput:
         """The model's next token after `tokens`; computes the tokens that are not known yet."""
