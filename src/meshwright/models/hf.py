@@ -34,7 +34,7 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
         model = read_fitting(given, family, name)
     towers = count_towers(config, model.d_model)
     if towers.assumed:
-        counted_as = "a plain tower, which may be off by a tenth"
+        counted_as = "a plain tower, without parts of its own such as a resampler"
         warnings.warn(f"{name}: {', '.join(towers.assumed)} counted as {counted_as}", stacklevel=2)
     if towers.uncounted:
         warnings.warn(f"{name}: {', '.join(towers.uncounted)} not counted in memory", stacklevel=2)
