@@ -12,8 +12,8 @@ def server_memory(plan: Plan, generate: Mapping[str, Any], prefill: Mapping[str,
     """The key `server` of `mw audit` of a serving plan, from the audits of both phases.
 
     program_bytes: code of all programs, each step as large as the compiled step of its phase, and programs
-    that choose tokens as planned, without them if the platform has no figure. bytes: weights and cache, the
-    largest temporaries, and `program_bytes` if it is known. None for unknown sizes.
+    that choose tokens as planned. All are as planned if the compiler does not report its code. bytes: weights
+    and cache, the largest temporaries, and `program_bytes` if it is known. None for unknown sizes.
     """
     hardware = load(plan.hardware)
     counts = server_programs(
@@ -22,9 +22,11 @@ def server_memory(plan: Plan, generate: Mapping[str, Any], prefill: Mapping[str,
     usable = hardware.chip.program_bytes
     code = [audit["program"]["bytes"] for audit in (generate, prefill)]
     memory = [audit["memory"]["compiled_by_cause"] for audit in (generate, prefill)]
-    samplers = counts.samplers * (hardware.chip.platform.compiler.sampler_code_bytes or 0)
-    steps = None if None in code else counts.generate * code[0] + counts.prompts * code[1]
-    program_bytes = None if steps is None else round(steps + samplers)
+    compiler = hardware.chip.platform.compiler
+    program_bytes = counts.code_bytes(compiler, plan.model.num_layers)
+    if None not in code:
+        samplers = counts.samplers * (compiler.sampler_code_bytes or 0)
+        program_bytes = round(counts.generate * code[0] + counts.prompts * code[1] + samplers)
     total = None
     if None not in memory:
         temporaries = max(one["temporaries"] + one["outputs"] for one in memory)

@@ -320,6 +320,7 @@ def _search(
                 layout=only,
                 runnable=runnable,
                 accepts=(lambda layout: runs_on(software, layout)) if software else None,
+                programs=software is None,
             )
     except Infeasible as error:
         if as_json:

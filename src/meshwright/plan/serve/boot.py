@@ -7,7 +7,6 @@ from meshwright.cost.serving_step import cache_bytes, pass_cost
 from meshwright.engines.engine import Engine
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.fit import num_replicas
 from meshwright.layout.server_programs import server_programs
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.point import Point
@@ -45,23 +44,18 @@ class Boot:
 def server_start(point: Point) -> dict[str, Any]:
     """The key `server` of `mw plan serve`: the programs of `mw serve`, and whether a chip holds all of it.
 
-    bytes: weights, cache and buffers of the plan, and the code of all programs, if its size is known. slots:
-    the largest number of sequences, up to the plan's, that lets the server start.
+    bytes: weights, cache and buffers of the plan, and the code of all programs, if its size is known.
     """
-    chip, memory = point.hardware.chip, int(point.memory.total)
+    chip = point.hardware.chip
     counts = server_programs(point.config, point.layout, chip.platform, point.batch, point.requests.context)
     code = counts.code_bytes(chip.platform.compiler, point.config.num_layers)
-    total = memory + (code or 0)
-    replicas = num_replicas(point.layout.at("generate"), point.config)
-    of_replica = int(point.memory.cache) * replicas / point.batch
-    too_many = max(0, -(-(total - chip.program_bytes) // max(1, round(of_replica)))) * replicas
+    total = int(point.memory.total) + (code or 0)
     return {
         "programs": counts._asdict(),
         "program_bytes": code,
         "bytes": total,
         "usable_bytes": chip.program_bytes,
         "boots": total <= chip.program_bytes,
-        "slots": max(0, point.batch - too_many),
     }
 
 

@@ -21,6 +21,7 @@ from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.axes import EXPERT
 from meshwright.layout.fit import num_replicas
+from meshwright.layout.server_programs import server_programs
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.serve.layouts import serving_layouts
@@ -104,15 +105,17 @@ def search_serving(
     layout: Layout | None = None,
     runnable: bool = True,
     accepts: Callable[[Layout], bool] | None = None,
+    programs: bool = True,
 ) -> ServePlan:
     """The frontier over `machines`. layout: price only this layout. accepts: whether a layout is tried.
 
     Raises Infeasible if no point fits or meets the targets. runnable: prompts are prefilled only in ways that
-    `mw serve` runs; otherwise in any way that can be planned.
+    `mw serve` runs; otherwise in any way that can be planned. programs: the code of the programs of `mw serve`
+    takes memory, if its size is known; False for other engines.
     precisions: words of the layout's precision (weights_dtype, kv_dtype, ...), one set for each type tried.
     """
     started = time.perf_counter()
-    swept = _Sweep(config, requests, targets.ttft, runnable=runnable)
+    swept = _Sweep(config, requests, targets.ttft, runnable=runnable, programs=programs)
     points: list[Point] = []
     smallest: dict[tuple[str, str], SmallestMachine] = {}
     named = {machine.chip.name for machine in machines if ":" in machine.spec}
@@ -139,7 +142,7 @@ def search_serving(
     forget_prices()
     forget_placements()
     if not points:
-        raise Infeasible(_nothing_fits(config, machines, requests, precisions))
+        raise Infeasible(_nothing_fits(config, machines, requests, precisions, programs=programs))
     priced = all(point.price_per_hour is not None for point in points)
     best = _best(points, targets, priced=priced)
     kinds = dict.fromkeys(point.hardware.chip.name for point in points)
@@ -167,12 +170,15 @@ def pareto(points: Iterable[Point]) -> list[Point]:
 class _Sweep:
     """All batches of a layout on a machine; a layout is recorded once for all machines.
 
-    most_ttft: if a prompt takes longer, its positions are split too. runnable: only if that runs.
+    most_ttft: if a prompt takes longer, its positions are split too. runnable: only if that runs. programs:
+    count the code of the programs of `mw serve`.
     """
 
-    def __init__(self, config: ModelConfig, requests: Requests, most_ttft: float, *, runnable: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, requests: Requests, most_ttft: float, *, runnable: bool, programs: bool
+    ) -> None:
         self.config, self.requests, self._most_ttft = config, requests, most_ttft
-        self._runnable = runnable
+        self._runnable, self._programs = runnable, programs
         self.considered = 0
         self._steps: dict[tuple[object, ...], Passes] = {}
         self._prefills: dict[tuple[object, ...], PromptPasses] = {}
@@ -187,7 +193,8 @@ class _Sweep:
         head = self._head(layout, machine)
         batches, memory = generate.batches, self._memory(generate, prefill, head)
         self.considered += len(batches)
-        if memory.total[0] > usable:
+        code = self._code_bytes(layout, machine, batches)
+        if memory.total[0] + code[0] > usable:
             return
         steps, prompts = generate.seconds(machine), prefill.seconds(machine)
         if head is not None:
@@ -198,12 +205,12 @@ class _Sweep:
                     continue
                 passes = self._prompts(other, machine)
                 held = self._memory(generate, passes, head)
-                if held.total[0] <= usable and passes.seconds(machine)[0] < prompts[0]:
+                if held.total[0] + code[0] <= usable and passes.seconds(machine)[0] < prompts[0]:
                     prefill_layout, prefill, memory = other, passes, held
                     prompts = passes.seconds(machine)
-        most = self._max_batch(generate, memory, usable)
+        most = self._max_batch(generate, memory, usable - code)
         # Between two batches near each other all figures are as good as linear.
-        tried = np.append(batches[memory.total <= usable], most)
+        tried = np.append(batches[memory.total + code <= usable], most)
         for batch in np.unique(tried).tolist():
             yield Point(
                 self.config,
@@ -278,15 +285,32 @@ class _Sweep:
         buffers = np.maximum(generate.memory.buffers, prefill.buffers[0])
         return InferenceMemory(weights, cache, buffers)
 
-    def _max_batch(self, generate: Passes, memory: InferenceMemory, usable: int) -> int:
-        """The largest batch that fits, of whole shards; bytes grow by a line from batch to batch."""
+    def _code_bytes(self, layout: Layout, machine: Hardware, batches: np.ndarray) -> np.ndarray:
+        """Bytes of the code of all programs of a server, for each batch; 0 if they are unknown."""
+        platform, bytes_per_chip = machine.chip.platform, np.zeros(len(batches))
+        if self._programs and platform.compiler.step_code_bytes is not None:
+            # The number of programs grows by one with each doubling of the slots of a replica.
+            doublings = np.ceil(np.log2(np.maximum(1, batches // int(batches[0]))))
+            for number in np.unique(doublings):
+                alike = doublings == number
+                slots = int(batches[alike][-1])
+                counts = server_programs(self.config, layout, platform, slots, self.requests.context)
+                bytes_per_chip[alike] = counts.code_bytes(platform.compiler, self.config.num_layers)
+        return bytes_per_chip
+
+    def _max_batch(self, generate: Passes, memory: InferenceMemory, usable: np.ndarray) -> int:
+        """The largest batch that fits, of whole shards.
+
+        usable: bytes without the programs, for each batch. Bytes grow by a line from batch to batch, and
+        programs of a batch between two are those of the larger.
+        """
         batches, shards = generate.batches, int(generate.batches[0])
         fitting = int((memory.total <= usable).sum())
         if fitting == len(batches):
             return int(batches[-1])
         low, high = batches[fitting - 1 : fitting + 1]
         have, over = memory.total[fitting - 1 : fitting + 1]
-        most = low + (high - low) * (usable - have) / (over - have)
+        most = low + (high - low) * max(0.0, (usable[fitting] - have) / (over - have))
         return shards * int(most // shards)
 
 
@@ -384,16 +408,19 @@ def _nothing_fits(
     machines: Sequence[Hardware],
     requests: Requests,
     precisions: Sequence[Mapping[str, object]],
+    *,
+    programs: bool,
 ) -> str:
     """Which bytes lack on the machine with most memory, in the narrowest type."""
     largest = max(machines, key=lambda machine: machine.num_chips * machine.chip.program_bytes)
     narrow = min((str(p["weights_dtype"]) for p in precisions), key=dtype_bytes)
     weights = count_params(config).total * dtype_bytes(narrow)
     capacity = largest.num_chips * largest.chip.program_bytes
+    code = " and the server's programs" if programs else ""
     start = f"{config.name} does not fit {largest.spec}: its weights in {narrow} are "
     if weights > capacity:
         return f"{start}{format_bytes(weights)} and all chips have {format_bytes(capacity)}; take more chips"
     return (
-        f"{start}{format_bytes(weights)} of {format_bytes(capacity)}, and no layout that divides leaves room "
-        f"for one request of {requests.context:,} tokens; take more chips, or --weights-dtype int8"
+        f"{start}{format_bytes(weights)} of {format_bytes(capacity)}, and no layout that divides leaves memory "
+        f"for one request of {requests.context:,} tokens{code}; take more chips, or --weights-dtype int8"
     )

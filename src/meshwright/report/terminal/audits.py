@@ -42,8 +42,8 @@ def server_line(server: JsonDocument) -> Text:
         return Text(f"server: {number} {code}")
     verdict = Text("starts", style="green") if server["boots"] else Text("does not start", style="red")
     sizes = f"{bytes_text(server['bytes'])} of {bytes_text(server['usable_bytes'])} a chip"
-    fits = "" if server["boots"] or not server.get("slots") else f"; fits: --slots {server['slots']}"
-    return Text("server: ").append(verdict).append(f": {number} {code}, with weights and cache {sizes}{fits}")
+    weights = "weights and cache without them" if size is None else "with weights and cache"
+    return Text("server: ").append(verdict).append(f": {number} {code}, {weights} {sizes}")
 
 
 def _program(audit: JsonDocument) -> list[RichTable | Text]:
