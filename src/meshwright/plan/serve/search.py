@@ -110,8 +110,8 @@ def search_serving(
     """The frontier over `machines`. layout: price only this layout. accepts: whether a layout is tried.
 
     Raises Infeasible if no point fits or meets the targets. runnable: prompts are prefilled only in ways that
-    `mw serve` runs; otherwise in any way that can be planned. programs: the code of the programs of `mw serve`
-    takes memory, if its size is known; False for other engines.
+    `mw serve` runs; otherwise in any way that can be planned. programs: the code of `mw serve` takes memory,
+    if its size is known; False for other engines.
     precisions: words of the layout's precision (weights_dtype, kv_dtype, ...), one set for each type tried.
     """
     started = time.perf_counter()
@@ -421,6 +421,6 @@ def _nothing_fits(
     if weights > capacity:
         return f"{start}{format_bytes(weights)} and all chips have {format_bytes(capacity)}; take more chips"
     return (
-        f"{start}{format_bytes(weights)} of {format_bytes(capacity)}, and no layout that divides leaves memory "
-        f"for one request of {requests.context:,} tokens{code}; take more chips, or --weights-dtype int8"
+        f"{start}{format_bytes(weights)} of {format_bytes(capacity)}, and no layout that divides leaves "
+        f"memory for one request of {requests.context:,} tokens{code}; take more chips, or --weights-dtype int8"
     )
