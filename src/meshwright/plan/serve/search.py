@@ -422,5 +422,6 @@ def _nothing_fits(
         return f"{start}{format_bytes(weights)} and all chips have {format_bytes(capacity)}; take more chips"
     return (
         f"{start}{format_bytes(weights)} of {format_bytes(capacity)}, and no layout that divides leaves "
-        f"memory for one request of {requests.context:,} tokens{code}; take more chips, or --weights-dtype int8"
+        f"memory for one request of {requests.context:,} tokens{code}; take more chips, or "
+        "--weights-dtype int8"
     )
