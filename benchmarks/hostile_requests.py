@@ -22,7 +22,7 @@ import httpx
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.security.hostile import COUNTS, GRAMMARS  # noqa: E402
+from tests.security.hostile import COUNTS, GRAMMARS, VALUES  # noqa: E402
 from tests.security.server import Served, served  # noqa: E402
 from tests.security.test_requests import longest_wait  # noqa: E402
 
@@ -41,22 +41,26 @@ def measured(server: Served, name: str, body: tuple[str, bytes]) -> dict[str, ob
     }
 
 
-def generated(server: Served, number: int) -> dict[str, object]:
+def generated(server: Served, number: int, seed: int) -> dict[str, object]:
     """The figures of generated requests, sent one after another while another client asks /health."""
     from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as seeded
     from tests.security.test_http_fuzz import REQUESTS
 
-    seconds, statuses, ends = list[float](), Counter[int](), threading.Event()
+    seconds, statuses, failures, ends = list[float](), Counter[int](), list[str](), threading.Event()
     before, most = server.resident_bytes, 0
 
     def probe() -> None:
         with httpx.Client(timeout=60) as http:
             while not ends.is_set():
                 began = time.perf_counter()
-                http.get(server.url + "/health").raise_for_status()
+                if (answer := http.get(server.url + "/health")).is_error:
+                    failures.append(f"/health: {answer.status_code} {answer.text}\n{server.log}")
+                    return
                 seconds.append(time.perf_counter() - began)
                 time.sleep(0.01)
 
+    @seeded(seed)
     @settings(
         max_examples=number,
         deadline=None,
@@ -67,6 +71,8 @@ def generated(server: Served, number: int) -> dict[str, object]:
     @given(request=REQUESTS)
     def send(request: tuple[str, str]) -> None:
         nonlocal most
+        if failures:
+            return
         path, body = request
         statuses[http.post(path, content=body.encode("utf-8", "surrogatepass")).status_code] += 1
         most = max(most, server.resident_bytes)
@@ -79,6 +85,8 @@ def generated(server: Served, number: int) -> dict[str, object]:
     finally:
         ends.set()
         probing.join()
+        if failures:
+            sys.exit(failures[0])
     return {
         "requests": statuses.total(),
         "answers": {str(status): count for status, count in sorted(statuses.items())},
@@ -94,15 +102,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--generated", type=int, default=0, help="number of generated requests")
+    parser.add_argument("--seed", type=int, default=0, help="of the generated requests")
     arguments = parser.parse_args()
     output = arguments.output
     with served() as server:
         server.complete()
         before = server.resident_bytes
         idle = max(server.health_seconds() for _ in range(50))
-        rows = [measured(server, name, body) for name, body in (GRAMMARS | COUNTS).items()]
+        rows = [measured(server, name, body) for name, body in (GRAMMARS | VALUES | COUNTS).items()]
         kept = server.resident_bytes - before
-        made = generated(server, arguments.generated) if arguments.generated else None
+        made = generated(server, arguments.generated, arguments.seed) if arguments.generated else None
     document = {
         "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
         "load_average": os.getloadavg()[0],

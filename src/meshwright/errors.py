@@ -22,6 +22,8 @@ import difflib
 
 # Longer lists of names do not help to choose.
 _MOST_NAMED = 5
+_MOST_CHARS = 1000  # of a message to a client
+_MOST_COMPARED = 100  # characters of a name
 
 
 class MeshwrightError(Exception):
@@ -103,6 +105,7 @@ class OutOfMemoryError(AuditError):
 class RequestError(MeshwrightError):
     """An HTTP request that cannot be served.
 
+    message, param: shortened, since they may quote megabytes of the request.
     status: the HTTP status (4xx). param: the request field at fault. code: OpenAI's error code.
     retry_after_seconds: time after which the same request may succeed; None if waiting does not help.
     """
@@ -116,8 +119,8 @@ class RequestError(MeshwrightError):
         code: str | None = None,
         retry_after_seconds: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        super().__init__(shorten(message, limit=_MOST_CHARS))
+        self.status, self.param, self.code = status, param and shorten(param), code
         self.retry_after_seconds = retry_after_seconds
 
 
@@ -127,6 +130,7 @@ def nearest(name: str, known: list[str]) -> str:
     >>> nearest("v5q", ["v5p", "v5e", "h100"])
     'did you mean v5p or v5e?'
     """
+    name = name[:_MOST_COMPARED]  # the time grows with the square of the length
     close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"

@@ -47,12 +47,27 @@ GRAMMARS = {
     "nested groups of a rule": completion(guided_grammar=f'start: {"(" * DEPTH}"a"{")" * DEPTH}'),
     "nested groups of an expression": completion(guided_regex=f"{'(' * 9000}a{')' * 9000}"),
     "repetitions of repetitions": completion(guided_regex="(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+    "an expression with more states than a lexer may have": completion(guided_regex="a{1000000000}"),
+    "a choice of many bytes": completion(guided_choice=["é" * 1_000_000]),
     "an expression of many states": completion(guided_regex="(a|b)*a(a|b){300}"),
     "a schema of tools": chat(
         [HI],
         tools=[{"type": "function", "function": {"name": "f", "parameters": _references()}}],
         tool_choice="required",
     ),
+}
+# Values that the engine or the host once could not compute with.
+VALUES = {
+    "stop tokens of another model": completion(stop_token_ids=[5000, 2**31 - 1], min_tokens=1),
+    "a number of thousands of digits": (
+        TEXT,
+        b'{"model": "tiny", "prompt": "x", "max_tokens": %b}' % (b"9" * 4300),
+    ),
+    "a model's name of megabytes": (TEXT, json.dumps({"model": "x" * 10_000_000, "prompt": "x"}).encode()),
+    "a field's name of megabytes": completion(**{"x" * 10_000_000: 1}),
+    "a token's name of megabytes": completion(logit_bias={"x" * 10_000_000: 1}),
+    "biases of all tokens": completion(logit_bias={str(token): -100 for token in range(300)}),
+    "tiny numbers": completion(temperature=5e-324, top_p=5e-324, repetition_penalty=5e-324, min_p=1),
 }
 # Small or large bodies of many things, with the seconds or bytes that each once took.
 COUNTS = {

@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import numpy as np
@@ -31,10 +32,16 @@ CONTEXT = 100_000
 
 
 class Served:
-    """A running server and its address."""
+    """A running server, its address, and the file of its log."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        self.process, self.url = process, url
+    def __init__(self, process: subprocess.Popen[str], url: str, log: IO[bytes]) -> None:
+        self.process, self.url, self._log = process, url, log
+
+    @property
+    def log(self) -> str:
+        """All that the server has written on stderr."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
 
     def post(self, path: str, body: object, **options: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -65,12 +72,14 @@ def served(template: str | None = None, limits: dict[str, Any] | None = None) ->
     """A server with a chat template and these `ClientLimits`, killed at the end."""
     settings = json.dumps({"template": template, "limits": limits or {}})
     command = [sys.executable, "-m", "tests.security.server", settings]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    # A pipe that is not read would stop a server with much to log.
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         assert process.stdout is not None
         try:
-            yield Served(process, process.stdout.readline().strip())
+            yield Served(process, process.stdout.readline().strip(), log)
         finally:
             process.kill()
 

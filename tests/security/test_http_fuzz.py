@@ -68,11 +68,40 @@ BODIES: list[tuple[str, Any]] = [
     ("/tokenize", {"model": MODEL, "prompt": "a b", "add_special_tokens": True}),
     ("/detokenize", {"model": MODEL, "tokens": [1, 2, 3]}),
 ]
-REQUESTS = st.sampled_from(BODIES).flatmap(
+# Values at the ends of what fields take: requests with several of them reach the engine.
+EXTREMES: dict[str, list[Any]] = {
+    "prompt": ["", "x", "é" * 3000, [0], [299] * 500, ["a", "b" * 70], [[1], [299] * 300]],
+    "n": [1, 2, 128], "best_of": [1, 128], "max_tokens": [0, 1, 99, 2**62], "min_tokens": [0, 1, 98, 2**62],
+    "temperature": [0, 5e-324, 1e-30, 2], "top_p": [0, 5e-324, 0.5, 1], "min_p": [0, 5e-324, 1],
+    "top_k": [-1, 0, 1, 299, 300, 2**31 - 1], "seed": [-(10**4000), -1, 2**32, 2**63], "priority": [0],
+    "repetition_penalty": [5e-324, 1e-40, 1, 10], "presence_penalty": [-2, 2], "frequency_penalty": [-2, 2],
+    "logit_bias": [{"0": -100, "299": 100}, {str(i): -100 for i in range(300)}, {"0007": 1, "7": 99.5}],
+    "stop": ["\0", "\ud7ff", ["o", "k", "ok", "x" * 1000]], "include_stop_str_in_output": [True],
+    "stop_token_ids": [[0], [300], [2**31 - 1], list(range(300))], "ignore_eos": [True, False],
+    "allowed_token_ids": [[0], [256], [299, 299], list(range(300))],
+    "bad_words": [["o"], ["\0"], ["ok", "o", "k"]],
+    "truncate_prompt_tokens": [-1, 1, 2**62], "prompt_logprobs": [0, 20], "logprobs": [0, 20],
+    "echo": [True], "stream": [True], "return_tokens_as_token_ids": [True], "skip_special_tokens": [False],
+    "stream_options": [{"include_usage": True, "continuous_usage_stats": True}],
+    "add_special_tokens": [False],
+    "guided_choice": [["ok"], [""], ["é", "\0", "o"], ["o" * 300]],
+    "guided_regex": ["", "o*", "[^o]+", "(o|k){1,9}", "\\b"],
+    "guided_grammar": ['start: "o" "k"', "start: /.*/", 'start: "o" start | ""'],
+    "guided_json": [
+        SCHEMA, {}, {"type": "null"}, {"enum": [1, None, "\0"]}, {"type": "array", "minItems": 10**6},
+    ],
+}  # fmt: skip
+EXTREME = st.lists(st.sampled_from(list(EXTREMES)), min_size=1, max_size=7, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({name: st.sampled_from(EXTREMES[name]) for name in names}).map(
+        lambda fields: ("/v1/completions", as_json({"model": MODEL, "prompt": "x"} | fields))
+    )
+)
+CHANGED = st.sampled_from(BODIES).flatmap(
     lambda request: st.tuples(
         st.just(request[0]), changed_values(request[1]).map(as_json) | changed_texts(as_json(request[1]))
     )
 )
+REQUESTS = CHANGED | EXTREME
 
 
 @pytest.fixture(scope="module")

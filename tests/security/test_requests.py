@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.security.hostile import COUNTS, GRAMMARS, HI
-from tests.security.server import Served, served
+from tests.security.hostile import COUNTS, GRAMMARS, HI, VALUES
+from tests.security.server import CONTEXT, Served, served
 from tests.serve.http.client import MODEL
 
 pytest.importorskip("llguidance")
-CHAT = "/v1/chat/completions"
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,40 @@ def test_a_grammar_that_crashes_its_compiler_ends_one_request(server: Served, na
     if response.status_code == 400:
         assert "\n" not in response.json()["error"]["message"]
     assert server.complete().status_code == 200
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_strange_value_ends_at_most_its_own_request(server: Served, name: str):
+    response = server.post(*VALUES[name])
+    assert response.status_code in (200, 400, 404), response.text
+    assert len(response.content) < 3000
+    assert server.complete().status_code == 200
+
+
+def test_a_grammar_does_not_stop_other_streams(server: Served):
+    # Its first mask takes a second.
+    body = {"model": MODEL, "prompt": "forever", "max_tokens": CONTEXT - 100, "temperature": 0}
+    longest, is_asked = 0.0, threading.Event()
+
+    def ask() -> None:
+        try:
+            server.post(*GRAMMARS["an expression with more states than a lexer may have"])
+        finally:
+            is_asked.set()
+
+    with httpx.stream("POST", server.url + TEXT, json=body | {"stream": True}, timeout=60) as response:
+        asking = threading.Thread(target=ask)
+        lines = response.iter_lines()
+        next(lines)
+        asking.start()
+        last = time.perf_counter()
+        for _ in lines:
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+            if is_asked.is_set():
+                break
+        asking.join()
+    assert longest < 0.7
 
 
 def longest_wait(server: Served, body: tuple[str, bytes]) -> tuple[float, httpx.Response]:

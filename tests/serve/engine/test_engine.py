@@ -2,8 +2,12 @@
 
 import asyncio
 import random
+import threading
+from collections import Counter
+from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, answer_to, count_up, script, tokens_of
 
@@ -239,6 +243,75 @@ def test_logits_that_are_not_finite_fail_only_their_own_request():
 
     with Engine(runner) as engine:
         assert asyncio.run(main(engine)) == ([21, 22, 23, 24], None)
+
+
+class Panic(BaseException):
+    """Like a panic of a native library, which is no Exception."""
+
+
+class Faulty:
+    """A constraint that fails in one of its methods, the second time that it is called."""
+
+    def __init__(self, fault: str, error: BaseException) -> None:
+        self.fault, self.error, self.calls = fault, error, Counter[str]()
+        self._may_fail("__init__", 1)
+
+    def _may_fail(self, method: str, call: int) -> None:
+        self.calls[method] += 1
+        if method == self.fault and self.calls[method] == call:
+            raise self.error
+
+    def allowed(self) -> np.ndarray:
+        self._may_fail("allowed", 2)
+        return np.ones(VOCAB_SIZE, bool)
+
+    def accept(self, token: int) -> None:
+        self._may_fail("accept", 2)
+
+
+@pytest.mark.parametrize("error", [ValueError("deep"), Panic("deep")], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("fault", ["__init__", "allowed", "accept"])
+def test_an_error_of_one_request_fails_only_that_request(fault, error, caplog):
+    runner = MockRunner(num_slots=3)
+
+    async def main(engine: Engine):
+        faulty = replace(greedy(9, max_tokens=5), new_constraint=lambda: Faulty(fault, error))
+        for _ in range(2):
+            streams = [engine.submit(one) for one in (greedy(20, max_tokens=6), faulty, greedy(30))]
+            with pytest.raises(EngineError, match=rf"^the request failed: {type(error).__name__}: deep$"):
+                async for _ in streams[1]:
+                    pass
+            assert [[event.token async for event in stream] for stream in streams[::2]] == [
+                [*range(21, 27)],
+                [*range(31, 35)],
+            ]
+
+    with Engine(runner) as engine:
+        asyncio.run(main(engine))
+        assert engine.stopped is None
+        assert metric(engine, "meshwright_running_requests") == 0
+        assert metric(engine, "meshwright_held_pages") == 0
+    assert caplog.text.count("a request failed") == 2
+
+
+def test_an_error_of_an_answer_that_its_client_has_left_ends_no_other():
+    runner, has_begun, may_end = MockRunner(num_slots=2), threading.Event(), threading.Event()
+
+    def slow() -> Faulty:
+        has_begun.set()
+        may_end.wait(30)
+        raise Panic("late")
+
+    async def main(engine: Engine):
+        with engine.submit(replace(greedy(9), new_constraint=slow), greedy(20)) as stream:
+            await asyncio.to_thread(has_begun.wait, 30)
+            stream.finish(0, "cancelled")
+            may_end.set()
+            return [event.token async for event in stream]
+
+    with Engine(runner) as engine:
+        assert asyncio.run(main(engine)) == [21, 22, 23, 24]
+        assert engine.stopped is None
 
 
 def test_leaving_the_engine_ends_what_is_under_way():

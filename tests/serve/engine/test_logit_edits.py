@@ -18,7 +18,7 @@ def edits(request: Request) -> LogitEdits:
 
 def test_a_request_without_edits_has_none():
     sequence = TokenSequence(Request((1,)), 1, 0, lambda _: None)
-    sequence.make_edits(VOCAB_SIZE)
+    sequence.prepare_edits(VOCAB_SIZE)
     assert sequence.edits is None
     assert batch_edits([(SamplingParams(), None)], VOCAB_SIZE) is None
 
@@ -34,10 +34,20 @@ def test_counts_grow_with_the_answer_and_the_prompt_stays():
 def test_bias_allowed_tokens_and_stop_tokens_before_their_time():
     params = SamplingParams(logit_bias=((5, 2.0), (6, -100.0)), allowed_ids=(5, 6, EOS), min_tokens=1)
     found = edits(Request((1,), sampling=params, stop_ids=frozenset({EOS})))
-    before = found.bias()
+    found.prepare()
+    before = found.bias
     assert (before[5], before[6], before[EOS], before[0]) == (2.0, -100.0, -np.inf, -np.inf)
     found.accept(5)
-    assert found.bias()[EOS] == 0.0
+    found.prepare()
+    assert found.bias[EOS] == 0.0
+
+
+def test_stop_tokens_that_the_model_does_not_have_change_nothing():
+    request = Request(
+        (1,), 3, SamplingParams(0.0, min_tokens=2), stop_ids=frozenset({EOS, VOCAB_SIZE, 2**31 - 1})
+    )
+    [events] = answers(MockRunner(count_up), request)
+    assert [event.token for event in events] == [2, 3, 4]
 
 
 def test_rows_without_edits_stand_beside_those_with():

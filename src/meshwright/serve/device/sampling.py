@@ -256,7 +256,7 @@ def batch_edits(rows: Sequence[tuple[SamplingParams, LogitEdits | None]], vocab_
     counts, prompt, bias = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32)
     for number, (_, edits) in enumerate(rows):
         if edits is not None:
-            counts[number], prompt[number], bias[number] = edits.counts, edits.prompt, edits.bias()
+            counts[number], prompt[number], bias[number] = edits.counts, edits.prompt, edits.bias
     params = [row for row, _ in rows]
     return Edits(
         counts,

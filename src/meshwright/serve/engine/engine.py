@@ -216,17 +216,30 @@ class Engine:
                 try:
                     if batch.works:
                         for work in batch.works:
-                            # Only now: hundreds may wait, each with arrays over the vocabulary.
                             if work.samples:
-                                work.sequence.make_edits(self.vocab_size)
+                                self._prepare_edits(work.sequence)
                         dispatched = _Dispatched(batch, time.perf_counter(), self._runner.run(batch))
                 finally:  # also if the device fails: the step before was whole
                     if under_way is not None:
                         self._deliver(under_way)
                 under_way = dispatched
-        except Exception as error:
+        except BaseException as error:  # native libraries raise panics that are no Exception
             logger.exception("the engine failed")
             self._stop(f"the engine failed: {type(error).__name__}: {error}")
+
+    def _prepare_edits(self, sequence: TokenSequence) -> None:
+        """Compute the edits of its next token, on which a faulty grammar may fail.
+
+        Only now: hundreds may wait, each with arrays over the vocabulary. The step runs in any case, since
+        pages that it computes may be cached already.
+        """
+        try:
+            sequence.prepare_edits(self.vocab_size)
+        except BaseException as error:
+            with self._changed:
+                sequence.edits = None
+                if sequence.finish_reason is None:
+                    self._fail_after(sequence, error)
 
     def _next_step(self, *, wait: bool) -> Batch | None:
         """The next step, empty if there is none yet; None once the engine has stopped.
@@ -267,8 +280,12 @@ class Engine:
                     self._drafter.computed(work, output.hidden)
             sampled = [output.tokens for output in outputs]
             for work, tokens in self._scheduler.postprocess(batch.works, sampled):
-                num_taken = self._take(work.sequence, tokens)
-                self.metrics.drafted(work.num_drafts, num_taken - 1)
+                try:
+                    num_taken = self._take(work.sequence, tokens)
+                except BaseException as error:
+                    self._fail_after(work.sequence, error)
+                else:
+                    self.metrics.drafted(work.num_drafts, num_taken - 1)
 
     def _take(self, sequence: TokenSequence, tokens: Sequence[TokenScore]) -> int:
         """Append these tokens up to the last of the answer; how many they are."""
@@ -348,6 +365,12 @@ class Engine:
                 self._fail(sequence, self._stopped)
             self._changed.notify()
 
+    def _fail_after(self, sequence: TokenSequence, error: BaseException) -> None:
+        """Fail the one request that an error concerns."""
+        logger.error("a request failed", exc_info=error)
+        self._fail(sequence, f"the request failed: {type(error).__name__}: {error}")
+
     def _fail(self, sequence: TokenSequence, why: str) -> None:
-        self._finish(sequence, "failed")
+        if sequence in self._unfinished:  # an error may have come after its slot was free
+            self._finish(sequence, "failed")
         sequence.emit(EngineError(why))

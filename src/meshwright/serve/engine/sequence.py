@@ -147,10 +147,12 @@ class TokenSequence:
         prompt, self.prompt_scores = Scores.joined(self.prompt_scores.values()), {}
         return Event(self.index, score, self.finish_reason, prompt, self.embedding)
 
-    def make_edits(self, vocab_size: int) -> None:
-        """Make `edits` the first time, if the request has any."""
+    def prepare_edits(self, vocab_size: int) -> None:
+        """Make `edits` if the request has any, and prepare them for the next token."""
         if self.edits is None and self.request.edits_logits:
             self.edits = LogitEdits(self.request, vocab_size)
+        if self.edits is not None:
+            self.edits.prepare()
 
     def take(self, token: int) -> None:
         """Append the next token; sets finish_reason with the last."""

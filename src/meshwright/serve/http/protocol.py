@@ -62,6 +62,8 @@ def _described(expected: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
+# Larger numbers have no use, and messages with thousands of digits.
+MAX_COUNT = 2**63
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 Prompt = Annotated[
@@ -165,7 +167,8 @@ class StructuredOutputs(RequestObject):
 
 # Tokens of a prompt to keep, its last; -1 keeps those that the context has room for.
 Truncation = Annotated[
-    Literal[-1] | Annotated[int, Field(ge=1)] | None, _described("-1, or an integer of at least 1")
+    Literal[-1] | Annotated[int, Field(ge=1, lt=MAX_COUNT)] | None,
+    _described("-1, or an integer of at least 1"),
 ]
 
 
@@ -178,8 +181,8 @@ class _Generation(RequestObject):
     seed: int | None = None
     stop: Stop = []
     n: int = Field(1, ge=1, le=128)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, lt=MAX_COUNT)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=MAX_COUNT)
     stream: bool = False
     stream_options: StreamOptions | None = None
     presence_penalty: float = Field(0.0, ge=-2, le=2)
@@ -190,7 +193,7 @@ class _Generation(RequestObject):
     top_k: int = Field(0, ge=-1, lt=2**31)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
-    min_tokens: int = Field(0, ge=0)
+    min_tokens: int = Field(0, ge=0, lt=MAX_COUNT)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
     ignore_eos: bool = False
     stop_token_ids: list[TokenId] = []
@@ -333,7 +336,7 @@ def _json_object(text: str, param: str) -> dict[str, Any]:
 
 class CompletionRequest(_Generation):
     prompt: Prompt
-    max_tokens: int | None = Field(16, ge=0)
+    max_tokens: int | None = Field(16, ge=0, lt=MAX_COUNT)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=NUM_TOP)
     best_of: int | None = Field(None, ge=1, le=128)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from meshwright.errors import RequestError
 from meshwright.serve.http.forms import Choice, Json
-from meshwright.serve.http.protocol import ChatRequest, Message, RequestObject
+from meshwright.serve.http.protocol import MAX_COUNT, ChatRequest, Message, RequestObject
 from meshwright.serve.text.generation import Delta
 
 
@@ -38,7 +38,7 @@ class ResponsesRequest(RequestObject):
     model: str
     input: str | list[InputItem]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: int | None = Field(None, ge=1, lt=MAX_COUNT)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
     stream: bool = False

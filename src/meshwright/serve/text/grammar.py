@@ -57,13 +57,19 @@ class Grammars:
                 # All that the server does with it first happens here.
                 compiled = matcher(self._tokens, grammar)
                 first = compiled.deep_copy()
-                first.compute_bitmask()
+                allowed = _unpacked(first.compute_bitmask(), self.vocab_size)
+                if allowed.any() and not first.is_stopped():  # a mask that fails tells so with the next token
+                    first.consume_token(int(allowed.argmax()))
                 fault = first.get_error()
                 del compiled, first
         except ValueError as error:
             grammar, fault = "", str(error)
         if fault:
-            raise RequestError(f"{param}: {' '.join(fault.split())[:300]}", param=param, code="invalid_value")
+            # The state of the parser, which follows, says nothing to a client.
+            reason = " ".join(fault.partition("<state>")[0].split())[:300]
+            if reason == "NoExtensionBias":
+                reason = "no text has this form"
+            raise RequestError(f"{param}: {reason}", param=param, code="invalid_value")
         return grammar
 
     def constraint(self, grammar: str) -> NewConstraint:
@@ -72,6 +78,8 @@ class Grammars:
         Other threads run meanwhile.
         """
         compiled = _llguidance().LLMatcher(self._tokens, grammar)
+        # The first mask may take a second, which would otherwise delay a step. Copies share its automaton.
+        compiled.deep_copy().compute_bitmask()
         return lambda: _Matcher(compiled.deep_copy(), self.vocab_size, min(self.tokenizer.eos_ids))
 
     @cached_property
@@ -80,6 +88,12 @@ class Grammars:
         return _llguidance().LLTokenizer(
             text, n_vocab=self.vocab_size, eos_token=sorted(self.tokenizer.eos_ids)
         )
+
+
+def _unpacked(bitmask: bytes, vocab_size: int) -> np.ndarray:
+    """bool[V] of a mask of the library."""
+    bits = np.frombuffer(bitmask, np.uint8)
+    return np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
 
 
 def _llguidance() -> Any:
@@ -95,8 +109,7 @@ class _Matcher:
 
     def allowed(self) -> np.ndarray:
         if not self._matcher.is_stopped() and not self._matcher.is_error():
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-            allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(bool)
+            allowed = _unpacked(self._matcher.compute_bitmask(), self._vocab_size)
             if allowed.any():
                 return allowed
         return np.arange(self._vocab_size) == self._eos_id
